@@ -1,0 +1,60 @@
+# Every target sets itself up from plain python3 and pip. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.bench-ready
+CHECKED := src tests tools $(wildcard benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check format constraints bench mutate clean test-cloudflare
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## install everything into .venv
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	$(PIP) install --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $@
+
+run: $(READY) ## see real decisions in the terminal
+	$(BIN)/headgate tour
+
+test: check ## make check, then every suite, the time of each, and the coverage of the core
+	$(BIN)/python tools/run_tests.py
+
+test-cloudflare: $(READY) ## the Cloudflare adapter against a real workerd (needs Node 20 or later)
+	cd tests/cloudflare && npm install --no-audit --no-fund --no-package-lock --loglevel=error
+	$(BIN)/pytest -q tests/cloudflare/check_workerd.py
+
+check: $(READY) ## formatting, lint, types, generated code
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/mypy
+	$(BIN)/python tools/unasync.py --check
+
+format: $(READY) ## format, fix what lint can fix, regenerate the sync code
+	$(BIN)/python tools/unasync.py
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+bench: $(BENCH_READY) ## compare speed and memory with other limiters
+	$(BIN)/python -m benchmarks
+
+mutate: $(READY) ## break the core in known ways; a test must notice each
+	$(BIN)/python tools/mutate.py
+
+constraints: ## pin today's versions of everything that dev and bench need
+	$(PYTHON) tools/pin.py
+
+clean: ## remove everything that make has made
+	rm -rf $(VENV) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

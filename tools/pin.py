@@ -1,0 +1,40 @@
+"""Write constraints.txt: the versions of everything that dev and bench need, as they install together today.
+
+The file holds `name==version` lines and nothing else, so it says nothing about where this machine gets its packages
+from. Works from plain python3 in a throw-away environment, so that nothing installed here by hand gets in.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
+HEADER = (
+    "# Made by `make constraints`; do not edit. One set for dev and bench, so that both install together.\n"
+)
+
+
+def main() -> None:
+    """Install the newest of everything somewhere else and write down what came."""
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        pip = [str(Path(folder, "bin", "pip")), "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", "--editable", f"{ROOT}[dev,bench]"], check=True)
+        freeze = [*pip, "freeze", "--exclude-editable"]
+        frozen = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines()
+    odd = [line for line in frozen if not PIN.fullmatch(line)]
+    if odd:
+        sys.exit(f"not name==version, will not pin: {odd}")
+    pins = sorted(frozen, key=str.lower)
+    (ROOT / "constraints.txt").write_text(HEADER + "".join(f"{pin}\n" for pin in pins), encoding="utf-8")
+    print(f"constraints.txt: {len(pins)} packages")
+
+
+if __name__ == "__main__":
+    main()

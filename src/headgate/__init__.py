@@ -1,0 +1,55 @@
+"""Rate limiting with exact answers on every store.
+
+from headgate import Limiter
+
+limiter = Limiter("5/minute", "50/hour")
+if not (decision := limiter.hit("alice")):
+    print(decision.retry_after, decision.denied_by)
+"""
+
+from headgate._async.hold import AsyncHold
+from headgate._async.limiter import AsyncLimiter
+from headgate._sync.hold import Hold
+from headgate._sync.limiter import Limiter
+from headgate.decision import Decision, RuleResult
+from headgate.errors import (
+    ConfigError,
+    CostTooHigh,
+    HeadgateError,
+    RateLimited,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+)
+from headgate.quota import Quota
+from headgate.rules import Rule, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncHold",
+    "AsyncLimiter",
+    "ConfigError",
+    "CostTooHigh",
+    "Decision",
+    "HeadgateError",
+    "Hold",
+    "Limiter",
+    "MemoryStore",
+    "Quota",
+    "RateLimited",
+    "Rule",
+    "RuleResult",
+    "SQLiteStore",
+    "StoreConflict",
+    "StoreError",
+    "StoreUnavailable",
+    "__version__",
+    "fixed_window",
+    "open_async_store",
+    "open_store",
+    "sliding_log",
+    "sliding_window",
+    "token_bucket",
+]

@@ -1,0 +1,58 @@
+"""The pure middle: what a rule decides, given a state and a time."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from headgate.algorithms.base import Algorithm, Receipt, State, check_cost, decide_all
+from headgate.algorithms.fixed_window import FixedWindow
+from headgate.algorithms.sliding_window import SlidingWindow
+from headgate.algorithms.token_bucket import TokenBucket
+from headgate.errors import ConfigError
+from headgate.quota import MAX_UNITS, MILLISECOND, Quota
+from headgate.rules import Rule
+
+__all__ = [
+    "Algorithm",
+    "FixedWindow",
+    "Receipt",
+    "SlidingWindow",
+    "State",
+    "TokenBucket",
+    "algorithm_for",
+    "check_cost",
+    "decide_all",
+]
+
+_HOUR_US = 3_600_000_000
+
+
+def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
+    """Return what decides a rule, with its own quota or the given one (that of a tier).
+
+    Raises:
+        ConfigError: The quota cannot be counted exactly by this rule.
+    """
+    quota = rule.quota if quota is None else quota
+    if rule.kind == "fixed_window":
+        return FixedWindow(rule.name, quota.limit, quota.period_us)
+    if rule.kind == "sliding_window":
+        width = -(quota.period_us // -rule.buckets)
+        return SlidingWindow(rule.name, quota.limit, width, quota.period_us + (width if rule.strict else 0))
+    if rule.kind == "sliding_log":
+        return SlidingWindow(rule.name, quota.limit, 1, quota.period_us)
+    return _token_bucket(rule.name, quota)
+
+
+def _token_bucket(name: str, quota: Quota) -> TokenBucket:
+    tick = 1 if quota.period_us <= _HOUR_US else MILLISECOND
+    ticks = quota.period_us // tick
+    common = gcd(quota.limit, ticks)
+    n, d = quota.limit // common, ticks // common
+    burst = quota.limit if quota.burst is None else quota.burst
+    if burst * d > MAX_UNITS:
+        raise ConfigError(
+            f"{str(quota)!r} cannot be counted exactly as a token bucket: burst {burst} x {d} passes 2^53; "
+            f"use a rounder limit, a smaller burst or a sliding_window"
+        )
+    return TokenBucket(name, burst, n, d, tick)

@@ -1,0 +1,95 @@
+"""What every algorithm is, and how several are decided together.
+
+Rules of this package: no clock, no I/O, no locks, no logging. Every number is a whole number; time is in microseconds and
+handed in. These functions are the reference: Lua and SQL are ports of them, step by step.
+
+A *state* is a flat tuple of whole numbers, so that every store can keep it as it is. Its first entry is its *birth*: a
+number that no other state of that key has had. A fresh state is `None`. A *receipt* is such a tuple too: the birth of the
+state that was charged, what the algorithm needs to find the units again, and, last, the cost.
+
+Time that goes backwards grants nothing: each algorithm reads a time before its newest entry as the time of that entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headgate.decision import Verdict
+from headgate.errors import CostTooHigh
+from headgate.quota import MAX_UNITS
+
+State = tuple[int, ...]
+Receipt = tuple[int, ...]
+
+
+class Algorithm(Protocol):
+    """A rule made ready for one quota."""
+
+    @property
+    def name(self) -> str:
+        """The rule's name."""
+
+    @property
+    def capacity(self) -> int:
+        """The most units ever admitted at once; 0 refuses everything."""
+
+    def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
+        """Return the state after the call and the verdict; a refusal or a cost of 0 returns the very same state.
+
+        `birth` becomes that of the state if the one given is fresh.
+        """
+
+    def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
+        """Return the state with the units counted, even beyond the limit."""
+
+    def receipt(self, state: State, cost: int) -> Receipt:
+        """Return what is needed to give back units that were the last to be charged to this state."""
+
+    def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
+        """Return the state with up to `cost` of the receipt's units given back, as far as they still count."""
+
+    def fresh_at(self, state: State) -> int:
+        """Return the first time at which the state equals a fresh one."""
+
+
+def check_cost(algorithms: Sequence[Algorithm], cost: int) -> None:
+    """Refuse a cost that no waiting would ever admit.
+
+    Raises:
+        CostTooHigh: The cost is above a capacity that is not 0.
+    """
+    for algorithm in algorithms:
+        if cost > algorithm.capacity > 0:
+            raise CostTooHigh(cost, algorithm.capacity, algorithm.name)
+
+
+def decide_all(
+    algorithms: Sequence[Algorithm], states: Sequence[State | None], now: int, cost: int, birth: int
+) -> tuple[Sequence[State | None], list[Verdict]]:
+    """Decide several rules together: all are charged, or none.
+
+    Returns the states after the call (the very same sequence if nothing is to be written) and a verdict per rule. In a
+    refusal, a rule that would have admitted shows what it has left without this call.
+    """
+    if len(algorithms) == 1:
+        new_state, verdict = algorithms[0].decide(states[0], now, cost, birth)
+        return [new_state] if verdict.allowed else states, [verdict]
+    after: list[State | None] = []
+    verdicts: list[Verdict] = []
+    for algorithm, state in zip(algorithms, states, strict=True):
+        new_state, verdict = algorithm.decide(state, now, cost, birth)
+        after.append(new_state)
+        verdicts.append(verdict)
+    if all(verdict.allowed for verdict in verdicts):
+        return after, verdicts
+    return states, [
+        algorithm.decide(state, now, 0, birth)[1] if verdict.allowed else verdict
+        for algorithm, state, verdict in zip(algorithms, states, verdicts, strict=True)
+    ]
+
+
+def check_countable(count: int, cost: int, name: str) -> None:
+    """Refuse units that would take a count beyond what every store keeps exactly."""
+    if count + cost > MAX_UNITS:
+        raise CostTooHigh(cost, MAX_UNITS - count, name)

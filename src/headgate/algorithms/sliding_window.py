@@ -1,0 +1,104 @@
+"""Counting in small buckets over the last period; and the log, whose buckets are one microsecond wide.
+
+State: birth, then index and units of each live bucket, oldest first. Bucket i covers [i*width, (i+1)*width) and counts
+while now < i*width + lifetime, where the lifetime is
+
+- of a strict window period + width: as long as the bucket's last instant may be inside the period, so that no span as
+  long as the period ever holds more than the limit;
+- of a lenient one the period: a unit may be forgotten up to one width early;
+- of a log the period, with a width of 1: every request has its own bucket, so nothing is early and nothing late. Its
+  state is as large as its limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.algorithms.base import Receipt, State, check_countable
+from headgate.decision import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """The sliding window of one quota.
+
+    Attributes:
+        name: The rule's name.
+        limit: The most units in a period.
+        width: How long a bucket is.
+        lifetime: How long after its start a bucket counts.
+    """
+
+    name: str
+    limit: int
+    width: int
+    lifetime: int
+
+    @property
+    def capacity(self) -> int:
+        return self.limit
+
+    def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
+        live = self._live(state, now, birth)
+        count = sum(live[2::2])
+        if cost and count + cost > self.limit:
+            retry_after = self._free_at(live, count + cost - self.limit) - now if self.limit else None
+            return state, Verdict(
+                False, self.limit, max(0, self.limit - count), retry_after, self._reset_after(live, now)
+            )
+        after = self._charged(live, now, cost) if cost else live
+        verdict = Verdict(
+            True, self.limit, max(0, self.limit - count - cost), None, self._reset_after(after, now)
+        )
+        return after if cost else state, verdict
+
+    def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
+        live = self._live(state, now, birth)
+        check_countable(sum(live[2::2]), cost, self.name)
+        return self._charged(live, now, cost)
+
+    def receipt(self, state: State, cost: int) -> Receipt:
+        return state[0], state[-2], cost
+
+    def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
+        birth, index, held = receipt
+        if state is None or state[0] != birth:
+            return state
+        after: list[int] = []
+        for i, units in zip(state[1::2], state[2::2], strict=True):
+            kept = units - min(cost, held) if i == index else units
+            if kept > 0:
+                after += i, kept
+        return (birth, *after) if after else None
+
+    def fresh_at(self, state: State) -> int:
+        return state[-2] * self.width + self.lifetime
+
+    def _live(self, state: State | None, now: int, birth: int) -> State:
+        """Return the state without the buckets that no longer count; a new one if none is left."""
+        if state is None:
+            return (birth,)
+        now = max(now, state[-2] * self.width)
+        first = 1
+        while first < len(state) and state[first] * self.width + self.lifetime <= now:
+            first += 2
+        if first == len(state):
+            return (birth,)
+        return state if first == 1 else (state[0], *state[first:])
+
+    def _charged(self, live: State, now: int, cost: int) -> State:
+        index = now // self.width
+        if len(live) > 1 and index <= live[-2]:
+            return (*live[:-1], live[-1] + cost)
+        return (*live, index, cost)
+
+    def _free_at(self, live: State, units: int) -> int:
+        """Return when so many units will have been freed."""
+        for index, count in zip(live[1::2], live[2::2], strict=True):
+            units -= count
+            if units <= 0:
+                return index * self.width + self.lifetime
+        raise AssertionError("more units to free than are counted: a cost above the limit got this far")
+
+    def _reset_after(self, live: State, now: int) -> int:
+        return live[-2] * self.width + self.lifetime - now if len(live) > 1 else 0

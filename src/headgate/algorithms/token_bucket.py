@@ -1,0 +1,122 @@
+"""Admitting at a steady rate, with bursts.
+
+The bucket is kept upside down: `level` is what has been taken and drains away, so a fresh bucket is at 0. To stay in
+whole numbers, with limit/period reduced to n/d per tick, a unit is d small parts and n of them drain per tick: no
+division, no drift. A tick is 1 us, or 1 ms when the period is over an hour, which keeps d below 2^35.
+
+State: birth, level, time in ticks, refunded, n, d, burst.
+
+The last three are the *shape* that the level was measured in. A call with another shape (a changed limit, another tier)
+converts the level, rounding against the caller, and caps it at its own capacity. But a state that has drained away in its
+own shape is fresh for every caller: a store may have forgotten it by then, and nobody must be able to tell.
+
+`refunded` is the total ever given back to this state. It tells overlapping holds apart: what one hold gave back must not
+be taken for what has drained away under another. Before it leaves the exact range the state is given a new birth, so that
+receipts from before give back nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.algorithms.base import Receipt, State
+from headgate.decision import Verdict
+from headgate.errors import CostTooHigh
+from headgate.quota import MAX_UNITS
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBucket:
+    """The token bucket of one quota.
+
+    Attributes:
+        name: The rule's name.
+        burst: The most units at once.
+        n: Small parts that drain per tick; 0 for a limit of 0.
+        d: Small parts in a unit.
+        tick: Length of a tick in microseconds.
+    """
+
+    name: str
+    burst: int
+    n: int
+    d: int
+    tick: int
+
+    @property
+    def capacity(self) -> int:
+        return self.burst
+
+    def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
+        if not self.n:
+            return state, Verdict(not cost, 0, 0, None, None)
+        birth, level, time, refunded = self._drained(state, now // self.tick, birth)
+        excess = level + cost * self.d - self.burst * self.d
+        if cost and excess <= 0:
+            level += cost * self.d
+            reset_after = self._drained_at(level, time) - now
+            after = (birth, level, time, refunded, self.n, self.d, self.burst)
+            return after, Verdict(True, self.burst, self._remaining(level), None, reset_after)
+        # Nothing is written, so the state keeps its shape, and is fresh as soon as it is so in one of the two.
+        fresh_at = min(self._drained_at(level, time), self.fresh_at(state)) if state and level else now
+        retry_after = min(self._drained_at(excess, time), fresh_at) - now if cost else None
+        return state, Verdict(not cost, self.burst, self._remaining(level), retry_after, fresh_at - now)
+
+    def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
+        if not self.n:
+            return state
+        birth, level, time, refunded = self._drained(state, now // self.tick, birth)
+        if level + cost * self.d > MAX_UNITS:
+            raise CostTooHigh(cost, (MAX_UNITS - level) // self.d, self.name)
+        return birth, level + cost * self.d, time, refunded, self.n, self.d, self.burst
+
+    def receipt(self, state: State, cost: int) -> Receipt:
+        birth, level, time, refunded, n, d, burst = state
+        return birth, level - cost * d, time, refunded, n, d, burst, cost
+
+    def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
+        birth, level_before, at, refunded_before, *shape, held = receipt
+        if state is None or state[0] != birth or list(state[4:]) != shape:
+            return state
+        n, d, burst = shape
+        _, level, time, refunded, *_ = state
+        now = max(now // self.tick, time)
+        level = max(0, level - n * (now - time))
+        cost = min(cost, held)
+        # The part that stays charged counts as if it had been there before the part that is given back.
+        level_before += (held - cost) * d
+        gone = max(0, n * (now - at) + (refunded - refunded_before) - level_before)
+        back = min(level, max(0, cost * d - gone))
+        if level == back:
+            return None
+        if refunded + back > MAX_UNITS:
+            return (birth + 1) % MAX_UNITS, level - back, now, 0, n, d, burst
+        return birth, level - back, now, refunded + back, n, d, burst
+
+    def fresh_at(self, state: State) -> int:
+        _, level, time, _, n, *_ = state
+        return (time - level // -n) * self.tick
+
+    def _drained(self, state: State | None, now: int, birth: int) -> tuple[int, int, int, int]:
+        """Return birth, level, time and total refunded as they are now, in this shape."""
+        if state is None:
+            return birth, 0, now, 0
+        old_birth, level, time, refunded, n, d, burst = state
+        now = max(now, time)
+        if level <= n * (now - time):
+            return birth, 0, now, 0
+        if (n, d, burst) != (self.n, self.d, self.burst):
+            level = min(-(level * self.d // -d), self.burst * self.d)
+            # The cap may have dropped units that are held: they must not be given back as well.
+            old_birth, refunded = birth, 0
+        level -= self.n * (now - time)
+        if level <= 0:
+            return birth, 0, now, 0
+        return old_birth, level, now, refunded
+
+    def _remaining(self, level: int) -> int:
+        return max(0, self.burst * self.d - level) // self.d
+
+    def _drained_at(self, parts: int, time: int) -> int:
+        """Return when so many small parts, counted from a time in ticks, will have drained away in this shape."""
+        return (time - parts // -self.n) * self.tick

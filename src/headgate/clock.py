@@ -1,0 +1,87 @@
+"""Where time comes from.
+
+Inside Headgate time is a whole number of microseconds since the Unix epoch. Doubles, which Redis scripts count in, are
+exact to 2^53: epoch microseconds fit until the year 2255, nanoseconds do not. Seconds exist only at the public edge, and
+get there by `round`, never by `int`: 1.001 seconds are 1,001,000 microseconds, not 1,000,999.
+
+A clock also knows how to sleep, so that a test can pass an hour without waiting for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from headgate.errors import ConfigError
+
+MICROSECONDS = 1_000_000
+"""Microseconds in a second."""
+
+MAX_INSTANT = 2**53 // MICROSECONDS
+"""Seconds since the epoch up to which microseconds are exact in a double."""
+
+
+def to_microseconds(seconds: float) -> int:
+    """Return seconds as whole microseconds, to the nearest one."""
+    return round(seconds * MICROSECONDS)
+
+
+def instant(now: float | None) -> int | None:
+    """Return a caller's time in seconds since the epoch as microseconds.
+
+    Raises:
+        ConfigError: It is no time that every store can count.
+    """
+    if now is None:
+        return None
+    if not 0 <= now < MAX_INSTANT:  # also false for NaN
+        raise ConfigError(f"now= is seconds since the epoch, from 0 to the year 2255, not {now!r}")
+    return to_microseconds(now)
+
+
+class Clock(Protocol):
+    """What Headgate asks of a clock."""
+
+    def now_us(self) -> int:
+        """Return the time in microseconds since the epoch."""
+
+    def sleep(self, seconds: float) -> None:
+        """Block until so much time has passed on this clock."""
+
+    async def asleep(self, seconds: float) -> None:
+        """Wait until so much time has passed on this clock, letting other tasks run."""
+
+
+class _RealTime:
+    """Sleeping as everybody else does."""
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def asleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class SteadyClock(_RealTime):
+    """The epoch at the start, plus what has passed since on the monotonic clock.
+
+    Stepping the machine's wall clock neither blocks nor grants anything. Two processes may differ by as much as the wall
+    clock was corrected between their starts, so this clock is for state that lives in one process.
+    """
+
+    def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.monotonic_ns = monotonic_ns
+        self.epoch_ns = time.time_ns() - monotonic_ns()
+        """Add this to the monotonic reading for nanoseconds since the epoch."""
+
+    def now_us(self) -> int:
+        return (self.monotonic_ns() + self.epoch_ns) // 1000
+
+
+class WallClock(_RealTime):
+    """The machine's wall clock, which all processes on it share."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000

@@ -1,0 +1,76 @@
+"""Everything Headgate raises.
+
+    HeadgateError
+    ├── ConfigError         what was written can never work: a bad quota, rule, key, cost or setting
+    ├── CostTooHigh         a cost above the capacity: no waiting would ever admit it
+    ├── RateLimited         a refusal, for those who asked to have it raised; carries the decision
+    └── StoreError          the store could not do its work
+        ├── StoreUnavailable    down, hanging, or refusing us
+        └── StoreConflict       it answered, but what it holds is not ours or not what we need
+
+A refusal is a value, never an exception, unless the caller asked for one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headgate.decision import Decision
+
+
+class HeadgateError(Exception):
+    """Base of every exception that Headgate raises on purpose."""
+
+
+class ConfigError(HeadgateError, ValueError):
+    """What was asked for can never work as written; the message says what to write instead."""
+
+
+class CostTooHigh(HeadgateError, ValueError):
+    """The cost is above what the rule could ever admit at once.
+
+    Attributes:
+        cost: What was asked for.
+        capacity: The most that could ever be admitted at once.
+        rule: Name of the rule that can never admit it.
+    """
+
+    def __init__(self, cost: int, capacity: int, rule: str) -> None:
+        super().__init__(
+            f"a cost of {cost} can never be admitted: rule {rule!r} holds {capacity} at most; "
+            f"split the work or raise the limit"
+        )
+        self.cost = cost
+        self.capacity = capacity
+        self.rule = rule
+
+    def __reduce__(self) -> tuple[type[CostTooHigh], tuple[int, int, str]]:
+        return CostTooHigh, (self.cost, self.capacity, self.rule)
+
+
+class RateLimited(HeadgateError):
+    """A refusal, raised for callers who asked for it.
+
+    Attributes:
+        decision: The refusal, with `retry_after` and the rule that said no.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(str(decision))
+        self.decision = decision
+
+    def __reduce__(self) -> tuple[type[RateLimited], tuple[Decision]]:
+        return RateLimited, (self.decision,)
+
+
+class StoreError(HeadgateError):
+    """The store could not do its work; whether it charged anything is then unknown."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is down, hanging, out of connections, or refuses us."""
+
+
+class StoreConflict(StoreError):
+    """The store answered, but what it holds under our name is not ours."""

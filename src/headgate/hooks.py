@@ -1,0 +1,131 @@
+"""Hooks: being told what a limiter does.
+
+A hook is an object given to a limiter as `hooks=[...]`. It is told afterwards, so it cannot change a decision; what it
+raises is logged once and goes no further, so it cannot break one either. A limiter without hooks pays nothing for them.
+
+Hooks are called inline, on the thread or in the task of the caller, possibly on several threads at once. They should be
+quick and must not block.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+from headgate.decision import Decision
+from headgate.keys import Key
+
+logger = logging.getLogger("headgate")
+
+Operation = Literal["hit", "check", "hold", "record", "refund", "reset"]
+
+
+class Call(NamedTuple):
+    """What a limiter was asked.
+
+    Attributes:
+        limiter: The limiter's name; empty if it has none.
+        operation: What was asked of the store.
+        key: Whose units; `None` for a refund, which finds them by its receipt.
+        cost: How many units; 0 for a reset.
+        tier: The caller's tier.
+    """
+
+    limiter: str
+    operation: Operation
+    key: Key | None
+    cost: int
+    tier: str | None
+
+
+class Hook:
+    """What a hook may be told. Subclass it and override what is of interest; everything else is ignored."""
+
+    def attached(self, limiter: Any) -> None:
+        """Hear of a limiter (`Limiter` or `AsyncLimiter`) that has been made with this hook."""
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        """Hear the answer to a hit, a check or a hold, and how long the store took for it."""
+
+    def completed(self, call: Call, seconds: float) -> None:
+        """Hear that units were recorded, refunded or reset, and how long the store took for it."""
+
+    def settled(self, call: Call, cost: int | None) -> None:
+        """Hear that a hold is over, and at what cost; `None` if nobody settled it, so that it counts as it was taken."""
+
+    def failed(self, call: Call, error: Exception, seconds: float) -> None:
+        """Hear that a call raised instead of answering, and after how long."""
+
+
+class Hooks:
+    """Several hooks as one that never raises."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        self._hooks = tuple(hooks)
+        self._reported: set[int] = set()
+        self._lock = threading.Lock()
+        self.attached = self._teller("attached")
+        self.decided = self._teller("decided")
+        self.completed = self._teller("completed")
+        self.settled = self._teller("settled")
+        self.failed = self._teller("failed")
+
+    def watch(self, call: Call) -> Watch:
+        """Return what times the block that makes this call, and tells if it raises."""
+        return Watch(self, call)
+
+    def _teller(self, event: str) -> Callable[..., None]:
+        """Return a function that tells an event to the hooks that have an ear for it."""
+        listeners = [
+            getattr(hook, event)
+            for hook in self._hooks
+            if getattr(type(hook), event, None) is not getattr(Hook, event)
+        ]
+
+        def tell(*args: object) -> None:
+            for listener in listeners:
+                try:
+                    listener(*args)
+                except Exception as error:  # noqa: BLE001  # whatever a hook does must not reach the decision
+                    self._report(listener, event, error)
+
+        return tell
+
+    def _report(self, listener: Callable[..., None], event: str, error: Exception) -> None:
+        hook = getattr(listener, "__self__", listener)
+        with self._lock:
+            if id(hook) in self._reported:
+                return
+            self._reported.add(id(hook))
+        logger.error(
+            "hook %r failed when %s; decisions go on, and this is not logged again",
+            hook,
+            event,
+            exc_info=error,
+        )
+
+
+class Watch:
+    """Times a call; after its block, `seconds` is how long it took."""
+
+    __slots__ = ("_hooks", "_start", "call", "seconds")
+
+    def __init__(self, hooks: Hooks, call: Call) -> None:
+        self.call = call
+        self.seconds = 0.0
+        self._hooks = hooks
+
+    def __enter__(self) -> Watch:
+        self._start = perf_counter()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.seconds = perf_counter() - self._start
+        if isinstance(exc, Exception):  # a cancelled call has neither answered nor failed
+            self._hooks.failed(self.call, exc, self.seconds)

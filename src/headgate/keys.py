@@ -1,0 +1,89 @@
+"""Keys: who is limited, and what that is called in a store.
+
+A call's key is text or bytes, or a mapping with one such entry per scope. Text and bytes are different keys, even where
+their bytes agree. In a store a state is found by (namespace, limiter name, rule identity, key), each part written with its
+length before it, so that no choice of text makes two of them alike; a long key is replaced by its digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+
+from headgate.errors import ConfigError
+from headgate.rules import SHARED, Rule
+
+PlainKey = str | bytes
+Key = PlainKey | Mapping[str, PlainKey]
+
+LONGEST_KEY = 128
+"""Bytes up to which a key is stored as it is."""
+
+SHARED_KEY = "*"
+"""The key of the one counter of a rule with the scope `"*"`; such a rule's identity belongs to it alone."""
+
+
+def key_picker(rules: Iterable[Rule]) -> Callable[[Key | None], tuple[PlainKey, ...]]:
+    """Return a function from a call's key to the key of each rule, in order.
+
+    It raises ConfigError for a key that is missing, of another type, or without a scope that a rule counts by, and for
+    a mapping with an entry that no rule counts by: a misspelt scope must not pass as unlimited.
+    """
+    scopes = tuple(rule.scope for rule in rules)
+    if all(scope == SHARED for scope in scopes):
+        shared = (SHARED_KEY,) * len(scopes)
+        return lambda key: shared
+    if None in scopes:
+        return lambda key: tuple(SHARED_KEY if scope == SHARED else check_plain(key) for scope in scopes)
+    named = frozenset(scope for scope in scopes if scope is not None and scope != SHARED)
+    return lambda key: _scoped(key, scopes, named)
+
+
+def check_plain(key: object) -> PlainKey:
+    """Return the key if it is text or bytes."""
+    if isinstance(key, (str, bytes)):
+        return key
+    if key is None:
+        raise ConfigError("a key is missing: say who is limited, as in limiter.hit('alice')")
+    if isinstance(key, Mapping):
+        raise ConfigError(
+            f"the rules have no scope, so the key is text or bytes, not a mapping: {dict(key)!r}"
+        )
+    raise ConfigError(f"a key is text or bytes, not {key!r}; write str({key!r}) if that is meant")
+
+
+def _scoped(key: Key | None, scopes: tuple[str | None, ...], named: frozenset[str]) -> tuple[PlainKey, ...]:
+    if not isinstance(key, Mapping):
+        raise ConfigError(
+            f"the rules count by {_listed(named)}, so the key is a mapping like "
+            f"{dict.fromkeys(sorted(named), '…')}, not {key!r}"
+        )
+    if key.keys() != named:
+        missing, unknown = named - key.keys(), key.keys() - named
+        problem = f"no entry for {_listed(missing)}" if missing else f"no rule counts by {_listed(unknown)}"
+        raise ConfigError(f"key {dict(key)!r}: {problem}; the rules count by {_listed(named)}")
+    return tuple(
+        SHARED_KEY if scope is None or scope == SHARED else check_plain(key[scope]) for scope in scopes
+    )
+
+
+def _listed(scopes: Iterable[object]) -> str:
+    return ", ".join(sorted(repr(scope) for scope in scopes))
+
+
+def storage_prefix(namespace: str, limiter: str, rule: Rule) -> bytes:
+    """Return what the storage keys of all states of a rule begin with."""
+    parts = (namespace, limiter, rule.identity)
+    return b"".join(_part(text.encode("utf-8", "surrogatepass")) for text in parts)
+
+
+def storage_key(prefix: bytes, key: PlainKey) -> bytes:
+    """Return the name of a key's state in a store."""
+    kind, raw = (b"t", key.encode("utf-8", "surrogatepass")) if isinstance(key, str) else (b"b", key)
+    if len(raw) > LONGEST_KEY:
+        kind, raw = kind.upper(), blake2b(raw, digest_size=32).digest()
+    return prefix + kind + raw
+
+
+def _part(raw: bytes) -> bytes:
+    return b"%d:%b" % (len(raw), raw)

@@ -1,0 +1,214 @@
+"""Quotas: how many units in what time, and the text that people write for it.
+
+    5/minute    5 per minute    100/15m    10/s burst 20    3 per 2 hours    2/week    0/minute
+
+A quota is a value. It knows nothing of algorithms; `burst` is kept for the one rule that has a use for it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from math import isfinite
+
+from headgate.clock import to_microseconds
+from headgate.errors import ConfigError
+
+MAX_UNITS = 2**53 - 1
+"""The largest whole number that every store counts exactly (Redis scripts count in doubles)."""
+
+MILLISECOND = 1_000
+MIN_PERIOD_US = MILLISECOND
+MAX_PERIOD_US = 366 * 24 * 3_600_000_000
+
+_UNITS_US = {
+    "ms": MILLISECOND,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 24 * 3_600_000_000,
+    "w": 7 * 24 * 3_600_000_000,
+}
+_UNIT_NAMES = {
+    **{unit: unit for unit in _UNITS_US},
+    **dict.fromkeys(("millisecond", "milliseconds"), "ms"),
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("day", "days"), "d"),
+    **dict.fromkeys(("week", "weeks"), "w"),
+}
+_LONG_NAMES = {"ms": "millisecond", "s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week"}
+
+_EXAMPLES = "write for example '5/minute', '100 per 15 minutes' or '10/s burst 20'"
+
+# Each token is tried at one position, so that an error can point at the place where reading stopped. ASCII digits
+# only: int() would take Arabic-Indic ones too, and nobody would expect it.
+_SPACE = re.compile(r"\s*")
+_NUMBER = re.compile(r"[0-9]+(?![0-9.,_])")
+_PER = re.compile(r"/|per\b", re.IGNORECASE)
+_WORD = re.compile(r"[a-z]+(?![a-z0-9_])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """So many units in a period.
+
+    Attributes:
+        limit: Units per period; 0 refuses everything.
+        period_us: Length of the period in microseconds: whole milliseconds, from 1 ms to 366 days.
+        burst: Most units at once, for a token bucket; `None` means as many as the limit.
+    """
+
+    limit: int
+    period_us: int
+    burst: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_number("limit", self.limit, least=0)
+        _check_number("period_us", self.period_us, least=MIN_PERIOD_US, most=MAX_PERIOD_US)
+        if self.period_us % MILLISECOND:
+            raise ConfigError(f"period of {self.period_us} us: a period is a whole number of milliseconds")
+        if self.burst is not None:
+            _check_number("burst", self.burst, least=1)
+            if self.limit == 0:
+                raise ConfigError(f"burst {self.burst} with a limit of 0: it would never fill again")
+
+    @classmethod
+    def of(cls, limit: int, per: float | timedelta, *, burst: int | None = None) -> Quota:
+        """Return a quota from a number and a period in seconds or as a timedelta."""
+        seconds = per.total_seconds() if isinstance(per, timedelta) else per
+        if not isinstance(seconds, (int, float)) or not isfinite(seconds):
+            raise ConfigError(f"a period is a number of seconds or a timedelta, not {per!r}")
+        return cls(limit, to_microseconds(seconds), burst)
+
+    @classmethod
+    def parse(cls, text: str) -> Quota:
+        """Return the one quota that the text describes.
+
+        Raises:
+            ConfigError: The text is anything else; the message points at the bad part.
+        """
+        return _Reader(text).quota()
+
+    def __str__(self) -> str:
+        burst = "" if self.burst is None else f" burst {self.burst}"
+        return f"{self.limit}/{format_period(self.period_us, long=True)}{burst}"
+
+
+def parse_quotas(text: str) -> tuple[Quota, ...]:
+    """Return the quotas of a text like `5/minute; 50/hour`, in order."""
+    if not isinstance(text, str):
+        raise ConfigError(f"a quota is text, not {text!r}; {_EXAMPLES}")
+    parts = text.split(";")
+    if len(parts) > 1 and not parts[-1].strip():
+        parts.pop()  # a closing ';' is harmless
+    quotas, start = [], 0
+    for part in parts:
+        quotas.append(_Reader(text, start, start + len(part)).quota())
+        start += len(part) + 1
+    return tuple(quotas)
+
+
+def format_period(period_us: int, *, long: bool = False) -> str:
+    """Return a period in the largest unit that divides it: `1m`, `15m`, `90s`; long: `minute`, `15m`."""
+    unit = next(u for u in ("w", "d", "h", "m", "s", "ms") if period_us % _UNITS_US[u] == 0)
+    count = period_us // _UNITS_US[unit]
+    if unit == "w" and count > 1:  # 14 days read better than 2 weeks only to calendars
+        unit, count = "d", count * 7
+    if long and count == 1:
+        return _LONG_NAMES[unit]
+    return f"{count}{unit}"
+
+
+class _Reader:
+    """Reads one quota out of a text, remembering where it is."""
+
+    def __init__(self, text: str, start: int = 0, end: int | None = None) -> None:
+        if not isinstance(text, str):
+            raise ConfigError(f"a quota is text, not {text!r}; {_EXAMPLES}")
+        self.text = text
+        self.at = start
+        self.end = len(text) if end is None else end
+
+    def quota(self) -> Quota:
+        limit = self._number("a whole number of units")
+        if self._take(_PER) is None:
+            raise self._error("expected '/' or 'per'")
+        count_at = self._skip_space()
+        count = _whole(self._take(_NUMBER) or "1")
+        unit_us = self._unit()
+        period_us = 0 if count is None else count * unit_us
+        if not MIN_PERIOD_US <= period_us <= MAX_PERIOD_US:
+            self.at = count_at
+            raise self._error("a period is from 1 ms to 366 days")
+        burst = None
+        if (word := self._peek(_WORD)) and word.lower() == "burst":
+            self._take(_WORD)
+            burst_at = self._skip_space()
+            burst = self._number("a whole number of units, at least 1, after 'burst'", least=1)
+            if limit == 0:
+                self.at = burst_at
+                raise self._error("a limit of 0 has no burst")
+        if self._skip_space() < self.end:
+            several = self.text[self.at] == ";"  # then this text may be one quota only
+            raise self._error("expected one quota only" if several else "expected the end, ';' or 'burst'")
+        return Quota(limit, period_us, burst)
+
+    def _number(self, expected: str, least: int = 0) -> int:
+        at = self._skip_space()
+        digits = self._take(_NUMBER)
+        if digits is None:
+            raise self._error(f"expected {expected}")
+        number = _whole(digits)
+        if number is None:
+            self.at = at
+            raise self._error(f"more than {MAX_UNITS} cannot be counted exactly")
+        if number < least:
+            self.at = at
+            raise self._error(f"expected {expected}")
+        return number
+
+    def _unit(self) -> int:
+        at = self._skip_space()
+        word = self._take(_WORD)
+        name = _UNIT_NAMES.get("" if word is None else word.lower())
+        if name is None:
+            self.at = at
+            raise self._error("expected a unit of time (ms, s, m, h, d, w, second, minute, hour, day, week)")
+        return _UNITS_US[name]
+
+    def _skip_space(self) -> int:
+        match = _SPACE.match(self.text, self.at, self.end)
+        self.at = match.end() if match else self.at
+        return self.at
+
+    def _peek(self, pattern: re.Pattern[str]) -> str | None:
+        match = pattern.match(self.text, self._skip_space(), self.end)
+        return match.group() if match else None
+
+    def _take(self, pattern: re.Pattern[str]) -> str | None:
+        found = self._peek(pattern)
+        if found is not None:
+            self.at += len(found)
+        return found
+
+    def _error(self, problem: str) -> ConfigError:
+        rest = self.text[self.at : self.end]
+        place = f"at {rest!r}" if rest.strip() else "at the end"
+        if not self.text.strip():
+            place = "the text is empty"
+        return ConfigError(f"quota {self.text!r}: {problem}, {place} (column {self.at + 1}); {_EXAMPLES}")
+
+
+def _whole(digits: str) -> int | None:
+    """Return the number, or `None` if it is above what can be counted exactly."""
+    digits = digits.lstrip("0") or "0"
+    # 16 digits hold every allowed number; int() itself refuses absurdly long ones with a message of its own.
+    return int(digits) if len(digits) <= 16 and int(digits) <= MAX_UNITS else None
+
+
+def _check_number(name: str, value: int, *, least: int, most: int = MAX_UNITS) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {value!r}; {_EXAMPLES}")

@@ -1,0 +1,2 @@
+# Generated from src/headgate/_async/__init__.py by tools/unasync.py. Do not edit.
+"""What users call, for threads."""

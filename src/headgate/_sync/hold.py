@@ -1,0 +1,97 @@
+# Generated from src/headgate/_async/hold.py by tools/unasync.py. Do not edit.
+"""Units that were taken but are not final."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from headgate.clock import instant
+from headgate.decision import Decision
+from headgate.keys import Key
+from headgate.stores.base import Gate, Receipts, check_whole
+
+
+class Hold:
+    """Units taken from a limiter, to be settled at their true cost or released.
+
+    It can be asked like a decision: true if the units were taken. As a context manager it raises `RateLimited` on entry
+    if they were not, releases them if the block raises, and keeps what was held if the block ends without settling.
+
+    Attributes:
+        decision: The answer to the hold.
+        cost: The units asked for.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        decision: Decision,
+        receipts: Receipts | None,
+        key: Key | None,
+        cost: int,
+        tier: str | None,
+        at: int | None = None,
+    ) -> None:
+        self.decision = decision
+        self.cost = cost
+        self._gate = gate
+        self._receipts = receipts
+        self._key = key
+        self._tier = tier
+        self._at = at
+        self._final: int | None = None if decision.allowed else 0
+        self._lock = threading.Lock()
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the units were taken."""
+        return self.decision.allowed
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the same hold would be taken, as of the decision."""
+        return self.decision.retry_after
+
+    def __bool__(self) -> bool:
+        return self.decision.allowed
+
+    def settle(self, cost: int, *, now: float | None = None) -> int:
+        """Make the hold final at its true cost, and return the cost that stands.
+
+        Units held beyond it are given back as far as they still count; units above what was held are recorded, even
+        beyond the limit. Only the first call of `settle` or `release` counts; later ones return its result. A hold that
+        was taken at a time of the caller's own is settled at that time unless another one is given.
+        """
+        check_whole(cost)
+        at = self._at if now is None else instant(now)
+        with self._lock:  # two threads may settle at once, and only one of them may give back
+            if self._final is not None:
+                return self._final
+            # Final before it is sent: if the outcome stays unknown, sending it again could give back twice.
+            self._final = cost
+        if cost < self.cost and self._receipts is not None:
+            self._gate.refund(self._receipts, self.cost - cost, at)
+        elif cost > self.cost:
+            self._gate.record(self._key, cost - self.cost, self._tier, at)
+        return cost
+
+    def release(self, *, now: float | None = None) -> int:
+        """Give all units back, as far as they still count; as `settle(0)`."""
+        return self.settle(0, now=now)
+
+    def __enter__(self) -> Hold:
+        self.decision.raise_if_denied()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if exc_type is None:
+            self.settle(self.cost)
+        else:
+            self.release()
+
+    def __repr__(self) -> str:
+        state = "open" if self._final is None else f"settled at {self._final}"
+        return f"<{type(self).__name__} of {self.cost}, {state}: {self.decision}>"

@@ -1,0 +1,275 @@
+# Generated from src/headgate/_async/limiter.py by tools/unasync.py. Do not edit.
+"""The limiter: what users call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+from headgate._sync.hold import Hold
+from headgate._sync.observed import observed
+from headgate._sync.resilience import bind
+from headgate._sync.turns import Turns
+from headgate.clock import Clock, SteadyClock, WallClock, instant, to_microseconds
+from headgate.decision import UNLIMITED, Decision
+from headgate.errors import ConfigError, RateLimited
+from headgate.hooks import Hook
+from headgate.keys import Key, key_picker
+from headgate.rules import Rule, rules_from
+from headgate.stores import MemoryStore, open_store
+from headgate.stores.base import Gate, Receipts, Store
+from headgate.stores.outage import Health, OnStoreError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Limiter:
+    """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
+
+    Args:
+        rules: Rules, or text like `"5/minute"` or `"5/minute; 50/hour"`. Without any, everything is admitted.
+        name: Part of the identity of what is counted; needed when the store is not the limiter's own.
+        store: A store or its URL (`sqlite:///path`, …); by default memory of this limiter's own.
+        clock: Where time comes from, instead of the store's own clock.
+        on_store_error: What to answer when the store cannot be asked: `"open"` admits, `"closed"` refuses,
+            `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. By default a store over a network is
+            `"open"`, and the errors of any other are raised.
+        deadline: Seconds after which a call to a store over a network is given up; by default what the store says.
+        hooks: Who is told what the limiter decides; see `headgate.hooks`.
+
+    Keys are text or bytes, or a mapping with an entry per scope. Every method takes `now=`, a time in seconds since the
+    epoch to decide at; do not mix it with the store's own time on one key.
+    """
+
+    def __init__(
+        self,
+        *rules: str | Rule,
+        name: str | None = None,
+        store: Store | str | None = None,
+        clock: Clock | None = None,
+        on_store_error: OnStoreError | None = None,
+        deadline: float | None = None,
+        hooks: Iterable[Hook] = (),
+    ) -> None:
+        self.rules = rules_from(rules)
+        if store is not None and not name:
+            raise ConfigError(
+                "a limiter on a given store needs a name=, to tell its counts from those of others"
+            )
+        self.name = name or ""
+        self._owns_store = store is None or isinstance(store, str)
+        self.store: Store
+        if store is None:
+            self.store = MemoryStore(clock=clock)
+        elif isinstance(store, str):
+            self.store = open_store(store)
+        elif hasattr(store, "bind"):
+            self.store = store
+        else:
+            raise ConfigError(f"{store!r} is not a store that {type(self).__name__} can use")
+        gate, self.health = (
+            bind(self.store, self.name, self.rules, on_store_error, deadline)
+            if self.rules
+            else (_unlimited(), Health())
+        )
+        # A memory of our own has the clock already; to any other store its time goes with every call.
+        self._gate = gate if store is None or clock is None else _timed(gate, clock)
+        self._new_hold: Callable[..., Hold] = Hold
+        if hooks:
+            self._gate, self._new_hold = observed(self._gate, self, self.name, hooks)
+        self._hit = self._gate.hit
+        if gate.public_hit is not None and self._gate is gate and type(self).hit is Limiter.hit:
+            self.hit = gate.public_hit  # type: ignore[method-assign]  # the method below would only pass it on
+        self._clock: Clock = clock or _pace_of(self.store)
+        self._turns = Turns()
+        self._turn_of = key_picker(self.rules)
+
+    def hit(
+        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    ) -> Decision:
+        """Ask for units, and take them if all rules admit.
+
+        A refusal takes nothing. A cost of 0 is admitted and writes nothing.
+
+        Raises:
+            CostTooHigh: The cost is above what a rule could ever admit at once.
+            ConfigError: The key does not fit the rules, or the cost is not a whole number.
+        """
+        return self._hit(key, cost, tier, now if now is None else instant(now))
+
+    def check(
+        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    ) -> Decision:
+        """Return what `hit` would answer, and take nothing."""
+        return self._gate.peek(key, cost, tier, instant(now))
+
+    def record(
+        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    ) -> None:
+        """Count units that have been used already, even beyond the limit."""
+        self._gate.record(key, cost, tier, instant(now))
+
+    def hold(
+        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    ) -> Hold:
+        """Take units that are not final yet: `with limiter.hold(key) as hold`, or `hold = …`.
+
+        Settle the hold at its true cost, or release it. If the holder crashes, its units count until they expire.
+        """
+        return self._take(key, cost, tier, now)
+
+    def _take(self, key: Key | None, cost: int, tier: str | None, now: float | None) -> Hold:
+        at = instant(now)
+        decision, receipts = self._gate.hold(key, cost, tier, at)
+        return self._new_hold(self._gate, decision, receipts, key, cost, tier, at)
+
+    def wait(
+        self,
+        key: Key | None = None,
+        cost: int = 1,
+        *,
+        tier: str | None = None,
+        timeout: float | None = None,
+    ) -> Decision:
+        """Wait until the units are admitted and taken; first come, first served per key within this process.
+
+        Raises:
+            RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
+                known, not when the time is up.
+        """
+        turn = self._turn_of(key)
+        deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
+        if deadline is not None and self._turns.taken(turn):
+            # Behind others nobody is admitted sooner than alone: if that is too late, queueing is in vain.
+            alone = self.check(key, cost, tier=tier)
+            if not alone and self._is_in_vain(alone, deadline):
+                raise RateLimited(alone)
+        ticket = self._turns.take(turn, timeout)
+        if ticket is None:
+            raise RateLimited((self.check(key, cost, tier=tier)).as_refused())
+        try:
+            while not (decision := self.hit(key, cost, tier=tier)):
+                if self._is_in_vain(decision, deadline):
+                    raise RateLimited(decision)
+                self._clock.sleep(decision.retry_after or 0)
+        finally:
+            self._turns.leave(turn, ticket)
+        return decision
+
+    def _is_in_vain(self, refusal: Decision, deadline: int | None) -> bool:
+        """Return whether waiting would end too late, or never."""
+        pause = refusal.retry_after_us
+        return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)
+
+    def reset(self, key: Key | None = None) -> None:
+        """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
+        self._gate.reset(key)
+
+    def guard(
+        self,
+        key: Key | Callable[..., Key] | None = None,
+        cost: int | Callable[..., int] = 1,
+        *,
+        tier: str | Callable[..., str | None] | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Return a decorator: the function is called only if the units are admitted.
+
+        Key, cost and tier are values, or functions of the call's arguments. A refused call raises `RateLimited`.
+        """
+
+        def decorate(
+            function: Callable[P, R],
+        ) -> Callable[P, R]:
+            if inspect.iscoroutinefunction(function):
+                raise ConfigError(f"{function!r} is a coroutine function; use AsyncLimiter.guard for it")
+            if not callable(function):
+                raise ConfigError(
+                    f"{function!r} is not a function; write @limiter.guard(...) with its brackets"
+                )
+
+            @functools.wraps(function)
+            def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+                decision = self.hit(
+                    key(*args, **kwargs) if callable(key) else key,
+                    cost(*args, **kwargs) if callable(cost) else cost,
+                    tier=tier(*args, **kwargs) if callable(tier) else tier,
+                )
+                decision.raise_if_denied()
+                return function(*args, **kwargs)
+
+            return guarded
+
+        return decorate
+
+    def close(self) -> None:
+        """Close the store, if it is the limiter's own."""
+        if self._owns_store:
+            self.store.close()
+
+    def __enter__(self) -> Limiter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        rules = ", ".join(str(rule) for rule in self.rules) or "unlimited"
+        return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
+
+
+def _unlimited() -> Gate:
+    """Return the gate of a limiter without rules."""
+
+    def decide(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        return UNLIMITED
+
+    def hold(
+        key: Key | None, cost: int, tier: str | None, now: int | None
+    ) -> tuple[Decision, Receipts | None]:
+        return UNLIMITED, None
+
+    def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        return None
+
+    def refund(receipts: Receipts, cost: int, now: int | None) -> None:
+        return None
+
+    def reset(key: Key | None) -> None:
+        return None
+
+    return Gate(decide, decide, hold, record, refund, reset)
+
+
+def _pace_of(store: Store) -> Clock:
+    """Return the clock to wait by: that of the store, so that a test's is not waited for in vain.
+
+    A wall clock is none to wait by: a time-out must not end early or late because somebody set it.
+    """
+    clock: Clock | None = getattr(store, "clock", None)
+    return SteadyClock() if clock is None or isinstance(clock, WallClock) else clock
+
+
+def _timed(gate: Gate, clock: Clock) -> Gate:
+    """Return the gate with this clock's time where the caller gives none."""
+
+    def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        return gate.hit(key, cost, tier, clock.now_us() if now is None else now)
+
+    def peek(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        return gate.peek(key, cost, tier, clock.now_us() if now is None else now)
+
+    def hold(
+        key: Key | None, cost: int, tier: str | None, now: int | None
+    ) -> tuple[Decision, Receipts | None]:
+        return gate.hold(key, cost, tier, clock.now_us() if now is None else now)
+
+    def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        gate.record(key, cost, tier, clock.now_us() if now is None else now)
+
+    def refund(receipts: Receipts, cost: int, now: int | None) -> None:
+        gate.refund(receipts, cost, clock.now_us() if now is None else now)
+
+    return Gate(hit, peek, hold, record, refund, gate.reset)

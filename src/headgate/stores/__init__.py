@@ -1,0 +1,86 @@
+"""Stores, by name or by URL.
+
+memory://                     this process
+sqlite:///relative/path.db    a file; sqlite:////absolute/path.db; sqlite:///:memory:
+redis://host:6379/0           a Redis or Valkey server; rediss:// for TLS, unix:///path.sock, valkey://, valkeys://
+postgresql://host/database    a PostgreSQL server
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from headgate.errors import ConfigError
+from headgate.stores.base import AsyncGate, AsyncStore, Gate, Guarantees, Store
+from headgate.stores.memory import MemoryStore
+from headgate.stores.outage import Health, OnStoreError, local
+from headgate.stores.sqlite import SQLiteStore
+
+__all__ = [
+    "AsyncGate",
+    "AsyncStore",
+    "Gate",
+    "Guarantees",
+    "Health",
+    "MemoryStore",
+    "OnStoreError",
+    "SQLiteStore",
+    "Store",
+    "local",
+    "open_async_store",
+    "open_store",
+]
+
+_REMOTE = {
+    **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), ("redis", "RedisStore")),
+    **dict.fromkeys(("postgres", "postgresql"), ("postgres", "PostgresStore")),
+}
+"""By scheme: the module under `headgate.stores`, which is also the name of the extra that it needs, and the class."""
+
+
+def open_store(url: str) -> Store:
+    """Return the store that a URL names.
+
+    Raises:
+        ConfigError: No store has such URLs, or what it needs is not installed.
+    """
+    store: Store = _open(url)
+    return store
+
+
+def open_async_store(url: str) -> AsyncStore:
+    """Return the store that a URL names, for coroutines.
+
+    Raises:
+        ConfigError: No store has such URLs, or what it needs is not installed.
+    """
+    store: AsyncStore = _open(url)
+    return store
+
+
+def _open(url: str) -> Any:
+    scheme = url.partition(":")[0].lower()
+    if scheme == "memory":
+        return MemoryStore()
+    if scheme == "sqlite":
+        return SQLiteStore.from_url(url)
+    if scheme in _REMOTE:
+        return _remote_class(scheme)(url)
+    raise ConfigError(
+        f"no store is known for {scheme!r}; write for example 'memory://', 'sqlite:///limits.db' or "
+        f"'redis://localhost:6379/0'"
+    )
+
+
+def _remote_class(scheme: str) -> Any:
+    """Import a store only when it is asked for: its packages are extras."""
+    module, name = _REMOTE[scheme]
+    try:
+        return getattr(import_module(f"headgate.stores.{module}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("headgate"):
+            raise
+        raise ConfigError(
+            f"a store at {scheme}:// needs the package {error.name!r}: pip install 'headgate[{module}]'"
+        ) from error

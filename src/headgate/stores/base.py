@@ -1,0 +1,164 @@
+"""What a store is: the thing that makes the algorithms atomic, and nothing else.
+
+A store *binds* a limiter's rules once and is then called often. Binding is where keys are prepared, scripts registered and
+closures built; the bound `Gate` has one callable per operation, and the call itself does no more than it must.
+
+All times are whole microseconds; `None` means the store's own clock.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+from headgate.algorithms import Algorithm, Receipt, algorithm_for, check_cost
+from headgate.decision import Decision
+from headgate.errors import ConfigError
+from headgate.keys import Key
+from headgate.quota import MAX_UNITS
+from headgate.rules import Rule
+
+Receipts = tuple[tuple[object, Receipt], ...]
+"""What a hold needs to give its units back: per rule, where they were charged and the algorithm's receipt."""
+
+NewBirth = Callable[[], int]
+"""Returns a number that no other state has as its birth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantees:
+    """What a store keeps of the promises, and what it cannot.
+
+    Attributes:
+        exact: Whether its decisions equal the pure functions', however many call at once.
+        all_or_nothing: Whether several rules are charged together or not at all, whatever their keys.
+        shared: Whether several processes count together.
+        durable: Whether what was counted outlives the process.
+        may_lose: In words, what a crash may lose; empty if nothing.
+    """
+
+    exact: bool = True
+    all_or_nothing: bool = True
+    shared: bool = False
+    durable: bool = False
+    may_lose: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A limiter's rules, bound to a store.
+
+    `hit`, `peek`, `hold` and `record` take (key, cost, tier, now). `hold` also returns the receipts, or `None` if it was
+    refused or nothing was charged. `refund` takes (receipts, cost, now), `reset` the key. `public_hit`, if there is one,
+    can be called as `Limiter.hit` is, so that the limiter can step aside.
+    """
+
+    hit: Callable[[Key | None, int, str | None, int | None], Decision]
+    peek: Callable[[Key | None, int, str | None, int | None], Decision]
+    hold: Callable[[Key | None, int, str | None, int | None], tuple[Decision, Receipts | None]]
+    record: Callable[[Key | None, int, str | None, int | None], None]
+    refund: Callable[[Receipts, int, int | None], None]
+    reset: Callable[[Key | None], None]
+    public_hit: Callable[..., Decision] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncGate:
+    """As `Gate`, with callables to be awaited."""
+
+    hit: Callable[[Key | None, int, str | None, int | None], Awaitable[Decision]]
+    peek: Callable[[Key | None, int, str | None, int | None], Awaitable[Decision]]
+    hold: Callable[[Key | None, int, str | None, int | None], Awaitable[tuple[Decision, Receipts | None]]]
+    record: Callable[[Key | None, int, str | None, int | None], Awaitable[None]]
+    refund: Callable[[Receipts, int, int | None], Awaitable[None]]
+    reset: Callable[[Key | None], Awaitable[None]]
+    public_hit: Callable[..., Coroutine[Any, Any, Decision]] | None = None
+
+
+class Store(Protocol):
+    """What `Limiter` asks of a store."""
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What this store keeps and what it cannot."""
+
+    def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
+        """Return the operations on the states of these rules, which belong to the limiter of that name."""
+
+    def close(self) -> None:
+        """Let go of connections and files; calls after this may raise StoreUnavailable."""
+
+
+class AsyncStore(Protocol):
+    """What `AsyncLimiter` asks of a store."""
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What this store keeps and what it cannot."""
+
+    def bind_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncGate:
+        """Return the operations on the states of these rules, which belong to the limiter of that name."""
+
+    async def aclose(self) -> None:
+        """Let go of connections and files; calls after this may raise StoreUnavailable."""
+
+
+AnyStore = TypeVar("AnyStore", Store, AsyncStore)
+
+
+def births() -> NewBirth:
+    """Return a source of numbers for new states: a random start, then one by one.
+
+    Two sources, in two processes or before and after a restart, meet with a chance of about one in 2^53 per pair. A fork
+    gives the child a start of its own: counting on from the parent's, both would give the same birth to two states.
+    """
+    numbers, process = count(), -1
+
+    def new_birth() -> int:
+        nonlocal numbers, process
+        if process != os.getpid():
+            numbers = count(random.SystemRandom().randrange(1, MAX_UNITS))
+            process = os.getpid()
+        return next(numbers) % (MAX_UNITS - 1) + 1
+
+    return new_birth
+
+
+class Tiers:
+    """The algorithms of a limiter's rules, by tier."""
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        known = {tier for rule in rules for tier in rule.tiers}
+        self._own = tuple(algorithm_for(rule) for rule in rules)
+        self._by_tier = {
+            tier: tuple(algorithm_for(rule, rule.quota_for(tier)) for rule in rules) for tier in known
+        }
+        everyone = [a.capacity for algorithms in (self._own, *self._by_tier.values()) for a in algorithms]
+        self._always_fits = min(filter(None, everyone), default=0)  # a cost that needs no closer look
+
+    def algorithms(self, tier: str | None) -> tuple[Algorithm, ...]:
+        """Return what decides each rule for callers of this tier."""
+        return self._own if tier is None else self._by_tier.get(tier, self._own)
+
+    def admitting(self, tier: str | None, cost: int) -> tuple[Algorithm, ...]:
+        """As `algorithms`, for a call that must be able to succeed.
+
+        Raises:
+            ConfigError: The cost is not a whole number of units.
+            CostTooHigh: No waiting would ever admit it.
+        """
+        algorithms = self.algorithms(tier)
+        if type(cost) is not int or not 0 <= cost <= self._always_fits:
+            check_whole(cost)
+            check_cost(algorithms, cost)
+        return algorithms
+
+
+def check_whole(cost: int) -> None:
+    """Refuse a cost that is not a whole number of units."""
+    if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
+        raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")

@@ -1,0 +1,378 @@
+"""The store in an SQLite file: exact, shared by the processes of one machine, and there after a restart.
+
+The pure functions run inside `BEGIN IMMEDIATE`, so that nobody else writes between reading and writing, in whatever
+thread or process. States that have become fresh are removed as it goes: every few writes look at the next few rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote
+
+from headgate.algorithms import State, decide_all
+from headgate.clock import Clock, WallClock
+from headgate.decision import Decision
+from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
+from headgate.keys import Key, key_picker, storage_key, storage_prefix
+from headgate.rules import Rule
+from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts, Tiers, births, check_whole
+
+T = TypeVar("T")
+
+_WRITES_PER_CLEANING = 64
+_ROWS_PER_CLEANING = 128
+_PAUSE_BETWEEN_SWITCHES = 0.005  # seconds
+_GRACE_US = 3_600_000_000  # how much longer a state lives that was written at a time of the caller's own
+
+_CREATE = """
+    CREATE TABLE IF NOT EXISTS headgate_states (
+        id BLOB PRIMARY KEY,
+        state BLOB NOT NULL,     -- 64-bit integers, little-endian
+        expires INTEGER NOT NULL -- microseconds since the epoch, by this store's clock
+    ) WITHOUT ROWID
+"""
+_SELECT = "SELECT state FROM headgate_states WHERE id = ?"
+_UPSERT = "INSERT OR REPLACE INTO headgate_states VALUES (?, ?, ?)"
+_DELETE = "DELETE FROM headgate_states WHERE id = ?"
+_NEXT = "SELECT id, expires FROM headgate_states WHERE id > ? ORDER BY id LIMIT ?"
+
+
+class SQLiteStore:
+    """Counts in an SQLite file.
+
+    Args:
+        path: The file; made if it does not exist. `":memory:"` for a database that is gone with the store.
+        timeout: Seconds to wait for other processes that are writing before `StoreUnavailable` is raised.
+        namespace: Part of the identity of what is counted, for several applications in one file.
+        clock: Where time comes from; by default the machine's wall clock, which all its processes share.
+
+    Several threads, processes and event loops may use one file, each process with its own store (one that was made before
+    a fork opens the file anew). It belongs on a local disk: SQLite's locks cannot be relied on over network file systems.
+    """
+
+    guarantees = Guarantees(
+        shared=True,
+        durable=True,
+        may_lose="nothing when a process dies; the last moments when the machine does (WAL, synchronous=NORMAL)",
+    )
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        timeout: float = 5.0,
+        namespace: str = "headgate",
+        clock: Clock | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.timeout = timeout
+        self.namespace = namespace
+        self.clock: Clock = WallClock() if clock is None else clock
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._worker: ThreadPoolExecutor | None = None
+        self._closed = False
+        self._writes = 0
+        self._cleaned_up_to = b""
+        with self._lock:
+            self._connect()
+        with _registry:
+            _live_stores.add(self)
+
+    @classmethod
+    def from_url(cls, url: str) -> SQLiteStore:
+        """Return the store of `sqlite:///relative/path`, `sqlite:////absolute/path` or `sqlite:///:memory:`."""
+        scheme, separator, path = url.partition(":///")
+        if scheme.lower() != "sqlite" or not separator or not path:
+            raise ConfigError(
+                f"{url!r}: write 'sqlite:///relative/path.db', 'sqlite:////absolute/path.db' or 'sqlite:///:memory:'"
+            )
+        return cls(unquote(path))
+
+    def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
+        gate = _SQLiteGate(self, limiter, rules)
+        return Gate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+
+    def bind_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncGate:
+        gate = _SQLiteGate(self, limiter, rules)
+
+        async def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+            return await self._in_worker(partial(gate.hit, key, cost, tier, now))
+
+        async def peek(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+            return await self._in_worker(partial(gate.peek, key, cost, tier, now))
+
+        async def hold(
+            key: Key | None, cost: int, tier: str | None, now: int | None
+        ) -> tuple[Decision, Receipts | None]:
+            return await self._in_worker(partial(gate.hold, key, cost, tier, now))
+
+        async def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+            await self._in_worker(partial(gate.record, key, cost, tier, now))
+
+        async def refund(receipts: Receipts, cost: int, now: int | None) -> None:
+            await self._in_worker(partial(gate.refund, receipts, cost, now))
+
+        async def reset(key: Key | None) -> None:
+            await self._in_worker(partial(gate.reset, key))
+
+        return AsyncGate(hit, peek, hold, record, refund, reset)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            if self._worker is not None:
+                self._worker.shutdown(wait=False)
+                self._worker = None
+
+    async def aclose(self) -> None:
+        """Close the file."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> SQLiteStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> SQLiteStore:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
+        """Do work while nobody else writes, or at one moment of what others write; as a whole or not at all."""
+        # Both `with` end in C: a signal handler that raises (Ctrl-C, a worker's soft time-out) can come between no two
+        # steps of theirs, to leave the lock or the file locked for ever.
+        try:
+            with self._lock, self._connection or self._connect() as connection:
+                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                return work(connection)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"SQLite at {self.path}: {error}") from error
+
+    def save(
+        self,
+        connection: sqlite3.Connection,
+        row: bytes,
+        state: State | None,
+        fresh_at: int,
+        explicit_now: int | None,
+    ) -> None:
+        """Keep a state until it is fresh by this store's clock, and longer if the caller's own time was used."""
+        if state is None:
+            connection.execute(_DELETE, (row,))
+            return
+        expires = fresh_at
+        if explicit_now is not None:
+            expires = self.clock.now_us() + max(0, fresh_at - explicit_now) + _GRACE_US
+        connection.execute(_UPSERT, (row, struct.pack(f"<{len(state)}q", *state), expires))
+        self._writes += 1
+        if self._writes % _WRITES_PER_CLEANING == 0:
+            self._clean(connection)
+
+    def _clean(self, connection: sqlite3.Connection) -> None:
+        """Remove those of the next few rows whose state equals a fresh one."""
+        rows = connection.execute(_NEXT, (self._cleaned_up_to, _ROWS_PER_CLEANING)).fetchall()
+        now = self.clock.now_us()
+        connection.executemany(_DELETE, [(row,) for row, expires in rows if expires <= now])
+        self._cleaned_up_to = rows[-1][0] if len(rows) == _ROWS_PER_CLEANING else b""
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._closed:
+            raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
+        try:
+            # The lock serialises the threads; a transaction says itself when it begins (isolation_level=None).
+            connection = sqlite3.connect(
+                self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False
+            )
+            try:
+                _switch_to_wal(connection, self.timeout)
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute(_CREATE)
+            except sqlite3.Error:
+                connection.close()
+                raise
+        except sqlite3.Error as error:
+            folder = Path(self.path).resolve().parent
+            hint = "" if folder.is_dir() else f" (there is no folder {folder})"
+            raise StoreUnavailable(f"SQLite at {self.path}: {error}{hint}") from error
+        self._connection = connection
+        return connection
+
+    async def _in_worker(self, call: Callable[[], T]) -> T:
+        """Run a call in this store's thread: it waits for a file and for other processes.
+
+        A cancelled caller leaves the call running, so that what it charges counts as charged.
+        """
+        if self._worker is None:
+            with self._lock:
+                if self._worker is None and not self._closed:
+                    self._worker = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite")
+        if self._worker is None:
+            raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+
+    def _after_fork_in_child(self) -> None:
+        """Forget the parent's connection, which must not be used or closed here, and its thread."""
+        if self._connection is not None:
+            _inherited.append(self._connection)
+        self._connection = None
+        self._worker = None
+        self._lock = threading.Lock()
+
+
+class _SQLiteGate:
+    """A limiter's rules over the rows of an SQLite store."""
+
+    def __init__(self, store: SQLiteStore, limiter: str, rules: tuple[Rule, ...]) -> None:
+        self._store = store
+        self._tiers = Tiers(rules)
+        self._names = tuple(rule.name for rule in rules)
+        self._keys = key_picker(rules)
+        self._prefixes = [storage_prefix(store.namespace, limiter, rule) for rule in rules]
+        self._new_birth = births()
+
+    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        return self._decide(key, cost, tier, now, write=True)[0]
+
+    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        return self._decide(key, cost, tier, now, write=False)[0]
+
+    def hold(
+        self, key: Key | None, cost: int, tier: str | None, now: int | None
+    ) -> tuple[Decision, Receipts | None]:
+        return self._decide(key, cost, tier, now, write=True)
+
+    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        check_whole(cost)
+        rows = self._rows(key)
+        if not cost:
+            return
+
+        def work(connection: sqlite3.Connection) -> None:
+            at = self._store.clock.now_us() if now is None else now
+            birth = self._new_birth()
+            for algorithm, row in zip(self._tiers.algorithms(tier), rows, strict=True):
+                before = _load(connection, row)
+                after = algorithm.record(before, at, cost, birth)
+                if after is not None and after is not before:
+                    self._store.save(connection, row, after, algorithm.fresh_at(after), now)
+
+        self._store.transact(work, write=True)
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            at = self._store.clock.now_us() if now is None else now
+            for algorithm, (row, receipt) in zip(self._tiers.algorithms(None), receipts, strict=True):
+                assert isinstance(row, bytes)
+                before = _load(connection, row)
+                after = algorithm.refund(before, receipt, cost, at)
+                if after is not before:
+                    fresh_at = 0 if after is None else algorithm.fresh_at(after)
+                    self._store.save(connection, row, after, fresh_at, now)
+
+        self._store.transact(work, write=True)
+
+    def reset(self, key: Key | None) -> None:
+        rows = [(row,) for row in self._rows(key)]
+        self._store.transact(lambda connection: connection.executemany(_DELETE, rows), write=True)
+
+    def _decide(
+        self, key: Key | None, cost: int, tier: str | None, now: int | None, *, write: bool
+    ) -> tuple[Decision, Receipts | None]:
+        algorithms = self._tiers.admitting(tier, cost)
+        rows = self._rows(key)
+
+        def work(connection: sqlite3.Connection) -> tuple[Decision, Receipts | None]:
+            at = self._store.clock.now_us() if now is None else now
+            states = [_load(connection, row) for row in rows]
+            after, verdicts = decide_all(algorithms, states, at, cost, self._new_birth())
+            decision = Decision.make(self._names, verdicts)
+            if not (write and cost and decision.allowed):
+                return decision, None
+            receipts = []
+            for algorithm, row, state in zip(algorithms, rows, after, strict=True):
+                assert state is not None  # an admission of a cost leaves something counted
+                self._store.save(connection, row, state, algorithm.fresh_at(state), now)
+                receipts.append((row, algorithm.receipt(state, cost)))
+            return decision, tuple(receipts)
+
+        return self._store.transact(work, write=write and cost > 0)
+
+    def _rows(self, key: Key | None) -> Sequence[bytes]:
+        return [storage_key(p, k) for p, k in zip(self._prefixes, self._keys(key), strict=True)]
+
+
+def _load(connection: sqlite3.Connection, row: bytes) -> State | None:
+    found = connection.execute(_SELECT, (row,)).fetchone()
+    if found is None:
+        return None
+    try:
+        return struct.unpack(f"<{len(found[0]) // 8}q", found[0])
+    except (struct.error, TypeError) as error:
+        raise StoreConflict(f"SQLite: the row {row!r} of headgate_states does not hold a state") from error
+
+
+def _switch_to_wal(connection: sqlite3.Connection, timeout: float) -> None:
+    """Make the file one that can be read while it is written.
+
+    SQLite does not wait here for others who switch at the same moment, as processes do that start together. So we do.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_BETWEEN_SWITCHES)
+        else:
+            return
+
+
+_live_stores: weakref.WeakSet[SQLiteStore] = weakref.WeakSet()
+_inherited: list[sqlite3.Connection] = []
+_registry = threading.Lock()
+"""Held while somebody forks or makes a store."""
+
+
+def _before_fork() -> None:
+    _registry.acquire()
+    for store in _live_stores:
+        store._lock.acquire()
+        _forking.append(store)
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop()._lock.release()
+    _registry.release()
+
+
+def _after_fork_in_child() -> None:
+    while _forking:
+        _forking.pop()._after_fork_in_child()
+    _registry.release()
+
+
+_forking: list[SQLiteStore] = []
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

@@ -1,0 +1,31 @@
+"""Help for testing code that uses Headgate, and for testing stores.
+
+`FakeClock` needs nothing but Headgate. The conformance kit needs pytest and Hypothesis, and is imported when it is asked
+for.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from headgate.testing.clock import FakeClock
+from headgate.testing.reference import ReferenceStore
+
+if TYPE_CHECKING:
+    from headgate.testing.contract import AsyncStoreContract, StoreContract
+
+__all__ = ["AsyncStoreContract", "FakeClock", "ReferenceStore", "StoreContract"]
+
+_KIT = "headgate.testing.contract"
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("AsyncStoreContract", "StoreContract"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _KIT not in sys.modules:
+        # Failing assertions of the kit should say as much as those of the tests that use it.
+        import_module("pytest").register_assert_rewrite(_KIT)
+    kit: object = getattr(import_module(_KIT), name)
+    return kit

@@ -1,0 +1,49 @@
+"""A clock for tests."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headgate.clock import to_microseconds
+
+
+class FakeClock:
+    """A clock that moves only when told to; sleeping on it moves it.
+
+    Args:
+        now: Where it starts, in seconds since the epoch.
+    """
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._now_us = to_microseconds(now)
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    @property
+    def now(self) -> float:
+        """The time in seconds since the epoch."""
+        return self._now_us / 1_000_000
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; less than 0 lets it go back."""
+        self._now_us += to_microseconds(seconds)
+
+    def advance_us(self, microseconds: int) -> None:
+        """Let whole microseconds pass."""
+        self._now_us += microseconds
+
+    def set(self, now: float) -> None:
+        """Go to a time in seconds since the epoch."""
+        self._now_us = to_microseconds(now)
+
+    def set_us(self, now_us: int) -> None:
+        """Go to a time in microseconds since the epoch."""
+        self._now_us = now_us
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    async def asleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        await asyncio.sleep(0)

@@ -1,0 +1,68 @@
+"""One answer: the same trace gives the same decisions as the pure functions, and as the vectors say."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate import Decision, Limiter
+from headgate.testing.contract.base import Contract
+from headgate.testing.contract.traces import START_US, Actor, Trace, traces
+from headgate.testing.reference import ReferenceStore
+from headgate.testing.scenarios import Scenario, ScenarioPlayer, load_vectors
+
+VECTORS = load_vectors()
+
+
+class ReplayTests(Contract):
+    """The store against the reference, call by call."""
+
+    @pytest.mark.parametrize("file", VECTORS)
+    def test_vectors_are_answered_to_the_microsecond(self, file: str) -> None:
+        for scenario in VECTORS[file]:
+            if not set(scenario.kinds) <= set(self.kinds):
+                pytest.skip(f"this store does not take every one of {', '.join(scenario.kinds)}")
+            if len(scenario.versions[0]) > 1:
+                self.require("all_or_nothing")
+            self._answers(scenario)
+
+    def _answers(self, scenario: Scenario) -> None:
+        name = self.limiter(*scenario.versions[0]).name
+        player = ScenarioPlayer(self.clock, [self.limiter(*rules, name=name) for rules in scenario.versions])
+        for number, step in enumerate(scenario.steps):
+            answer = player.play(step)
+            assert answer == step.expected, f"{scenario}, step {number}: {step}"
+
+    def test_random_traces_are_answered_like_the_pure_functions(self) -> None:
+        most_rules = 3 if self.store.guarantees.all_or_nothing else 1
+        self.for_all(traces(self.kinds, most_rules=most_rules), self._replay)
+
+    def test_random_traces_of_one_rule_are_answered_like_the_pure_functions(self) -> None:
+        """One rule without a scope has the shortest way through a store, and so deserves a search of its own."""
+        self.for_all(traces(self.kinds, most_rules=1), self._replay)
+
+    def _replay(self, trace: Trace) -> None:
+        self.clock.set_us(START_US)
+        name = self.limiter(*trace.versions[0]).name
+        reference = ReferenceStore(clock=self.clock)
+        expected = Actor(trace, [Limiter(*rules, name=name, store=reference) for rules in trace.versions])
+        actual = Actor(trace, [self.limiter(*rules, name=name) for rules in trace.versions])
+        last: Decision | None = None
+        latest = START_US
+        for number, step in enumerate(trace.steps):
+            now = step.move.target(self.clock.now_us(), trace.period_us, last)
+            self.clock.set_us(max(now, self._earliest(reference, latest)))
+            latest = max(latest, self.clock.now_us())
+            answer = expected.play(step)
+            assert (number, actual.play(step)) == (number, answer)
+            last = answer[0] if isinstance(answer[0], Decision) else last
+
+    def _earliest(self, reference: ReferenceStore, latest: int) -> int:
+        """Return how far back the clock may go.
+
+        By its own clock a store may have forgotten what was fresh at the latest time it has seen. Going back to before
+        that is the one thing that it cannot answer like a store that forgets nothing. It grants nothing: the answer
+        is that of the latest time.
+        """
+        if not self.own_time:
+            return 0
+        return max((fresh_at for _, fresh_at in reference.states.values() if fresh_at <= latest), default=0)

@@ -1,0 +1,100 @@
+"""Many at once: tasks that race for the same units."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from headgate import AsyncLimiter, Rule
+from headgate.stores.base import Store
+from headgate.testing.contract.base import Contract, each_kind
+from headgate.testing.contract.blocking import BlockingStore
+from headgate.testing.contract.races import SLOTS, Tally, check_tally
+
+TASKS = 256
+
+
+class TaskRaceTests(Contract):
+    """So many tasks for so many slots: exactly as many are admitted as there are slots."""
+
+    def open_store(self) -> Store:
+        return BlockingStore(self.make_store())
+
+    @property
+    def blocking(self) -> BlockingStore:
+        """The store under test, with its event loop."""
+        assert isinstance(self.store, BlockingStore)
+        return self.store
+
+    def async_limiter(self, *rules: Rule, name: str | None = None) -> AsyncLimiter:
+        """Return an asynchronous limiter on the store; it counts together with `limiter` of the same name."""
+        name = name or self.limiter(*rules).name
+        clock = None if self.own_time else self.clock
+        return AsyncLimiter(*rules, name=name, store=self.blocking.store, clock=clock)
+
+    @each_kind
+    def test_tasks_racing_for_slots_get_exactly_as_many(self, kind: str) -> None:
+        self.require("exact")
+        limiter = self.async_limiter(self.rule(kind, SLOTS))
+
+        async def race() -> int:
+            answers = await asyncio.gather(*(limiter.hit("a") for _ in range(TASKS)))
+            return sum(answer.allowed for answer in answers)
+
+        assert self.blocking.run(race()) == SLOTS
+
+    @each_kind
+    def test_tasks_racing_through_holds_never_have_too_many(self, kind: str) -> None:
+        self.require("exact")
+        rule = self.rule(kind, SLOTS)
+        limiter = self.async_limiter(rule)
+        tally = Tally()
+
+        async def hold_and_settle(chance: random.Random) -> None:
+            for _ in range(2):
+                cost = chance.randint(1, 5)
+                if hold := await limiter.hold("a", cost):
+                    tally.add(cost)
+                    kept = chance.choice((0, 0, chance.randint(0, cost)))
+                    await asyncio.sleep(0)
+                    tally.add(kept - cost)
+                    await hold.settle(kept)
+
+        async def race() -> None:
+            await asyncio.gather(*(hold_and_settle(random.Random(number)) for number in range(TASKS)))
+
+        self.blocking.run(race())
+        check_tally(self.limiter(rule, name=limiter.name), rule, tally)
+
+    @each_kind
+    def test_a_cancelled_caller_is_not_admitted_for_nothing(self, kind: str) -> None:
+        """It may have been charged or not; either way there are never more admissions than slots."""
+        self.require("exact")
+        rule = self.rule(kind, SLOTS)
+        limiter = self.async_limiter(rule)
+
+        async def race() -> int:
+            racers = [asyncio.ensure_future(limiter.hit("a")) for _ in range(TASKS)]
+            await asyncio.sleep(0)
+            for racer in racers[::3]:
+                racer.cancel()
+            answers = await asyncio.gather(*racers, return_exceptions=True)
+            return sum(answer is not None and bool(answer) for answer in answers if isinstance(answer, tuple))
+
+        won = self.blocking.run(race())
+        left = self.limiter(rule, name=limiter.name).check("a", 0).remaining
+        assert left is not None
+        assert won + left <= SLOTS
+
+    @each_kind
+    def test_a_limiter_works_in_a_second_event_loop(self, kind: str) -> None:
+        limiter = self.async_limiter(self.rule(kind, 5))
+
+        async def hit() -> int | None:
+            return (await limiter.hit("a")).remaining
+
+        seen = []
+        for _ in range(3):
+            seen.append(self.blocking.run(hit()))
+            self.blocking.change_loop()
+        assert seen == [4, 3, 2]

@@ -1,0 +1,201 @@
+"""What the passing of time does: waiting, forgetting, going back; and that it is never too much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headgate import Decision, Hold, Limiter, Rule
+from headgate.errors import CostTooHigh
+from headgate.keys import Key
+from headgate.testing.contract.base import each_kind
+from headgate.testing.contract.decisions import DecisionTests
+from headgate.testing.contract.traces import START_US, Actor, Trace, traces
+
+OTHER_KEYS = 300
+"""Enough new keys for a store that looks at a few old ones with each to have looked at all there are."""
+
+
+class TimeTests(DecisionTests):
+    """Honest waiting, never too many, forgetting, a clock that goes back."""
+
+    @each_kind
+    def test_a_refused_call_is_admitted_at_retry_after_and_not_a_microsecond_before(self, kind: str) -> None:
+        limiter = self.limiter(self.rule(kind, 3, 7_000))
+        for cost in (1, 2, 3, 2, 3, 1):
+            while limiter.hit("a", cost):
+                self.clock.advance_us(111)
+            self._is_honest(limiter, "a", cost)
+
+    @each_kind
+    def test_waiting_is_honest_after_the_limit_was_lowered(self, kind: str) -> None:
+        wide = self.limiter(self.rule(kind, 20))
+        narrow = self.limiter(self.rule(kind, 3), name=wide.name)
+        for _ in range(4):
+            wide.hit("a", 5)
+            self.clock.advance_us(1_000_001)
+        self._is_honest(narrow, "a", 2)
+
+    def test_waiting_is_honest_in_random_traces(self) -> None:
+        most_rules = 3 if self.store.guarantees.all_or_nothing else 1
+        self.for_all(traces(self.kinds, most_rules=most_rules, most_steps=12), self._waits_are_honest)
+
+    def _waits_are_honest(self, trace: Trace) -> None:
+        self.clock.set_us(START_US)
+        name = self.limiter(*trace.versions[0]).name
+        limiters = [self.limiter(*rules, name=name) for rules in trace.versions]
+        actor = Actor(trace, limiters)
+        last: Decision | None = None
+        for step in trace.steps:
+            self.clock.set_us(step.move.target(self.clock.now_us(), trace.period_us, last))
+            answer = actor.play(step)[0]
+            if answer is CostTooHigh:
+                continue
+            assert isinstance(answer, Decision)
+            last = answer
+            if step.op in ("hit", "check", "hold") and answer.retry_after_us is not None:
+                limiter, key = limiters[step.version], trace.key(step.who)
+                self.clock.advance_us(answer.retry_after_us - 1)
+                early = limiter.check(key, step.cost, tier=step.tier)
+                assert (early.allowed, early.retry_after_us) == (False, 1)
+                self.clock.advance_us(1)
+                last = limiter.hit(key, step.cost, tier=step.tier)
+                assert last.allowed
+
+    def test_never_too_many_in_random_traces(self) -> None:
+        self.for_all(traces(self.kinds, most_rules=1, backwards=False), self._is_never_too_many)
+
+    def _is_never_too_many(self, trace: Trace) -> None:
+        """Keep a log of all that was admitted and not given back, and add it up over every span there is."""
+        rule = replace(trace.versions[0][0], scope=None, tiers={})
+        trace = Trace(((rule,), (rule,)), trace.steps)
+        log = self._admitted(trace, self.limiter(rule))
+        for key in {key for key, _, _ in log}:
+            charges = [(at, units) for k, at, units in log if k == key]
+            for first, (start, _) in enumerate(charges):
+                total = 0
+                for end, units in charges[first:]:
+                    total += units
+                    assert total <= _most_between(rule, start, end), charges
+
+    def _admitted(self, trace: Trace, limiter: Limiter) -> list[tuple[Key, int, int]]:
+        """Return key, time and units of all that was admitted, without what was given back later."""
+        self.clock.set_us(START_US)
+        log: list[tuple[Key, int, int]] = []
+        holds: list[tuple[Hold, int]] = []
+        last: Decision | None = None
+        for step in trace.steps:
+            self.clock.set_us(step.move.target(self.clock.now_us(), trace.period_us, last))
+            key, cost = trace.key(step.who), min(step.cost, limiter.rules[0].quota.burst or 12)
+            if step.op in ("settle", "release") and holds:
+                hold, place = holds.pop(step.hold % len(holds))
+                kept = hold.settle(min(cost, hold.cost) if step.op == "settle" else 0)
+                log[place] = (*log[place][:2], kept)
+                continue
+            try:
+                taken = limiter.hold(key, cost) if step.op == "hold" else None
+                last = limiter.hit(key, cost) if taken is None else taken.decision
+            except CostTooHigh:
+                continue
+            if last.allowed:
+                log.append((key, self.clock.now_us(), cost))
+                if taken is not None:
+                    holds.append((taken, len(log) - 1))
+        return log
+
+    @each_kind
+    def test_a_state_is_fresh_at_reset_after_and_not_a_microsecond_before(self, kind: str) -> None:
+        limiter = self.limiter(self.rule(kind, 3, 7_000))
+        fresh = limiter.check("a", 0)
+        limiter.hit("a", 1)
+        self.clock.advance_us(1_234)
+        reset_after = limiter.hit("a", 1).reset_after_us
+        assert reset_after is not None
+        self.clock.advance_us(reset_after - 1)
+        assert limiter.check("a", 0).reset_after_us == 1
+        assert limiter.check("a", 0).remaining != fresh.remaining
+        self.clock.advance_us(1)
+        assert limiter.check("a", 0) == fresh
+        assert limiter.hit("a", 3).allowed
+
+    @each_kind
+    def test_what_still_counts_is_never_forgotten(self, kind: str) -> None:
+        """However many other keys come and go in the meantime, up to the last microsecond."""
+        limiter = self.limiter(self.rule(kind, 3, 60_000))
+        limiter.record("a", 5)
+        before = limiter.check("a", 0)
+        assert before.reset_after_us is not None
+        self.clock.advance_us(before.reset_after_us - 1)
+        for number in range(OTHER_KEYS):
+            limiter.hit(f"other {number}")
+        assert limiter.check("a", 0).reset_after_us == 1
+        self.clock.advance_us(1)
+        assert limiter.check("a", 0).reset_after_us == 0
+
+    def test_what_is_fresh_for_one_tier_is_fresh_for_all(self) -> None:
+        """Or else it could be told whether a store has forgotten it already."""
+        fast, slow = (self.rule("token_bucket", limit, burst=100).quota for limit in (100, 10))
+        limiter = self.limiter(self.rule("token_bucket", 10, burst=100, tiers={"fast": fast, "slow": slow}))
+        limiter.hit("a", 100, tier="fast")
+        self.clock.advance_us(60_000_000 - 1)
+        assert limiter.check("a", 0, tier="slow").remaining == 9
+        assert limiter.check("a", 50, tier="slow").retry_after_us == 1
+        for number in range(OTHER_KEYS):
+            limiter.hit(f"other {number}")
+        self.clock.advance_us(1)
+        assert limiter.check("a", 0, tier="slow").remaining == 100
+
+    @each_kind
+    def test_time_going_back_grants_nothing(self, kind: str) -> None:
+        limiter = self.limiter(self.rule(kind, 4, 60_000_000))
+        limiter.hit("a", 3)
+        self.clock.advance_us(30_000_000)
+        limiter.record("a", 2)
+        before = limiter.check("a", 0)
+        for back in (1, 10_000_000, 20_000_000, 3_600_000_000):
+            self.clock.advance_us(-back)
+            answer = limiter.check("a", 0)
+            assert (answer.remaining, answer.limit) == (before.remaining, before.limit)
+            refused = limiter.hit("a", 4)
+            assert not refused
+            assert refused.retry_after_us is not None
+        self._is_honest(limiter, "a", 4)
+
+    @each_kind
+    def test_units_counted_while_the_clock_is_back_count_as_of_the_latest_time(self, kind: str) -> None:
+        ahead, behind = (self.limiter(self.rule(kind, 10)) for _ in range(2))
+        for limiter in (ahead, behind):
+            limiter.hit("a", 4)
+        latest = self.clock.now_us()
+        ahead.hit("a", 4)
+        self.clock.advance_us(-50_000_000)
+        behind.hit("a", 4)
+        for now in (latest, latest + 12_345_678, latest + 70_000_000):
+            self.clock.set_us(now)
+            assert behind.check("a", 5) == ahead.check("a", 5)
+
+    def test_what_was_counted_outlives_the_store(self) -> None:
+        self.require("durable")
+        rules = [self.rule(kind, 10, 3_600_000_000) for kind in self.kinds]
+        limiters = [self.limiter(rule) for rule in rules]
+        for limiter in limiters:
+            limiter.hit("a", 4)
+        before = [limiter.check("a", 0) for limiter in limiters]
+        self.store.close()
+        del self.store
+        again = [self.limiter(rule, name=limiter.name) for rule, limiter in zip(rules, limiters, strict=True)]
+        assert [limiter.check("a", 0) for limiter in again] == before
+
+
+def _most_between(rule: Rule, start: int, end: int) -> int:
+    """Return the most units that a rule may admit from one instant to another, both included."""
+    limit, period = rule.quota.limit, rule.quota.period_us
+    if rule.kind == "token_bucket":
+        burst = limit if rule.quota.burst is None else rule.quota.burst
+        tick = 1_000 if period > 3_600_000_000 else 1
+        ticks = end // tick - start // tick
+        return burst + limit * ticks * tick // period
+    if rule.kind == "fixed_window":
+        return limit * (end // period - start // period + 1)
+    if rule.kind == "sliding_window" and not rule.strict:
+        period -= -(period // -rule.buckets) - 1  # a unit may be forgotten just short of one bucket early
+    return limit * ((end - start) // max(1, period) + 1)

@@ -1,0 +1,211 @@
+"""Random traces: rules whose limits change, and calls at chosen instants.
+
+Instants are mostly chosen relative to what the last decision said, a microsecond before, at or after it, since that is
+where mistakes live. A trace is a value, so that Hypothesis can show the shortest one that goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hypothesis import strategies as st
+
+from headgate import (
+    Decision,
+    Hold,
+    Limiter,
+    Quota,
+    Rule,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.errors import CostTooHigh
+from headgate.keys import Key
+from headgate.rules import SHARED, Kind
+
+Operation = Literal["hit", "check", "hold", "settle", "release", "record", "reset"]
+
+START_US = 1_700_000_000_000_000
+LATEST_US = (
+    8_000_000_000_000_000  # stays within the exact range of doubles, whatever is added to it in a trace
+)
+
+ALL_KINDS: tuple[Kind, ...] = ("fixed_window", "sliding_window", "sliding_log", "token_bucket")
+
+_MS, _SECOND, _HOUR, _DAY = 1_000, 1_000_000, 3_600_000_000, 86_400_000_000
+_PERIODS = (_MS, 7 * _MS, _SECOND, 60 * _SECOND, _HOUR, _HOUR + _MS, 30 * _DAY)
+_LIMITS = (1, 2, 3, 5, 8, 12, 5_000, 0)
+_BUCKETS = (60, 7, 2, 1)
+_TIERS = (None, None, "pro", "unknown")
+
+
+@dataclass(frozen=True)
+class Move:
+    """How far time goes before a step: so many microseconds, sixtieths of the period, or to what a decision named."""
+
+    unit: Literal["us", "sixtieth", "retry", "reset"]
+    amount: int
+    nudge: int = 0
+
+    def target(self, now: int, period_us: int, last: Decision | None) -> int:
+        """Return the instant that it leads to, after a decision that may name one."""
+        if self.unit == "us":
+            moved = self.amount
+        elif self.unit == "sixtieth":
+            moved = period_us * self.amount // 60 + self.nudge
+        else:
+            named = last and (last.retry_after_us if self.unit == "retry" else last.reset_after_us)
+            moved = max(0, (named or 0) + self.nudge)
+        return min(now + moved, LATEST_US)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call. `hold` says which of the open holds is settled or released, `version` which limits are in force."""
+
+    op: Operation
+    move: Move
+    who: int
+    cost: int
+    tier: str | None
+    version: int
+    hold: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Rules in two versions that share their states, and what happens."""
+
+    versions: tuple[tuple[Rule, ...], ...]
+    steps: tuple[Step, ...]
+
+    def key(self, who: int) -> Key:
+        """Return the key of one of a few callers; some share an entry of theirs."""
+        scopes = {rule.scope for rule in self.versions[0]} - {None, SHARED}
+        if not scopes:
+            return ("a", "b", b"a")[who]
+        callers = ({"user": "a", "realm": "x"}, {"user": "b", "realm": "x"}, {"user": "a", "realm": "y"})
+        return {scope: name for scope, name in callers[who].items() if scope in scopes}
+
+    @property
+    def period_us(self) -> int:
+        return self.versions[0][0].quota.period_us
+
+
+def traces(
+    kinds: Sequence[Kind] = ALL_KINDS, *, most_rules: int = 3, backwards: bool = True, most_steps: int = 40
+) -> st.SearchStrategy[Trace]:
+    """Return traces over rules of these kinds."""
+    steps = st.lists(_steps(backwards), min_size=1, max_size=most_steps).map(tuple)
+    return st.builds(Trace, _versions(kinds, most_rules), steps)
+
+
+@st.composite
+def _versions(draw: st.DrawFn, kinds: Sequence[Kind], most_rules: int) -> tuple[tuple[Rule, ...], ...]:
+    count = draw(st.integers(1, most_rules))
+    scopes = draw(st.sampled_from(((None, SHARED), ("user", "realm", SHARED))))
+    rules = [draw(_rule_versions(kinds, scopes, f"rule{i}")) for i in range(count)]
+    first, second = zip(*rules, strict=True)
+    return first, second
+
+
+@st.composite
+def _rule_versions(
+    draw: st.DrawFn, kinds: Sequence[Kind], scopes: Sequence[str | None], name: str
+) -> tuple[Rule, Rule]:
+    kind = draw(st.sampled_from(kinds))
+    period = draw(st.sampled_from(_PERIODS))
+    buckets, strict = draw(st.sampled_from(_BUCKETS)), draw(st.booleans())
+    scope = draw(st.sampled_from(scopes))
+
+    def quota() -> Quota:
+        limit = draw(st.sampled_from(_LIMITS))
+        burst = draw(st.none() | st.integers(1, 12)) if kind == "token_bucket" and limit else None
+        return Quota(limit, period, burst)
+
+    def rule() -> Rule:
+        own, tiers = quota(), {"pro": quota()}
+        return make_rule(kind, own, name=name, scope=scope, tiers=tiers, buckets=buckets, strict=strict)
+
+    return rule(), rule()
+
+
+def make_rule(
+    kind: str,
+    quota: Quota,
+    *,
+    name: str | None = None,
+    scope: str | None = None,
+    tiers: Mapping[str, Quota] | None = None,
+    buckets: int = 60,
+    strict: bool = True,
+) -> Rule:
+    """Return a rule of the kind that is named."""
+    if kind == "sliding_window":
+        return sliding_window(quota, name=name, scope=scope, tiers=tiers, buckets=buckets, strict=strict)
+    makers = {"fixed_window": fixed_window, "sliding_log": sliding_log, "token_bucket": token_bucket}
+    return makers[kind](quota, name=name, scope=scope, tiers=tiers)
+
+
+def _steps(backwards: bool) -> st.SearchStrategy[Step]:
+    nudges = st.sampled_from((0, -1, 1))
+    moves = [
+        st.builds(Move, st.just("us"), st.sampled_from((0, 1, 2, 999, 1_000, 10_000_000))),
+        st.builds(Move, st.just("sixtieth"), st.sampled_from((1, 5, 20, 30, 59, 60, 61, 90)), nudges),
+        st.builds(Move, st.sampled_from(("retry", "reset")), st.just(0), nudges),
+    ]
+    if backwards:
+        moves.append(st.builds(Move, st.just("sixtieth"), st.sampled_from((-1, -10, -59, -61)), nudges))
+    return st.builds(
+        Step,
+        op=st.sampled_from(
+            ("hit", "hit", "hit", "hold", "hold", "check", "settle", "settle", "release", "record", "reset")
+        ),
+        move=st.one_of(st.just(Move("us", 0)), *moves),
+        who=st.sampled_from((0, 0, 0, 1, 2)),
+        cost=st.sampled_from((1, 1, 2, 3, 5, 0, 12, 13, 5_000)),
+        tier=st.sampled_from(_TIERS),
+        version=st.sampled_from((0, 0, 0, 1)),
+        hold=st.integers(0, 3),
+    )
+
+
+class Actor:
+    """Plays a trace's calls on limiters that share a store, one per version of the rules."""
+
+    def __init__(self, trace: Trace, limiters: Sequence[Limiter]) -> None:
+        self._trace = trace
+        self._limiters = limiters
+        self._holds: list[Hold] = []
+
+    def play(self, step: Step) -> tuple[Decision | type[CostTooHigh], ...]:
+        """Make the call, and return what it said, or what can be seen of it afterwards."""
+        limiter, key = self._limiters[step.version], self._trace.key(step.who)
+        try:
+            answer = self._call(limiter, key, step)
+        except CostTooHigh:
+            return (CostTooHigh,)
+        seen = limiter.check(key, 0, tier=step.tier)
+        return (seen,) if answer is None else (answer, seen)
+
+    def _call(self, limiter: Limiter, key: Key, step: Step) -> Decision | None:
+        if step.op == "hit":
+            return limiter.hit(key, step.cost, tier=step.tier)
+        if step.op == "check":
+            return limiter.check(key, step.cost, tier=step.tier)
+        if step.op == "hold":
+            hold = limiter.hold(key, step.cost, tier=step.tier)
+            self._holds.append(hold)
+            return hold.decision
+        if step.op == "record":
+            limiter.record(key, step.cost, tier=step.tier)
+        elif step.op == "reset":
+            limiter.reset(key)
+        elif self._holds:
+            hold = self._holds.pop(step.hold % len(self._holds))
+            hold.settle(step.cost if step.op == "settle" else 0)
+        return None

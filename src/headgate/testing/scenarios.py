@@ -1,0 +1,153 @@
+"""The vectors: what every rule must answer, step by step, worked out by an independent model.
+
+`vectors/*.json` are written by `tests/model/make_vectors.py` and shipped, so that a store in any language can be held to
+them. A file is a list of scenarios; a scenario is
+
+    name       what it is about
+    versions   the limiter's rules, and then the same rules with other limits; all versions share their states
+    steps      one call each, in order
+
+and a step has
+
+    op         hit, check, hold, settle, record or reset
+    now        microseconds since the epoch
+    version    which rules are in force
+    key, cost, tier
+    hold       of a hold: the number it goes by; of a settle: the number of the hold, whose true cost is `cost`
+    binds      index of the rule whose figures stand for the decision
+    verdicts   per rule: allowed, limit, remaining, retry_after_us, reset_after_us
+
+What has no answer of its own (settle, record, reset) has no `verdicts`; a cost, version or binding index of 0 and a tier of
+nobody's are left out. The cost of a settle may be above what was held: the rest is then recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from headgate import (
+    Decision,
+    Hold,
+    Limiter,
+    Quota,
+    Rule,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.decision import Verdict
+from headgate.keys import Key
+from headgate.testing.clock import FakeClock
+
+Expected = tuple[int, tuple[Verdict, ...]] | None
+
+
+@dataclass(frozen=True)
+class ScenarioStep:
+    """One call and what it must answer."""
+
+    op: str
+    now: int
+    version: int
+    key: Key
+    cost: int
+    tier: str | None
+    hold: int | None
+    expected: Expected
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A limiter's rules, in several versions, and a series of calls."""
+
+    name: str
+    versions: tuple[tuple[Rule, ...], ...]
+    steps: tuple[ScenarioStep, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its rules."""
+        return tuple(rule.kind for rule in self.versions[0])
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ScenarioPlayer:
+    """Plays the steps of a scenario on limiters that share a store, one per version of the rules."""
+
+    def __init__(self, clock: FakeClock, limiters: Sequence[Limiter]) -> None:
+        self._clock = clock
+        self._limiters = limiters
+        self._holds: dict[int | None, Hold] = {}
+
+    def play(self, step: ScenarioStep) -> Expected:
+        """Make the call at its time, and return what it answered."""
+        self._clock.set_us(step.now)
+        limiter = self._limiters[step.version]
+        if step.op == "settle":
+            self._holds[step.hold].settle(step.cost)
+        elif step.op == "record":
+            limiter.record(step.key, step.cost, tier=step.tier)
+        elif step.op == "reset":
+            limiter.reset(step.key)
+        else:
+            return _answer(self._decide(limiter, step))
+        return None
+
+    def _decide(self, limiter: Limiter, step: ScenarioStep) -> Decision:
+        if step.op == "hit":
+            return limiter.hit(step.key, step.cost, tier=step.tier)
+        if step.op == "check":
+            return limiter.check(step.key, step.cost, tier=step.tier)
+        assert step.op == "hold", step.op
+        hold = self._holds[step.hold] = limiter.hold(step.key, step.cost, tier=step.tier)
+        return hold.decision
+
+
+def load_vectors() -> dict[str, tuple[Scenario, ...]]:
+    """Return the scenarios of every vector file by its name."""
+    files = (resources.files("headgate.testing") / "vectors").iterdir()
+    return {
+        file.name: tuple(_scenario(raw) for raw in json.loads(file.read_text(encoding="utf-8")))
+        for file in sorted(files, key=lambda file: file.name)
+    }
+
+
+def _answer(decision: Decision) -> Expected:
+    return decision.names.index(str(decision.rule)), decision.verdicts
+
+
+def _scenario(raw: dict[str, Any]) -> Scenario:
+    versions = tuple(tuple(_rule(**rule) for rule in version) for version in raw["versions"])
+    return Scenario(raw["name"], versions, tuple(_step(**step) for step in raw["steps"]))
+
+
+def _rule(kind: str, limit: int, period_us: int, burst: int | None = None, **options: Any) -> Rule:
+    makers = (fixed_window, sliding_log, sliding_window, token_bucket)
+    make = next(make for make in makers if make.__name__ == kind)
+    tiers = {
+        tier: Quota(quota["limit"], period_us, quota.get("burst"))
+        for tier, quota in options.pop("tiers", {}).items()
+    }
+    return make(Quota(limit, period_us, burst), tiers=tiers, **options)
+
+
+def _step(
+    op: str,
+    now: int,
+    key: Key,
+    cost: int = 0,
+    version: int = 0,
+    tier: str | None = None,
+    hold: int | None = None,
+    binds: int = 0,
+    verdicts: list[list[Any]] | None = None,
+) -> ScenarioStep:
+    expected = None if verdicts is None else (binds, tuple(Verdict(*verdict) for verdict in verdicts))
+    return ScenarioStep(op, now, version, key, cost, tier, hold, expected)

@@ -1,0 +1,207 @@
+"""The kit itself: it notices what it is there to notice, and asks for nothing before it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import Phase, settings
+
+from headgate import Decision, Rule
+from headgate.keys import Key
+from headgate.stores.base import Gate, Receipts
+from headgate.testing import FakeClock, ReferenceStore, StoreContract
+from headgate.testing.contract.traces import START_US
+
+
+class Bound(NamedTuple):
+    """What a gate of the reference was bound to."""
+
+    store: ReferenceStore
+    limiter: str
+    rules: tuple[Rule, ...]
+
+
+Defect = Callable[[Gate, Bound], Gate]
+
+
+def broken_contract(defect: Defect, folder: Path) -> StoreContract:
+    """Return the contract of a store that is right but for one thing."""
+
+    class BrokenStore(ReferenceStore):
+        def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
+            return defect(super().bind(limiter, rules), Bound(self, limiter, rules))
+
+    class Broken(StoreContract):
+        def make_store(self) -> ReferenceStore:
+            return BrokenStore()
+
+    contract = Broken()
+    contract.clock, contract.folder = FakeClock(START_US / 1_000_000), folder
+    return contract
+
+
+def test_the_fake_clock_needs_neither_pytest_nor_hypothesis() -> None:
+    code = (
+        "import sys; sys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
+        "from headgate.testing import FakeClock; FakeClock().advance(1)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import headgate.testing
+
+    with pytest.raises(AttributeError, match="StoreKontract"):
+        headgate.testing.StoreKontract  # noqa: B018
+
+
+# --- Broken stores ----------------------------------------------------------------------------------------------------
+
+
+def charges_refusals(gate: Gate, bound: Bound) -> Gate:
+    def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        decision = gate.hit(key, cost, tier, now)
+        if not decision:
+            gate.record(key, cost, tier, now)
+        return decision
+
+    return replace(gate, hit=hit)
+
+
+def charges_one_rule_of_several(gate: Gate, bound: Bound) -> Gate:
+    first = ReferenceStore.bind(bound.store, bound.limiter, bound.rules[:1])
+
+    def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        decision = gate.hit(key, cost, tier, now)
+        if not decision:
+            first.record(key, cost, tier, now)
+        return decision
+
+    return replace(gate, hit=hit)
+
+
+def admits_a_microsecond_early(gate: Gate, bound: Bound) -> Gate:
+    def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        return gate.hit(key, cost, tier, now and now + 1)
+
+    return replace(gate, hit=hit)
+
+
+def takes_bytes_for_text(gate: Gate, bound: Bound) -> Gate:
+    def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        gate.record(key.decode("latin-1") if isinstance(key, bytes) else key, cost, tier, now)
+
+    return replace(gate, record=record)
+
+
+def gives_back_what_was_reset(gate: Gate, bound: Bound) -> Gate:
+    def refund(receipts: Receipts, cost: int, now: int | None) -> None:
+        for place, (birth, *_) in receipts:
+            state, fresh_at = bound.store.states[place]
+            bound.store.states[place] = (birth, *state[1:]), fresh_at
+        gate.refund(receipts, cost, now)
+
+    return replace(gate, refund=refund)
+
+
+def forgets_a_microsecond_early(gate: Gate, bound: Bound) -> Gate:
+    def peek(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        for place, (_, fresh_at) in list(bound.store.states.items()):
+            if fresh_at - 1 <= (now or 0):
+                del bound.store.states[place]
+        return gate.peek(key, cost, tier, now)
+
+    return replace(gate, peek=peek)
+
+
+def writes_when_looking(gate: Gate, bound: Bound) -> Gate:
+    return replace(gate, peek=gate.hit)
+
+
+@pytest.mark.parametrize(
+    ("defect", "test"),
+    [
+        (charges_refusals, "test_a_refusal_consumes_nothing"),
+        (charges_one_rule_of_several, "test_several_rules_are_charged_together_or_not_at_all"),
+        (
+            admits_a_microsecond_early,
+            "test_a_refused_call_is_admitted_at_retry_after_and_not_a_microsecond_before",
+        ),
+        (takes_bytes_for_text, "test_every_key_counts_for_itself"),
+        (gives_back_what_was_reset, "test_a_reset_between_hold_and_release_gives_nothing_back"),
+        (forgets_a_microsecond_early, "test_what_still_counts_is_never_forgotten"),
+        (writes_when_looking, "test_check_answers_like_hit_and_takes_nothing"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
+def test_a_broken_store_is_noticed(defect: Defect, test: str, kind: str, tmp_path: Path) -> None:
+    contract = broken_contract(defect, tmp_path)
+    arguments = {"before": 0} if "reset" in test else {}
+    with pytest.raises(AssertionError):
+        getattr(contract, test)(kind, **arguments)
+
+
+@pytest.fixture
+def _first_failure() -> Iterator[None]:
+    """Stop a search at the first example that fails: nobody is going to read the smallest one."""
+    before = settings.get_current_profile_name()
+    settings.register_profile("first failure", settings.get_profile(before), phases=[Phase.generate])
+    settings.load_profile("first failure")
+    yield
+    settings.load_profile(before)
+
+
+@pytest.mark.usefixtures("_first_failure")
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_random_traces_are_answered_like_the_pure_functions",
+        "test_random_traces_of_one_rule_are_answered_like_the_pure_functions",
+        "test_waiting_is_honest_in_random_traces",
+    ],
+)
+def test_a_broken_store_is_noticed_in_random_traces(test: str, tmp_path: Path) -> None:
+    contract = broken_contract(admits_a_microsecond_early, tmp_path)
+    with pytest.raises(AssertionError):
+        getattr(contract, test)()
+
+
+# --- Outside this project ---------------------------------------------------------------------------------------------
+
+OUTSIDE = """
+from headgate import MemoryStore
+from headgate.testing import AsyncStoreContract, StoreContract
+
+class TestMine(StoreContract):
+    effort = 0.05
+    def make_store(self):
+        return MemoryStore()
+
+class TestMineInTasks(AsyncStoreContract):
+    effort = 0.05
+    def make_store(self):
+        return MemoryStore()
+
+class TestBroken(StoreContract):
+    def make_store(self):
+        return MemoryStore()
+    def test_a_burst_of_exactly_the_limit_is_admitted(self):
+        self.clock.advance(1)
+        self._is_honest(self.limiter(self.rule("fixed_window", 5)), "a", 1)
+"""
+
+
+def test_an_outside_store_can_use_the_kit(tmp_path: Path) -> None:
+    """Without this project's settings; and a failure shows the values that differ."""
+    (tmp_path / "test_mine.py").write_text(OUTSIDE, encoding="utf-8")
+    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+    command = [sys.executable, "-m", "pytest", *options, "-k", "burst or random or racing", str(tmp_path)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 failed" in run.stdout, run.stdout
+    assert "assert not Decision(allowed=True, limit=5, remaining=4" in run.stdout, run.stdout

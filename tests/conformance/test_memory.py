@@ -1,0 +1,92 @@
+"""The memory store keeps every promise, both ways: at times that come with the call, and by its own clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate import Limiter, MemoryStore, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate.rules import Rule
+from headgate.testing import FakeClock, StoreContract
+
+RULES = (
+    fixed_window("3/minute"),
+    sliding_window("3/minute"),
+    sliding_log("3/minute"),
+    token_bucket("3/minute"),
+)
+each_rule = pytest.mark.parametrize("rule", RULES, ids=str)
+
+
+class MemoryContract(StoreContract):
+    def dump(self) -> object:
+        assert isinstance(self.store, MemoryStore)
+        return {place: repr(table.values) for place, table in self.store._tables.items()}
+
+
+class TestMemoryAtGivenTimes(MemoryContract):
+    def make_store(self) -> MemoryStore:
+        return MemoryStore()
+
+
+class TestMemoryByItsOwnClock(MemoryContract):
+    own_time = True
+
+    def make_store(self) -> MemoryStore:
+        return MemoryStore(clock=self.clock)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@each_rule
+def test_keys_that_have_become_fresh_make_room(rule: Rule, clock: FakeClock) -> None:
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(rule, name="room", store=store)
+    for number in range(2_000):
+        limiter.hit(f"key {number}")
+        clock.advance(1)
+    assert len(store) <= 2 * 2 * 60
+    assert store.overflowed == 0
+
+
+@each_rule
+def test_a_full_store_keeps_live_keys_and_lets_new_ones_share_one(rule: Rule, clock: FakeClock) -> None:
+    store = MemoryStore(max_keys=10, clock=clock)
+    limiter = Limiter(rule, name="full", store=store)
+    for number in range(10):
+        limiter.hit(f"old {number}", 2)
+    assert store.overflowed == 0
+    assert [limiter.hit(f"new {number}").allowed for number in range(5)] == [True] * 3 + [False] * 2
+    assert store.overflowed == 5
+    assert [limiter.check(f"old {number}", 0).remaining for number in range(10)] == [1] * 10
+    assert len(store) <= 11
+
+
+@each_rule
+def test_new_keys_stop_sharing_once_nothing_is_counted_there(rule: Rule, clock: FakeClock) -> None:
+    store = MemoryStore(max_keys=1, clock=clock)
+    limiter = Limiter(rule, name="full", store=store)
+    limiter.hit("old", 3)
+    shared = limiter.hit("new", 1)
+    assert store.overflowed == 1
+    assert shared.reset_after_us is not None
+    clock.advance_us(shared.reset_after_us - 1)
+    assert limiter.check("new", 0).remaining == 2
+    clock.advance(180)  # now also the old key is fresh
+    assert limiter.hit("new", 1).remaining == 2
+    assert limiter.hit("newer", 2).remaining == 1
+    assert limiter.check("new", 0).remaining == 2
+
+
+@each_rule
+def test_what_was_held_under_the_shared_key_is_given_back_there(rule: Rule, clock: FakeClock) -> None:
+    store = MemoryStore(max_keys=1, clock=clock)
+    limiter = Limiter(rule, name="full", store=store)
+    limiter.hit("old")
+    hold = limiter.hold("new", 2)
+    assert limiter.check("newer", 0).remaining == 1
+    hold.release()
+    assert limiter.check("newer", 0).remaining == 3
+    assert limiter.check("old", 0).remaining == 2

@@ -1,0 +1,88 @@
+"""The SQLite store keeps every promise, in one file that threads and processes share."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from headgate import Limiter, SQLiteStore, fixed_window, sliding_window, token_bucket
+from headgate.testing import FakeClock, StoreContract
+
+
+class SQLiteContract(StoreContract):
+    effort = 0.5
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "limits.db"
+
+    def dump(self) -> object:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return connection.execute("SELECT * FROM headgate_states ORDER BY id").fetchall()
+
+
+class TestSQLiteAtGivenTimes(SQLiteContract):
+    def make_store(self) -> SQLiteStore:
+        return SQLiteStore(self.path)
+
+
+class TestSQLiteByItsOwnClock(SQLiteContract):
+    own_time = True
+
+    def make_store(self) -> SQLiteStore:
+        return SQLiteStore(self.path, clock=self.clock)
+
+
+RULES = (
+    fixed_window("1000000/day", name="window"),
+    sliding_window("1000000/day", name="buckets"),
+    token_bucket("1/day", burst=1_000_000, name="level"),
+)
+NOW = 1_700_000_000
+
+# Prints a line after every write, so that whoever reads it knows how many were acknowledged.
+WRITER = f"""
+import sys
+from headgate import Limiter, SQLiteStore
+from tests.conformance.test_sqlite import RULES
+limiter = Limiter(*RULES, name="killed", store=SQLiteStore(sys.argv[1]))
+while True:
+    limiter.hit("a", now={NOW})
+    print(flush=True)
+"""
+
+
+@pytest.mark.parametrize("written", [1, 7, 40, 100, 333])
+def test_a_writer_that_is_killed_leaves_whole_states(tmp_path: Path, written: int) -> None:
+    """What it was told is counted; at most the one write under way is counted besides, in all rules or in none."""
+    path = tmp_path / "limits.db"
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", WRITER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as writer:
+        assert writer.stdout is not None
+        for _ in range(written):
+            assert writer.stdout.readline()
+        writer.kill()
+        acknowledged = written + len(writer.stdout.readlines())
+    with SQLiteStore(path) as store:
+        answer = Limiter(*RULES, name="killed", store=store).check("a", 0, now=NOW)
+        counts = {1_000_000 - result.remaining for result in answer.results}
+        assert counts in ({acknowledged}, {acknowledged + 1})
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_rows_that_have_become_fresh_are_removed_as_it_goes(tmp_path: Path) -> None:
+    clock = FakeClock()
+    path = tmp_path / "limits.db"
+    with SQLiteStore(path, clock=clock) as store, closing(sqlite3.connect(path)) as connection:
+        limiter = Limiter("3/minute", name="rows", store=store)
+        for number in range(2_000):
+            limiter.hit(f"key {number}")
+            clock.advance(1)
+        assert connection.execute("SELECT count(*) FROM headgate_states").fetchone()[0] < 500

@@ -1,0 +1,44 @@
+"""The shipped vectors are what the model says today, and so are the pure functions."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate import Limiter
+from headgate.testing import FakeClock, ReferenceStore
+from headgate.testing.scenarios import Scenario, ScenarioPlayer, load_vectors
+from tests.model.make_vectors import FOLDER, make_files
+
+SCENARIOS = [scenario for scenarios in load_vectors().values() for scenario in scenarios]
+
+
+def test_the_files_are_what_the_script_makes() -> None:
+    assert {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()} == make_files()
+
+
+def test_every_kind_of_rule_has_hundreds_of_steps() -> None:
+    steps = dict.fromkeys(("fixed_window", "sliding_window", "sliding_log", "token_bucket"), 0)
+    for scenario in SCENARIOS:
+        for kind in scenario.kinds:
+            steps[kind] += len(scenario.steps)
+    assert min(steps.values()) >= 200
+
+
+def test_the_vectors_hold_refusals_and_admissions_of_every_kind_of_step() -> None:
+    outcomes = {
+        (step.op, verdict.allowed)
+        for scenario in SCENARIOS
+        for step in scenario.steps
+        for verdict in (step.expected[1] if step.expected else ())
+    }
+    assert outcomes == {(op, allowed) for op in ("hit", "check", "hold") for allowed in (True, False)}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_the_pure_functions_answer_the_vectors(scenario: Scenario) -> None:
+    clock = FakeClock()
+    store = ReferenceStore(clock=clock)
+    limiters = [Limiter(*rules, name="vectors", store=store) for rules in scenario.versions]
+    player = ScenarioPlayer(clock, limiters)
+    for number, step in enumerate(scenario.steps):
+        assert player.play(step) == step.expected, f"step {number}: {step}"

@@ -1,0 +1,214 @@
+"""A second opinion on what the rules should answer, by brute force.
+
+This shares no code with `headgate` and does not count as it does. A book is the log of what was charged to one rule and
+key; how much of it counts at an instant is worked out from the log with exact fractions, and every waiting time is found
+by searching for the first instant at which the question would be answered otherwise. It is slow, and meant to be read.
+
+What both sides go by:
+
+- An instant before that of the newest charge in the book is read as that instant: time going back grants nothing.
+- What is over when something is charged is over for good.
+- A charge that was given back in full is out of the book, and so is what its instant did to the reading of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil, floor
+from typing import Protocol
+
+HOUR = 3_600_000_000
+
+
+@dataclass(frozen=True)
+class Quota:
+    """So many units in so many microseconds; `burst` is for token buckets only."""
+
+    limit: int
+    period: int
+    burst: int | None = None
+
+    @property
+    def capacity(self) -> int:
+        return self.limit if self.burst is None else self.burst
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """What a level depends on: two quotas that differ only in how the burst is written are the same."""
+        return self.limit, self.capacity
+
+
+@dataclass(eq=False)
+class Charge:
+    """Units that were charged at an instant, as it was read; `units` shrinks when some are given back."""
+
+    at: int
+    units: Fraction
+    quota: Quota
+    level_before: Fraction = Fraction(0)
+    held: Fraction = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = self.units
+
+
+class Book(Protocol):
+    """The log of one rule and key."""
+
+    def used(self, quota: Quota) -> Callable[[int], Fraction]:
+        """Return a function from an instant to what counts then, for somebody with this quota."""
+
+    def charge(self, now: int, units: int, quota: Quota) -> Charge | None:
+        """Write down a charge; what is returned can be given back."""
+
+    def give_back(self, charge: Charge, units: int, now: int) -> None:
+        """Give back some of the units of a charge, as far as they still count."""
+
+
+class WindowBook:
+    """The log of a rule whose charges count whole until an instant of their own.
+
+    Args:
+        ends: The instant from which a charge made at a given instant no longer counts.
+    """
+
+    def __init__(self, ends: Callable[[int], int]) -> None:
+        self.ends = ends
+        self.charges: list[Charge] = []
+
+    def read(self, now: int) -> int:
+        return max([now, *(charge.at for charge in self.charges)])
+
+    def used(self, quota: Quota) -> Callable[[int], Fraction]:
+        return lambda now: sum(
+            (charge.units for charge in self.charges if self.ends(charge.at) > self.read(now)), Fraction(0)
+        )
+
+    def charge(self, now: int, units: int, quota: Quota) -> Charge | None:
+        at = self.read(now)
+        charge = Charge(at, Fraction(units), quota)
+        self.charges = [old for old in self.charges if self.ends(old.at) > at] + [charge]
+        return charge
+
+    def give_back(self, charge: Charge, units: int, now: int) -> None:
+        charge.units -= min(units, charge.units)
+        self.charges = [charge for charge in self.charges if charge.units]
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    """Units that were given back to a token bucket."""
+
+    at: int
+    units: Fraction
+    quota: Quota
+
+
+class TokenBook:
+    """The log of a token bucket, since it was last empty: charges, and what was given back.
+
+    The level is what is missing from the bucket, in units. It drains by limit/period per tick; instants are whole ticks of
+    1 us, or of 1 ms if the period is over an hour.
+    """
+
+    def __init__(self, period: int) -> None:
+        self.tick = 1 if period <= HOUR else 1000
+        self.events: list[Charge | GiveBack] = []
+
+    def used(self, quota: Quota) -> Callable[[int], Fraction]:
+        if not self.events:
+            return lambda now: Fraction(0)
+        level, last = self.level_after_last_event(), self.events[-1]
+        return lambda now: self.drained(level, last.quota, quota, self.read(now) - last.at)
+
+    def read(self, now: int) -> int:
+        return max([now // self.tick, *(event.at for event in self.events)])
+
+    def level_after_last_event(self) -> Fraction:
+        level, last = Fraction(0), None
+        for event in self.events:
+            if last is not None:
+                level = self.drained(level, last.quota, event.quota, event.at - last.at)
+            level += event.units if isinstance(event, Charge) else -event.units
+            last = event
+        return level
+
+    def drained(self, level: Fraction, written_as: Quota, seen_as: Quota, ticks: int) -> Fraction:
+        """Return the level so many ticks later, for somebody whose quota may differ from that of the last event."""
+        in_its_own_shape = level - self.rate(written_as) * ticks
+        if in_its_own_shape <= 0:
+            return Fraction(0)
+        if seen_as.shape != written_as.shape:
+            level = min(self.rounded_up(level, seen_as), Fraction(seen_as.capacity))
+        return max(Fraction(0), level - self.rate(seen_as) * ticks)
+
+    def rate(self, quota: Quota) -> Fraction:
+        return Fraction(quota.limit, quota.period // self.tick)
+
+    def rounded_up(self, level: Fraction, quota: Quota) -> Fraction:
+        """Return the level in the small parts that this quota is counted in: units drain a whole number of them per tick."""
+        parts = self.rate(quota).denominator
+        return Fraction(ceil(level * parts), parts)
+
+    def charge(self, now: int, units: int, quota: Quota) -> Charge | None:
+        if not quota.limit:
+            return None  # no bucket: nothing is admitted, and nothing can be counted
+        at, level = self.read(now), self.used(quota)(now)
+        charge = Charge(at, Fraction(units), quota, level_before=level)
+        self.events = [*self.events, charge] if level else [charge]
+        return charge
+
+    def give_back(self, charge: Charge, units: int, now: int) -> None:
+        if charge not in self.events:
+            return
+        if any(event.quota.shape != charge.quota.shape for event in self.since(charge)):
+            return  # once converted and capped, the level no longer says what of it was whose
+        at, level = self.read(now), self.used(charge.quota)(now)
+        given = min(Fraction(units), charge.held)
+        kept = charge.held - given
+        drained = self.rate(charge.quota) * (at - charge.at)
+        given_since = sum(event.units for event in self.since(charge) if isinstance(event, GiveBack))
+        gone = max(Fraction(0), drained + given_since - (charge.level_before + kept))
+        back = min(level, max(Fraction(0), given - gone))
+        self.events = [*self.events, GiveBack(at, back, charge.quota)] if level > back else []
+
+    def since(self, charge: Charge) -> list[Charge | GiveBack]:
+        return self.events[self.events.index(charge) + 1 :]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one rule says; times in microseconds."""
+
+    allowed: bool
+    limit: int
+    remaining: int
+    retry_after: int | None
+    reset_after: int | None
+
+
+def figures(book: Book, quota: Quota, now: int, cost: int, *, allowed: bool, is_bucket: bool) -> Figures:
+    """Return what is to be said of a book as it stands."""
+    if is_bucket and not quota.limit:
+        return Figures(allowed, 0, 0, None, None)
+    used, capacity = book.used(quota), quota.capacity
+    remaining = floor(max(Fraction(0), capacity - used(now)))
+    retry_after = None
+    if not allowed and capacity:
+        retry_after = first_offset(lambda t: used(now + t) + cost <= capacity)
+    return Figures(allowed, capacity, remaining, retry_after, first_offset(lambda t: used(now + t) == 0))
+
+
+def first_offset(holds: Callable[[int], bool]) -> int:
+    """Return the first whole number from which on something holds that, once it does, holds for ever."""
+    if holds(0):
+        return 0
+    no, yes = 0, 1
+    while not holds(yes):
+        no, yes = yes, yes * 2
+    while yes - no > 1:
+        middle = (no + yes) // 2
+        no, yes = (no, middle) if holds(middle) else (middle, yes)
+    return yes

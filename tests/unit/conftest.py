@@ -1,0 +1,68 @@
+"""What the tests of the core share."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter
+from headgate.testing import FakeClock
+from tests.unit.processes import Interrupted, Interruptions
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that stands still."""
+    return FakeClock()
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["sync", "async"])
+def flavour(request: pytest.FixtureRequest) -> type[Limiter] | type[AsyncLimiter]:
+    """Both kinds of limiter; `tests.unit.flavours` helps to call either from a coroutine."""
+    kind: type[Limiter] | type[AsyncLimiter] = request.param
+    return kind
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Let threads take turns as often as the interpreter can, so that races show."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def interruptions() -> Iterator[Interruptions]:
+    """A function that calls another until a signal interrupts it; again and again, and says so each time."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def interrupted(function: Callable[[], object]) -> Iterator[None]:
+        for _ in range(400):
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.000_05)
+                    while True:
+                        function()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupted:
+                yield
+
+    # A tracer, such as that of coverage, opens gaps for signals where the interpreter alone has none.
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    # Whatever measures coverage has locks of its own, and is not made to be interrupted.
+    tracing, handling = sys.gettrace(), signal.signal(signal.SIGALRM, interrupt)
+    sys.settrace(None)
+    yield interrupted
+    sys.settrace(tracing)
+    signal.signal(signal.SIGALRM, handling)
+    sys.settrace(tracer)

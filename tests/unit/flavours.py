@@ -1,0 +1,37 @@
+"""Calling a limiter of either kind from one test, which is a coroutine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from headgate import AsyncHold, AsyncLimiter, Hold, Limiter
+
+AnyLimiter = Limiter | AsyncLimiter
+AnyHold = Hold | AsyncHold
+
+
+async def done(result: Any) -> Any:
+    """Return the result of a call, waiting for it if it is a coroutine's or a hold that is taken when awaited."""
+    return await result if inspect.isawaitable(result) else result
+
+
+@asynccontextmanager
+async def entered(manager: Any) -> AsyncIterator[Any]:
+    """Enter a context manager of either kind."""
+    if hasattr(manager, "__aenter__"):
+        async with manager as value:
+            yield value
+    else:
+        with manager as value:
+            yield value
+
+
+async def close(limiter: AnyLimiter) -> None:
+    """Close a limiter of either kind."""
+    if isinstance(limiter, AsyncLimiter):
+        await limiter.aclose()
+    else:
+        limiter.close()

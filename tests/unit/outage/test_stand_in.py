@@ -1,0 +1,216 @@
+"""What a limiter answers while its store does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import (
+    ConfigError,
+    CostTooHigh,
+    Decision,
+    Quota,
+    Rule,
+    StoreUnavailable,
+    fixed_window,
+    sliding_window,
+    token_bucket,
+)
+from headgate.algorithms import algorithm_for
+from headgate.stores.outage import Health, OnStoreError, StandIn, check_policy, local
+
+ERROR = StoreUnavailable("it is gone")
+
+
+def stand_in(policy: OnStoreError, *rules: Rule) -> StandIn:
+    return StandIn("limiter", rules or (sliding_window("8/minute"), token_bucket("20/hour")), policy)
+
+
+def hit(it: StandIn, cost: int = 1, *, key: Any = "alice", tier: str | None = None) -> Decision:
+    return it.hit(ERROR, key, cost, tier, None)
+
+
+def test_open_admits_as_if_nothing_had_been_counted() -> None:
+    it = stand_in("open")
+    for _ in range(30):
+        decision = hit(it, 2)
+        assert decision.allowed
+        assert decision.degraded
+        assert [(result.limit, result.remaining) for result in decision.results] == [(8, 6), (20, 18)]
+    assert it.answers == 30
+
+
+def test_closed_refuses_and_names_a_time_to_try_again() -> None:
+    decision = hit(stand_in("closed"))
+    assert not decision
+    assert decision.degraded
+    assert decision.retry_after == 1
+    assert hit(stand_in("closed"), 0).allowed
+
+
+def test_raise_raises() -> None:
+    it = stand_in("raise")
+    with pytest.raises(StoreUnavailable, match="gone"):
+        hit(it)
+    with pytest.raises(StoreUnavailable):
+        it.peek(ERROR, "alice", 1, None, None)
+    with pytest.raises(StoreUnavailable):
+        it.hold(ERROR, "alice", 1, None, None)
+    with pytest.raises(StoreUnavailable):
+        it.record(ERROR, "alice", 1, None, None)
+    with pytest.raises(StoreUnavailable):
+        it.refund_failed(ERROR)
+
+
+@pytest.mark.parametrize("policy", ["open", "closed", local(1.0)])
+def test_what_is_never_admitted_is_not_admitted_in_an_outage(policy: OnStoreError) -> None:
+    decision = hit(stand_in(policy, fixed_window("0/minute"), fixed_window("5/hour")))
+    assert not decision
+    assert decision.retry_after is None
+
+
+@pytest.mark.parametrize("policy", ["open", "closed", "raise", local()])
+def test_mistakes_are_mistakes_in_an_outage_too(policy: OnStoreError) -> None:
+    it = stand_in(policy)
+    with pytest.raises(CostTooHigh):
+        hit(it, 9)
+    with pytest.raises(ConfigError):
+        hit(it, -1)
+    with pytest.raises(ConfigError):
+        hit(it, key={"user": "alice"})
+    with pytest.raises(ConfigError):
+        it.record(ERROR, None, 1, None, None)
+    with pytest.raises(ConfigError):
+        it.record(ERROR, "alice", -1, None, None)
+
+
+@pytest.mark.parametrize("policy", ["open", "closed"])
+def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) -> None:
+    it = stand_in(policy)
+    decision, receipts = it.hold(ERROR, "alice", 1, None, None)
+    assert decision.allowed is (policy == "open")
+    assert receipts is None
+    it.record(ERROR, "alice", 1, None, None)
+    it.refund_failed(ERROR)
+    it.reset("alice")
+    assert it.peek(ERROR, "alice", 1, None, None).allowed is (policy == "open")
+
+
+# --- Limiting in memory ----------------------------------------------------------------------------------------------
+
+
+def test_local_limits_to_the_share_of_each_limit() -> None:
+    it = stand_in(local(0.25))
+    decisions = [hit(it) for _ in range(5)]
+    assert [decision.allowed for decision in decisions] == [True, True, False, False, False]
+    assert all(decision.degraded for decision in decisions)
+    assert [result.limit for result in decisions[0].results] == [2, 5]
+    assert hit(it, key="bob")
+
+
+def test_local_counts_tiers_by_their_share() -> None:
+    it = stand_in(local(0.5), sliding_window("4/minute", tiers={"pro": "10/minute"}))
+    assert [bool(hit(it)) for _ in range(3)] == [True, True, False]
+    assert [bool(hit(it, tier="pro")) for _ in range(4)] == [True, True, True, False]
+
+
+def test_local_refuses_a_cost_that_only_its_share_cannot_hold() -> None:
+    it = stand_in(local(0.25))
+    decision = hit(it, 8)
+    assert not decision
+    assert decision.degraded
+    assert decision.retry_after == 1
+    assert [bool(hit(it)) for _ in range(3)] == [True, True, False]
+
+
+def test_local_takes_holds_and_gives_them_back() -> None:
+    it = stand_in(local(0.5), sliding_window("8/minute"))
+    decision, receipts = it.hold(ERROR, "alice", 3, None, None)
+    assert decision.allowed
+    assert receipts is not None
+    assert it.peek(ERROR, "alice", 1, None, None).remaining == 0
+    assert it.refund_local(receipts, 2, None)
+    assert it.peek(ERROR, "alice", 1, None, None).remaining == 2
+    refused, nothing = it.hold(ERROR, "alice", 4, None, None)
+    assert not refused
+    assert nothing is None
+
+
+def test_local_records_and_resets() -> None:
+    it = stand_in(local(0.5), sliding_window("8/minute"))
+    it.record(ERROR, "alice", 7, None, None)
+    assert not hit(it)
+    it.reset("alice")
+    assert hit(it)
+
+
+def test_receipts_of_the_store_are_the_stores_business() -> None:
+    it = stand_in(local())
+    assert not it.refund_local(((b"key", (1, 2, 3)),), 1, None)
+    assert not it.refund_local((), 1, None)
+
+
+def test_receipts_of_another_limiters_memory_give_nothing_back_here() -> None:
+    _, receipts = stand_in(local(1.0)).hold(ERROR, "alice", 1, None, None)
+    assert receipts is not None
+    assert stand_in("open").refund_local(receipts, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("share", "limit", "expected"),
+    [(0.3, 10, 3), (0.1, 10, 1), (0.7, 10, 7), (0.29, 100, 29), (0.25, 3, 0), (1, 7, 7)],
+)
+def test_a_share_is_taken_as_it_was_written(share: float, limit: int, expected: int) -> None:
+    it = stand_in(local(share), fixed_window(Quota(limit, 60_000_000)))
+    assert sum(hit(it).allowed for _ in range(limit)) == expected
+
+
+def test_a_burst_is_shared_as_well() -> None:
+    it = stand_in(local(0.5), token_bucket("10/minute", burst=4))
+    assert [bool(hit(it)) for _ in range(3)] == [True, True, False]
+    tiny = stand_in(local(0.1), token_bucket("100/minute", burst=4))
+    assert not hit(tiny)
+
+
+quotas = st.builds(
+    Quota,
+    st.integers(1, 10**12),
+    st.sampled_from([1_000, 1_000_000, 3_600_000_000, 86_400_000_000, 366 * 86_400_000_000]),
+    st.none() | st.integers(1, 10**6),
+)
+
+
+@given(quotas, st.floats(0.001, 1))
+def test_every_bucket_that_can_be_counted_has_a_share_that_can(quota: Quota, share: float) -> None:
+    rule = token_bucket(quota)
+    try:
+        algorithm_for(rule)
+    except ConfigError:
+        return
+    it = StandIn("limiter", (rule,), local(share))
+    assert it._local is not None
+    decision = it._local.peek("alice", 0, None, None)
+    assert decision.limit is not None
+    assert decision.limit <= (quota.limit if quota.burst is None else quota.burst) * share + 1e-3
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), float("inf")])
+def test_a_share_is_a_share(share: float) -> None:
+    with pytest.raises(ConfigError, match="share"):
+        local(share)
+
+
+@pytest.mark.parametrize("policy", ["Open", "local", 0.25, None])
+def test_there_are_four_policies(policy: Any) -> None:
+    with pytest.raises(ConfigError, match="on_store_error"):
+        check_policy(policy)
+
+
+def test_a_store_that_never_fails_is_always_well() -> None:
+    health = Health()
+    assert health.available
+    assert (health.outages, health.failures, health.degraded) == (0, 0, 0)
+    assert repr(health) == "<Health: available, 0 outages, 0 failures, 0 degraded>"

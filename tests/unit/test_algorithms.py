@@ -1,0 +1,429 @@
+"""The pure functions, one microsecond before, at and after each edge.
+
+How they answer to whole histories is held against an independent model by the conformance suite, and against the promises
+by `test_promises`; here are the edges, by hand.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate import CostTooHigh, Quota, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate.algorithms import Algorithm, State, TokenBucket, algorithm_for, check_cost, decide_all
+from headgate.decision import Verdict
+from headgate.quota import MAX_UNITS
+
+SECOND = 1_000_000
+T0 = 1_700_000_000 * SECOND  # the start of a window of every period used here
+BIRTH = 42
+
+FIXED = algorithm_for(fixed_window("3/second"))
+STRICT = algorithm_for(sliding_window("3/second", buckets=10))  # buckets of 100,000 us
+LENIENT = algorithm_for(sliding_window("3/second", buckets=10, strict=False))
+LOG = algorithm_for(sliding_log("3/second"))
+BUCKET = algorithm_for(token_bucket("3/second"))
+ALL = (FIXED, STRICT, LENIENT, LOG, BUCKET)
+every_algorithm = pytest.mark.parametrize(
+    "algorithm", ALL, ids=["fixed", "strict", "lenient", "log", "bucket"]
+)
+
+
+def charged(algorithm: Algorithm, *charges: tuple[int, int]) -> State:
+    """Return the state after charges of (time since T0, cost), all of them admitted."""
+    state: State | None = None
+    for at, cost in charges:
+        state, verdict = algorithm.decide(state, T0 + at, cost, BIRTH)
+        assert verdict.allowed
+    assert state is not None
+    return state
+
+
+def verdict_at(algorithm: Algorithm, state: State | None, at: int, cost: int = 1) -> Verdict:
+    return algorithm.decide(state, T0 + at, cost, BIRTH)[1]
+
+
+# --- What all have in common -----------------------------------------------------------------------------------------
+
+
+@every_algorithm
+def test_a_fresh_key_has_everything_and_nothing_to_wait_for(algorithm: Algorithm) -> None:
+    assert algorithm.decide(None, T0, 0, BIRTH) == (None, Verdict(True, 3, 3, None, 0))
+    assert algorithm.capacity == 3
+
+
+@every_algorithm
+def test_exactly_the_limit_is_admitted_at_once_or_one_by_one(algorithm: Algorithm) -> None:
+    for charges in ([(0, 3)], [(0, 1), (0, 1), (0, 1)], [(0, 2), (0, 1)]):
+        state = charged(algorithm, *charges)
+        assert not verdict_at(algorithm, state, 0).allowed
+        assert verdict_at(algorithm, state, 0, 0) == verdict_at(algorithm, state, 0, 0)._replace(
+            allowed=True, remaining=0
+        )
+
+
+@every_algorithm
+def test_a_refusal_and_a_cost_of_nothing_return_the_very_same_state(algorithm: Algorithm) -> None:
+    state = charged(algorithm, (0, 3))
+    for cost in (0, 1):
+        assert algorithm.decide(state, T0, cost, BIRTH)[0] is state
+        assert algorithm.decide(state, T0 + 10 * SECOND, 0, BIRTH)[0] is state
+    assert algorithm.decide(None, T0, 0, BIRTH)[0] is None
+
+
+@every_algorithm
+def test_a_refused_cost_that_would_fit_in_part_takes_no_part(algorithm: Algorithm) -> None:
+    state = charged(algorithm, (0, 2))
+    after, verdict = algorithm.decide(state, T0, 2, BIRTH)
+    assert after is state
+    assert (verdict.allowed, verdict.remaining) == (False, 1)
+    assert verdict_at(algorithm, state, 0, 1).allowed
+
+
+@every_algorithm
+def test_a_state_is_fresh_from_its_time_on_and_not_a_microsecond_earlier(algorithm: Algorithm) -> None:
+    state = charged(algorithm, (0, 1), (150_000, 1))
+    fresh_at = algorithm.fresh_at(state)
+    assert algorithm.decide(state, fresh_at, 0, BIRTH)[1] == Verdict(True, 3, 3, None, 0)
+    almost = algorithm.decide(state, fresh_at - 1, 0, BIRTH)[1]
+    assert (almost.remaining < 3, almost.reset_after_us) == (True, 1)
+
+
+@every_algorithm
+def test_a_new_state_gets_the_birth_and_a_living_one_keeps_its_own(algorithm: Algorithm) -> None:
+    state = charged(algorithm, (0, 1))
+    assert state[0] == BIRTH
+    kept = algorithm.decide(state, T0, 1, 99)[0]
+    renewed = algorithm.decide(state, algorithm.fresh_at(state), 1, 99)[0]
+    recorded = algorithm.record(state, algorithm.fresh_at(state), 1, 99)
+    assert kept is not None
+    assert renewed is not None
+    assert recorded is not None
+    assert (kept[0], renewed[0], recorded[0]) == (BIRTH, 99, 99)
+
+
+@every_algorithm
+def test_recording_goes_beyond_the_limit_and_the_wait_stays_honest(algorithm: Algorithm) -> None:
+    state = algorithm.record(None, T0, 7, BIRTH)
+    verdict = verdict_at(algorithm, state, 0)
+    assert (verdict.allowed, verdict.remaining) == (False, 0)
+    assert verdict.retry_after_us is not None
+    assert not verdict_at(algorithm, state, verdict.retry_after_us - 1).allowed
+    assert verdict_at(algorithm, state, verdict.retry_after_us).allowed
+
+
+@every_algorithm
+def test_a_lowered_limit_keeps_the_wait_honest(algorithm: Algorithm) -> None:
+    state = charged(algorithm, (0, 2), (300_000, 1))
+    lower = Quota(1, SECOND)
+    lowered = {
+        FIXED: algorithm_for(fixed_window("1/second")),
+        STRICT: algorithm_for(sliding_window("3/second", buckets=10), lower),
+        LENIENT: algorithm_for(sliding_window("3/second", buckets=10, strict=False), lower),
+        LOG: algorithm_for(sliding_log("3/second"), lower),
+        BUCKET: algorithm_for(token_bucket("3/second"), lower),
+    }[algorithm]
+    verdict = verdict_at(lowered, state, 300_000)
+    assert (verdict.allowed, verdict.limit, verdict.remaining) == (False, 1, 0)
+    assert verdict.retry_after_us is not None
+    assert not verdict_at(lowered, state, 300_000 + verdict.retry_after_us - 1).allowed
+    assert verdict_at(lowered, state, 300_000 + verdict.retry_after_us).allowed
+
+
+@every_algorithm
+def test_a_limit_of_nothing_refuses_for_ever_but_admits_a_cost_of_nothing(algorithm: Algorithm) -> None:
+    none = {
+        FIXED: algorithm_for(fixed_window("0/second")),
+        STRICT: algorithm_for(sliding_window("0/second")),
+        LENIENT: algorithm_for(sliding_window("0/second", strict=False)),
+        LOG: algorithm_for(sliding_log("0/second")),
+        BUCKET: algorithm_for(token_bucket("0/second")),
+    }[algorithm]
+    state, verdict = none.decide(None, T0, 1, BIRTH)
+    assert (state, verdict.allowed, verdict.limit, verdict.remaining) == (None, False, 0, 0)
+    assert verdict.retry_after_us is None
+    assert none.decide(None, T0, 0, BIRTH)[1].allowed
+
+
+@every_algorithm
+def test_a_refund_ends_where_it_no_longer_belongs(algorithm: Algorithm) -> None:
+    state = charged(algorithm, (0, 2))
+    receipt = algorithm.receipt(state, 2)
+    assert algorithm.refund(None, receipt, 2, T0) is None
+    stranger = (BIRTH + 1, *state[1:])
+    assert algorithm.refund(stranger, receipt, 2, T0) == stranger
+    assert algorithm.refund(state, receipt, 2, T0) is None
+    left = algorithm.refund(state, receipt, 1, T0)
+    assert verdict_at(algorithm, left, 0, 0).remaining == 2
+
+
+@every_algorithm
+def test_a_refund_is_never_more_than_was_held(algorithm: Algorithm) -> None:
+    first = charged(algorithm, (0, 2))
+    state = charged(algorithm, (0, 2), (0, 1))
+    after = algorithm.refund(state, algorithm.receipt(first, 2), 3, T0)
+    assert verdict_at(algorithm, after, 0, 0).remaining == 2
+
+
+@every_algorithm
+def test_a_count_beyond_the_exact_range_is_refused_in_units(algorithm: Algorithm) -> None:
+    unit = algorithm.d if isinstance(algorithm, TokenBucket) else 1
+    most = MAX_UNITS // unit
+    state = algorithm.record(None, T0, most - 5, BIRTH)
+    assert algorithm.record(state, T0, 5, BIRTH) is not None
+    with pytest.raises(CostTooHigh) as caught:
+        algorithm.record(state, T0, 6, BIRTH)
+    assert (caught.value.cost, caught.value.capacity, caught.value.rule) == (6, 5, algorithm.name)
+
+
+def test_a_cost_above_a_positive_capacity_is_an_error() -> None:
+    none = algorithm_for(fixed_window("0/second"))
+    check_cost((FIXED, LOG, none), 3)
+    with pytest.raises(CostTooHigh) as caught:
+        check_cost((none, algorithm_for(fixed_window("9/second")), LOG), 4)
+    assert (caught.value.cost, caught.value.capacity, caught.value.rule) == (4, 3, LOG.name)
+
+
+# --- Fixed window ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fixed_window_ends_at_its_edge() -> None:
+    state = charged(FIXED, (999_999, 3))
+    assert verdict_at(FIXED, state, 999_999) == Verdict(False, 3, 0, 1, 1)
+    assert verdict_at(FIXED, state, SECOND) == Verdict(True, 3, 2, None, SECOND)
+
+
+def test_a_fixed_window_counts_a_clock_set_back_in_the_later_window() -> None:
+    state = charged(FIXED, (SECOND, 3))
+    assert verdict_at(FIXED, state, 999_999) == Verdict(False, 3, 0, SECOND + 1, SECOND + 1)
+    after = FIXED.record(state, T0, 1, 7)
+    assert after == (BIRTH, T0 // SECOND + 1, 4)
+
+
+def test_a_fixed_window_gives_nothing_back_into_a_later_window() -> None:
+    receipt = FIXED.receipt(charged(FIXED, (0, 2)), 2)
+    later = charged(FIXED, (0, 2), (SECOND, 2))
+    assert FIXED.refund(later, receipt, 2, T0 + SECOND) == later
+
+
+# --- Sliding windows and the log -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "charged_at", "free_at"),
+    [
+        (STRICT, 0, 1_100_000),
+        (STRICT, 99_999, 1_100_000),
+        (STRICT, 100_000, 1_200_000),
+        (LENIENT, 0, 1_000_000),
+        (LENIENT, 99_999, 1_000_000),
+        (LENIENT, 100_000, 1_100_000),
+        (LOG, 0, 1_000_000),
+        (LOG, 99_999, 1_099_999),
+    ],
+)
+def test_a_unit_counts_to_the_end_of_its_bucket_s_life(
+    algorithm: Algorithm, charged_at: int, free_at: int
+) -> None:
+    state = charged(algorithm, (charged_at, 3))
+    assert verdict_at(algorithm, state, free_at - 1) == Verdict(False, 3, 0, 1, 1)
+    assert verdict_at(algorithm, state, free_at).remaining == 2
+    assert verdict_at(algorithm, state, free_at).allowed
+
+
+def test_the_wait_is_for_as_many_buckets_as_are_needed() -> None:
+    state = charged(LOG, (0, 1), (10, 1), (20, 1))
+    waits = [verdict_at(LOG, state, 30, cost).retry_after_us for cost in (1, 2, 3)]
+    assert waits == [SECOND - 30, SECOND - 20, SECOND - 10]
+
+
+def test_uneven_buckets_are_rounded_up() -> None:
+    """10 per second in 60 buckets: 16,667 us each, so that 60 of them are not shorter than the period."""
+    algorithm = algorithm_for(sliding_window("10/s"))
+    start = -(T0 % 16_667)  # of a bucket, relative to T0
+    state = charged(algorithm, (start + 16_666, 10))
+    assert not verdict_at(algorithm, state, start + 16_667 + SECOND - 1).allowed
+    assert verdict_at(algorithm, state, start + 16_667 + SECOND).allowed
+
+
+@pytest.mark.parametrize("algorithm", [STRICT, LENIENT, LOG], ids=["strict", "lenient", "log"])
+def test_a_clock_set_back_counts_in_the_newest_bucket(algorithm: Algorithm) -> None:
+    state = charged(algorithm, (500_000, 2))
+    after, verdict = algorithm.decide(state, T0, 1, 7)
+    assert verdict.allowed
+    assert after == (*state[:-1], 3)
+    assert verdict.reset_after_us == algorithm.fresh_at(state) - T0
+    refused = verdict_at(algorithm, after, 0)
+    assert refused.retry_after_us == algorithm.fresh_at(state) - T0
+
+
+def test_a_clock_set_back_revives_nothing() -> None:
+    """The bucket of time 0 went when that of time 1.5 s came; going back to 0.5 s does not free the newer one."""
+    state = charged(LOG, (0, 1), (1_500_000, 3))
+    assert len(state) == 3
+    assert not verdict_at(LOG, state, 500_000).allowed
+    assert not verdict_at(LOG, state, 2_499_999).allowed
+    assert verdict_at(LOG, state, 2_500_000).allowed
+
+
+def test_a_refund_goes_out_of_the_bucket_it_went_into() -> None:
+    held = charged(LOG, (0, 1), (10, 2))
+    state = LOG.refund(held, LOG.receipt(held, 2), 1, T0 + 10)
+    assert state == (BIRTH, T0, 1, T0 + 10, 1)
+    assert LOG.refund(held, LOG.receipt(held, 2), 2, T0 + 10) == (BIRTH, T0, 1)
+    assert LOG.refund(held, LOG.receipt(charged(LOG, (0, 1)), 1), 1, T0 + 10) == (BIRTH, T0 + 10, 2)
+
+
+# --- Token bucket ----------------------------------------------------------------------------------------------------
+
+
+def test_a_token_bucket_gives_a_unit_when_it_has_drained_to_the_last_part() -> None:
+    state = charged(BUCKET, (0, 3))
+    assert verdict_at(BUCKET, state, 0) == Verdict(False, 3, 0, 333_334, SECOND)
+    assert verdict_at(BUCKET, state, 333_333) == Verdict(False, 3, 0, 1, 666_667)
+    assert verdict_at(BUCKET, state, 333_334) == Verdict(True, 3, 0, None, SECOND)
+
+
+def test_a_token_bucket_does_not_drift() -> None:
+    """3 per second, for ever: the third unit of each second comes exactly with the second."""
+    state: State | None = charged(BUCKET, (0, 3))
+    at = 0
+    for _ in range(3_000):
+        wait = verdict_at(BUCKET, state, at).retry_after_us
+        assert wait is not None
+        at += wait
+        state, verdict = BUCKET.decide(state, T0 + at, 1, BIRTH)
+        assert verdict.allowed
+    assert at == 1_000 * SECOND
+
+
+def test_a_slow_token_bucket_counts_in_milliseconds() -> None:
+    slow = algorithm_for(token_bucket("2/7h burst 1"))
+    state = charged(slow, (999, 1))
+    half = 3.5 * 3600 * SECOND
+    refused = verdict_at(slow, state, 999)
+    assert refused.retry_after_us == refused.reset_after_us == half - 999
+    assert not verdict_at(slow, state, int(half) - 1).allowed
+    assert verdict_at(slow, state, int(half)).allowed
+
+
+def test_a_token_bucket_with_a_clock_set_back_drains_nothing() -> None:
+    state = charged(BUCKET, (SECOND, 3))
+    for back in (1, SECOND, 1000 * SECOND):
+        verdict = verdict_at(BUCKET, state, SECOND - back)
+        assert verdict == Verdict(False, 3, 0, 333_334 + back, SECOND + back)
+
+
+def test_a_token_bucket_with_a_clock_set_back_still_has_what_was_left() -> None:
+    state = charged(BUCKET, (SECOND, 1))
+    for back in (1, SECOND, 1000 * SECOND):
+        after, verdict = BUCKET.decide(state, T0 + SECOND - back, 2, BIRTH)
+        assert verdict == Verdict(True, 3, 0, None, SECOND + back)
+        assert after == charged(BUCKET, (SECOND, 3))
+
+
+def test_a_token_bucket_refund_leaves_what_has_drained_meanwhile() -> None:
+    """Holding 3 of 3 for a third of a second: 1 has drained, which the bucket without the hold could not have used."""
+    state = charged(BUCKET, (0, 3))
+    assert BUCKET.refund(state, BUCKET.receipt(state, 3), 3, T0 + 333_334) is None
+    later = charged(BUCKET, (0, 3), (333_334, 1))
+    after = BUCKET.refund(later, BUCKET.receipt(state, 3), 3, T0 + 333_334)
+    assert verdict_at(BUCKET, after, 333_334, 0).remaining == 2
+
+
+def test_overlapping_holds_give_back_no_more_than_was_taken() -> None:
+    """Two holds of 10 at once, burst 20, one unit a tick; release one, wait 5, hit 10, release the other."""
+    bucket = TokenBucket("x", burst=20, n=1, d=1, tick=1)
+    first, _ = bucket.decide(None, 0, 10, BIRTH)
+    assert first is not None
+    receipt_a = bucket.receipt(first, 10)
+    both, _ = bucket.decide(first, 0, 10, BIRTH)
+    assert both is not None
+    receipt_b = bucket.receipt(both, 10)
+    state = bucket.refund(both, receipt_a, 10, 0)
+    state, verdict = bucket.decide(state, 5, 10, 7)
+    assert verdict.allowed
+    assert state == (BIRTH, 15, 5, 10, 1, 1, 20)
+    assert bucket.refund(state, receipt_b, 10, 5) == (
+        BIRTH,
+        10,
+        5,
+        15,
+        1,
+        1,
+        20,
+    )  # as if only the hit had been
+
+
+def test_a_refund_of_a_part_leaves_the_rest_charged_first() -> None:
+    bucket = TokenBucket("x", burst=20, n=1, d=1, tick=1)
+    state, _ = bucket.decide(None, 0, 10, BIRTH)
+    assert state is not None
+    after = bucket.refund(state, bucket.receipt(state, 10), 7, 5)
+    assert after is None  # 3 stayed, and have drained within 5 ticks
+    after = bucket.refund(state, bucket.receipt(state, 10), 4, 5)
+    assert after is not None
+    assert after[1:4] == (1, 5, 4)  # 6 stayed, 5 have drained
+
+
+def test_a_changed_shape_converts_against_the_caller_and_caps_at_the_new_capacity() -> None:
+    old, new = TokenBucket("x", 10, 1, 3, 1), TokenBucket("x", 4, 1, 2, 1)
+    state = (BIRTH, 4, 100, 0, 1, 3, 10)  # 4/3 of a unit
+    assert new.record(state, 100, 0, 7) == (7, 3, 100, 0, 1, 2, 4)  # 3/2 of a unit, not 2.67/2
+    full, _ = old.decide(None, 100, 10, BIRTH)
+    assert new.record(full, 100, 0, 7) == (7, 8, 100, 0, 1, 2, 4)
+
+
+def test_a_state_that_has_drained_in_its_own_shape_is_fresh_in_every_shape() -> None:
+    fast, slow = TokenBucket("x", 10, 10, 1, 1), TokenBucket("x", 10, 1, 10, 1)
+    state, _ = fast.decide(None, 0, 10, BIRTH)
+    assert state is not None
+    assert fast.fresh_at(state) == 1
+    assert slow.decide(state, 0, 1, 7)[1] == Verdict(False, 10, 0, 1, 1)
+    assert slow.decide(state, 1, 1, 7)[1].remaining == 9
+
+
+def test_a_changed_shape_ends_the_holds_from_before_it() -> None:
+    """Else a hold that the smaller capacity has cut off would be given back in full once the larger one is back."""
+    large, small = TokenBucket("x", 100, 1, 1, 1), TokenBucket("x", 10, 1, 1, 1)
+    held, _ = large.decide(None, 0, 50, BIRTH)
+    assert held is not None
+    receipt = large.receipt(held, 50)
+    cut, _ = small.decide(held, 1, 1, 7)
+    back, _ = large.decide(cut, 1, 1, 8)
+    assert back is not None
+    assert back[1] == 11
+    assert large.refund(back, receipt, 50, 1) == back
+
+
+def test_the_total_of_refunds_starts_anew_before_it_leaves_the_exact_range() -> None:
+    bucket = TokenBucket("x", burst=20, n=1, d=1, tick=1)
+    state = (BIRTH, 15, 100, MAX_UNITS - 3, 1, 1, 20)
+    receipt = bucket.receipt(state, 10)
+    assert bucket.refund(state, receipt, 3, 100) == (BIRTH, 12, 100, MAX_UNITS, 1, 1, 20)
+    reborn = bucket.refund(state, receipt, 4, 100)
+    assert reborn is not None
+    assert reborn[0] != BIRTH
+    assert reborn[1:4] == (11, 100, 0)
+    assert bucket.refund(reborn, receipt, 4, 100) == reborn
+
+
+# --- Several rules together ------------------------------------------------------------------------------------------
+
+
+def test_several_rules_are_all_charged_or_none() -> None:
+    states = [None, charged(LOG, (0, 2)), None]
+    rules = [FIXED, LOG, BUCKET]
+    after, verdicts = decide_all(rules, states, T0, 1, BIRTH)
+    assert [verdict.allowed for verdict in verdicts] == [True, True, True]
+    assert None not in after
+    same, verdicts = decide_all(rules, states, T0, 2, BIRTH)
+    assert same is states
+    assert [verdict.allowed for verdict in verdicts] == [True, False, True]
+    assert [verdict.remaining for verdict in verdicts] == [3, 1, 3]  # what is left without this call
+
+
+def test_several_rules_and_a_cost_of_nothing_write_nothing() -> None:
+    states = [charged(FIXED, (0, 1)), None]
+    after, verdicts = decide_all([FIXED, LOG], states, T0, 0, BIRTH)
+    assert list(after) == states
+    assert [verdict.remaining for verdict in verdicts] == [2, 3]

@@ -1,0 +1,101 @@
+"""Clocks."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import ConfigError, Limiter, MemoryStore
+from headgate.clock import MAX_INSTANT, SteadyClock, WallClock, instant, to_microseconds
+from headgate.testing import FakeClock
+
+
+@given(st.integers(0, 2**53 - 1))
+def test_microseconds_survive_the_way_through_seconds(microseconds: int) -> None:
+    """Up to the year 2255: beyond 2^52 the seconds of a double are too coarse, by half a microsecond at most."""
+    assert abs(to_microseconds(microseconds / 1_000_000) - microseconds) <= (microseconds > 2**52)
+
+
+def test_seconds_are_rounded_not_cut_off() -> None:
+    assert to_microseconds(1.001) == 1_001_000
+    assert to_microseconds(1_700_000_000.000001) == 1_700_000_000_000_001
+
+
+@pytest.mark.parametrize("now", [-1e-9, -1, float("nan"), float("inf"), MAX_INSTANT, 1.7e12])
+def test_a_time_that_stores_cannot_count_is_refused(now: float) -> None:
+    with pytest.raises(ConfigError, match="seconds since the epoch, from 0 to the year 2255"):
+        instant(now)
+    for call in (Limiter("5/minute").hit, Limiter("5/minute").check, Limiter("5/minute").record):
+        with pytest.raises(ConfigError):
+            call("ada", now=now)
+
+
+def test_a_time_of_the_callers_own_is_taken_to_the_nearest_microsecond() -> None:
+    assert instant(None) is None
+    assert instant(0) == 0
+    assert instant(1.001) == 1_001_000
+    assert instant(MAX_INSTANT - 1) == (MAX_INSTANT - 1) * 1_000_000
+
+
+def test_stepping_the_wall_clock_leaves_the_steady_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    elapsed_ns = 5_000_000_000
+    clock = SteadyClock(lambda: elapsed_ns)
+    start_us = clock.now_us()
+    for step_ns in (-(10**18), 10**18):
+        monkeypatch.setattr(time, "time_ns", lambda step=step_ns: 1_700_000_000_000_000_000 + step)
+        assert clock.now_us() == start_us
+    elapsed_ns += 1_999
+    assert clock.now_us() - start_us in (1, 2)
+
+
+def test_a_memory_store_neither_blocks_nor_grants_when_the_wall_clock_is_stepped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limiter = Limiter("1/hour")
+    assert limiter.hit("ada")
+    for step_ns in (10**15, -(10**15)):
+        monkeypatch.setattr(time, "time_ns", lambda step=step_ns: time.monotonic_ns() + step)
+        refused = limiter.hit("ada")
+        assert not refused
+        assert refused.retry_after is not None
+        assert 0 < refused.retry_after <= 3_660
+
+
+def test_both_real_clocks_tell_the_time_since_the_epoch() -> None:
+    before = time.time_ns() // 1000
+    readings = [WallClock().now_us(), SteadyClock().now_us()]
+    after = time.time_ns() // 1000
+    assert all(before - 1 <= reading <= after + 1 for reading in readings)
+
+
+async def test_both_real_clocks_sleep() -> None:
+    """For no time at all: what counts is that they do it the way their caller waits."""
+    for clock in (WallClock(), SteadyClock()):
+        clock.sleep(0)
+        await clock.asleep(0)
+
+
+async def test_a_fake_clock_moves_only_when_told_to(clock: FakeClock) -> None:
+    start = clock.now_us()
+    assert start == 1_700_000_000_000_000
+    clock.advance(1.5)
+    clock.advance_us(1)
+    clock.sleep(2)
+    await clock.asleep(0.25)
+    assert clock.now_us() - start == 3_750_001
+    assert clock.now == 1_700_000_003.750001
+    clock.advance(-10)
+    assert clock.now_us() < start
+    clock.set(5.0)
+    assert clock.now_us() == 5_000_000
+
+
+def test_a_store_reads_the_clock_it_was_given(clock: FakeClock) -> None:
+    limiter = Limiter("1/minute", name="x", store=MemoryStore(clock=clock))
+    assert limiter.hit("ada")
+    assert not limiter.hit("ada")
+    clock.advance(61)
+    assert limiter.hit("ada")

@@ -1,0 +1,71 @@
+"""Errors: one family, that travels between processes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import headgate
+from headgate import (
+    ConfigError,
+    CostTooHigh,
+    Decision,
+    HeadgateError,
+    RateLimited,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+)
+from headgate.decision import Verdict
+
+REFUSAL = Decision.make(("slow",), [Verdict(False, 5, 0, 20_000_000, 40_000_000)])
+
+
+def test_everything_that_is_raised_on_purpose_is_one_family() -> None:
+    errors = [
+        value for value in vars(headgate).values() if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    assert all(issubclass(error, HeadgateError) for error in errors)
+    assert issubclass(StoreUnavailable, StoreError)
+    assert issubclass(StoreConflict, StoreError)
+
+
+def test_mistakes_in_what_was_written_are_value_errors_too() -> None:
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(CostTooHigh, ValueError)
+    assert not issubclass(RateLimited, ValueError)
+
+
+def test_a_cost_too_high_says_what_would_fit() -> None:
+    error = CostTooHigh(7, 5, "slow")
+    assert (error.cost, error.capacity, error.rule) == (7, 5, "slow")
+    assert str(error) == (
+        "a cost of 7 can never be admitted: rule 'slow' holds 5 at most; split the work or raise the limit"
+    )
+
+
+def test_a_raised_refusal_carries_its_decision() -> None:
+    error = RateLimited(REFUSAL)
+    assert error.decision is REFUSAL
+    assert str(error) == str(REFUSAL)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("no"),
+        CostTooHigh(7, 5, "slow"),
+        RateLimited(REFUSAL),
+        StoreError("no"),
+        StoreUnavailable("no"),
+        StoreConflict("no"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_travel_between_processes(error: HeadgateError) -> None:
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(other) is type(error)
+        assert str(other) == str(error)
+        assert vars(other) == vars(error)

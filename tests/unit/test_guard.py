@@ -1,0 +1,162 @@
+"""The decorator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import pytest
+
+from headgate import AsyncLimiter, ConfigError, CostTooHigh, Limiter, RateLimited, sliding_window
+from headgate.testing import FakeClock
+
+
+def test_a_guarded_function_is_called_only_if_the_units_are_admitted(clock: FakeClock) -> None:
+    calls = []
+
+    @Limiter("2/minute", clock=clock).guard("ada")
+    def greet(name: str, *, loud: bool = False) -> str:
+        """Say hello."""
+        calls.append(name)
+        return name.upper() if loud else name
+
+    assert greet("bob") == "bob"
+    assert greet("bob", loud=True) == "BOB"
+    with pytest.raises(RateLimited) as caught:
+        greet("cyd")
+    assert caught.value.decision.retry_after == 61.0
+    assert calls == ["bob", "bob"]
+    assert (greet.__name__, greet.__doc__) == ("greet", "Say hello.")
+    assert not inspect.iscoroutinefunction(greet)
+
+
+async def test_a_guarded_coroutine_function_is_called_only_if_the_units_are_admitted(
+    clock: FakeClock,
+) -> None:
+    calls = []
+
+    @AsyncLimiter("2/minute", clock=clock).guard("ada")
+    async def greet(name: str, *, loud: bool = False) -> str:
+        """Say hello."""
+        calls.append(name)
+        return name.upper() if loud else name
+
+    assert await greet("bob") == "bob"
+    assert await greet("bob", loud=True) == "BOB"
+    with pytest.raises(RateLimited):
+        await greet("cyd")
+    assert calls == ["bob", "bob"]
+    assert (greet.__name__, greet.__doc__) == ("greet", "Say hello.")
+    assert inspect.iscoroutinefunction(greet)
+
+
+def test_key_cost_and_tier_may_be_functions_of_the_arguments(clock: FakeClock) -> None:
+    limiter = Limiter(sliding_window("5/minute", tiers={"pro": "50/minute"}), clock=clock)
+
+    @limiter.guard(
+        lambda user, size: user, lambda user, size: size, tier=lambda user, size: "pro" if size > 5 else None
+    )
+    def upload(user: str, size: int) -> int:
+        return size
+
+    assert upload("ada", 5) == 5
+    with pytest.raises(RateLimited):
+        upload("ada", 1)
+    assert upload("ada", size=45) == 45
+    assert upload("bob", 3) == 3
+    assert limiter.check("bob", 0).remaining == 2
+
+
+async def test_key_cost_and_tier_of_a_coroutine_may_be_functions_too(clock: FakeClock) -> None:
+    limiter = AsyncLimiter(sliding_window("5/minute", scope="user", tiers={"pro": "50/minute"}), clock=clock)
+
+    @limiter.guard(lambda user, size: {"user": user}, lambda user, size: size, tier=lambda user, size: "pro")
+    async def upload(user: str, size: int) -> int:
+        return size
+
+    assert await upload("ada", 50) == 50
+    with pytest.raises(RateLimited):
+        await upload("ada", 1)
+
+
+def test_a_refused_call_costs_nothing_and_an_error_of_the_function_passes(clock: FakeClock) -> None:
+    limiter = Limiter("2/minute", clock=clock)
+
+    @limiter.guard("ada", 2)
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    for _ in range(3):
+        with pytest.raises(RateLimited):
+            fail()
+    assert limiter.check("ada", 0).remaining == 0
+
+
+def test_a_cost_that_can_never_be_admitted_is_an_error(clock: FakeClock) -> None:
+    @Limiter("2/minute", clock=clock).guard("ada", 3)
+    def work() -> None:
+        pytest.fail("it was called")
+
+    with pytest.raises(CostTooHigh):
+        work()
+
+
+def test_a_rule_for_everybody_needs_no_key(clock: FakeClock) -> None:
+    @Limiter(sliding_window("1/minute", scope="*"), clock=clock).guard()
+    def work() -> int:
+        return 5
+
+    assert work() == 5
+    with pytest.raises(RateLimited):
+        work()
+
+
+def test_methods_can_be_guarded_by_their_instance(clock: FakeClock) -> None:
+    limiter = Limiter("1/minute", clock=clock)
+
+    class Account:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @limiter.guard(lambda self: self.name)
+        def pay(self) -> str:
+            return self.name
+
+    assert Account("ada").pay() == "ada"
+    assert Account("bob").pay() == "bob"
+    with pytest.raises(RateLimited):
+        Account("ada").pay()
+
+
+async def coroutine_function() -> None:
+    """Do nothing."""
+
+
+def plain_function() -> None:
+    """Do nothing."""
+
+
+def test_a_coroutine_function_is_referred_to_the_other_limiter() -> None:
+    guard = Limiter("5/minute").guard("ada")
+    for function in (coroutine_function, functools.partial(coroutine_function)):
+        with pytest.raises(ConfigError, match=r"is a coroutine function; use AsyncLimiter\.guard for it"):
+            guard(function)
+
+
+def test_a_plain_function_is_referred_to_the_other_limiter() -> None:
+    wrong: list[Any] = [plain_function, plain_function.__name__, 5]
+    for function in wrong:
+        with pytest.raises(ConfigError, match=r"is not a coroutine function; use Limiter\.guard for it"):
+            AsyncLimiter("5/minute").guard("ada")(function)
+
+
+def test_a_decorator_without_its_brackets_is_an_error_at_the_first_call() -> None:
+    """`@limiter.guard` takes the function for the key; calling it must not quietly do nothing."""
+    decorated: Any = Limiter("5/minute").guard(plain_function)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"write @limiter\.guard\(\.\.\.\) with its brackets"):
+        decorated("argument")
+    with pytest.raises(TypeError):
+        decorated()

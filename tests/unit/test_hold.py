@@ -1,0 +1,287 @@
+"""Holds: taken, settled at their true cost or released, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Limiter,
+    RateLimited,
+    Rule,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.testing import FakeClock
+from tests.unit.flavours import AnyLimiter, done, entered
+
+Flavour = type[Limiter] | type[AsyncLimiter]
+KINDS = (fixed_window, sliding_window, sliding_log, token_bucket)
+every_kind = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+
+
+async def left(limiter: AnyLimiter, key: str = "ada") -> int:
+    remaining: int = (await done(limiter.check(key, 0))).remaining
+    return remaining
+
+
+async def test_a_hold_can_be_asked_like_a_decision(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    hold = await done(limiter.hold("ada", 4))
+    assert hold
+    assert (hold.allowed, hold.cost, hold.retry_after, hold.decision.remaining) == (True, 4, None, 1)
+    refused = await done(limiter.hold("ada", 2))
+    assert not refused
+    assert (refused.allowed, refused.retry_after) == (False, 61.0)
+    assert await left(limiter) == 1
+
+
+@every_kind
+@pytest.mark.parametrize(("final", "remaining"), [(0, 8), (2, 6), (3, 5), (4, 4), (7, 1), (8, 0), (20, 0)])
+async def test_settling_leaves_the_true_cost_charged(
+    flavour: Flavour, make: Callable[..., Rule], clock: FakeClock, final: int, remaining: int
+) -> None:
+    limiter = flavour(make("8/minute"), make("8/hour", name="other"), clock=clock)
+    hold = await done(limiter.hold("ada", 3))
+    assert await done(hold.settle(final)) == final
+    assert [result.remaining for result in (await done(limiter.check("ada", 0))).results] == [remaining] * 2
+
+
+async def test_units_above_what_was_held_are_recorded_when_they_are_settled(
+    flavour: Flavour, clock: FakeClock
+) -> None:
+    limiter = flavour(sliding_log("5/minute"), clock=clock)
+    hold = await done(limiter.hold("ada", 2))
+    clock.advance(30)
+    await done(hold.settle(9))
+    refused = await done(limiter.hit("ada"))
+    assert refused.retry_after == 60.0, "the 7 recorded ones alone are beyond the limit"
+
+
+@pytest.mark.parametrize("first", [0, 2, 3, 5])
+async def test_only_the_first_settling_counts(flavour: Flavour, clock: FakeClock, first: int) -> None:
+    limiter = flavour("8/minute", clock=clock)
+    hold = await done(limiter.hold("ada", 3))
+    await done(hold.settle(first))
+    for again in (0, 1, 7):
+        assert await done(hold.settle(again)) == first
+    assert await done(hold.release()) == first
+    assert await left(limiter) == 8 - first
+
+
+async def test_a_refused_hold_has_nothing_to_settle(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("2/minute", clock=clock)
+    await done(limiter.hit("ada", 2))
+    hold = await done(limiter.hold("ada"))
+    assert await done(hold.settle(5)) == 0
+    assert await done(hold.release()) == 0
+    await done(limiter.reset("ada"))
+    assert await left(limiter) == 2
+
+
+async def test_a_hold_of_nothing_takes_nothing_and_can_be_settled_above(
+    flavour: Flavour, clock: FakeClock
+) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    hold = await done(limiter.hold("ada", 0))
+    assert hold
+    assert await left(limiter) == 5
+    assert await done(hold.settle(2)) == 2
+    assert await left(limiter) == 3
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, True, "1", None])
+async def test_a_true_cost_that_is_no_whole_number_leaves_the_hold_open(flavour: Flavour, cost: Any) -> None:
+    limiter = flavour("5/minute", clock=FakeClock())
+    hold = await done(limiter.hold("ada", 3))
+    with pytest.raises(ConfigError):
+        await done(hold.settle(cost))
+    await done(hold.release())
+    assert await left(limiter) == 5
+
+
+async def test_a_time_that_cannot_be_leaves_the_hold_open(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    hold = await done(limiter.hold("ada", 3))
+    with pytest.raises(ConfigError):
+        await done(hold.release(now=float("nan")))
+    await done(hold.release())
+    assert await left(limiter) == 5
+
+
+@every_kind
+async def test_a_hold_at_a_time_of_the_callers_own_is_settled_at_that_time(
+    flavour: Flavour, make: Callable[..., Rule]
+) -> None:
+    """The store's own time, decades later, would find everything expired, or record units there."""
+    limiter = flavour(make("5/minute"))
+    await done(limiter.hit("ada", 2, now=1000.0))
+    with pytest.raises(ZeroDivisionError):
+        async with entered(limiter.hold("ada", 2, now=1000.0)):
+            raise ZeroDivisionError
+    assert (await done(limiter.check("ada", 0, now=1000.0))).remaining == 3
+    hold = await done(limiter.hold("ada", 1, now=1000.0))
+    await done(hold.settle(2))
+    assert (await done(limiter.check("ada", 0, now=1000.0))).remaining == 1
+    assert (await done(limiter.check("ada", 0, now=1200.0))).remaining == 5
+
+
+@every_kind
+async def test_a_hold_whose_state_was_reset_gives_nothing_back(
+    flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
+) -> None:
+    limiter = flavour(make("5/minute"), clock=clock)
+    for before in (0, 1):
+        await done(limiter.hit("ada", before))
+        hold = await done(limiter.hold("ada", 3))
+        await done(limiter.reset("ada"))
+        await done(limiter.hit("ada", 4))
+        await done(hold.release())
+        assert await left(limiter) == 1
+        await done(limiter.reset("ada"))
+
+
+@every_kind
+async def test_a_hold_that_has_expired_gives_nothing_back(
+    flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
+) -> None:
+    limiter = flavour(make("5/minute"), clock=clock)
+    hold = await done(limiter.hold("ada", 3))
+    clock.advance(120)
+    await done(limiter.hit("ada", 4))
+    await done(hold.release())
+    assert await left(limiter) == 1
+
+
+@every_kind
+async def test_a_crashed_holder_leaves_its_units_counted_until_they_expire(
+    flavour: Flavour, make: Callable[..., Rule], clock: FakeClock
+) -> None:
+    limiter = flavour(make("5/minute"), clock=clock)
+    hold = await done(limiter.hold("ada", 5))
+    del hold
+    refused = await done(limiter.hit("ada", 5))
+    assert refused.retry_after_us is not None
+    clock.advance_us(refused.retry_after_us)
+    assert await done(limiter.hit("ada", 5))
+
+
+async def test_overlapping_holds_are_settled_apart(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("9/minute", clock=clock)
+    first, second, third = [await done(limiter.hold("ada", 3)) for _ in range(3)]
+    await done(second.release())
+    assert await left(limiter) == 3
+    await done(first.settle(1))
+    assert await left(limiter) == 5
+    await done(third.settle(5))
+    assert await left(limiter) == 3
+
+
+async def test_a_tiers_hold_is_settled_above_in_its_tier(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour(token_bucket("6/minute", tiers={"pro": "60/minute"}), clock=clock)
+    hold = await done(limiter.hold("ada", 10, tier="pro"))
+    await done(hold.settle(20))
+    assert (await done(limiter.check("ada", 0, tier="pro"))).remaining == 40
+
+
+# --- As a context manager --------------------------------------------------------------------------------------------
+
+
+async def test_a_block_that_ends_well_keeps_what_was_held(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    async with entered(limiter.hold("ada", 3)) as hold:
+        assert hold.decision.remaining == 2
+    assert await left(limiter) == 2
+    assert await done(hold.release()) == 3, "settled by the end of the block"
+    assert await left(limiter) == 2
+
+
+async def test_a_block_can_settle_and_release(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    async with entered(limiter.hold("ada", 3)) as hold:
+        await done(hold.settle(1))
+    assert await left(limiter) == 4
+    async with entered(limiter.hold("ada", 3)) as hold:
+        await done(hold.release())
+    assert await left(limiter) == 4
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+async def test_a_block_that_raises_releases_and_lets_it_pass(
+    flavour: Flavour, clock: FakeClock, error: type[BaseException]
+) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    with pytest.raises(error):
+        async with entered(limiter.hold("ada", 3)):
+            raise error
+    assert await left(limiter) == 5
+
+
+async def test_what_was_settled_before_the_block_raised_stands(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        async with entered(limiter.hold("ada", 3)) as hold:
+            await done(hold.settle(2))
+            raise ZeroDivisionError
+    assert await left(limiter) == 3
+
+
+async def test_entering_a_refused_hold_raises_and_the_block_is_not_run(
+    flavour: Flavour, clock: FakeClock
+) -> None:
+    limiter = flavour("2/minute", clock=clock)
+    await done(limiter.hit("ada", 2))
+    with pytest.raises(RateLimited) as caught:
+        async with entered(limiter.hold("ada")):
+            pytest.fail("the block was run")
+    assert caught.value.decision.retry_after == 61.0
+    assert await left(limiter) == 0
+
+
+async def test_a_hold_that_was_taken_already_can_be_entered(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    hold = await done(limiter.hold("ada", 3))
+    async with entered(hold) as same:
+        assert same is hold
+    assert await left(limiter) == 2
+
+
+async def test_a_hold_says_how_it_stands(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour("5/minute", clock=clock)
+    hold = await done(limiter.hold("ada", 3))
+    name = "Hold" if flavour is Limiter else "AsyncHold"
+    assert repr(hold) == f"<{name} of 3, open: allowed by sliding_window/1m: 2 of 5 left>"
+    await done(hold.settle(1))
+    assert repr(hold) == f"<{name} of 3, settled at 1: allowed by sliding_window/1m: 2 of 5 left>"
+
+
+# --- Threads ---------------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_release_one_hold_at_once_give_it_back_once(
+    hasty_threads: None, clock: FakeClock
+) -> None:
+    """A watchdog and a worker may both think that it is theirs to release."""
+    limiter = Limiter("1000000/minute", clock=clock)
+    limiter.record("ada", 1_000)
+    for _ in range(60):
+        hold = limiter.hold("ada", 5)
+        barrier = threading.Barrier(4)
+
+        def release(hold: Any = hold, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            hold.release()
+
+        threads = [threading.Thread(target=release) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert limiter.check("ada", 0).remaining == 1_000_000 - 1_000

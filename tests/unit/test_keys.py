@@ -1,0 +1,176 @@
+"""Keys: who is limited, and what that is called in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import ConfigError, Limiter, fixed_window, sliding_log, sliding_window
+from headgate.keys import LONGEST_KEY, SHARED_KEY, key_picker, storage_key, storage_prefix
+
+PLAIN = sliding_window("5/minute")
+USER = sliding_window("5/minute", scope="user")
+REALM = sliding_window("5/minute", scope="realm")
+SHARED = sliding_window("5/minute", scope="*")
+
+
+def test_a_plain_key_goes_to_every_rule_without_a_scope() -> None:
+    pick = key_picker((PLAIN, SHARED))
+    assert pick("ada") == ("ada", SHARED_KEY)
+    assert pick(b"ada") == (b"ada", SHARED_KEY)
+    assert pick("") == ("", SHARED_KEY)
+
+
+def test_a_scope_picks_its_entry_of_the_mapping() -> None:
+    pick = key_picker((REALM, SHARED, USER, REALM))
+    assert pick({"user": "ada", "realm": b"north"}) == (b"north", SHARED_KEY, "ada", b"north")
+
+
+@pytest.mark.parametrize("key", [None, "anything", b"", {"any": "thing"}, 5])
+def test_rules_that_count_everybody_together_ask_for_no_key(key: Any) -> None:
+    assert key_picker((SHARED, SHARED))(key) == (SHARED_KEY, SHARED_KEY)
+    assert key_picker(())(key) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (None, r"a key is missing: say who is limited, as in limiter.hit\('alice'\)"),
+        (5, r"text or bytes, not 5; write str\(5\)"),
+        (("a", "b"), "text or bytes, not"),
+        ({"user": "ada"}, "the rules have no scope, so the key is text or bytes, not a mapping"),
+    ],
+)
+def test_a_key_that_is_not_plain_is_refused_where_no_rule_has_a_scope(key: Any, message: str) -> None:
+    for rules in ((PLAIN,), (PLAIN, SHARED)):
+        with pytest.raises(ConfigError, match=message):
+            key_picker(rules)(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (
+            None,
+            r"the rules count by 'realm', 'user', so the key is a mapping like .*'realm'.*'user'.*, not None",
+        ),
+        ("ada", "so the key is a mapping"),
+        ({}, "no entry for 'realm', 'user'"),
+        ({"user": "ada"}, "no entry for 'realm'; the rules count by 'realm', 'user'"),
+        ({"user": "ada", "realms": "north"}, "no entry for 'realm'"),
+        ({"user": "ada", "realm": "n", "extra": "x"}, "no rule counts by 'extra'"),
+        ({"user": "ada", "realm": "n", "*": "x"}, r"no rule counts by '\*'"),
+        ({"user": "ada", "realm": None}, "a key is missing"),
+        ({"user": "ada", "realm": 5}, "text or bytes, not 5"),
+    ],
+)
+def test_a_missing_or_unknown_scope_is_refused(key: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        key_picker((USER, REALM, SHARED))(key)
+
+
+@pytest.mark.parametrize("call", ["hit", "check", "record", "hold", "wait", "reset"])
+@pytest.mark.parametrize("url", [None, "sqlite:///:memory:"])
+def test_every_call_refuses_a_key_that_does_not_fit(call: str, url: str | None) -> None:
+    with Limiter(USER, name="x", store=url) as scoped, Limiter(PLAIN, name="x", store=url) as plain:
+        for limiter, wrong in (
+            (scoped, "ada"),
+            (scoped, {"usr": "ada"}),
+            (plain, None),
+            (plain, 5),
+            (plain, ["a"]),
+        ):
+            with pytest.raises(ConfigError):
+                getattr(limiter, call)(wrong)
+
+
+@pytest.mark.parametrize("url", [None, "sqlite:///:memory:"])
+def test_recording_nothing_still_looks_at_the_key(url: str | None) -> None:
+    with Limiter(USER, name="x", store=url) as limiter, pytest.raises(ConfigError):
+        limiter.record({"usr": "ada"}, 0)
+
+
+def test_any_mapping_will_do() -> None:
+    class Request(Mapping[str, str]):
+        def __getitem__(self, name: str) -> str:
+            return {"user": "ada"}[name]
+
+        def __iter__(self) -> Any:
+            return iter(["user"])
+
+        def __len__(self) -> int:
+            return 1
+
+    assert Limiter(USER).hit(Request()).remaining == 4
+
+
+# --- In a store ------------------------------------------------------------------------------------------------------
+
+NAMES = st.text(alphabet="a1:/é*", max_size=4)
+RULES = st.sampled_from(
+    [
+        fixed_window("5/minute"),
+        sliding_log("5/minute"),
+        *(fixed_window("5/minute", name=n) for n in ("1", "1:", "a")),
+    ]
+)
+PLAIN_KEYS = st.one_of(
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.sampled_from(["x" * n for n in range(LONGEST_KEY - 1, LONGEST_KEY + 3)]),
+    st.sampled_from([b"x" * n for n in range(LONGEST_KEY - 1, LONGEST_KEY + 3)]),
+    st.just("\udc80"),
+)
+PLACES = st.tuples(NAMES, NAMES, RULES, PLAIN_KEYS)
+
+
+def name_in_store(place: tuple[Any, ...]) -> bytes:
+    namespace, limiter, rule, key = place
+    return storage_key(storage_prefix(namespace, limiter, rule), key)
+
+
+@given(PLACES, PLACES)
+def test_no_two_states_have_one_name(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    assert (name_in_store(one) == name_in_store(other)) == (one == other)
+
+
+def test_a_boundary_between_names_cannot_be_moved() -> None:
+    rule = fixed_window("5/minute")
+    prefixes = {
+        storage_prefix(*names, rule) for names in (("ab", "c"), ("a", "bc"), ("abc", ""), ("a:b", "c"))
+    }
+    assert len(prefixes) == 4
+
+
+def test_text_and_bytes_are_different_keys() -> None:
+    assert storage_key(b"", "ada") != storage_key(b"", b"ada")
+    limiter = Limiter("1/minute")
+    assert limiter.hit("ada")
+    assert limiter.hit(b"ada")
+    assert not limiter.hit("ada")
+
+
+def test_a_long_key_is_replaced_by_its_digest_and_a_short_one_is_not() -> None:
+    at_most, longer = "x" * LONGEST_KEY, "x" * (LONGEST_KEY + 1)
+    assert storage_key(b"p", at_most) == b"pt" + at_most.encode()
+    assert len(storage_key(b"p", longer)) == 34
+    assert storage_key(b"p", longer)[:2] == b"pT"
+    assert storage_key(b"p", longer.encode())[:2] == b"pB"
+
+
+def test_a_digest_passes_for_no_other_key() -> None:
+    digest = storage_key(b"", "x" * 1000)
+    assert storage_key(b"", digest[1:]) != digest
+    assert storage_key(b"", digest) != digest
+
+
+def test_text_that_is_not_valid_unicode_is_a_key_too() -> None:
+    limiter = Limiter("1/minute", name="x", store="sqlite:///:memory:")
+    assert limiter.hit("\udc80")
+    assert not limiter.hit("\udc80")
+    assert limiter.hit("\udc81")
+    limiter.close()

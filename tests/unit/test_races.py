@@ -1,0 +1,320 @@
+"""Races: whoever comes at once, exactly the limit is admitted, and a hold given back is given back once.
+
+Time stands still in all of them, so that nothing expires and every number is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    Limiter,
+    MemoryStore,
+    Rule,
+    SQLiteStore,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.testing import FakeClock
+from tests.unit.processes import came_out_right, fork
+
+LIMIT = 100
+THREADS = 8
+TASKS = 256
+PROCESSES = 4
+RULES = {
+    make.__name__: make(f"{LIMIT}/hour") for make in (fixed_window, sliding_window, sliding_log, token_bucket)
+}
+
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+any_haste = pytest.mark.parametrize("haste", [False, True], ids=["usual", "hasty"])
+
+
+@pytest.fixture
+def pace(haste: bool, request: pytest.FixtureRequest) -> None:
+    """Let threads take turns as usual, or as often as they can."""
+    if haste:
+        request.getfixturevalue("hasty_threads")
+
+
+def in_threads(work: Callable[[int], int]) -> int:
+    """Return the sum of what the work returns in all threads, which start at once."""
+    barrier, results = threading.Barrier(THREADS), [0] * THREADS
+
+    def run(number: int) -> None:
+        barrier.wait()
+        results[number] = work(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(results)
+
+
+class Ledger:
+    """Units that are out by what their takers know, never fewer than are taken from the limiter in truth.
+
+    A unit is entered after it was taken and crossed out before it is given back. So what is entered at any moment was
+    taken all at once at some moment, and more than the limit means that too much was admitted.
+    """
+
+    def __init__(self) -> None:
+        self.out = 0
+        self.most = 0
+        self._lock = threading.Lock()
+
+    def take(self, units: int) -> None:
+        with self._lock:
+            self.out += units
+            self.most = max(self.most, self.out)
+
+    def give_back(self, units: int) -> None:
+        with self._lock:
+            self.out -= units
+
+
+def assert_left(rule: Rule, left: int | None, expected: int) -> None:
+    """Windows give back exactly. A token bucket may keep what it cannot tell from drained units, but gives no more."""
+    assert left is not None
+    assert left <= expected
+    assert left == expected or rule.kind == "token_bucket"
+
+
+# --- Threads ---------------------------------------------------------------------------------------------------------
+
+
+@every_rule
+@any_haste
+@pytest.mark.usefixtures("pace")
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_threads_get_exactly_the_limit(rule: Rule, store: str, clock: FakeClock, tmp_path: Path) -> None:
+    with (
+        MemoryStore(clock=clock) if store == "memory" else SQLiteStore(tmp_path / "limits.db", clock=clock)
+    ) as opened:
+        limiter = Limiter(rule, name="x", store=opened)
+        for key in range(20 if store == "memory" else 1):
+            assert in_threads(lambda _, key=f"{key}": sum(bool(limiter.hit(key)) for _ in range(30))) == LIMIT
+
+
+class Doorway(str):
+    """A key that lets somebody else through whenever a store looks it up: that is where threads take turns."""
+
+    __slots__ = ("let_through",)
+    let_through: Callable[[], None]
+
+    def __hash__(self) -> int:
+        self.let_through()
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, str(other))
+
+
+@pytest.mark.parametrize("others", [(), (sliding_window("1000/day"),)], ids=["one rule", "several rules"])
+@every_rule
+def test_nobody_comes_between_reading_and_writing(
+    rule: Rule, others: tuple[Rule, ...], clock: FakeClock
+) -> None:
+    """At every lookup of one hit another thread gets the chance to hit as well, and has to wait all the same."""
+    limiter = Limiter(rule, *others, clock=clock)
+    limiter.hit("ada")
+    threads: list[threading.Thread] = []
+
+    def let_through() -> None:
+        thread = threading.Thread(target=limiter.hit, args=("ada",))
+        threads.append(thread)
+        thread.start()
+        thread.join(0.02)  # in vain if the lock is held
+
+    key = Doorway("ada")
+    key.let_through = let_through
+    assert limiter.hit(key)
+    for thread in threads:
+        thread.join()
+    assert threads
+    assert limiter.check("ada", 0).remaining == LIMIT - 2 - len(threads)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_threads_get_exactly_the_limit_of_the_tightest_of_several_rules(clock: FakeClock) -> None:
+    limiter = Limiter("150/minute", f"{LIMIT}/hour", token_bucket("120/day"), clock=clock)
+    assert in_threads(lambda _: sum(bool(limiter.hit("ada")) for _ in range(30))) == LIMIT
+    assert [result.remaining for result in limiter.check("ada", 0).results] == [50, 0, 20]
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_threads_that_come_with_new_keys_share_the_overflow_quota_exactly(clock: FakeClock) -> None:
+    store = MemoryStore(max_keys=1, clock=clock)
+    limiter = Limiter(f"{LIMIT}/hour", name="x", store=store)
+    limiter.hit("first")
+    admitted = in_threads(lambda thread: sum(bool(limiter.hit(f"{thread} {n}")) for n in range(30)))
+    assert admitted == LIMIT
+
+
+@every_rule
+@any_haste
+@pytest.mark.usefixtures("pace")
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_threads_that_hold_and_release_never_have_more_than_the_limit(
+    rule: Rule, store: str, clock: FakeClock, tmp_path: Path
+) -> None:
+    with (
+        MemoryStore(clock=clock) if store == "memory" else SQLiteStore(tmp_path / "limits.db", clock=clock)
+    ) as opened:
+        limiter = Limiter(rule, name="x", store=opened)
+        ledger = Ledger()
+        limiter.hit("ada", 70)
+        ledger.take(70)
+
+        def work(number: int) -> int:
+            dice, kept = random.Random(number), 0
+            for _ in range(25):
+                cost = dice.randint(1, 9)
+                hold = limiter.hold("ada", cost)
+                if hold:
+                    ledger.take(cost)
+                    final = 0 if dice.random() < 0.9 else dice.randint(0, cost)
+                    ledger.give_back(cost - final)
+                    hold.settle(final)
+                    kept += final
+            return kept
+
+        kept = in_threads(work)
+        assert ledger.most <= LIMIT
+        assert ledger.out == 70 + kept
+        assert_left(rule, limiter.check("ada", 0).remaining, LIMIT - ledger.out)
+        rest = sum(bool(limiter.hit("ada")) for _ in range(LIMIT))
+        assert_left(rule, rest, LIMIT - ledger.out)
+
+
+# --- Tasks -----------------------------------------------------------------------------------------------------------
+
+
+@every_rule
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+async def test_tasks_get_exactly_the_limit(rule: Rule, store: str, clock: FakeClock) -> None:
+    async with (
+        MemoryStore(clock=clock) if store == "memory" else SQLiteStore(":memory:", clock=clock)
+    ) as opened:
+        limiter = AsyncLimiter(rule, name="x", store=opened)
+        decisions = await asyncio.gather(*(limiter.hit("ada") for _ in range(TASKS)))
+        assert sum(bool(decision) for decision in decisions) == LIMIT
+
+
+@every_rule
+@pytest.mark.usefixtures("hasty_threads")
+def test_tasks_of_several_event_loops_get_exactly_the_limit(rule: Rule, clock: FakeClock) -> None:
+    limiter = AsyncLimiter(rule, clock=clock)
+
+    async def work() -> int:
+        decisions = await asyncio.gather(*(limiter.hit("ada") for _ in range(TASKS // THREADS)))
+        return sum(bool(decision) for decision in decisions)
+
+    assert in_threads(lambda _: asyncio.run(work())) == LIMIT
+
+
+@every_rule
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+async def test_tasks_that_hold_and_release_never_have_more_than_the_limit(
+    rule: Rule, store: str, clock: FakeClock
+) -> None:
+    async with (
+        MemoryStore(clock=clock) if store == "memory" else SQLiteStore(":memory:", clock=clock)
+    ) as opened:
+        limiter = AsyncLimiter(rule, name="x", store=opened)
+        ledger = Ledger()
+
+        async def work(number: int) -> None:
+            dice = random.Random(number)
+            cost = dice.randint(1, 9)
+            hold = await limiter.hold("ada", cost)
+            if hold:
+                ledger.take(cost)
+                for _ in range(dice.randint(0, 5)):
+                    await asyncio.sleep(0)
+                final = 0 if dice.random() < 0.9 else cost
+                ledger.give_back(cost - final)
+                await hold.settle(final)
+
+        await asyncio.gather(*(work(number) for number in range(TASKS)))
+        assert 0 < ledger.most <= LIMIT
+        assert_left(rule, (await limiter.check("ada", 0)).remaining, LIMIT - ledger.out)
+
+
+@every_rule
+async def test_tasks_that_are_cancelled_in_their_hold_give_it_back(rule: Rule, clock: FakeClock) -> None:
+    limiter = AsyncLimiter(rule, clock=clock)
+    never = asyncio.Event()
+
+    async def work() -> None:
+        async with limiter.hold("ada"):
+            await never.wait()
+
+    tasks = [asyncio.create_task(work()) for _ in range(LIMIT)]
+    await asyncio.sleep(0)
+    assert not await limiter.hit("ada")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert_left(rule, (await limiter.check("ada", 0)).remaining, LIMIT)
+
+
+# --- Processes -------------------------------------------------------------------------------------------------------
+
+
+@every_rule
+def test_processes_get_exactly_the_limit(rule: Rule, clock: FakeClock, tmp_path: Path) -> None:
+    """Each with its own connection, and one more through that of its parent."""
+    with SQLiteStore(tmp_path / "limits.db", timeout=60, clock=clock) as store:
+        inherited = Limiter(rule, name="x", store=store)
+        start_r, start_w = os.pipe()
+
+        def work(number: int) -> bool:
+            os.read(start_r, 1)
+            with SQLiteStore(tmp_path / "limits.db", timeout=60, clock=clock) as own:
+                limiter = inherited if number == 0 else Limiter(rule, name="x", store=own)
+                admitted = sum(bool(limiter.hit("ada")) for _ in range(40))
+            (tmp_path / f"{number}.admitted").write_text(str(admitted))
+            return True
+
+        children = [fork(partial(work, number)) for number in range(PROCESSES)]
+        os.write(start_w, b"!" * PROCESSES)
+        assert came_out_right(*children)
+        assert sum(int(file.read_text()) for file in tmp_path.glob("*.admitted")) == LIMIT
+        assert not inherited.hit("ada")
+        os.close(start_r)
+        os.close(start_w)
+
+
+def test_processes_that_hold_and_release_leave_what_they_kept(clock: FakeClock, tmp_path: Path) -> None:
+    rule = RULES["sliding_window"]
+    with SQLiteStore(tmp_path / "limits.db", timeout=60, clock=clock) as store:
+        inherited = Limiter(rule, name="x", store=store)
+
+        def work(number: int) -> bool:
+            dice, kept = random.Random(number), 0
+            for _ in range(40):
+                hold = inherited.hold("ada", dice.randint(1, 9))
+                if hold:
+                    kept += hold.settle(dice.choice([0, 0, 0, 1]))
+            (tmp_path / f"{number}.kept").write_text(str(kept))
+            return True
+
+        children = [fork(partial(work, number)) for number in range(PROCESSES)]
+        assert came_out_right(*children)
+        kept = sum(int(file.read_text()) for file in tmp_path.glob("*.kept"))
+        assert 0 < kept <= LIMIT
+        assert inherited.check("ada", 0).remaining == LIMIT - kept

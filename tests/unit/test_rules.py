@@ -1,0 +1,225 @@
+"""Rules: names, scopes, tiers, and whose state is whose."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import (
+    ConfigError,
+    Limiter,
+    Quota,
+    Rule,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.algorithms import FixedWindow, SlidingWindow, TokenBucket, algorithm_for
+from headgate.quota import MAX_UNITS
+from headgate.rules import rules_from
+
+MAKERS = (fixed_window, sliding_window, sliding_log, token_bucket)
+every_kind = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+Make = Callable[..., Rule]
+
+
+@every_kind
+def test_a_rule_has_its_kind_quota_and_a_name_of_kind_period_and_scope(make: Make) -> None:
+    rule = make("5/15m", scope="user")
+    assert (rule.kind, rule.quota, rule.scope) == (make.__name__, Quota.parse("5/15m"), "user")
+    assert rule.name == f"{make.__name__}/15m/user"
+    assert make("5/minute").name == f"{make.__name__}/1m"
+    assert make("5/minute", scope="*").name == f"{make.__name__}/1m/*"
+    assert make("5/minute", scope="*", name="all").name == "all"
+    assert str(make("5/minute", name="all")) == "all (5/minute)"
+
+
+@every_kind
+def test_a_rule_takes_a_quota_as_text_or_as_a_value(make: Make) -> None:
+    assert make("5/minute") == make(Quota.parse("5/minute"))
+
+
+@every_kind
+def test_a_rule_is_a_value(make: Make) -> None:
+    rule = make("5/minute", scope="user", tiers={"pro": "50/minute"}, name="x")
+    assert pickle.loads(pickle.dumps(rule)) == copy.deepcopy(rule) == copy.copy(rule) == rule
+    assert {rule, copy.deepcopy(rule)} == {rule}
+    assert rule != make("5/minute", scope="user", tiers={"pro": "51/minute"}, name="x")
+    with pytest.raises(AttributeError):
+        rule.name = "y"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        rule.tiers["free"] = rule.quota  # type: ignore[index]
+
+
+def test_a_copied_rule_still_guards_its_tiers() -> None:
+    rule = copy.deepcopy(sliding_window("5/minute", tiers={"pro": "50/minute"}))
+    with pytest.raises(TypeError):
+        rule.tiers["free"] = rule.quota  # type: ignore[index]
+
+
+# --- Tiers -----------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_tier_has_its_quota_and_any_other_the_rules_own(make: Make) -> None:
+    rule = make("5/minute", tiers={"pro": "50/minute", "none": Quota(0, 60_000_000)})
+    assert rule.quota_for("pro") == Quota.parse("50/minute")
+    assert rule.quota_for("none").limit == 0
+    assert rule.quota_for("unheard of") == rule.quota_for(None) == rule.quota
+
+
+@every_kind
+def test_a_tier_of_another_period_is_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"tier 'pro' has '50/hour', .* '5/minute'"):
+        make("5/minute", tiers={"pro": "50/hour"})
+
+
+@pytest.mark.parametrize("make", MAKERS[:3], ids=lambda make: make.__name__)
+def test_only_a_token_bucket_has_bursts(make: Make) -> None:
+    with pytest.raises(ConfigError, match="has no burst"):
+        make("5/minute burst 7")
+    with pytest.raises(ConfigError, match="has no burst"):
+        make("5/minute", tiers={"pro": "5/minute burst 7"})
+
+
+def test_the_burst_of_a_token_bucket_is_said_once() -> None:
+    assert token_bucket("5/minute", burst=7) == token_bucket("5/minute burst 7")
+    assert token_bucket("5/minute burst 7", burst=7).quota.burst == 7
+    with pytest.raises(ConfigError, match="burst=8 contradicts '5/minute burst 7'"):
+        token_bucket("5/minute burst 7", burst=8)
+
+
+def test_a_burst_goes_to_the_tiers_that_name_none() -> None:
+    rule = token_bucket(
+        "5/minute", burst=7, tiers={"a": "9/minute", "b": "9/minute burst 3", "c": "0/minute"}
+    )
+    assert [rule.quota_for(tier).burst for tier in "abc"] == [7, 3, None]
+
+
+# --- Identity --------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_changed_limit_or_tier_keeps_the_state(make: Make) -> None:
+    first, second = make("5/minute", name="x"), make("6/minute", name="x", tiers={"pro": "7/minute"})
+    assert first.identity == second.identity
+
+
+def test_a_changed_kind_period_name_or_grid_is_a_new_state() -> None:
+    rules = [
+        fixed_window("5/minute", name="x"),
+        sliding_log("5/minute", name="x"),
+        token_bucket("5/minute", name="x"),
+        sliding_window("5/minute", name="x"),
+        sliding_window("5/hour", name="x"),
+        sliding_window("5/minute", name="y"),
+        sliding_window("5/minute", name="x", buckets=61),
+        sliding_window("5/minute", name="x", strict=False),
+    ]
+    assert len({rule.identity for rule in rules}) == len(rules)
+
+
+def test_no_name_makes_two_identities_alike() -> None:
+    """A name may contain whatever an identity is made of."""
+    window = sliding_window("5/minute", name="x")
+    odd = fixed_window("5/minute", name=window.identity.split("/", 2)[2])
+    assert odd.identity != window.identity
+
+
+# --- What cannot work ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"buckets": 0}, "buckets must be a whole number"),
+        ({"buckets": 100_001}, "buckets must be a whole number"),
+        ({"buckets": True}, "buckets must be a whole number"),
+        ({"buckets": 60.0}, "buckets must be a whole number"),
+        ({"scope": ""}, "a scope is a word"),
+        ({"scope": 5}, "a scope is a word"),
+        ({"name": ""}, "a rule's name is text"),
+        ({"name": 5}, "a rule's name is text"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sliding_window("5/minute", **arguments)
+
+
+def test_text_means_sliding_windows_and_with_a_burst_token_buckets() -> None:
+    rules = rules_from(["5/minute; 50/hour", "10/s burst 20", fixed_window("3/day")])
+    assert [rule.kind for rule in rules] == [
+        "sliding_window",
+        "sliding_window",
+        "token_bucket",
+        "fixed_window",
+    ]
+    assert [rule.quota.limit for rule in rules] == [5, 50, 10, 3]
+
+
+def test_two_rules_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two rules are called 'sliding_window/1m'"):
+        Limiter("5/minute", "6/minute")
+    with pytest.raises(ConfigError, match="two rules are called 'x'"):
+        Limiter(fixed_window("5/minute", name="x"), sliding_log("5/hour", name="x"))
+    Limiter("5/minute", sliding_window("6/minute", name="other"))
+
+
+def test_a_rule_without_a_scope_does_not_go_with_one_that_has_one() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'sliding_window/1m' has no scope but 'sliding_window/1h/user' has one"
+    ):
+        Limiter("5/minute", sliding_window("5/hour", scope="user"))
+    Limiter("5/minute", sliding_window("5/hour", scope="*"))
+    Limiter(sliding_window("5/hour", scope="user"), sliding_window("5/hour", scope="*"))
+
+
+@pytest.mark.parametrize("wrong", [5, None, Quota(5, 60_000_000), ["5/minute"]])
+def test_what_is_neither_text_nor_a_rule_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="a rule is text like '5/minute' or"):
+        Limiter(wrong)
+
+
+# --- Rules made ready ------------------------------------------------------------------------------------------------
+
+
+def test_rules_become_algorithms_in_whole_numbers() -> None:
+    assert algorithm_for(fixed_window("5/minute", name="x")) == FixedWindow("x", 5, 60_000_000)
+    assert algorithm_for(sliding_log("5/minute", name="x")) == SlidingWindow("x", 5, 1, 60_000_000)
+    strict = sliding_window("10/s", name="x")
+    assert algorithm_for(strict) == SlidingWindow("x", 10, 16_667, 1_016_667)
+    lenient = sliding_window("10/s", name="x", strict=False)
+    assert algorithm_for(lenient) == SlidingWindow("x", 10, 16_667, 1_000_000)
+    assert algorithm_for(strict, Quota(7, 1_000_000)) == SlidingWindow("x", 7, 16_667, 1_016_667)
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [
+        ("60/minute", (60, 1, 1_000_000, 1)),  # 1 unit = 1,000,000 parts, 1 drains per microsecond
+        ("7/minute", (7, 7, 60_000_000, 1)),
+        ("1000000/s", (1_000_000, 1, 1, 1)),
+        ("3000000/s", (3_000_000, 3, 1, 1)),
+        ("1/hour", (1, 1, 3_600_000_000, 1)),
+        ("1/3601s", (1, 1, 3_601_000, 1000)),  # over an hour it counts in milliseconds
+        ("0/minute", (0, 0, 1, 1)),
+        ("5/minute burst 9", (9, 1, 12_000_000, 1)),
+    ],
+)
+def test_a_token_bucket_drains_whole_parts_per_tick(quota: str, expected: tuple[int, int, int, int]) -> None:
+    assert algorithm_for(token_bucket(quota, name="x")) == TokenBucket("x", *expected)
+
+
+def test_a_token_bucket_beyond_the_exact_range_is_refused_when_it_is_made() -> None:
+    largest = MAX_UNITS // 3_600_000_000
+    Limiter(token_bucket(f"1/hour burst {largest}"))
+    with pytest.raises(ConfigError, match=r"cannot be counted exactly .* use a rounder limit"):
+        Limiter(token_bucket(f"1/hour burst {largest + 1}"))
+    with pytest.raises(ConfigError, match="cannot be counted exactly"):
+        Limiter(token_bucket("1/hour", tiers={"pro": f"1/hour burst {largest + 1}"}))

@@ -1,0 +1,496 @@
+"""The SQLite store: where it lives, who shares it, what it forgets, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Limiter,
+    MemoryStore,
+    SQLiteStore,
+    StoreConflict,
+    StoreUnavailable,
+    fixed_window,
+    open_async_store,
+    open_store,
+    token_bucket,
+)
+from headgate.testing import FakeClock
+from tests.unit.processes import Interruptions, came_out_right, fork, in_child
+from tests.unit.worlds import rows
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "limits.db"
+
+
+def counted(path: Path) -> dict[bytes, tuple[int, ...]]:
+    """Return what stands in the file."""
+    connection = sqlite3.connect(path)
+    try:
+        return dict(rows(connection))
+    finally:
+        connection.close()
+
+
+# --- Where it lives --------------------------------------------------------------------------------------------------
+
+
+def test_a_url_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url, file in (
+        ("sqlite:///relative.db", "relative.db"),
+        (f"sqlite:///{tmp_path}/absolute.db", "absolute.db"),
+        ("SQLite:///with%20space.db", "with space.db"),
+    ):
+        with Limiter("2/minute", name="x", store=url) as limiter:
+            limiter.hit("ada")
+        assert len(counted(tmp_path / file)) == 1
+
+
+def test_a_database_in_memory_is_gone_with_its_store() -> None:
+    with Limiter("1/minute", name="x", store="sqlite:///:memory:") as limiter:
+        assert limiter.hit("ada")
+        assert not limiter.hit("ada")
+    with Limiter("1/minute", name="x", store="sqlite:///:memory:") as limiter:
+        assert limiter.hit("ada")
+
+
+@pytest.mark.parametrize("url", ["sqlite:limits.db", "sqlite://limits.db", "sqlite:///", "sqlite:", "sqlite"])
+def test_a_url_that_names_no_file_is_put_right(url: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"write 'sqlite:///relative/path\.db', 'sqlite:////absolute/path\.db'"
+    ):
+        open_store(url)
+
+
+@pytest.mark.parametrize("url", ["", "limits.db", "mysql://host/db", "file:limits.db"])
+def test_an_unknown_scheme_is_put_right(url: str) -> None:
+    for opener in (open_store, open_async_store):
+        with pytest.raises(ConfigError, match=r"'memory://'.*'sqlite:///limits\.db'"):
+            opener(url)
+
+
+def test_urls_open_the_embedded_stores() -> None:
+    assert isinstance(open_store("memory://"), MemoryStore)
+    assert isinstance(open_async_store("MEMORY://"), MemoryStore)
+    with SQLiteStore.from_url("sqlite:///:memory:") as store:
+        assert store.path == ":memory:"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        SQLiteStore(tmp_path / "missing" / "limits.db")
+    assert f"there is no folder {tmp_path / 'missing'}" in str(caught.value)
+    assert isinstance(caught.value.__cause__, sqlite3.Error)
+
+
+def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="unable to open database file"):
+        SQLiteStore(tmp_path)
+
+
+def test_it_says_what_it_keeps(path: Path) -> None:
+    with SQLiteStore(path) as store:
+        guarantees = store.guarantees
+    assert guarantees.exact
+    assert guarantees.durable
+    assert guarantees.shared
+    assert "nothing when a process dies" in guarantees.may_lose
+
+
+# --- Who shares it ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_counted_is_there_after_a_restart(path: Path, clock: FakeClock) -> None:
+    for remaining in (1, 0):
+        with SQLiteStore(path, clock=clock) as store:
+            assert Limiter("2/minute", name="x", store=store).hit("ada").remaining == remaining
+
+
+def test_two_stores_on_one_file_count_together(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, clock=clock) as one, SQLiteStore(path, clock=clock) as other:
+        limiters = [Limiter("3/minute", name="x", store=store) for store in (one, other)]
+        assert [bool(limiters[turn % 2].hit("ada")) for turn in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_a_hold_taken_through_one_store_is_released_for_the_other(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, clock=clock) as one, SQLiteStore(path, clock=clock) as other:
+        hold = Limiter("1/minute", name="x", store=one).hold("ada")
+        limiter = Limiter("1/minute", name="x", store=other)
+        assert not limiter.hit("ada")
+        hold.release()
+        assert limiter.hit("ada")
+
+
+def test_namespaces_and_limiter_names_keep_counts_apart(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, clock=clock) as store, SQLiteStore(path, clock=clock, namespace="b") as other:
+        limiters = [
+            Limiter("1/minute", name=n, store=s) for n, s in (("x", store), ("y", store), ("x", other))
+        ]
+        assert all(limiter.hit("ada") for limiter in limiters)
+        assert not any(limiter.hit("ada") for limiter in limiters)
+
+
+def test_a_changed_limit_keeps_what_was_counted(path: Path, clock: FakeClock) -> None:
+    for limit, remaining in ((3, 2), (5, 3), (2, None)):
+        with SQLiteStore(path, clock=clock) as store:
+            decision = Limiter(token_bucket(f"{limit}/minute"), name="x", store=store).hit("ada")
+            assert decision.remaining == (remaining if remaining is not None else 0)
+
+
+def test_processes_that_open_a_new_file_at_once_all_get_it(path: Path) -> None:
+    """Switching a new file to WAL does not wait for others who do the same, whatever the busy time-out says."""
+    for attempt in range(3):
+        file = path.with_name(f"{attempt}.db")
+        start_r, start_w = os.pipe()
+
+        def work(file: Path = file, start: int = start_r) -> bool:
+            os.read(start, 1)
+            with SQLiteStore(file) as store:
+                return Limiter("100/minute", name="x", store=store).hit("ada").allowed
+
+        children = [fork(work) for _ in range(6)]
+        os.write(start_w, b"go" * 6)
+        assert came_out_right(*children)
+        os.close(start_r)
+        os.close(start_w)
+
+
+# --- What it forgets -------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_have_become_fresh_are_removed_as_it_goes(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, clock=clock) as store:
+        limiter = Limiter(fixed_window("5/second"), name="x", store=store)
+        for number in range(2_000):
+            limiter.hit(f"{number}")
+            clock.advance(0.01)
+        assert len(counted(path)) < 500, "about 100 are alive at any time"
+
+
+def test_a_live_row_stays_among_dead_ones(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, clock=clock) as store:
+        slow = Limiter("1/hour", name="slow", store=store)
+        quick = Limiter("5/second", name="quick", store=store)
+        for number in range(50):
+            slow.hit(f"{number}")
+        for number in range(500):
+            quick.hit(f"{number}")
+            clock.advance(0.1)
+        assert not any(slow.hit(f"{number}") for number in range(50))
+
+
+def test_a_released_or_reset_state_leaves_no_row(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, clock=clock) as store:
+        limiter = Limiter("5/minute", "50/hour", name="x", store=store)
+        limiter.hold("ada").release()
+        assert counted(path) == {}
+        limiter.hit("ada")
+        assert len(counted(path)) == 2
+        limiter.reset("ada")
+        assert counted(path) == {}
+
+
+def test_a_state_at_a_time_of_the_callers_own_outlives_it_by_an_hour_of_the_stores(
+    path: Path, clock: FakeClock
+) -> None:
+    with SQLiteStore(path, clock=clock) as store:
+        limiter = Limiter("1/minute", name="x", store=store)
+
+        def clean() -> None:
+            for number in range(200):
+                limiter.hit(f"{clock.now} {number}")
+
+        assert limiter.hit("ada", now=60.0)
+        clock.advance(3_600 + 59)
+        clean()
+        assert not limiter.hit("ada", now=60.0)
+        clock.advance(5)
+        clean()
+        assert limiter.hit("ada", now=60.0)
+
+
+# --- Several at once, and what goes wrong -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[sqlite3.Connection]:
+    """Somebody else who is writing to the file all the time."""
+    with SQLiteStore(path):
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        yield other
+        other.close()
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_locked_file_is_an_unavailable_store_and_not_a_charge(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, timeout=0, clock=clock) as store:
+        limiter = Limiter("5/minute", name="x", store=store)
+        for call in (limiter.hit, limiter.hold, limiter.record, limiter.reset):
+            with pytest.raises(StoreUnavailable, match="database is locked"):
+                call("ada")
+        assert limiter.check("ada").remaining == 4, "looking does not wait for others"
+    assert counted(path) == {}
+
+
+@pytest.mark.usefixtures("writer")
+async def test_a_locked_file_is_an_unavailable_store_for_coroutines_too(path: Path, clock: FakeClock) -> None:
+    async with SQLiteStore(path, timeout=0, clock=clock) as store:
+        limiter = AsyncLimiter("5/minute", name="x", store=store)
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            await limiter.hit("ada")
+
+
+def test_a_locked_new_file_is_an_unavailable_store(path: Path) -> None:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE theirs (x)")
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreUnavailable, match="database is locked"):
+        SQLiteStore(path, timeout=0)
+    other.close()
+
+
+def test_a_call_waits_for_a_writer_up_to_the_time_out(path: Path, writer: sqlite3.Connection) -> None:
+    with SQLiteStore(path, timeout=60) as store:
+        limiter = Limiter("5/minute", name="x", store=store)
+        results: list[bool] = []
+        thread = threading.Thread(target=lambda: results.append(bool(limiter.hit("ada"))))
+        thread.start()
+        writer.execute("ROLLBACK")
+        thread.join()
+        assert results == [True]
+
+
+def test_a_file_of_something_else_is_not_overwritten(path: Path) -> None:
+    path.write_bytes(b"not a database, but somebody's work " * 100)
+    before = path.read_bytes()
+    with pytest.raises(StoreUnavailable, match="file is not a database"):
+        SQLiteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_table_of_ours_with_other_columns_is_an_error(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE headgate_states (who TEXT, count INTEGER)")
+    connection.close()
+    with SQLiteStore(path) as store, pytest.raises(StoreUnavailable, match="no such column"):
+        Limiter("5/minute", name="x", store=store).hit("ada")
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", "text", 5])
+def test_a_row_that_holds_no_state_is_a_conflict(path: Path, garbage: object) -> None:
+    with SQLiteStore(path) as store:
+        limiter = Limiter("5/minute", name="x", store=store)
+        limiter.hit("ada")
+        store.transact(
+            lambda connection: connection.execute("UPDATE headgate_states SET state = ?", (garbage,)),
+            write=True,
+        )
+        with pytest.raises(StoreConflict, match="does not hold a state"):
+            limiter.hit("ada")
+        assert limiter.hit("bob"), "other keys are not affected"
+        limiter.reset("ada")
+        assert limiter.hit("ada")
+
+
+def test_an_error_within_a_call_rolls_all_of_it_back(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, clock=clock) as store:
+
+        def fail(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT INTO headgate_states VALUES (x'00', x'00', 0)")
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            store.transact(fail, write=True)
+        assert counted(path) == {}
+        assert Limiter("5/minute", name="x", store=store).hit("ada")
+
+
+def test_a_process_that_is_killed_leaves_whole_calls_behind(path: Path) -> None:
+    """Two rules are charged together; whenever the process dies, their counts agree."""
+    script = (
+        "import sys\n"
+        "from headgate import *\n"
+        "limiter = Limiter('1000000/hour', fixed_window('1000000/day'), name='x', store='sqlite:///' + sys.argv[1])\n"
+        "while True:\n"
+        "    limiter.hit('ada')\n"
+        "    print(flush=True)\n"
+    )
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        for _ in range(20):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    with SQLiteStore(path) as store:
+        limiter = Limiter("1000000/hour", fixed_window("1000000/day"), name="x", store=store)
+        hour, day = limiter.check("ada", 0).results
+        assert hour.remaining == day.remaining
+        assert hour.limit - hour.remaining >= 60
+
+
+def test_an_exception_from_a_signal_handler_leaves_no_lock_or_transaction_behind(
+    interruptions: Interruptions,
+) -> None:
+    """As of Ctrl-C in a notebook, or of a worker's soft time-out: the limiter must go on working afterwards."""
+    with SQLiteStore(":memory:") as store:
+        limiter = Limiter("1000000/hour", name="x", store=store)
+        for _ in interruptions(lambda: limiter.hold("ada").release()):
+            assert not store._lock.locked(), "and nobody else is here to let go of it"
+
+
+# --- Closing, forks and event loops ----------------------------------------------------------------------------------
+
+
+def test_a_closed_store_says_so(path: Path) -> None:
+    store = SQLiteStore(path)
+    limiter = Limiter("5/minute", name="x", store=store)
+    limiter.hit("ada")
+    store.close()
+    store.close()
+    for call in (limiter.hit, limiter.check, limiter.record, limiter.hold, limiter.reset):
+        with pytest.raises(StoreUnavailable, match="the store was closed"):
+            call("ada")
+
+
+async def test_a_closed_store_says_so_to_coroutines(path: Path) -> None:
+    store = SQLiteStore(path)
+    limiter = AsyncLimiter("5/minute", name="x", store=store)
+    await limiter.hit("ada")
+    await store.aclose()
+    with pytest.raises(StoreUnavailable, match="the store was closed"):
+        await limiter.hit("ada")
+    unused = SQLiteStore(path)
+    await unused.aclose()
+    with pytest.raises(StoreUnavailable, match="the store was closed"):
+        await AsyncLimiter("5/minute", name="x", store=unused).hit("ada")
+
+
+def test_one_store_serves_one_event_loop_after_the_other(path: Path, clock: FakeClock) -> None:
+    with SQLiteStore(path, clock=clock) as store:
+        limiter = AsyncLimiter("2/minute", name="x", store=store)
+        assert [bool(asyncio.run(limiter.hit("ada"))) for _ in range(3)] == [True, True, False]
+
+
+async def test_coroutines_are_served_in_one_thread_of_the_store(path: Path, clock: FakeClock) -> None:
+    async with SQLiteStore(path, clock=clock) as store:
+        limiter = AsyncLimiter("100/minute", name="x", store=store)
+        await asyncio.gather(*(limiter.hit("ada") for _ in range(50)))
+        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("headgate-sqlite")]
+        assert len(names) == 1
+
+
+async def test_every_call_can_be_awaited(path: Path, clock: FakeClock) -> None:
+    async with SQLiteStore(path, clock=clock) as store:
+        limiter = AsyncLimiter("5/minute", name="x", store=store)
+        assert (await limiter.check("ada")).remaining == 4
+        await limiter.record("ada", 2)
+        hold = await limiter.hold("ada", 3)
+        assert not await limiter.hit("ada")
+        assert await hold.settle(1) == 1
+        assert (await limiter.hit("ada")).remaining == 1
+        await limiter.reset("ada")
+        assert (await limiter.hit("ada")).remaining == 4
+
+
+def test_a_child_goes_on_counting_in_the_parents_file(path: Path) -> None:
+    with SQLiteStore(path) as store:
+        limiter = Limiter("4/hour", name="x", store=store)
+        limiter.hit("ada")
+        assert in_child(lambda: limiter.hit("ada").remaining == 2)
+        assert limiter.hit("ada").remaining == 1, "and the parent sees it"
+        assert in_child(lambda: limiter.hit("ada").remaining == 0)
+        assert not limiter.hit("ada")
+
+
+def test_a_child_never_touches_the_connection_of_its_parent(path: Path) -> None:
+    """SQLite forbids it: the child would take the parent's locks for its own, and drop them when it closes."""
+    with SQLiteStore(path) as store:
+        parents = store._connection
+        limiter = Limiter("4/hour", name="x", store=store)
+
+        def work() -> bool:
+            limiter.hit("ada")
+            return store._connection is not None and store._connection is not parents
+
+        assert in_child(work)
+        assert store._connection is parents
+
+
+def test_a_child_uses_the_async_store_of_its_parent(path: Path) -> None:
+    with SQLiteStore(path) as store:
+        limiter = AsyncLimiter("4/hour", name="x", store=store)
+        asyncio.run(limiter.hit("ada"))
+        assert in_child(lambda: asyncio.run(limiter.hit("ada")).remaining == 2)
+
+
+def test_a_fork_while_other_threads_write_leaves_no_lock_behind(path: Path, hasty_threads: None) -> None:
+    with SQLiteStore(path) as store:
+        limiter, stop = Limiter("1000000/hour", name="x", store=store), threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                limiter.hit("ada")
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            assert all(in_child(lambda: limiter.hit("ada").allowed) for _ in range(5))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_a_child_that_closes_does_not_disturb_the_parent(path: Path) -> None:
+    with SQLiteStore(path) as store:
+        limiter = Limiter("4/hour", name="x", store=store)
+        limiter.hit("ada")
+
+        def work() -> bool:
+            limiter.hit("ada")
+            store.close()
+            return True
+
+        assert in_child(work)
+        assert limiter.hit("ada").remaining == 1
+
+
+def test_parent_and_child_never_take_each_others_states_for_their_own(path: Path, clock: FakeClock) -> None:
+    """Counting on from where they parted, both would give the same birth to two states of a key."""
+    with SQLiteStore(path, clock=clock) as store:
+        limiter = Limiter("5/minute", name="x", store=store)
+        limiter.hit("bob")
+        reset_r, reset_w = os.pipe()
+
+        def work() -> bool:
+            os.read(reset_r, 1)
+            return limiter.hit("ada").allowed
+
+        child = fork(work)
+        hold = limiter.hold("ada")
+        limiter.reset("ada")
+        os.write(reset_w, b"!")
+        assert came_out_right(child)
+        hold.release()
+        assert limiter.check("ada", 0).remaining == 4, "the child's unit is not the parent's to give back"
+        os.close(reset_r)
+        os.close(reset_w)

@@ -1,0 +1,286 @@
+"""Worlds to try the promises in: one store, one way of telling it the time, and a script of calls.
+
+A script is data, so that the same one can be played in several worlds and the answers compared. Its times are whole
+microseconds of a *true* time that never goes back; the clock that a world reads may have been set back.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Literal, NamedTuple
+
+from hypothesis import strategies as st
+
+from headgate import (
+    CostTooHigh,
+    Decision,
+    Hold,
+    Limiter,
+    MemoryStore,
+    Quota,
+    Rule,
+    SQLiteStore,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.algorithms import State
+from headgate.keys import storage_key, storage_prefix
+from headgate.testing import FakeClock
+
+START_US = 1_700_000_000_123_457
+"""An ordinary instant: at the edge of no window, bucket or millisecond."""
+
+KEYS = ("ada", "bob", b"ada", "cyd", "dan")
+STORES = ("memory", "sqlite")
+
+OpKind = Literal["hit", "record", "hold", "settle", "check"]
+
+
+class Op(NamedTuple):
+    """One call of a script."""
+
+    kind: OpKind
+    advance_us: int
+    back_us: int
+    key: int
+    cost: int
+    tier: str | None
+    variant: int
+    """Which of the script's limits is in force, if it has several."""
+    pick: int
+    """Which open hold a settle means."""
+
+
+class Outcome(NamedTuple):
+    """What came of an op: a decision of a hit, check or hold; what became final of a settle."""
+
+    op: Op
+    at_us: int
+    decision: Decision | None = None
+    hold: int | None = None
+    """The number of the hold that was taken or settled."""
+    final: int | None = None
+
+
+@dataclass
+class World:
+    """A limiter on a store, told the time by its clock or with every call.
+
+    Attributes:
+        variants: Limiters that share their states and differ in their limits.
+        explicit: Whether the time goes with every call.
+        clock: What the store reads; stands still if the time goes with every call.
+        true_us: The true time.
+        behind_us: How far the world's clock has been set back.
+    """
+
+    variants: Sequence[Limiter]
+    store: MemoryStore | SQLiteStore
+    explicit: bool
+    clock: FakeClock
+    true_us: int = START_US
+    behind_us: int = 0
+    holds: list[Hold] = field(default_factory=list)
+
+    @property
+    def now_us(self) -> int:
+        """What the world takes for the time."""
+        return self.true_us - self.behind_us
+
+    def move(self, advance_us: int, back_us: int = 0) -> None:
+        """Let true time pass, then set the clock back."""
+        self.true_us += advance_us
+        self.behind_us += back_us
+        if not self.explicit:
+            self.clock.advance_us(advance_us - back_us)
+
+    def now(self, later_us: int = 0) -> float | None:
+        """Return what to give as `now=`; on a clock, move that instead."""
+        assert self.explicit or not later_us
+        return (self.now_us + later_us) / 1_000_000 if self.explicit else None
+
+    def play(self, op: Op) -> Outcome:
+        """Do one op; a cost above the capacity and a settle without an open hold come to nothing."""
+        self.move(op.advance_us, op.back_us)
+        limiter, key = self.variants[op.variant % len(self.variants)], KEYS[op.key]
+        try:
+            return self._call(limiter, key, op)
+        except CostTooHigh:
+            return Outcome(op, self.true_us)
+
+    def _call(self, limiter: Limiter, key: str | bytes, op: Op) -> Outcome:
+        now, at = self.now(), self.true_us
+        if op.kind == "hit":
+            return Outcome(op, at, limiter.hit(key, op.cost, tier=op.tier, now=now))
+        if op.kind == "check":
+            return Outcome(op, at, limiter.check(key, op.cost, tier=op.tier, now=now))
+        if op.kind == "record":
+            limiter.record(key, op.cost, tier=op.tier, now=now)
+            return Outcome(op, at)
+        if op.kind == "hold":
+            hold = limiter.hold(key, op.cost, tier=op.tier, now=now)
+            self.holds.append(hold)
+            return Outcome(op, at, hold.decision, hold=len(self.holds) - 1)
+        return self._settle(op)
+
+    def _settle(self, op: Op) -> Outcome:
+        open_holds = [
+            number for number, hold in enumerate(self.holds) if hold.allowed and hold._final is None
+        ]
+        if not open_holds:
+            return Outcome(op, self.true_us)
+        number = open_holds[op.pick % len(open_holds)]
+        final = self.holds[number].settle(op.cost - 1, now=self.now())
+        return Outcome(op, self.true_us, hold=number, final=final)
+
+    def check(self, key: str | bytes, cost: int, tier: str | None = None, later_us: int = 0) -> Decision:
+        """Look without writing, at a later or earlier time."""
+        limiter = self.variants[0]
+        if self.explicit:
+            return limiter.check(key, cost, tier=tier, now=self.now(later_us))
+        self.clock.advance_us(later_us)
+        try:
+            return limiter.check(key, cost, tier=tier)
+        finally:
+            self.clock.advance_us(-later_us)
+
+    def states(self) -> dict[object, State]:
+        """Return everything that the store counts."""
+        if isinstance(self.store, MemoryStore):
+            return {
+                (identity, key): state
+                for identity, table in self.store._tables.items()
+                for key in table.values
+                if (state := table.load(key)) is not None
+            }
+        return self.store.transact(lambda connection: dict(rows(connection)), write=False)
+
+    def state(self, key: str | bytes) -> State | None:
+        """Return the state of a key under the first rule."""
+        rule = self.variants[0].rules[0]
+        if isinstance(self.store, MemoryStore):
+            return self.states().get(((self.variants[0].name, rule.identity), key))
+        prefix = storage_prefix(self.store.namespace, self.variants[0].name, rule)
+        return self.states().get(storage_key(prefix, key))
+
+
+def rows(connection: sqlite3.Connection) -> Iterator[tuple[bytes, State]]:
+    """Yield what an SQLite file counts."""
+    for row, state in connection.execute("SELECT id, state FROM headgate_states"):
+        yield row, struct.unpack(f"<{len(state) // 8}q", state)
+
+
+@contextmanager
+def world(
+    variants: Sequence[Rule | Sequence[Rule]],
+    *,
+    store: str = "memory",
+    explicit: bool = True,
+    max_keys: int = 100,
+) -> Iterator[World]:
+    """Make a world with these rules; of several variants each limits the same states."""
+    clock = FakeClock(START_US / 1_000_000)
+    with (
+        MemoryStore(max_keys=max_keys, clock=clock)
+        if store == "memory"
+        else SQLiteStore(":memory:", clock=clock)
+    ) as opened:
+        limiters = [
+            Limiter(*([rules] if isinstance(rules, Rule) else rules), name="world", store=opened)
+            for rules in variants
+        ]
+        yield World(limiters, opened, explicit, clock)
+
+
+# --- Strategies ------------------------------------------------------------------------------------------------------
+
+PERIODS_US = (10_000, 1_000_000, 60_000_000, 7 * 3_600_000_000)
+"""Short, ordinary, long, and past the hour from which token buckets count in milliseconds."""
+
+TIER = "pro"
+
+
+def quotas(period_us: int, least: int = 1) -> st.SearchStrategy[Quota]:
+    return st.builds(Quota, st.integers(least, 8), st.just(period_us))
+
+
+@st.composite
+def rule_sets(
+    draw: st.DrawFn, kinds: Sequence[str], *, tiers: bool = True, most_variants: int = 2
+) -> list[Rule]:
+    """Draw one rule, with a tier or not, in one or two variants that differ in their limits."""
+    kind = draw(st.sampled_from(kinds))
+    period_us = draw(st.sampled_from(PERIODS_US))
+    buckets = draw(st.sampled_from((1, 2, 3, 10, 60)))
+    with_tier = tiers and draw(st.booleans())
+    return [
+        _rule(
+            kind,
+            draw(quotas(period_us)),
+            buckets,
+            {TIER: draw(quotas(period_us))} if with_tier else {},
+            draw(st.integers(1, 8)) if kind == "token_bucket" else None,
+        )
+        for _ in range(draw(st.integers(1, most_variants)))
+    ]
+
+
+def _rule(kind: str, quota: Quota, buckets: int, tiers: dict[str, Quota], burst: int | None) -> Rule:
+    if kind == "token_bucket":
+        return token_bucket(quota, burst=burst, tiers=tiers)
+    if kind == "fixed_window":
+        return fixed_window(quota, tiers=tiers)
+    if kind == "sliding_log":
+        return sliding_log(quota, tiers=tiers)
+    return sliding_window(quota, tiers=tiers, buckets=buckets, strict=kind == "sliding_window")
+
+
+def scripts(
+    period_us: int,
+    *,
+    kinds: Sequence[OpKind] = ("hit", "hit", "record", "hold", "settle", "settle", "check"),
+    keys: int = 2,
+    back: bool = False,
+) -> st.SearchStrategy[list[Op]]:
+    """Draw scripts whose steps like to end exactly at an edge, and one microsecond on either side of it."""
+    edges = [period_us, period_us // 60, period_us // 10, period_us // 3, 1000]
+    near = [max(0, edge + around) for edge in edges for around in (-1, 0, 1)]
+    steps = st.one_of(
+        st.sampled_from([0, 0, 0, 1, *near]), st.integers(0, period_us // 4), st.integers(0, 3 * period_us)
+    )
+    backs = st.one_of(st.just(0), st.just(0), steps) if back else st.just(0)
+    # One draw for all that is not time: scripts are long, and every draw has its price.
+    calls = st.sampled_from(
+        [*product(range(keys), range(1, 6), (None, TIER), range(2), range(4))],
+    )
+    ops = st.builds(
+        lambda kind, call, step, back: Op(kind, step, back, *call),
+        st.sampled_from(kinds),
+        calls,
+        steps,
+        backs,
+    )
+    return st.lists(ops, min_size=10, max_size=24)
+
+
+@st.composite
+def rules_and_scripts(
+    draw: st.DrawFn,
+    kinds: Sequence[str],
+    *,
+    ops: Sequence[OpKind] = ("hit", "hit", "record", "hold", "settle", "settle", "check"),
+    keys: int = 2,
+    back: bool = False,
+    tiers: bool = True,
+    most_variants: int = 2,
+) -> tuple[list[Rule], list[Op]]:
+    """Draw rules and a script for them."""
+    rules = draw(rule_sets(kinds, tiers=tiers, most_variants=most_variants))
+    return rules, draw(scripts(rules[0].quota.period_us, kinds=ops, keys=keys, back=back))

@@ -1,0 +1,91 @@
+"""What a policy means, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headgate.policy.model import LimiterPolicy, Policy
+from headgate.quota import Quota, format_period
+from headgate.rules import SHARED, Rule
+
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_NOTES = {
+    "fixed_window": "in windows by the clock, so up to twice as many around an edge",
+    "sliding_log": "exact to the microsecond",
+    "token_bucket": "",
+    "sliding_window": "",
+}
+
+
+def explain(policy: Policy) -> str:
+    """Return the policy in plain words, a paragraph per limiter."""
+    return "\n\n".join("\n".join(_limiter(limiter)) for limiter in policy.limiters.values())
+
+
+def _limiter(limiter: LimiterPolicy) -> Iterator[str]:
+    yield f"{limiter.name}: counted in {_without_password(limiter.store)}"
+    for rule in limiter.rules:
+        yield f"  - {_rule(rule)}"
+    for rule in limiter.shadow:
+        yield f"  - only watched, refuses nothing: {_rule(rule)}"
+    if len(limiter.rules) > 1:
+        yield "  All of these are decided together: either every one is charged, or none."
+    if limiter.default_tier is not None:
+        yield f"  Callers without a known tier count as {limiter.default_tier!r}."
+    for key, tier in limiter.overrides.items():
+        quotas = ", ".join(f"{_quota(r, r.tiers[tier])} ({r.name})" for r in limiter.rules if tier in r.tiers)
+        yield f"  {_key(key)} has its own: {quotas}."
+    yield f"  If the store cannot be asked: {_failure(limiter.on_store_error)}."
+
+
+def _rule(rule: Rule) -> str:
+    tiers = "".join(
+        f"; tier {tier!r}: {_quota(rule, quota)}"
+        for tier, quota in rule.tiers.items()
+        if not tier.startswith("override:")
+    )
+    note = f" ({_NOTES[rule.kind]})" if _NOTES[rule.kind] else ""
+    return f"{_quota(rule, rule.quota)} {_whose(rule.scope)}{note}{tiers}  [{rule.name}]"
+
+
+def _quota(rule: Rule, quota: Quota) -> str:
+    if not quota.limit:
+        return "nothing at all"
+    period = _period(quota.period_us)
+    if rule.kind == "token_bucket":
+        burst = quota.limit if quota.burst is None else quota.burst
+        return f"a steady {quota.limit:,} per {period}, up to {burst:,} at once"
+    return (
+        f"at most {quota.limit:,} in any {period}"
+        if rule.kind != "fixed_window"
+        else f"{quota.limit:,} per {period}"
+    )
+
+
+def _period(period_us: int) -> str:
+    text = format_period(period_us, long=True)
+    if text.isalpha():
+        return text
+    number = text.rstrip("smhdw")
+    return f"{number} {_UNITS[text[len(number) :]]}"
+
+
+def _whose(scope: str | None) -> str:
+    if scope is None:
+        return "for each key"
+    return "for everybody together" if scope == SHARED else f"for each {scope}"
+
+
+def _key(key: object) -> str:
+    return repr(dict(sorted(key))) if isinstance(key, frozenset) else repr(key)
+
+
+def _failure(on_store_error: str | float) -> str:
+    if isinstance(on_store_error, float):
+        return f"each process admits {on_store_error:.0%} of every limit by itself"
+    return "everything is admitted" if on_store_error == "open" else "everything is refused"
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else url

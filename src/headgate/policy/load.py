@@ -1,0 +1,321 @@
+"""Reading a policy: a TOML file, with single values replaced by environment variables.
+
+    [store]                          # where limiters count that name no store of their own; memory by default
+    url = "sqlite:///limits.db"
+
+    [limiters.login]                 # the smallest limiter
+    rules = ["5/minute"]
+
+    [limiters.api]
+    rules = [
+      "10/s burst 20",
+      { quota = "100/hour", name = "hourly", tiers = { pro = "1000/hour" } },
+      { quota = "50/hour", name = "candidate", shadow = true },
+    ]
+    default_tier = "free"
+    on_store_error = "open"          # or "closed", or { local = 0.25 }
+    deadline = 0.25                  # seconds
+    headers = "both"                 # or "ietf", "x-ratelimit", "none"
+
+    [[limiters.api.overrides]]
+    key = "alice"
+    rules = { hourly = "5000/hour" }
+
+`HEADGATE_LIMITERS__LOGIN__RULES='["10/minute"]'` replaces that one value: the path in capitals, its parts joined by two
+underscores, every character that is not a letter or digit written as one underscore. The value is read as TOML, or else
+as text.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from headgate.errors import ConfigError
+from headgate.policy.model import (
+    HEADER_STYLES,
+    LimiterPolicy,
+    Policy,
+    PolicyError,
+    frozen_key,
+    override_tier,
+)
+from headgate.policy.positions import Path, positions
+from headgate.quota import Quota
+from headgate.rules import DEFAULT_BUCKETS, Kind, Rule, make_rule, rules_from
+
+T = TypeVar("T")
+
+ENVIRONMENT_PREFIX = "HEADGATE_"
+
+_LIMITER_KEYS = {"rules", "store", "on_store_error", "deadline", "headers", "default_tier", "overrides"}
+_RULE_KEYS = {"quota", "kind", "name", "scope", "tiers", "buckets", "strict", "shadow"}
+_KINDS: tuple[Kind, ...] = ("sliding_window", "token_bucket", "fixed_window", "sliding_log")
+
+
+def load_policy(path: str | FilePath, environment: Mapping[str, str] | None = None) -> Policy:
+    """Return the policy of a file.
+
+    Args:
+        path: The file.
+        environment: Variables that may replace single values; by default none.
+
+    Raises:
+        PolicyError: The file cannot be read or used; the message begins with its name, line and column.
+    """
+    file = FilePath(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{file}: {error}") from error
+    return parse_policy(text, str(file), environment)
+
+
+def parse_policy(text: str, source: str = "policy", environment: Mapping[str, str] | None = None) -> Policy:
+    """Return the policy of a text, as `load_policy` does of a file."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"line (\d+), column (\d+)", str(error))
+        line, column = (int(found[1]), int(found[2])) if found else (None, None)
+        message = re.sub(r" \(at .*\)$", "", str(error))
+        raise PolicyError(f"{source}{_place(line, column)}: {message}", line, column) from error
+    return _Reader(document, source, positions(text), environment or {}).policy()
+
+
+class _Reader:
+    """Reads a document into a policy, and says where it went wrong."""
+
+    def __init__(
+        self,
+        document: dict[str, Any],
+        source: str,
+        places: Mapping[Path, tuple[int, int]],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.document = document
+        self.source = source
+        self.places = places
+        self.variables: dict[Path, str] = {}
+        self._replace_from(environment)
+
+    def policy(self) -> Policy:
+        self._known_keys(self.document, (), {"store", "limiters"})
+        store = self._table(self.document.get("store", {}), ("store",))
+        self._known_keys(store, ("store",), {"url"})
+        url = self._text(store.get("url", "memory://"), ("store", "url"))
+        limiters = self._table(self.document.get("limiters", {}), ("limiters",))
+        if not limiters:
+            raise self._error((), 'no limiters; write for example [limiters.login] with rules = ["5/minute"]')
+        return Policy(
+            MappingProxyType({name: self._limiter(name, value, url) for name, value in limiters.items()})
+        )
+
+    def _limiter(self, name: str, value: object, default_store: str) -> LimiterPolicy:
+        path = ("limiters", name)
+        table = self._table(value, path)
+        self._known_keys(table, path, _LIMITER_KEYS)
+        if "rules" not in table:
+            raise self._error(path, f'limiter {name!r} has no rules; write for example rules = ["5/minute"]')
+        specs = table["rules"]
+        if not isinstance(specs, list):
+            raise self._error((*path, "rules"), 'rules is an array, as in rules = ["5/minute"]')
+        live: list[Rule] = []
+        shadow: list[Rule] = []
+        for index, spec in enumerate(specs):
+            rules, is_shadow = self._rules(spec, (*path, "rules", index))
+            (shadow if is_shadow else live).extend(rules)
+        self._trying((*path, "rules"), lambda: rules_from([*live, *shadow]))
+        live, overrides = self._overrides(table.get("overrides", []), (*path, "overrides"), live)
+        return LimiterPolicy(
+            name=name,
+            rules=tuple(live),
+            shadow=tuple(shadow),
+            store=self._text(table.get("store", default_store), (*path, "store")),
+            on_store_error=self._on_store_error(
+                table.get("on_store_error", "open"), (*path, "on_store_error")
+            ),
+            deadline=self._deadline(table.get("deadline"), (*path, "deadline")),
+            headers=self._choice(table.get("headers", "both"), (*path, "headers"), HEADER_STYLES),
+            default_tier=self._default_tier(table.get("default_tier"), (*path, "default_tier")),
+            overrides=MappingProxyType(overrides),
+        )
+
+    def _rules(self, spec: object, path: Path) -> tuple[list[Rule], bool]:
+        if isinstance(spec, str):
+            text = spec
+            return list(self._trying(path, lambda: rules_from([text]))), False
+        table = self._table(spec, path)
+        self._known_keys(table, path, _RULE_KEYS)
+        if "quota" not in table:
+            raise self._error(path, 'a rule needs a quota, as in { quota = "5/minute" }')
+        quota = self._quota(table["quota"], (*path, "quota"))
+        tiers = {
+            tier: self._quota(text, (*path, "tiers", tier))
+            for tier, text in self._table(table.get("tiers", {}), (*path, "tiers")).items()
+        }
+        default_kind = "sliding_window" if quota.burst is None else "token_bucket"
+        kind = self._choice(table.get("kind", default_kind), (*path, "kind"), _KINDS)
+        if kind != "sliding_window" and (unfit := {"buckets", "strict"} & table.keys()):
+            raise self._error((*path, min(unfit)), f"{min(unfit)} is for sliding_window, not for {kind}")
+        buckets = table.get("buckets", DEFAULT_BUCKETS)
+        strict = self._flag(table.get("strict", True), (*path, "strict"))
+        rule = self._trying(
+            path,
+            lambda: make_rule(kind, quota, table.get("scope"), tiers, table.get("name"), buckets, strict),
+        )
+        return [rule], self._flag(table.get("shadow", False), (*path, "shadow"))
+
+    def _overrides(
+        self, value: object, path: Path, rules: list[Rule]
+    ) -> tuple[list[Rule], dict[object, str]]:
+        """Return the rules with a tier for each override, and the tier by key."""
+        if not isinstance(value, list):
+            raise self._error(path, "overrides is an array of tables: [[limiters.NAME.overrides]]")
+        by_key: dict[object, str] = {}
+        for index, entry in enumerate(value):
+            here = (*path, index)
+            table = self._table(entry, here)
+            self._known_keys(table, here, {"key", "rules"})
+            if "key" not in table or "rules" not in table:
+                raise self._error(here, 'an override needs a key and rules = { NAME = "QUOTA" }')
+            quotas = self._table(table["rules"], (*here, "rules"))
+            if unknown := quotas.keys() - {rule.name for rule in rules}:
+                known = ", ".join(repr(rule.name) for rule in rules)
+                raise self._error(
+                    (*here, "rules", min(unknown)), f"no rule is called {min(unknown)!r}; there is {known}"
+                )
+            tier = override_tier(index)
+            rules = [
+                self._with_tier(rule, tier, quotas[rule.name], (*here, "rules", rule.name))
+                if rule.name in quotas
+                else rule
+                for rule in rules
+            ]
+            key = table["key"]
+            if not isinstance(key, (str, dict)):
+                raise self._error((*here, "key"), "a key is text, or a table with an entry per scope")
+            if frozen_key(key) in by_key:
+                raise self._error((*here, "key"), f"key {key!r} is overridden twice")
+            by_key[frozen_key(key)] = tier
+        return rules, by_key
+
+    def _with_tier(self, rule: Rule, tier: str, text: object, path: Path) -> Rule:
+        tiers = {**rule.tiers, tier: self._quota(text, path)}
+        return self._trying(
+            path,
+            lambda: make_rule(rule.kind, rule.quota, rule.scope, tiers, rule.name, rule.buckets, rule.strict),
+        )
+
+    # Values
+
+    def _on_store_error(self, value: object, path: Path) -> str | float:
+        if value in ("open", "closed"):
+            return str(value)
+        if isinstance(value, dict) and value.keys() == {"local"}:
+            share = value["local"]
+            if isinstance(share, (int, float)) and not isinstance(share, bool) and 0 < share <= 1:
+                return float(share)
+        raise self._error(path, f'"open", "closed" or {{ local = 0.25 }} is wanted, not {value!r}')
+
+    def _deadline(self, value: object, path: Path) -> float | None:
+        if value is None:
+            return None
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            return float(value)
+        raise self._error(path, f"seconds above 0 are wanted, not {value!r}")
+
+    def _default_tier(self, value: object, path: Path) -> str | None:
+        return None if value is None else self._text(value, path)
+
+    def _quota(self, value: object, path: Path) -> Quota:
+        text = self._text(value, path)
+        return self._trying(path, lambda: Quota.parse(text))
+
+    def _text(self, value: object, path: Path) -> str:
+        if not isinstance(value, str) or not value:
+            raise self._error(path, f"text is wanted, not {value!r}")
+        return value
+
+    def _flag(self, value: object, path: Path) -> bool:
+        if not isinstance(value, bool):
+            raise self._error(path, f"true or false is wanted, not {value!r}")
+        return value
+
+    def _choice(self, value: object, path: Path, choices: tuple[T, ...]) -> T:
+        for choice in choices:
+            if value == choice:
+                return choice
+        raise self._error(
+            path, f"one of {', '.join(repr(choice) for choice in choices)} is wanted, not {value!r}"
+        )
+
+    def _table(self, value: object, path: Path) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._error(path, f"a table is wanted, not {value!r}")
+        return value
+
+    def _known_keys(self, table: Mapping[str, object], path: Path, known: set[str]) -> None:
+        if unknown := table.keys() - known:
+            name = min(unknown)
+            raise self._error((*path, name), f"unknown key {name!r}; known are {', '.join(sorted(known))}")
+
+    # Errors and the environment
+
+    def _trying(self, path: Path, make: Callable[[], T]) -> T:
+        """Return what is made, with the place added to what is wrong with it."""
+        try:
+            return make()
+        except ConfigError as error:
+            raise self._error(path, str(error)) from error
+
+    def _error(self, path: Path, message: str) -> PolicyError:
+        towards_root = [path[:end] for end in range(len(path), 0, -1)]
+        for part in towards_root:
+            if part in self.variables:
+                return PolicyError(f"environment variable {self.variables[part]}: {message}")
+        for part in towards_root:
+            if part in self.places:
+                line, column = self.places[part]
+                return PolicyError(f"{self.source}{_place(line, column)}: {message}", line, column)
+        return PolicyError(f"{self.source}: {message}")
+
+    def _replace_from(self, environment: Mapping[str, str]) -> None:
+        paths = {_variable(path): path for path in _replaceable(self.document)}
+        for variable, value in environment.items():
+            path = paths.get(variable)
+            if path is None:
+                continue
+            table: Any = self.document
+            for part in path[:-1]:
+                table = table.setdefault(part, {})
+            table[path[-1]] = _toml_or_text(value)
+            self.variables[path] = variable
+
+
+def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the paths of the values that an environment variable may set, whether the file sets them or not."""
+    yield ("store", "url")
+    limiters = document.get("limiters")
+    for name in limiters if isinstance(limiters, dict) else ():
+        for key in sorted(_LIMITER_KEYS):
+            yield ("limiters", name, key)
+
+
+def _variable(path: Path) -> str:
+    return ENVIRONMENT_PREFIX + "__".join(re.sub(r"[^A-Z0-9]", "_", str(part).upper()) for part in path)
+
+
+def _toml_or_text(value: str) -> object:
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+def _place(line: int | None, column: int | None) -> str:
+    return "" if line is None else f":{line}:{column}"

@@ -1,0 +1,229 @@
+"""Reading policies: what is accepted, and what is said of what is not."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from headgate import Limiter, sliding_window, token_bucket
+from headgate.policy import Policy, PolicyError, explain, load_policy, parse_policy
+from headgate.testing import FakeClock
+
+FULL = """
+[store]
+url = "sqlite:///limits.db"
+
+[limiters.login]
+rules = ["5/minute; 20/hour"]
+
+[limiters.api]
+rules = [
+  "10/s burst 20",
+  { quota = "100/hour", name = "hourly", tiers = { pro = "1000/hour" } },
+  { quota = "50/hour", name = "candidate", shadow = true },
+]
+store = "memory://"
+default_tier = "free"
+on_store_error = { local = 0.25 }
+deadline = 0.5
+headers = "ietf"
+
+[[limiters.api.overrides]]
+key = "alice"
+rules = { hourly = "5000/hour" }
+"""
+
+
+def test_the_smallest_file() -> None:
+    policy = parse_policy('[limiters.login]\nrules = ["5/minute"]')
+    login = policy.limiters["login"]
+    assert login.rules == (sliding_window("5/minute"),)
+    assert (login.store, login.on_store_error, login.deadline) == ("memory://", "open", None)
+    assert (login.headers, login.default_tier, login.shadow) == ("both", None, ())
+
+
+def test_everything_that_can_be_written() -> None:
+    policy = parse_policy(FULL)
+    assert [rule.name for rule in policy.limiters["login"].rules] == [
+        "sliding_window/1m",
+        "sliding_window/1h",
+    ]
+    assert policy.limiters["login"].store == "sqlite:///limits.db"
+    api = policy.limiters["api"]
+    assert api.rules[0] == token_bucket("10/s burst 20")
+    assert [rule.name for rule in api.shadow] == ["candidate"]
+    assert (api.store, api.default_tier, api.on_store_error) == ("memory://", "free", 0.25)
+    assert (api.deadline, api.headers) == (0.5, "ietf")
+
+
+def test_an_override_beats_a_tier_and_an_unknown_tier_is_the_default() -> None:
+    api = parse_policy(FULL).limiters["api"]
+    limiter = Limiter(*api.rules, clock=FakeClock())
+
+    def hourly(key: str, tier: str | None) -> int:
+        return limiter.check(key, tier=api.tier_for(key, tier)).results[1].limit
+
+    assert hourly("alice", None) == 5000
+    assert hourly("alice", "pro") == 5000
+    assert hourly("bob", "pro") == 1000
+    assert hourly("bob", "mystery") == 100
+    assert api.tier_for("bob", "mystery") == "free"
+
+
+def test_an_override_of_a_scoped_key() -> None:
+    policy = parse_policy("""
+        [limiters.submit]
+        rules = [
+          { quota = "1/hour", scope = "user", name = "user" },
+          { quota = "9/hour", scope = "*", name = "all" },
+        ]
+        [[limiters.submit.overrides]]
+        key = { user = "42" }
+        rules = { user = "2/hour" }
+    """)
+    submit = policy.limiters["submit"]
+    limiter = Limiter(*submit.rules, clock=FakeClock())
+    for user, admitted in (("42", 2), ("43", 1)):
+        key = {"user": user}
+        tier = submit.tier_for(key, None)
+        assert sum(bool(limiter.hit(key, tier=tier)) for _ in range(5)) == admitted
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "complaint"),
+    [
+        ('[limiters.x]\nrules = ["5/minute", "5/fortnight"]', "2:22", "unit of time"),
+        ('[limiters.x]\nrules = ["5/minute", "6/minute"]', "2:9", "two rules are called"),
+        ("[limiters.x]\nrules = 5", "2:9", "rules is an array"),
+        ("[limiters.x]\nrules = [5]", "2:10", "a table is wanted"),
+        ('[limiters.x]\nrules = [{ kind = "token_bucket" }]', "2:10", "needs a quota"),
+        ('[limiters.x]\nrules = [{ quota = "5/m", kind = "leaky" }]', "2:34", "'token_bucket'"),
+        ('[limiters.x]\nrules = [{ quota = "5/m burst 9", kind = "fixed_window" }]', "2:10", "no burst"),
+        (
+            '[limiters.x]\nrules = [{ quota = "5/m", kind = "sliding_log", buckets = 9 }]',
+            "2:59",
+            "for sliding_window",
+        ),
+        ('[limiters.x]\nrules = [{ quota = "5/m", shadow = 1 }]', "2:36", "true or false"),
+        ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { a = "5/h" } }]', "2:10", "period"),
+        ('[limiters.x]\nrules = ["5/m"]\nrate = 1', "3:8", "unknown key 'rate'"),
+        ('[limiters.x]\nrules = ["5/m"]\nheaders = "all"', "3:11", "'ietf'"),
+        ('[limiters.x]\nrules = ["5/m"]\ndeadline = 0', "3:12", "above 0"),
+        ('[limiters.x]\nrules = ["5/m"]\non_store_error = { local = 2 }', "3:18", "local = 0.25"),
+        ('[limiters.x]\nrules = ["5/m"]\nstore = ""', "3:9", "text is wanted"),
+        ("[limiters.x]\nstore = 'memory://'", "1:1", "no rules"),
+        ("[limiters]\nx = 1", "2:5", "a table is wanted"),
+        ("[limits.x]\nrules = []", "1:1", "unknown key 'limits'"),
+        ("[limiters.x\nrules = []", "1:12", "Expected"),
+        (
+            '[limiters.x]\nrules = ["5/m"]\n[[limiters.x.overrides]]\nkey = "a"\nrules = { b = "1/m" }',
+            "5:15",
+            "no rule is called 'b'",
+        ),
+        (
+            '[limiters.x]\nrules = ["5/m"]\n[[limiters.x.overrides]]\nkey = 5\nrules = {}',
+            "4:7",
+            "a key is text",
+        ),
+        (
+            '[limiters.x]\nrules = ["5/m"]\n[[limiters.x.overrides]]\nkey = "a"',
+            "3:1",
+            "needs a key and rules",
+        ),
+        (
+            '[limiters.x]\nrules = ["5/m"]\n' + '[[limiters.x.overrides]]\nkey = "a"\nrules = {}\n' * 2,
+            "7:7",
+            "overridden twice",
+        ),
+        ('[limiters.x]\nrules = ["5/m"]\noverrides = 5', "3:13", "array of tables"),
+    ],
+)
+def test_an_error_says_where_it_is_and_what_is_wanted(text: str, place: str, complaint: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "headgate.toml")
+    assert str(caught.value).startswith(f"headgate.toml:{place}: ")
+    assert complaint in str(caught.value)
+    assert f"{caught.value.line}:{caught.value.column}" == place
+
+
+def test_no_limiters_is_an_error() -> None:
+    with pytest.raises(PolicyError, match="no limiters"):
+        parse_policy("")
+
+
+def test_environment_variables_replace_single_values() -> None:
+    environment = {
+        "HEADGATE_STORE__URL": "memory://",
+        "HEADGATE_LIMITERS__LOGIN__RULES": '["7/minute"]',
+        "HEADGATE_LIMITERS__API__DEADLINE": "2",
+        "HEADGATE_UNRELATED": "x",
+    }
+    policy = parse_policy(FULL, environment=environment)
+    assert policy.limiters["login"].rules == (sliding_window("7/minute"),)
+    assert policy.limiters["login"].store == "memory://"
+    assert policy.limiters["api"].deadline == 2
+
+
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(
+        PolicyError, match=r"environment variable HEADGATE_LIMITERS__LOGIN__RULES: .*fortnight"
+    ):
+        parse_policy(FULL, environment={"HEADGATE_LIMITERS__LOGIN__RULES": '["5/fortnight"]'})
+
+
+def test_names_with_other_characters_have_underscores_in_variables() -> None:
+    text = '[limiters.log-in]\nrules = ["5/minute"]'
+    policy = parse_policy(text, environment={"HEADGATE_LIMITERS__LOG_IN__RULES": '["6/minute"]'})
+    assert policy.limiters["log-in"].rules[0].quota.limit == 6
+
+
+def test_loading_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text('[limiters.login]\nrules = ["5/minute"]')
+    assert isinstance(load_policy(file), Policy)
+    with pytest.raises(PolicyError, match=re.escape(str(tmp_path / "other.toml"))):
+        load_policy(tmp_path / "other.toml")
+    file.write_bytes(b"\xff")
+    with pytest.raises(PolicyError, match="utf-8"):
+        load_policy(file)
+
+
+def test_a_policy_in_plain_words() -> None:
+    text = FULL.replace("sqlite:///limits.db", "redis://user:p@ss@host:6379/0") + textwrap.dedent("""
+        [limiters.odd]
+        rules = [
+          { quota = "0/minute", name = "closed" },
+          { quota = "3 per 90s", kind = "fixed_window" },
+          { quota = "2/ms", scope = "*", kind = "sliding_log" },
+        ]
+        on_store_error = "closed"
+    """)
+    assert explain(parse_policy(text)).split("\n") == [
+        "login: counted in redis://***@host:6379/0",
+        "  - at most 5 in any minute for each key  [sliding_window/1m]",
+        "  - at most 20 in any hour for each key  [sliding_window/1h]",
+        "  All of these are decided together: either every one is charged, or none.",
+        "  If the store cannot be asked: everything is admitted.",
+        "",
+        "api: counted in memory://",
+        "  - a steady 10 per second, up to 20 at once for each key  [token_bucket/1s]",
+        "  - at most 100 in any hour for each key; tier 'pro': at most 1,000 in any hour  [hourly]",
+        "  - only watched, refuses nothing: at most 50 in any hour for each key  [candidate]",
+        "  All of these are decided together: either every one is charged, or none.",
+        "  Callers without a known tier count as 'free'.",
+        "  'alice' has its own: at most 5,000 in any hour (hourly).",
+        "  If the store cannot be asked: each process admits 25% of every limit by itself.",
+        "",
+        "odd: counted in redis://***@host:6379/0",
+        "  - nothing at all for each key  [closed]",
+        (
+            "  - 3 per 90 seconds for each key"
+            " (in windows by the clock, so up to twice as many around an edge)  [fixed_window/90s]"
+        ),
+        "  - at most 2 in any millisecond for everybody together (exact to the microsecond)  [sliding_log/1ms/*]",
+        "  All of these are decided together: either every one is charged, or none.",
+        "  If the store cannot be asked: everything is refused.",
+    ]

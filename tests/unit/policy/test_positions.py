@@ -1,0 +1,86 @@
+"""Where the values of a TOML text stand."""
+
+from __future__ import annotations
+
+import tomllib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.policy.positions import Path, positions
+
+TEXT = '''# a comment with "quotes" and [brackets]
+title = "top"
+
+[limiters."a.b"]   # a quoted name
+rules = [ "5/minute",  # five
+  { quota = '10/s', tiers = { pro = "20/s" } },
+]
+multi = """
+[not.a.table]
+x = 1"""
+dotted.key = 3
+
+[[limiters.x.overrides]]
+key = "first"
+[[limiters.x.overrides]]
+key = 'second'
+[limiters.x.overrides.rules]
+hourly = "9/hour"
+'''
+
+
+def test_every_value_is_found_where_it_stands() -> None:
+    found = positions(TEXT)
+    assert found["title",] == (2, 9)
+    assert found["limiters", "a.b"] == (4, 1)
+    assert found["limiters", "a.b", "rules", 0] == (5, 11)
+    assert found["limiters", "a.b", "rules", 1, "quota"] == (6, 13)
+    assert found["limiters", "a.b", "rules", 1, "tiers", "pro"] == (6, 37)
+    assert found["limiters", "a.b", "dotted", "key"] == (11, 14)
+    assert found["limiters", "x", "overrides", 0, "key"] == (14, 7)
+    assert found["limiters", "x", "overrides", 1, "key"] == (16, 7)
+    assert found["limiters", "x", "overrides", 1, "rules", "hourly"] == (18, 10)
+    assert not any("not" in path for path in found)
+
+
+def leaves(value: object, path: Path = ()) -> dict[Path, object]:
+    """Return every value that is no table and no array, by path."""
+    if isinstance(value, dict):
+        return {p: v for key, item in value.items() for p, v in leaves(item, (*path, key)).items()}
+    if isinstance(value, list):
+        return {p: v for index, item in enumerate(value) for p, v in leaves(item, (*path, index)).items()}
+    return {path: value}
+
+
+def written(value: object) -> str:
+    """Return a value as TOML, arrays and tables over several lines with comments in between."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {written(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[ # ]\n" + "".join(f"  {written(item)}, # ,\n" for item in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+NAMES = st.text("abc_-9", min_size=1, max_size=5)
+VALUES = st.recursive(
+    st.integers(-99, 99) | st.text("ab ,#[]{}=.", max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, st.integers(0, 9), max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(NAMES, st.dictionaries(NAMES, VALUES, max_size=4), max_size=4))
+def test_each_leaf_of_any_document_is_found_where_it_is_written(
+    document: dict[str, dict[str, object]],
+) -> None:
+    text = "".join(
+        f"[{table}]\n" + "".join(f"{key} = {written(value)}\n" for key, value in pairs.items())
+        for table, pairs in document.items()
+    )
+    assert tomllib.loads(text) == document
+    found = positions(text)
+    lines = text.split("\n")
+    for path, value in leaves(document).items():
+        line, column = found[path]
+        assert lines[line - 1][column - 1 :].startswith(written(value))

@@ -1,0 +1,14 @@
+"""`python -m headgate.apps.mail`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from headgate.apps.mail import main
+
+parser = argparse.ArgumentParser(prog="python -m headgate.apps.mail", description="Run the mail service.")
+parser.add_argument("--host", help="where to listen (default: HOST, or 127.0.0.1)")
+parser.add_argument("--port", type=int, help="which port; 0 for any free one (default: PORT, or 8000)")
+options = parser.parse_args()
+sys.exit(main(options.host, options.port))

@@ -1,0 +1,184 @@
+"""The application, and running it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+import headgate
+from headgate import StoreError
+from headgate.apps.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
+from headgate.apps.mail.guards import ApiKeyGuard, SizeGuard
+from headgate.apps.mail.providers import EmailProvider
+from headgate.apps.mail.routes import api, demo
+from headgate.apps.mail.services import Services, build_services
+from headgate.apps.mail.storage.database import Database, try_sqlite
+from headgate.apps.mail.storage.migrations import MigrationError
+from headgate.apps.mail.storage.models import Inbox
+from headgate.apps.mail.storage.queries import inbox_of_address
+from headgate.apps.mail.storage.times import utc
+from headgate.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    settings: Settings | None = None,
+    *,
+    clock: Clock | None = None,
+    provider: EmailProvider | None = None,
+) -> FastAPI:
+    """Return the service; by default with the settings of the environment.
+
+    Args:
+        settings: What to run with.
+        clock: Where time comes from, for tests.
+        provider: Who sends, instead of the one that the settings name.
+
+    Raises:
+        SettingsError: It cannot run like this; the message names the variable.
+    """
+    settings = load_settings() if settings is None else settings
+    services = build_services(settings, clock, provider)
+    if services.provider is None:
+        logger.warning("Nothing can be sent: %s not set", ", ".join(settings.missing_credentials))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            await _prepare(services)
+            yield
+        finally:
+            await services.aclose()
+
+    app = FastAPI(title="Headgate mail", version=headgate.__version__, lifespan=lifespan)
+    app.state.services = services
+    app.include_router(api)
+    if settings.email_provider == "demo":
+        app.include_router(demo.router)
+    app.add_api_route("/health", _health, tags=["health"])
+    app.add_exception_handler(StoreError, _store_unavailable)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    _add_guards(app, settings)
+    return app
+
+
+def _add_guards(app: FastAPI, settings: Settings) -> None:
+    """Add what stands before the routes, the innermost first; every refusal passes through CORS on its way out."""
+    # Base64 makes four bytes of three; a megabyte on top is for everything else in the request.
+    app.add_middleware(SizeGuard, most_bytes=(settings.attachment_max_total_size_mb * 4 // 3 + 2) * MEGABYTE)
+    if key := settings.api_key.get_secret_value():
+        app.add_middleware(ApiKeyGuard, key=key)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After"],
+    )
+
+
+async def _health() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+async def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
+    """Refuse to send while nobody can say how much was sent: a limit that fails open is none."""
+    logger.error("Rate limit store unavailable: %s", error)
+    return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503)
+
+
+async def _invalid_request(request: Request, error: Exception) -> Response:
+    """Answer as FastAPI does, without repeating what was sent: that may be large, and text that UTF-8 cannot say."""
+    assert isinstance(error, RequestValidationError)
+    problems = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
+    return Response(json.dumps({"detail": problems}), 422, media_type="application/json")
+
+
+async def _prepare(services: Services) -> None:
+    """Bring the database up to date, and give the demo an inbox to send from."""
+    await services.database.migrate()
+    if services.settings.email_provider != "demo":
+        return
+    address = f"demo@{DEMO_DOMAIN}"
+    async with services.database.reading() as session:
+        exists = await inbox_of_address(session, address)
+    if exists:
+        return
+    try:
+        async with services.database.writing() as session:
+            session.add(
+                Inbox(
+                    id=str(uuid4()),
+                    email_address=address,
+                    name="Demo",
+                    provider_config={},
+                    created_at=utc(services.clock),
+                )
+            )
+    except IntegrityError:  # another worker was faster
+        logger.debug("The demo inbox exists already")
+
+
+def main(host: str | None = None, port: int | None = None) -> int:
+    """Run the service until it is told to stop, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
+
+    Args:
+        host: Where to listen, instead of `HOST`.
+        port: Which port, instead of `PORT`; 0 for any free one.
+    """
+    try:
+        settings = load_settings()
+        _configure_logging(settings)
+        app = create_app(settings)
+        asyncio.run(_check_database(settings))
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    uvicorn.run(
+        app,
+        host=settings.host if host is None else host,
+        port=settings.port if port is None else port,
+        log_config=None,
+    )
+    return 0
+
+
+async def _check_database(settings: Settings) -> None:
+    """Open the database and bring it up to date.
+
+    The application does so by itself, but there, within the server, a failure would end in a traceback.
+    """
+    database = Database(settings.sqlalchemy_url())
+    try:
+        try_sqlite(settings.sqlalchemy_url())
+        await database.migrate()
+    except (MigrationError, OSError, sqlite3.Error) as error:
+        raise SettingsError(f"DATABASE_URL: {error}") from error
+    except SQLAlchemyError as error:
+        raise SettingsError(f"DATABASE_URL: {getattr(error, 'orig', None) or error}") from error
+    finally:
+        await database.aclose()
+
+
+def _configure_logging(settings: Settings) -> None:
+    """Log to standard error; `LOG_LEVEL` is ours, and does not make libraries chatty."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("headgate").setLevel(settings.log_level)
+    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(settings.log_level)))

@@ -1,0 +1,1 @@
+"""Where inboxes, threads and messages are kept: SQLite or PostgreSQL."""

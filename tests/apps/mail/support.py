@@ -1,0 +1,294 @@
+"""Parts for the tests of the mail service: the service in this process or its own, providers and mail servers to command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
+from fastapi import FastAPI
+
+from headgate.apps.mail import Settings, create_app
+from headgate.testing import FakeClock
+
+CERTIFICATE = Path(__file__).with_name("certificate.pem")
+
+START = 1_700_000_040.0
+"""A full minute by the wall clock, so that tests can say where in a calendar minute they are."""
+
+
+# --- Providers -------------------------------------------------------------------------------------------------------
+
+
+class FakeProvider:
+    """Takes every e-mail at once, unless told otherwise.
+
+    Attributes:
+        calls: What it was asked to send, each as the keyword arguments and `to`, `subject`, `body`.
+        error: Raised by every call while it is set.
+        answer: The id to return; by default a new one each time.
+        gate: Calls wait here; open by default.
+        called: Set by the first call.
+    """
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+        self.answer: str | None = "new"
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.called = asyncio.Event()
+
+    async def send_email(self, to: Sequence[str], subject: str, body: str, **rest: Any) -> str | None:
+        self.calls.append({"to": list(to), "subject": subject, "body": body, **rest})
+        self.called.set()
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return f"fake-{len(self.calls)}" if self.answer == "new" else self.answer
+
+
+# --- The service in this process -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Service:
+    """A running service, and a client to call it with."""
+
+    app: FastAPI
+    client: httpx.AsyncClient
+    clock: FakeClock
+    provider: FakeProvider
+    inbox_id: str = ""
+
+    async def send(self, *to: str, **fields: Any) -> httpx.Response:
+        """Send an e-mail, by default from the demo inbox to somebody at example.com."""
+        return await self.client.post("/v1/messages", json=self.mail(*to, **fields))
+
+    def mail(self, *to: str, **fields: Any) -> dict[str, Any]:
+        """Return the body of a request to send an e-mail."""
+        recipients = list(to or ("ann@example.com",))
+        return {"inbox_id": self.inbox_id, "to": recipients, "subject": "Hello", "body": "Hi", **fields}
+
+    async def send_many(self, count: int) -> list[int]:
+        """Send so many e-mails, one after the other, and return the status of each answer."""
+        return [(await self.send()).status_code for _ in range(count)]
+
+    async def messages(self) -> dict[str, Any]:
+        """Return the stored messages of the inbox."""
+        return await self.get("/v1/messages", inbox_id=self.inbox_id)
+
+    async def counts(self) -> dict[str, int]:
+        """Return the count of each window."""
+        usage = await self.get("/v1/rate-limit")
+        return {window["name"]: window["count"] for window in usage["windows"]}
+
+    async def get(self, path: str, **query: Any) -> dict[str, Any]:
+        """Return what a path answers; it must answer well."""
+        answer = await self.client.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+@asynccontextmanager
+async def running(
+    *,
+    provider: FakeProvider | None = None,
+    real_provider: bool = False,
+    clock: FakeClock | None = None,
+    **settings: Any,
+) -> AsyncIterator[Service]:
+    """Run the service with these settings, and the demo inbox to send from."""
+    clock = clock or FakeClock(START)
+    provider = provider or FakeProvider()
+    app = create_app(Settings(**settings), clock=clock, provider=None if real_provider else provider)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://mail.test") as client,
+    ):
+        service = Service(app, client, clock, provider)
+        if key := settings.get("api_key"):
+            client.headers["X-API-Key"] = key
+        if inboxes := (await service.get("/v1/inboxes"))["items"]:
+            service.inbox_id = inboxes[0]["id"]
+        elif settings.get("email_domain"):
+            new = {"name": "Post", "email_username": "post"}
+            service.inbox_id = (await client.post("/v1/inboxes", json=new)).json()["id"]
+        yield service
+
+
+# --- The service in a process of its own -----------------------------------------------------------------------------
+
+
+@dataclass
+class ServiceProcess:
+    """A service started as a user would, and what it has logged so far."""
+
+    process: Process
+    url: str
+    log: list[str] = field(default_factory=list)
+
+
+def environment(**variables: object) -> dict[str, str]:
+    """Return this process's environment, with the settings of the service taken out and these put in."""
+    names = {name.upper() for name in Settings.model_fields}
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return {**kept, **{name: str(value) for name, value in variables.items()}}
+
+
+async def launch(folder: Path, *arguments: str, **variables: object) -> Process:
+    """Start the service in a folder; its log can be read from `stderr`."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headgate.apps.mail", *arguments),
+        cwd=folder,
+        env=environment(**variables),
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE,
+    )
+
+
+@asynccontextmanager
+async def service_process(folder: Path, **variables: object) -> AsyncIterator[ServiceProcess]:
+    """Run the service on a free port until the block ends, and stop it as an operator would."""
+    process = await launch(folder, "--host", "127.0.0.1", "--port", "0", **variables)
+    assert process.stderr is not None
+    log: list[str] = []
+    url = ""
+    try:
+        while not url:
+            line = (await process.stderr.readline()).decode()
+            assert line, "the service did not start:\n" + "".join(log)
+            log.append(line)
+            if found := re.search(r"running on (http://\S+)", line):
+                url = found[1]
+        drained = asyncio.create_task(_drain(process.stderr, log))
+        yield ServiceProcess(process, url, log)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+    await drained
+
+
+async def _drain(stream: asyncio.StreamReader, log: list[str]) -> None:
+    async for line in stream:
+        log.append(line.decode())  # noqa: PERF401  # line by line: others are reading it
+
+
+# --- Mail servers ----------------------------------------------------------------------------------------------------
+
+
+class MailServer:
+    """A real SMTP server, to command.
+
+    Attributes:
+        received: What it has taken.
+        tries: How many e-mails it was given, those it did not take included.
+        refused: Recipients that it does not know.
+        gate: It keeps senders waiting here after their data; open by default.
+        drops: Whether it hangs up in the middle of the data.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[Envelope] = []
+        self.tries = 0
+        self.refused: set[str] = set()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.drops = False
+        self.port = 0
+
+    async def handle_RCPT(  # noqa: N802  # aiosmtpd's name
+        self, server: SMTP, session: Session, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        if address in self.refused:
+            return "550 5.1.1 no such user"
+        envelope.rcpt_tos.append(address)
+        return "250 OK"
+
+    async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
+        self.tries += 1
+        if self.drops:
+            assert isinstance(server.transport, asyncio.Transport)
+            server.transport.abort()
+            return "421 gone"
+        await self.gate.wait()
+        self.received.append(envelope)
+        return "250 OK"
+
+    def text(self) -> str:
+        """Return the last e-mail as it came."""
+        content = self.received[-1].content
+        assert isinstance(content, bytes)
+        return content.decode()
+
+
+@asynccontextmanager
+async def mail_server(
+    *, tls: bool = False, implicit_tls: bool = False, password: str = ""
+) -> AsyncIterator[MailServer]:
+    """Run an SMTP server on a free port of this machine, for as long as the block."""
+    commanded = MailServer()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    loop = asyncio.get_running_loop()
+
+    def authenticate(*given: Any) -> AuthResult:
+        login = given[-1]
+        right = isinstance(login, LoginPassword) and login.password == password.encode()
+        return AuthResult(success=right, handled=False)
+
+    def connection() -> SMTP:
+        return SMTP(
+            commanded,
+            hostname="localhost",
+            loop=loop,
+            enable_SMTPUTF8=True,
+            tls_context=context if tls else None,
+            require_starttls=tls,
+            authenticator=authenticate if password else None,
+            auth_required=bool(password),
+            auth_require_tls=tls,
+        )
+
+    server = await loop.create_server(connection, "127.0.0.1", 0, ssl=context if implicit_tls else None)
+    commanded.port = server.sockets[0].getsockname()[1]
+    try:
+        yield commanded
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[int]:
+    """Run a server that takes connections and never says a word; return its port."""
+    ended = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended.wait()
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        ended.set()
+        server.close()
+        await server.wait_closed()

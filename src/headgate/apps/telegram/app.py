@@ -1,0 +1,180 @@
+"""The service: `POST /telegram/webhook` and `GET /`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from headgate import AsyncLimiter
+from headgate.apps.telegram.bot_api import BotApi
+from headgate.apps.telegram.config import Settings
+from headgate.apps.telegram.dispatch import Handler, HttpAgent, echo, load_handler
+from headgate.apps.telegram.rate_limiter import user_limiter
+from headgate.apps.telegram.updates import read_update
+from headgate.apps.telegram.webhook import Webhook
+from headgate.clock import Clock
+from headgate.errors import ConfigError
+from headgate.hooks import Hook
+from headgate.stores.kv import KV, ListingKV, open_kv, purge
+from headgate.stores.kv.cloudflare import API_BASE, CloudflareKV
+
+WEBHOOK_PATH = "/telegram/webhook"
+SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
+
+_logger = logging.getLogger(__name__)
+
+
+def create_app(
+    settings: Settings | None = None,
+    *,
+    kv: KV | None = None,
+    handler: Handler | None = None,
+    clock: Clock | None = None,
+    hooks: Iterable[Hook] = (),
+) -> FastAPI:
+    """Return the service as an ASGI application.
+
+    Args:
+        settings: By default those of the environment.
+        kv: Where counts are kept, instead of what `RATE_LIMIT_KV` names; it stays the caller's to close.
+        handler: Where messages go, instead of what `AGENT_URL` or `AGENT_HANDLER` names.
+        clock: Where time comes from, and what pauses are made with.
+        hooks: Who is told what the limiter decides, for metrics and the like.
+
+    Raises:
+        ConfigError: A setting is missing or cannot be meant.
+        StoreUnavailable: The file of the counts cannot be opened.
+    """
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    if not settings.allowed_user_ids:
+        _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
+    closing = AsyncExitStack()
+    if kv is None:
+        own = _open_kv(settings, clock)
+        closing.push_async_callback(own.aclose)
+        kv = own
+    bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base)
+    closing.push_async_callback(bot.aclose)
+    webhook = Webhook(
+        settings.allowed_user_ids,
+        user_limiter(settings, kv, clock, hooks),
+        bot,
+        handler or _handler(settings, clock, closing),
+        AsyncLimiter(settings.rate_limit_replies, clock=clock) if settings.rate_limit_replies else None,
+    )
+    return _application(settings.webhook_secret, webhook, closing)
+
+
+def _application(secret: str, webhook: Webhook, closing: AsyncExitStack) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with closing:
+            yield
+
+    app = FastAPI(title="Headgate Telegram bot", lifespan=lifespan, openapi_url=None)
+    expected = secret.encode()
+
+    @app.get("/")
+    async def alive() -> PlainTextResponse:
+        return PlainTextResponse("OK")
+
+    @app.post(WEBHOOK_PATH)
+    async def receive(request: Request) -> Response:
+        given = request.headers.get(SECRET_HEADER, "")
+        if not hmac.compare_digest(given.encode(), expected):
+            return PlainTextResponse("Unauthorized", status_code=401)
+        update = read_update(await request.body())
+        if update is not None:
+            try:
+                await webhook.receive(update)
+            except Exception:
+                _logger.exception(
+                    "update %s could not be dispatched; Telegram will deliver it again", update.update_id
+                )
+                return PlainTextResponse("Internal Server Error", status_code=500)
+        return JSONResponse({"ok": True})
+
+    return app
+
+
+def _open_kv(settings: Settings, clock: Clock | None = None) -> ListingKV:
+    """Return the key-value store that the settings name."""
+    if settings.rate_limit_kv.lower().partition(":")[0] != "cloudflare":
+        return open_kv(settings.rate_limit_kv)
+    return CloudflareKV(
+        settings.cloudflare_account_id,
+        settings.cloudflare_kv_namespace_id,
+        settings.cloudflare_api_token,
+        api_base=settings.cloudflare_api_base or API_BASE,
+        clock=clock,
+    )
+
+
+def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -> Handler:
+    if settings.agent_url:
+        agent = HttpAgent(settings.agent_url, timeout=settings.agent_timeout, clock=clock)
+        closing.push_async_callback(agent.aclose)
+        return agent
+    return load_handler(settings.agent_handler) if settings.agent_handler else echo
+
+
+def main(host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serve the bot with the settings of the environment, until it is stopped.
+
+    Raises:
+        ConfigError: A setting is missing or cannot be meant.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per call to Telegram is no news
+    uvicorn.run(create_app(), host=host, port=port)
+
+
+def set_webhook(url: str, settings: Settings | None = None) -> str:
+    """Tell Telegram to deliver updates to this service, and return what it says.
+
+    Args:
+        url: Where the service is reached from outside, as `https://bot.example.org`; the path is added if it has none.
+        settings: By default those of the environment.
+
+    Raises:
+        ConfigError: The URL is not one that Telegram delivers to, or a setting is missing.
+        BotApiError: Telegram refuses, or cannot be reached.
+    """
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise ConfigError(f"{url!r}: Telegram delivers to https:// addresses only")
+    if parts.path in ("", "/"):
+        url = parts._replace(path=WEBHOOK_PATH).geturl()
+    return asyncio.run(_set_webhook(settings, url))
+
+
+async def _set_webhook(settings: Settings, url: str) -> str:
+    bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base)
+    try:
+        return await bot.set_webhook(url, settings.webhook_secret)
+    finally:
+        await bot.aclose()
+
+
+def purge_limits(settings: Settings | None = None) -> int:
+    """Forget what was counted for every user, and return how many entries that were."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    return asyncio.run(_purge_limits(settings))
+
+
+async def _purge_limits(settings: Settings) -> int:
+    kv = _open_kv(settings)
+    try:
+        return await purge(kv, "ratelimit:")
+    finally:
+        await kv.aclose()

@@ -1,0 +1,116 @@
+"""The settings of the bot: environment variables, read once, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, get_args
+
+from headgate.errors import ConfigError
+from headgate.quota import MAX_PERIOD_US, MAX_UNITS, MILLISECOND, Quota
+
+Algorithm = Literal["fixed_window", "sliding_window"]
+
+DEFAULT_MAX = 20
+DEFAULT_WINDOW_MS = 3_600_000
+DEFAULT_KV = "sqlite:///telegram-ratelimit.db"
+DEFAULT_AGENT_TIMEOUT = 30
+_LONGEST_AGENT_TIMEOUT = 3600
+
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the operator has set; docs/services/telegram.md says what each is for.
+
+    Raises:
+        ConfigError: The token or the webhook secret is empty, a message has two places to go, or the limit on replies
+            cannot be read.
+    """
+
+    bot_token: str = field(repr=False)
+    webhook_secret: str = field(repr=False)
+    allowed_user_ids: frozenset[str] = frozenset()
+    rate_limit_max: int = DEFAULT_MAX
+    rate_limit_window_ms: int = DEFAULT_WINDOW_MS
+    rate_limit_algorithm: Algorithm = "fixed_window"
+    rate_limit_kv: str = field(default=DEFAULT_KV, repr=False)  # a Redis URL may hold a password
+    rate_limit_replies: str | None = None
+    telegram_api_base: str = "https://api.telegram.org"
+    agent_url: str | None = None
+    agent_handler: str | None = None
+    agent_timeout: int = DEFAULT_AGENT_TIMEOUT
+    cloudflare_account_id: str = ""
+    cloudflare_kv_namespace_id: str = ""
+    cloudflare_api_token: str = field(default="", repr=False)
+    cloudflare_api_base: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.bot_token.strip():
+            raise ConfigError("TELEGRAM_BOT_TOKEN is missing; it is what BotFather gave you for the bot")
+        if not self.webhook_secret.strip():
+            raise ConfigError(
+                "TELEGRAM_WEBHOOK_SECRET is missing, and without it anybody could send messages to the bot; "
+                "choose 1 to 256 of the characters A-Z, a-z, 0-9, _ and -"
+            )
+        if self.agent_url and self.agent_handler:
+            raise ConfigError("AGENT_URL and AGENT_HANDLER are both set; messages go to one of them")
+        if self.rate_limit_replies is not None:
+            Quota.parse(self.rate_limit_replies)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        """Return the settings of an environment; a number that is none is logged and its default taken."""
+        return cls(
+            bot_token=env.get("TELEGRAM_BOT_TOKEN", "").strip(),
+            webhook_secret=env.get("TELEGRAM_WEBHOOK_SECRET", "").strip(),
+            allowed_user_ids=_listed(env.get("ALLOWED_USER_IDS", "")),
+            rate_limit_max=_whole(env, "RATE_LIMIT_MAX", DEFAULT_MAX, MAX_UNITS),
+            rate_limit_window_ms=_whole(
+                env, "RATE_LIMIT_WINDOW_MS", DEFAULT_WINDOW_MS, MAX_PERIOD_US // MILLISECOND
+            ),
+            rate_limit_algorithm=_algorithm(env),
+            rate_limit_kv=env.get("RATE_LIMIT_KV", "").strip() or DEFAULT_KV,
+            rate_limit_replies=env.get("RATE_LIMIT_REPLIES", "").strip() or None,
+            telegram_api_base=env.get("TELEGRAM_API_BASE", "").strip() or "https://api.telegram.org",
+            agent_url=env.get("AGENT_URL", "").strip() or None,
+            agent_handler=env.get("AGENT_HANDLER", "").strip() or None,
+            agent_timeout=_whole(env, "AGENT_TIMEOUT", DEFAULT_AGENT_TIMEOUT, _LONGEST_AGENT_TIMEOUT),
+            cloudflare_account_id=env.get("CLOUDFLARE_ACCOUNT_ID", "").strip(),
+            cloudflare_kv_namespace_id=env.get("CLOUDFLARE_KV_NAMESPACE_ID", "").strip(),
+            cloudflare_api_token=env.get("CLOUDFLARE_API_TOKEN", "").strip(),
+            cloudflare_api_base=env.get("CLOUDFLARE_API_BASE", "").strip() or None,
+        )
+
+
+def _listed(text: str) -> frozenset[str]:
+    """Return the entries of a list with commas; an empty entry is nobody, not somebody with an empty name."""
+    return frozenset(filter(None, (entry.strip() for entry in text.split(","))))
+
+
+def _whole(env: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = env.get(name)
+    if text is None:
+        return default
+    digits = text.strip()
+    # int() alone would take "1_000" and digits of other scripts, and refuse 5,000 digits with an error of its own.
+    if digits.isascii() and digits.isdigit() and len(digits) <= 20 and 1 <= int(digits) <= most:
+        return int(digits)
+    return _instead(name, text, f"a whole number from 1 to {most}", default)
+
+
+def _algorithm(env: Mapping[str, str]) -> Algorithm:
+    text = env.get("RATE_LIMIT_ALGORITHM", "fixed_window")
+    for known in get_args(Algorithm):
+        if text.strip().lower() == known:
+            found: Algorithm = known
+            return found
+    return _instead("RATE_LIMIT_ALGORITHM", text, " or ".join(get_args(Algorithm)), "fixed_window")
+
+
+def _instead(name: str, text: str, expected: str, default: T) -> T:
+    _logger.warning("%s=%r is not %s; using %s", name, text, expected, default)
+    return default

@@ -1,0 +1,253 @@
+"""Cloudflare Workers KV, over its public HTTP API.
+
+Written from Cloudflare's documentation:
+
+- the routes: https://developers.cloudflare.com/api/resources/kv/subresources/namespaces/subresources/values/ and …/keys/
+- one write per second and key, else 429: https://developers.cloudflare.com/kv/api/write-key-value-pairs/
+- a read may be 60 seconds old: https://developers.cloudflare.com/kv/concepts/how-kv-works/
+- 1,200 API calls in five minutes, else 429 with `retry-after`:
+  https://developers.cloudflare.com/fundamentals/api/reference/limits/
+
+So a value read may be one that this process has long replaced, and a burst of writes to one key is refused. Both would
+lose counts. Against the first, the adapter remembers for a minute which values it has replaced: a read that brings one
+of them back is answered with the newest. A value that it does not know is somebody else's, and taken for newer. Against
+the second, a call that was refused for its frequency is made again after a pause.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from headgate.clock import MICROSECONDS, Clock, SteadyClock, to_microseconds
+from headgate.errors import ConfigError, StoreUnavailable
+from headgate.stores.base import Guarantees
+
+API_BASE = "https://api.cloudflare.com/client/v4"
+STALE_FOR = 60.0
+"""Seconds for which a read may bring back a value that has been replaced."""
+
+_FIRST_PAUSE = 0.5
+_KEYS_PER_PAGE = 1000
+_NAMESPACE_NOT_FOUND = 10013
+_logger = logging.getLogger(__name__)
+
+
+class CloudflareKV:
+    """Keeps values in a Workers KV namespace.
+
+    Args:
+        account_id: The account's identifier.
+        namespace_id: The namespace's identifier; the namespace should serve nothing else.
+        api_token: A token with the permission "Workers KV Storage Write". It is sent as a header, and never logged.
+        api_base: Where the API is.
+        timeout: Seconds for one attempt.
+        deadline: Seconds for a call with all its attempts; after a time-out, a 429 or a 5xx it is made again, after a
+            pause that doubles or as long as the answer asks for, while this is not exceeded.
+        clock: What to measure and to pause with.
+        transport: What to send requests with, instead of httpx's own.
+
+    Several processes may count in one namespace, but then some of their counts may be lost: there is no way to put only
+    if nothing has changed, and what one has written the others may see a minute later.
+    """
+
+    guarantees = Guarantees(
+        exact=False,
+        shared=True,
+        durable=True,
+        may_lose="counts of processes that write at the same time, or within a minute of one another",
+    )
+
+    def __init__(
+        self,
+        account_id: str,
+        namespace_id: str,
+        api_token: str,
+        *,
+        api_base: str = API_BASE,
+        timeout: float = 5.0,
+        deadline: float = 10.0,
+        clock: Clock | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        for name, value in (("account", account_id), ("namespace", namespace_id), ("token", api_token)):
+            if not value.strip():
+                raise ConfigError(
+                    f"Cloudflare KV needs an account id, a namespace id and a token; the {name} is empty"
+                )
+        self._deadline_us = to_microseconds(deadline)
+        self._clock: Clock = SteadyClock() if clock is None else clock
+        self._latest = _Latest()
+        self._namespace = (
+            f"{api_base.rstrip('/')}/accounts/{quote(account_id)}/storage/kv/namespaces/{quote(namespace_id)}"
+        )
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {api_token}"}, timeout=timeout, transport=transport
+        )
+
+    async def get(self, key: str) -> str | None:
+        response = await self._call("GET", self._value_url(key))
+        if response.status_code == httpx.codes.NOT_FOUND and _error_code(response) != _NAMESPACE_NOT_FOUND:
+            found = None
+        else:
+            found = _checked(response).text
+        return self._latest.of(key, found, self._clock.now_us())
+
+    async def put(self, key: str, value: str, ttl: int) -> None:
+        response = await self._call(
+            "PUT",
+            self._value_url(key),
+            params={"expiration_ttl": ttl},
+            content=value.encode(),
+            headers={"Content-Type": "application/octet-stream"},
+        )
+        _checked_result(response)
+        self._latest.put(key, value, self._clock.now_us())
+
+    async def delete(self, key: str) -> None:
+        _checked_result(await self._call("DELETE", self._value_url(key)))
+        self._latest.put(key, None, self._clock.now_us())
+
+    async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
+        cursor = ""
+        while True:
+            params: dict[str, str | int] = {"prefix": prefix, "limit": _KEYS_PER_PAGE, "cursor": cursor}
+            response = await self._call(
+                "GET",
+                f"{self._namespace}/keys",
+                params={name: value for name, value in params.items() if value},
+            )
+            page = _checked_result(response)
+            for key in page.get("result") or ():
+                yield str(key["name"])
+            cursor = str((page.get("result_info") or {}).get("cursor") or "")
+            if not cursor:
+                return
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    def _value_url(self, key: str) -> str:
+        return f"{self._namespace}/values/{quote(key, safe='')}"
+
+    async def _call(self, method: str, url: str, **request: Any) -> httpx.Response:
+        """Return the answer, which is neither 429 nor 5xx; putting the same value again does no harm.
+
+        Raises:
+            StoreUnavailable: There was no such answer in time.
+        """
+        give_up_at = self._clock.now_us() + self._deadline_us
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                response = await self._client.request(method, url, **request)
+            except httpx.TransportError as error:
+                problem, wait = f"no answer ({type(error).__name__})", pause
+                cause: Exception | None = error
+            else:
+                if response.status_code != httpx.codes.TOO_MANY_REQUESTS and not response.is_server_error:
+                    return response
+                problem, wait = _describe(response), max(pause, _retry_after(response))
+                cause = None
+            if self._clock.now_us() + wait * MICROSECONDS > give_up_at:
+                raise StoreUnavailable(f"Cloudflare KV: {problem}") from cause
+            _logger.warning("Cloudflare KV: %s to a %s; trying again in %g s", problem, method, wait)
+            await self._clock.asleep(wait)
+            pause *= 2
+
+
+@dataclass(slots=True)
+class _Entry:
+    """The newest value known, and the values before it, each with the time at which it was replaced."""
+
+    value: str | None
+    touched: int
+    replaced: dict[str | None, int] = field(default_factory=dict)
+
+
+class _Latest:
+    """The newest value known of every key that was put or read in the last minute."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the longest untouched first
+        self._stale_for_us = to_microseconds(STALE_FOR)
+
+    def of(self, key: str, found: str | None, now: int) -> str | None:
+        """Return the newest value known, given what a read has brought."""
+        self._forget(now)
+        entry = self._entries.get(key)
+        if entry is not None:
+            replaced_at = entry.replaced.get(found)
+            if found == entry.value or (replaced_at is not None and now - replaced_at < self._stale_for_us):
+                return entry.value
+        return self.put(key, found, now)
+
+    def put(self, key: str, value: str | None, now: int) -> str | None:
+        """Note a value as the newest, and return it."""
+        entry = self._entries.setdefault(key, _Entry(value, now))
+        if entry.value != value:
+            entry.replaced[entry.value] = now
+            entry.value = value
+        entry.replaced = {old: at for old, at in entry.replaced.items() if now - at < self._stale_for_us}
+        entry.touched = now
+        self._entries.move_to_end(key)
+        return value
+
+    def _forget(self, now: int) -> None:
+        """Drop what no read can contradict any more."""
+        while self._entries:
+            key, entry = next(iter(self._entries.items()))
+            if now - entry.touched < self._stale_for_us:
+                return
+            del self._entries[key]
+
+
+def _checked(response: httpx.Response) -> httpx.Response:
+    """Return the answer if it is a success."""
+    if not response.is_success:
+        raise StoreUnavailable(f"Cloudflare KV: {_describe(response)}")
+    return response
+
+
+def _checked_result(response: httpx.Response) -> dict[str, Any]:
+    """Return the JSON document of a success."""
+    body = _document(_checked(response))
+    if body.get("success") is not True:
+        raise StoreUnavailable(f"Cloudflare KV: {_describe(response)}")
+    return body
+
+
+def _document(response: httpx.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _errors(response: httpx.Response) -> list[dict[str, Any]]:
+    errors = _document(response).get("errors")
+    return [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+
+
+def _error_code(response: httpx.Response) -> object:
+    return next((error.get("code") for error in _errors(response)), None)
+
+
+def _describe(response: httpx.Response) -> str:
+    """Return the status and what Cloudflare says about it."""
+    said = "; ".join(f"{error.get('code')}: {error.get('message')}" for error in _errors(response))
+    return f"answered {response.status_code}{f' ({said})' if said else ''}"
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Return the seconds that a refusal asks to wait."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0

@@ -1,0 +1,104 @@
+"""The key-value store in a Redis or Valkey server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from headgate.errors import ConfigError, StoreUnavailable
+from headgate.stores.base import Guarantees
+
+_SWAP = resources.files("headgate.stores.kv").joinpath("swap.lua").read_text(encoding="utf-8")
+_GLOB = str.maketrans({letter: "\\" + letter for letter in "*?[]\\^"})
+
+
+class RedisKV:
+    """Keeps values in a Redis database, as plain strings with a time to live.
+
+    Args:
+        client: What to talk to the server with; `aclose` closes it. If it repeats commands by itself, a swap that was
+            carried out but not answered counts twice; `from_url` makes one that does not.
+        prefix: Text before every key in the database, for one that is shared with others.
+    """
+
+    guarantees = Guarantees(
+        shared=True,
+        durable=True,
+        may_lose="what the server's persistence, replication and eviction policy allow it to lose",
+    )
+
+    def __init__(self, client: Redis, *, prefix: str = "") -> None:
+        self.prefix = prefix
+        self._client = client
+        self._swap = client.register_script(_SWAP)
+
+    @classmethod
+    def from_url(cls, url: str, *, timeout: float = 2.0) -> RedisKV:
+        """Return the store of `redis://host:port/database`, `rediss://…` or `unix://path`; `?prefix=` is its prefix.
+
+        Args:
+            url: Where the server is.
+            timeout: Seconds to wait for a connection or an answer before `StoreUnavailable` is raised.
+        """
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query))
+        prefix = options.pop("prefix", "")
+        try:
+            client = Redis.from_url(
+                urlunsplit(parts._replace(query=urlencode(options))),
+                socket_timeout=timeout,
+                socket_connect_timeout=timeout,
+                retry=Retry(NoBackoff(), 0),
+            )
+        except ValueError as error:
+            raise ConfigError(f"Redis URL: {error}") from error
+        return cls(client, prefix=prefix)
+
+    async def get(self, key: str) -> str | None:
+        with _translated():
+            found = await self._client.get(self.prefix + key)
+        return None if found is None else _text(found)
+
+    async def put(self, key: str, value: str, ttl: int) -> None:
+        with _translated():
+            await self._client.set(self.prefix + key, value, ex=ttl)
+
+    async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
+        arguments = ("0", "") if expected is None else ("1", expected)
+        with _translated():
+            return bool(await self._swap(keys=[self.prefix + key], args=[*arguments, value, str(ttl)]))
+
+    async def delete(self, key: str) -> None:
+        with _translated():
+            await self._client.delete(self.prefix + key)
+
+    async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
+        """Yield the keys that begin with the prefix; one that changes meanwhile may come twice or not at all."""
+        pattern = (self.prefix + prefix).translate(_GLOB) + "*"
+        with _translated():
+            async for key in self._client.scan_iter(match=pattern, count=1000):
+                yield _text(key).removeprefix(self.prefix)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the driver's errors into ours; none of them carries credentials."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise StoreUnavailable(f"Redis: {error}") from error
+
+
+def _text(reply: str | bytes) -> str:
+    return reply if isinstance(reply, str) else reply.decode()

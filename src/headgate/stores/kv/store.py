@@ -1,0 +1,284 @@
+"""Rate limiting over a key-value store.
+
+A key-value store offers get and put, nothing that makes the two one step. What is done about it:
+
+- Within a process, calls on one key are decided one after the other, so each sees what the one before it wrote.
+- Between processes, a store that can `swap` notices that somebody else was quicker; the call is then decided anew. Such
+  a store is exact. Without it, processes that read the same value overwrite each other's count: the limit holds for
+  each process by itself, and for all together only as far as their calls do not overlap.
+- There is no way to write two values together, so a limiter on this store has exactly one rule.
+
+A refusal writes nothing; an admission is one get and one put (or swap), plus another of each for every time that another
+process was quicker.
+
+How a state is written. A fixed window has an entry per window, `<stem>:<index of the window>`, whose value is the count
+in decimal, so that it can be read by eye and by others. Two promises do not fit into that number: units that are given
+back after a reset are taken from what was counted since; and time that goes back to an earlier window finds that
+window's count, not the later one's. Every other rule has one entry, `<stem>`, with all numbers of its state. A value that
+cannot be read counts as none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import Protocol, TypeVar
+from urllib.parse import quote, quote_from_bytes
+
+from headgate.algorithms import Algorithm, State
+from headgate.clock import MICROSECONDS, Clock, WallClock
+from headgate.decision import Decision, Verdict
+from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
+from headgate.keys import Key, PlainKey, key_picker, storage_key
+from headgate.rules import Rule
+from headgate.stores.base import AsyncGate, Guarantees, Receipts, Tiers, births, check_whole
+from headgate.stores.kv.base import KV, SwappingKV
+from headgate.stores.kv.turns import Turns
+
+T = TypeVar("T")
+
+Stem = Callable[[str, Rule, PlainKey], str]
+"""From a limiter's name, its rule and a key to the beginning of the name of the entry."""
+
+SHORTEST_TTL = 60
+"""Seconds. Cloudflare's KV refuses less, and what lives too long does no harm: no decision rests on it."""
+
+_ATTEMPTS = 50
+_LONGEST_STEM = 450  # Cloudflare's KV takes keys of 512 bytes
+
+
+def default_stem(limiter: str, rule: Rule, key: PlainKey) -> str:
+    """Return `headgate:<limiter>:<rule>:<key>`, escaped so that no two can be alike, or its digest if that is long."""
+    parts = ("headgate", quote(limiter), quote(rule.identity), quote_from_bytes(storage_key(b"", key)))
+    stem = ":".join(parts)
+    return (
+        stem
+        if len(stem) <= _LONGEST_STEM
+        else f"headgate:{blake2b(stem.encode(), digest_size=32).hexdigest()}"
+    )
+
+
+class KVStore:
+    """A store for `AsyncLimiter`s of one rule each, over any key-value store.
+
+    Args:
+        kv: Where the counts are kept. It stays its maker's to close.
+        stem: How entries are named, if not by `default_stem`; it must tell apart whatever is to be counted apart.
+        clock: Where time comes from; by default the wall clock, which other processes share. A clock belongs here rather
+            than with the limiter, so that a reset finds the window that the other calls count in.
+    """
+
+    def __init__(self, kv: KV, *, stem: Stem = default_stem, clock: Clock | None = None) -> None:
+        self.kv = kv
+        self.stem = stem
+        self.clock: Clock = WallClock() if clock is None else clock
+        self.turns = Turns()
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What the key-value store says of itself; if it says nothing, that it is not exact."""
+        own: Guarantees = getattr(self.kv, "guarantees", Guarantees(exact=False, shared=True))
+        return own
+
+    def bind_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncGate:
+        if len(rules) != 1:
+            raise ConfigError(
+                f"a key-value store cannot charge {len(rules)} rules together; give the limiter one rule, or use a "
+                f"store such as 'sqlite:///limits.db'"
+            )
+        gate = _KVGate(self, limiter, rules[0])
+        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+
+    async def aclose(self) -> None:
+        """Do nothing: the key-value store is closed by whoever made it."""
+
+
+class _KVGate:
+    """A limiter's one rule over the entries of a key-value store."""
+
+    def __init__(self, store: KVStore, limiter: str, rule: Rule) -> None:
+        self._store = store
+        self._kv = store.kv
+        self._swapping = store.kv if isinstance(store.kv, SwappingKV) else None
+        self._limiter = limiter
+        self._rule = rule
+        self._tiers = Tiers((rule,))
+        self._key = key_picker((rule,))
+        self._format: _Format = _Counts(rule.quota.period_us) if rule.kind == "fixed_window" else _Numbers()
+
+    async def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        decision, _ = await self.hold(key, cost, tier, now)
+        return decision
+
+    async def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        (algorithm,) = self._tiers.admitting(tier, cost)
+        at = self._time(now)
+        text = await self._kv.get(self._format.entry(self._stem(key), at))
+        _, verdict = algorithm.decide(self._format.read(text, at), at, cost, 0)
+        return self._decision(verdict)
+
+    async def hold(
+        self, key: Key | None, cost: int, tier: str | None, now: int | None
+    ) -> tuple[Decision, Receipts | None]:
+        (algorithm,) = self._tiers.admitting(tier, cost)
+        stem = self._stem(key)
+        async with self._turn(stem):
+            at = self._time(now)
+            entry, birth = self._format.entry(stem, at), self._format.new_birth()
+
+            def decide(before: State | None) -> tuple[State | None, Verdict]:
+                return algorithm.decide(before, at, cost, birth)
+
+            after, verdict = await self._change(algorithm, entry, at, decide)
+        if not verdict.allowed or not cost or after is None:
+            return self._decision(verdict), None
+        return self._decision(verdict), (((stem, entry, at), algorithm.receipt(after, cost)),)
+
+    async def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        check_whole(cost)
+        stem = self._stem(key)
+        if not cost:
+            return
+        (algorithm,) = self._tiers.algorithms(tier)
+        async with self._turn(stem):
+            at = self._time(now)
+            entry, birth = self._format.entry(stem, at), self._format.new_birth()
+
+            def record(before: State | None) -> tuple[State | None, None]:
+                return algorithm.record(before, at, cost, birth), None
+
+            await self._change(algorithm, entry, at, record)
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        (algorithm,) = self._tiers.algorithms(None)
+        [(where, receipt)] = receipts
+        assert isinstance(where, tuple)
+        stem, entry, charged_at = where
+        async with self._turn(stem):
+            at = self._time(now)
+
+            def refund(before: State | None) -> tuple[State | None, None]:
+                if before is None or algorithm.fresh_at(before) <= at:
+                    return before, None  # nothing of it counts any more
+                return algorithm.refund(before, receipt, cost, at), None
+
+            await self._change(algorithm, entry, charged_at, refund)
+
+    async def reset(self, key: Key | None) -> None:
+        stem = self._stem(key)
+        async with self._turn(stem):
+            entry = self._format.entry(stem, self._store.clock.now_us())
+            await self._kv.put(entry, self._format.write(None), SHORTEST_TTL)
+
+    @asynccontextmanager
+    async def _turn(self, stem: str) -> AsyncIterator[None]:
+        """Wait for the turn on an entry; if the store fails meanwhile, do not wait for it to fail again."""
+        async with self._store.turns.take(stem) as turn:
+            if turn.is_hopeless:
+                raise StoreUnavailable(f"{stem!r}: the store has failed the call before this one")
+            try:
+                yield
+            except StoreUnavailable:
+                turn.fail()
+                raise
+
+    async def _change(
+        self,
+        algorithm: Algorithm,
+        entry: str,
+        at: int,
+        change: Callable[[State | None], tuple[State | None, T]],
+    ) -> tuple[State | None, T]:
+        """Read, change and write an entry; the very same state is not written."""
+        for _ in range(_ATTEMPTS):
+            text = await self._kv.get(entry)
+            before = self._format.read(text, at)
+            after, result = change(before)
+            if after is before or await self._write(entry, text, after, self._ttl(algorithm, after, at)):
+                return after, result
+        raise StoreConflict(f"{entry!r} was changed by others {_ATTEMPTS} times while this call was decided")
+
+    async def _write(self, entry: str, seen: str | None, state: State | None, ttl: int) -> bool:
+        value = self._format.write(state)
+        if self._swapping is not None:
+            return await self._swapping.swap(entry, seen, value, ttl)
+        await self._kv.put(entry, value, ttl)
+        return True
+
+    def _ttl(self, algorithm: Algorithm, state: State | None, at: int) -> int:
+        """Return how many seconds a value lives: a whole period, or until the state equals a fresh one if that is later."""
+        life_us = self._rule.quota.period_us
+        if state is not None:
+            life_us = max(life_us, algorithm.fresh_at(state) - at)
+        return max(SHORTEST_TTL, -(life_us // -MICROSECONDS))
+
+    def _time(self, now: int | None) -> int:
+        return self._store.clock.now_us() if now is None else now
+
+    def _stem(self, key: Key | None) -> str:
+        (plain,) = self._key(key)
+        return self._store.stem(self._limiter, self._rule, plain)
+
+    def _decision(self, verdict: Verdict) -> Decision:
+        return Decision.make((self._rule.name,), [verdict])
+
+
+class _Format(Protocol):
+    """How a state is written."""
+
+    def entry(self, stem: str, now: int) -> str:
+        """Return the name of the entry that counts at this time."""
+
+    def read(self, text: str | None, now: int) -> State | None:
+        """Return the state of an entry; a fresh one if there is no value, or none that can be read."""
+
+    def write(self, state: State | None) -> str:
+        """Return the value of an entry."""
+
+    def new_birth(self) -> int:
+        """Return the birth for a state that begins now."""
+
+
+class _Counts:
+    """Fixed windows: an entry per window, with the count in decimal. All states have the birth 0, which is not kept."""
+
+    _COUNT = re.compile(r"[0-9]{1,16}", re.ASCII)
+
+    def __init__(self, period_us: int) -> None:
+        self._period_us = period_us
+
+    def entry(self, stem: str, now: int) -> str:
+        return f"{stem}:{now // self._period_us}"
+
+    def read(self, text: str | None, now: int) -> State | None:
+        if text is None or not self._COUNT.fullmatch(text) or int(text) == 0:
+            return None
+        return 0, now // self._period_us, int(text)
+
+    def write(self, state: State | None) -> str:
+        return "0" if state is None else str(state[2])
+
+    def new_birth(self) -> int:
+        return 0
+
+
+class _Numbers:
+    """Other rules: one entry, with all numbers of the state."""
+
+    _STATE = re.compile(r"v1(?: -?[0-9]{1,19})+", re.ASCII)
+
+    def __init__(self) -> None:
+        self.new_birth = births()
+
+    def entry(self, stem: str, now: int) -> str:
+        return stem
+
+    def read(self, text: str | None, now: int) -> State | None:
+        if text is None or not self._STATE.fullmatch(text):
+            return None
+        return tuple(int(number) for number in text.split()[1:])
+
+    def write(self, state: State | None) -> str:
+        return " ".join(("v1", *map(str, state or ())))  # "v1" alone reads as a fresh state

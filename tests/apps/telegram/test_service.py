@@ -1,0 +1,148 @@
+"""The service as a process of its own, as an operator runs it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headgate.apps.telegram.__main__ import command
+from tests.apps.telegram.bot_api_server import Bot, BotApiServer
+from tests.apps.telegram.conftest import SECRET
+from tests.apps.telegram.updates import text_update, topic_update
+
+REFUSAL = "You've reached the message limit. Please try again later."
+
+
+@pytest.fixture
+def environment(bot_api: tuple[BotApiServer, str], token: str) -> dict[str, str]:
+    return {
+        "TELEGRAM_BOT_TOKEN": token,
+        "TELEGRAM_WEBHOOK_SECRET": SECRET,
+        "TELEGRAM_API_BASE": bot_api[1],
+        "ALLOWED_USER_IDS": "42",
+        "RATE_LIMIT_MAX": "3",
+    }
+
+
+@pytest.fixture
+def bot(bot_api: tuple[BotApiServer, str], token: str) -> Bot:
+    return bot_api[0].bot(token)
+
+
+@contextmanager
+def running(folder: Path, environment: dict[str, str]) -> Iterator[tuple[httpx.Client, Path]]:
+    """Run the service in a folder, and yield a client for it and its log."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    log = folder / "log.txt"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "headgate.apps.telegram", "run", "--port", str(port)],
+            cwd=folder,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            output.write(line)
+            if "Uvicorn running" in line:
+                break
+        try:
+            headers = {"X-Telegram-Bot-Api-Secret-Token": SECRET}
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+                yield client, log
+        finally:
+            process.terminate()
+            output.write(process.communicate()[0])
+
+
+def test_the_limit_outlives_a_restart(
+    tmp_path: Path, environment: dict[str, str], bot: Bot, token: str
+) -> None:
+    def send(client: httpx.Client, update: dict[str, Any]) -> None:
+        response = client.post("/telegram/webhook", json=update)
+        assert (response.status_code, response.json()) == (200, {"ok": True})
+
+    with running(tmp_path, environment) as (client, _):
+        assert client.get("/").text == "OK"
+        send(client, text_update(text="one"))
+        send(client, text_update(text="two"))
+    with running(tmp_path, environment) as (client, log):
+        for text in ("three", "four"):
+            send(client, topic_update(77, text=text))
+        assert (
+            client.post("/telegram/webhook", headers={"X-Telegram-Bot-Api-Secret-Token": "x"}).status_code
+            == 401
+        )
+    assert [sent["text"] for sent in bot.sent()] == ["one", "two", "three", REFUSAL]
+    said = log.read_text()
+    assert "user 42 has reached the message limit" in said
+    assert token.partition(":")[2] not in said
+    assert "Traceback" not in said
+
+
+class TestCommands:
+    @pytest.fixture(autouse=True)
+    def in_environment(
+        self, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+    @pytest.mark.parametrize(
+        ("given", "registered"),
+        [
+            ("https://bot.example.org", "https://bot.example.org/telegram/webhook"),
+            ("https://bot.example.org:8443/", "https://bot.example.org:8443/telegram/webhook"),
+            ("https://example.org/bots/telegram/webhook", "https://example.org/bots/telegram/webhook"),
+        ],
+    )
+    def test_set_webhook_registers_this_service(
+        self, given: str, registered: str, bot: Bot, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command(["set-webhook", given]) == 0
+        assert capsys.readouterr().out == "Webhook was set\n"
+        assert (bot.webhook["url"], bot.webhook["secret_token"]) == (registered, SECRET)
+
+    @pytest.mark.parametrize("url", ["http://bot.example.org", "bot.example.org", "https://", ""])
+    def test_set_webhook_takes_https_addresses_only(
+        self, url: str, bot: Bot, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command(["set-webhook", url]) == 2
+        assert "https://" in capsys.readouterr().err
+        assert bot.calls == []
+
+    def test_set_webhook_says_why_telegram_refuses(
+        self, bot: Bot, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        bot.fail("setWebhook", 400, "Bad Request: bad webhook: Failed to resolve host")
+        assert command(["set-webhook", "https://bot.example.org"]) == 2
+        assert "Failed to resolve host" in capsys.readouterr().err
+
+    def test_purge_forgets_what_was_counted(
+        self, tmp_path: Path, environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with running(tmp_path, environment) as (client, _):
+            client.post("/telegram/webhook", json=text_update())
+        assert command(["purge"]) == 0
+        assert command(["purge"]) == 0
+        assert capsys.readouterr().out == "entries removed: 1\nentries removed: 0\n"
+
+    def test_a_missing_setting_is_an_error_in_words(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.delenv("TELEGRAM_WEBHOOK_SECRET")
+        assert command([]) == 2
+        assert "TELEGRAM_WEBHOOK_SECRET is missing" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""What the operator sets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headgate import ConfigError
+from headgate.apps.telegram import Settings, create_app
+
+REQUIRED = {"TELEGRAM_BOT_TOKEN": "1:token", "TELEGRAM_WEBHOOK_SECRET": "s3cret"}
+
+NOT_POSITIVE_INTEGERS = [
+    "",
+    " ",
+    "0",
+    "-1",
+    "10abc",
+    "1.5",
+    "1e3",
+    "1_000",
+    "٣",
+    "0x10",
+    "+5",
+    "9" * 5000,
+    "NaN",
+]
+
+
+@pytest.mark.parametrize("text", NOT_POSITIVE_INTEGERS)
+@pytest.mark.parametrize(
+    ("name", "attribute", "default"),
+    [("RATE_LIMIT_MAX", "rate_limit_max", 20), ("RATE_LIMIT_WINDOW_MS", "rate_limit_window_ms", 3_600_000)],
+)
+def test_a_number_that_is_none_falls_back_to_the_default_with_a_warning(
+    text: str, name: str, attribute: str, default: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TX-4."""
+    settings = Settings.from_env(REQUIRED | {name: text})
+    assert getattr(settings, attribute) == default
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert name in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("RATE_LIMIT_MAX", str(2**53)), ("RATE_LIMIT_WINDOW_MS", str(367 * 24 * 3_600_000))],
+)
+def test_a_number_that_cannot_be_counted_with_falls_back_too(
+    name: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings.from_env(REQUIRED | {name: text})
+    assert (settings.rate_limit_max, settings.rate_limit_window_ms) == (20, 3_600_000)
+    assert name in caplog.text
+
+
+def test_numbers_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    environment = {"RATE_LIMIT_MAX": " 3 ", "RATE_LIMIT_WINDOW_MS": "007", "AGENT_TIMEOUT": "5"}
+    settings = Settings.from_env(REQUIRED | environment)
+    assert (settings.rate_limit_max, settings.rate_limit_window_ms, settings.agent_timeout) == (3, 7, 5)
+    assert caplog.text == ""
+
+
+def test_an_unknown_algorithm_falls_back_to_the_default_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert (
+        Settings.from_env(REQUIRED | {"RATE_LIMIT_ALGORITHM": "leaky"}).rate_limit_algorithm == "fixed_window"
+    )
+    assert "RATE_LIMIT_ALGORITHM='leaky'" in caplog.text
+    strict = Settings.from_env(REQUIRED | {"RATE_LIMIT_ALGORITHM": " Sliding_Window "})
+    assert strict.rate_limit_algorithm == "sliding_window"
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("42", {"42"}),
+        (" 42 ,43,\t44\n", {"42", "43", "44"}),
+        ("42,,43,", {"42", "43"}),
+        ("", set()),
+        (" , ", set()),
+    ],
+)
+def test_the_list_of_users(text: str, ids: set[str]) -> None:
+    assert Settings.from_env(REQUIRED | {"ALLOWED_USER_IDS": text}).allowed_user_ids == ids
+
+
+def test_a_bot_that_nobody_may_use_says_so(
+    make_settings: Callable[..., Settings], caplog: pytest.LogCaptureFixture
+) -> None:
+    create_app(make_settings(ALLOWED_USER_IDS="", RATE_LIMIT_KV="memory://"))
+    assert "nobody may use the bot" in caplog.text
+
+
+@pytest.mark.parametrize("missing", sorted(REQUIRED))
+@pytest.mark.parametrize("text", [None, "", "  "])
+def test_an_empty_secret_or_token_is_refused(missing: str, text: str | None) -> None:
+    environment = {name: value for name, value in REQUIRED.items() if name != missing}
+    with pytest.raises(ConfigError, match=missing):
+        Settings.from_env(environment if text is None else environment | {missing: text})
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        ({"RATE_LIMIT_KV": "dynamodb://table"}, "dynamodb"),
+        ({"RATE_LIMIT_KV": "cloudflare"}, "account"),
+        ({"AGENT_URL": "http://agent", "AGENT_HANDLER": "a:b"}, "AGENT_URL and AGENT_HANDLER"),
+        ({"AGENT_HANDLER": "no.such.module:function", "RATE_LIMIT_KV": "memory://"}, "no"),
+        ({"AGENT_HANDLER": "json:no_such_function", "RATE_LIMIT_KV": "memory://"}, "no_such_function"),
+        ({"AGENT_HANDLER": "", "RATE_LIMIT_REPLIES": "often"}, "often"),
+        ({"AGENT_HANDLER": "math:pi", "RATE_LIMIT_KV": "memory://"}, "not a function"),
+        ({"AGENT_HANDLER": ":x", "RATE_LIMIT_KV": "memory://"}, "package.module:function"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_start(environment: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        create_app(Settings.from_env(REQUIRED | environment))
+
+
+def test_secrets_are_not_shown() -> None:
+    environment = {"RATE_LIMIT_KV": "redis://:sesame@host", "CLOUDFLARE_API_TOKEN": "cf-token"}
+    shown = repr(Settings.from_env(REQUIRED | environment))
+    for secret in ("1:token", "s3cret", "sesame", "cf-token"):
+        assert secret not in shown
+
+
+def test_counts_are_kept_in_a_file_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    create_app(make_settings())
+    assert (tmp_path / "telegram-ratelimit.db").exists()

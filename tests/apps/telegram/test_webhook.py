@@ -1,0 +1,393 @@
+"""The webhook step by step, and what the requirements leave open (TX-1 to TX-10)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headgate import StoreUnavailable
+from headgate.apps.telegram import ButtonPress, Message
+from headgate.testing import FakeClock
+from tests.apps.telegram.conftest import Handler, RecordingKV, Service
+from tests.apps.telegram.updates import (
+    FORUM,
+    anonymous_update,
+    button_update,
+    channel_post_update,
+    document_update,
+    edit_update,
+    joined_update,
+    message,
+    photo_update,
+    text_update,
+    topic_update,
+    update,
+)
+
+Start = Callable[..., Awaitable[Service]]
+
+
+class TestWhatIsDispatched:
+    async def test_a_text(self, service: Service) -> None:
+        sent = text_update(text="Hello & <b>bye</b>")
+        await service.send(sent)
+        assert service.handler.events == [Message(sent["update_id"], 1365, "42", "42", "Hello & <b>bye</b>")]
+
+    async def test_a_message_in_a_topic(self, service: Service) -> None:
+        sent = topic_update(77)
+        await service.send(sent)
+        assert service.handler.events == [Message(sent["update_id"], 1365, "42", str(FORUM), "Hello", 77)]
+
+    async def test_the_caption_of_a_picture_or_document(self, service: Service) -> None:
+        await service.send(photo_update("what is this?"), document_update("and this?"))
+        assert service.handler.texts == ["what is this?", "and this?"]
+
+    async def test_a_command_is_a_text_like_any_other(self, service: Service) -> None:
+        entities = [{"offset": 0, "length": 6, "type": "bot_command"}]
+        await service.send(text_update(text="/start", entities=entities))
+        assert service.handler.texts == ["/start"]
+
+    @pytest.mark.parametrize(
+        "ignored",
+        [
+            photo_update(None),
+            joined_update(),
+            anonymous_update(),
+            edit_update(),
+            channel_post_update(),
+            update(),
+            update(my_chat_member={"chat": {"id": 42, "type": "private"}, "date": 1}),
+            text_update(text=""),
+        ],
+        ids=["no caption", "joined", "anonymous", "edit", "channel", "nothing", "unknown kind", "empty"],
+    )
+    async def test_what_nobody_wrote_is_taken_and_ignored(
+        self, ignored: dict[str, Any], service: Service, kv: RecordingKV
+    ) -> None:
+        await service.send(ignored)
+        assert (service.handler.events, kv.calls, service.bot.calls) == ([], [], [])
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"",
+            b"{",
+            b"\xff\xfe",
+            b"null",
+            b"[]",
+            b"42",
+            b"[" * 100_000,
+            json.dumps({"message": message()}).encode(),
+            json.dumps({"update_id": "7", "message": message()}).encode(),
+            json.dumps({"update_id": True, "message": message()}).encode(),
+            json.dumps({"update_id": 7, "message": "Hello"}).encode(),
+            json.dumps({"update_id": 7, "message": message(text=None, caption=5)}).encode(),
+            json.dumps({"update_id": 7, "message": message() | {"from": {"id": "42"}}}).encode(),
+            json.dumps({"update_id": 7, "message": message() | {"from": {"id": 42}}}).encode(),
+            json.dumps({"update_id": 7, "message": message() | {"chat": {"id": 42.5, "type": "x"}}}).encode(),
+            json.dumps({"update_id": 7, "message": message() | {"message_thread_id": "5"}}).encode(),
+            json.dumps({"update_id": 7, "message": message(photo="picture")}).encode(),
+            json.dumps({"update_id": 7, "callback_query": {"id": 5}}).encode(),
+        ],
+    )
+    async def test_what_is_no_update_is_taken_and_ignored(
+        self, body: bytes, service: Service, kv: RecordingKV
+    ) -> None:
+        await service.send(body)
+        assert (service.handler.events, kv.calls, service.bot.calls) == ([], [], [])
+
+    async def test_the_secret_is_checked_before_the_body(self, service: Service) -> None:
+        assert (await service.post(b"{", secret="wrong")).status_code == 401
+
+
+class TestButtons:
+    """TX-7: button presses are not messages."""
+
+    async def test_a_press_is_dispatched_and_answered_but_not_counted(
+        self, service: Service, kv: RecordingKV
+    ) -> None:
+        service.handler.reply = "Approved"
+        sent = button_update(data="approve:7")
+        await service.send(sent)
+        press = ButtonPress(sent["update_id"], "4382bfdwdsb323b2d9", "42", "approve:7", "42")
+        assert service.handler.events == [press]
+        answer = {"callback_query_id": "4382bfdwdsb323b2d9", "text": "Approved"}
+        assert service.bot.calls == [("answerCallbackQuery", answer)]
+        assert kv.calls == []
+
+    async def test_who_has_reached_the_limit_may_still_press(self, start: Start) -> None:
+        service = await start(RATE_LIMIT_MAX="1")
+        await service.send(text_update(), text_update(), *(button_update() for _ in range(5)))
+        assert [event.kind for event in service.handler.events] == ["message"] + ["button"] * 5
+
+    async def test_a_press_that_comes_with_a_message_is_a_press(self, service: Service) -> None:
+        await service.send(button_update(message=message()))
+        assert [event.kind for event in service.handler.events] == ["button"]
+
+    async def test_a_press_without_message_or_data_is_a_press(self, service: Service) -> None:
+        bare = button_update(data=None)
+        del bare["callback_query"]["message"]
+        await service.send(bare)
+        (press,) = service.handler.events
+        assert isinstance(press, ButtonPress)
+        assert (press.chat_id, press.data, press.message_thread_id) == (None, None, None)
+
+    async def test_a_failure_is_logged_and_not_delivered_again(
+        self, service: Service, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        service.handler.error = RuntimeError("down")
+        await service.send(button_update())
+        assert "button pressed by user 42" in caplog.text
+        service.handler.error = None
+        service.bot.fail("answerCallbackQuery", 400, "Bad Request: query is too old")
+        await service.send(button_update())
+        assert "query is too old" in caplog.text
+
+    async def test_the_same_press_is_dispatched_once(self, service: Service) -> None:
+        press = button_update()
+        await service.send(press, press)
+        assert len(service.handler.events) == 1
+
+
+class TestReplies:
+    async def test_what_the_handler_returns_is_sent_as_html(self, service: Service) -> None:
+        service.handler.reply = "**5 < 6** & `x`"
+        await service.send(topic_update(77))
+        assert service.bot.sent() == [
+            {
+                "chat_id": str(FORUM),
+                "text": "<b>5 &lt; 6</b> &amp; <code>x</code>",
+                "parse_mode": "HTML",
+                "message_thread_id": 77,
+            }
+        ]
+
+    async def test_what_telegram_cannot_parse_is_sent_as_plain_text(self, service: Service) -> None:
+        service.handler.reply = "**a *b** c*"
+        await service.send(text_update())
+        assert service.bot.sent() == [
+            {"chat_id": "42", "text": "<b>a <i>b</b> c</i>", "parse_mode": "HTML"},
+            {"chat_id": "42", "text": "**a *b** c*"},
+        ]
+
+    async def test_a_long_answer_is_sent_in_parts(self, service: Service) -> None:
+        service.handler.reply = "a" * 4000 + "\n" + "b" * 5000
+        await service.send(text_update())
+        texts = [sent["text"] for sent in service.bot.sent()]
+        assert [len(text) for text in texts] == [4001, 4096, 904]
+        assert "".join(texts) == service.handler.reply
+
+    async def test_an_answer_that_fails_is_logged_and_the_message_stays_dispatched(
+        self, service: Service, kv: RecordingKV, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        service.handler.reply = "Hello"
+        service.bot.fail("sendMessage", 403, "Forbidden: bot was blocked by the user")
+        sent = text_update()
+        await service.send(sent, sent)
+        assert "bot was blocked by the user" in caplog.text
+        assert len(service.handler.events) == 1
+        assert list((await kv.content()).values()) == ["1"]
+
+    async def test_a_refusal_that_cannot_be_sent_is_logged_and_changes_nothing(
+        self, start: Start, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """TX-6."""
+        service = await start(RATE_LIMIT_MAX="1")
+        service.bot.fail("sendMessage", 429, "Too Many Requests: retry after 5", retry_after=5)
+        await service.send(text_update(), text_update())
+        assert "Too Many Requests" in caplog.text
+        assert len(service.handler.events) == 1
+
+    async def test_a_telegram_that_is_down_changes_nothing(
+        self, start: Start, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        service = await start(RATE_LIMIT_MAX="1", TELEGRAM_API_BASE="http://127.0.0.1:1")
+        await service.send(text_update(), text_update())
+        assert "sendMessage: no answer (ConnectError)" in caplog.text
+        assert len(service.handler.events) == 1
+
+    async def test_every_refusal_is_answered_by_default(self, start: Start) -> None:
+        """TX-9."""
+        service = await start(RATE_LIMIT_MAX="1")
+        await service.send(*(text_update() for _ in range(6)))
+        assert len(service.bot.sent()) == 5
+
+    async def test_answers_to_refusals_can_be_limited(self, start: Start, clock: FakeClock) -> None:
+        service = await start(RATE_LIMIT_MAX="1", RATE_LIMIT_REPLIES="1/minute")
+        await service.send(*(text_update() for _ in range(6)), text_update(43), text_update(43))
+        assert [sent["chat_id"] for sent in service.bot.sent()] == ["42", "43"]
+        clock.advance(61)
+        await service.send(text_update())
+        assert len(service.bot.sent()) == 3
+        assert len(service.handler.events) == 2
+
+
+class BrokenKV(RecordingKV):
+    """A key-value store that fails at one of its calls."""
+
+    def __init__(self, clock: FakeClock, failing: str, error: Exception) -> None:
+        super().__init__(clock)
+        self.failing = failing
+        self.error = error
+
+    async def get(self, key: str) -> str | None:
+        if self.failing == "get":
+            raise self.error
+        return await super().get(key)
+
+    async def put(self, key: str, value: str, ttl: int) -> None:
+        if self.failing == "put":
+            raise self.error
+        await super().put(key, value, ttl)
+
+
+class TestFailingStore:
+    """TX-5: without an answer of the limiter, the message is let through."""
+
+    @pytest.mark.parametrize("failing", ["get", "put"])
+    @pytest.mark.parametrize(
+        "error", [StoreUnavailable("down"), OSError("broken"), ValueError("odd")], ids=repr
+    )
+    async def test_the_message_is_dispatched_and_the_error_logged(
+        self, failing: str, error: Exception, start: Start, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        service = await start(kv=BrokenKV(clock, failing, error), RATE_LIMIT_MAX="1")
+        await service.send(text_update(), text_update())
+        assert len(service.handler.events) == 2
+        errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert len(errors) == 2
+        assert "limit of user 42 could not be checked" in errors[0].getMessage()
+        assert errors[0].exc_info is not None
+
+    async def test_a_store_that_hangs_is_waited_for_once(self, start: Start, clock: FakeClock) -> None:
+        """Not once per message: those that were waiting for their turn are let through with the first."""
+        time_out = asyncio.Event()
+
+        class HangingKV(RecordingKV):
+            async def get(self, key: str) -> str | None:
+                self.calls.append("get")
+                await time_out.wait()
+                raise StoreUnavailable("no answer in time")
+
+        kv = HangingKV(clock)
+        service = await start(kv=kv, RATE_LIMIT_MAX="1")
+        requests = [asyncio.create_task(service.post(text_update())) for _ in range(20)]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        time_out.set()
+        assert {response.status_code for response in await asyncio.gather(*requests)} == {200}
+        assert len(service.handler.events) == 20
+        assert kv.calls == ["get"]
+
+    async def test_a_dispatch_that_fails_then_has_nothing_to_give_back(
+        self, start: Start, clock: FakeClock
+    ) -> None:
+        kv = BrokenKV(clock, "get", StoreUnavailable("down"))
+        service = await start(kv=kv, handler=Handler(error=RuntimeError("also down")))
+        assert (await service.post(text_update())).status_code == 500
+
+
+class TestFailingDispatch:
+    """TX-10: what was not dispatched is not counted, and Telegram delivers it again."""
+
+    async def test_the_answer_is_500_and_the_unit_is_given_back(
+        self, service: Service, kv: RecordingKV, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        service.handler.error = RuntimeError("the agent is down")
+        response = await service.post(text_update())
+        assert (response.status_code, response.text) == (500, "Internal Server Error")
+        assert "the agent is down" in caplog.text
+        assert list((await kv.content()).values()) == ["0"]
+        assert kv.calls == ["get", "put", "get", "put"]
+
+    async def test_the_redelivery_is_dispatched_and_counted_once(
+        self, service: Service, kv: RecordingKV
+    ) -> None:
+        sent = text_update()
+        service.handler.error = RuntimeError("down")
+        for _ in range(30):
+            assert (await service.post(sent)).status_code == 500
+        service.handler.error = None
+        await service.send(sent, sent)
+        assert len(service.handler.events) == 1
+        assert list((await kv.content()).values()) == ["1"]
+
+    async def test_a_unit_that_cannot_be_given_back_is_logged(
+        self, start: Start, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        kv = BrokenKV(clock, "", StoreUnavailable("gone"))
+
+        async def break_store() -> None:
+            kv.failing = "put"
+
+        service = await start(kv=kv, handler=Handler(error=RuntimeError("down"), before=break_store))
+        assert (await service.post(text_update())).status_code == 500
+        assert "could not be given back" in caplog.text
+        assert list((await kv.content()).values()) == ["1"]
+
+    async def test_telegram_delivers_until_it_is_taken(self, service: Service) -> None:
+        """As a whole, with the stand-in delivering as Telegram does."""
+        service.bot.webhook = {
+            "url": "https://bot.example.org/telegram/webhook",
+            "secret_token": "a-webhook-secret_1",
+        }
+        failures = iter([RuntimeError("down"), RuntimeError("still down"), None])
+
+        async def recover() -> None:
+            service.handler.error = next(failures)
+
+        service.handler.before = recover
+        assert await service.bot.deliver(text_update(), service.client) == [500, 500, 200]
+        assert len(service.handler.events) == 1
+
+
+class TestSlidingWindow:
+    """TL-1: never more than the maximum in any span as long as the window."""
+
+    async def test_a_fixed_window_lets_twice_the_limit_pass_at_its_edge(
+        self, start: Start, clock: FakeClock
+    ) -> None:
+        """What the strict mode is for."""
+        service = await start(RATE_LIMIT_MAX="5")
+        clock.advance(3599)
+        await service.send(*(text_update() for _ in range(6)))
+        clock.advance(1)
+        await service.send(*(text_update() for _ in range(6)))
+        assert len(service.handler.events) == 10
+
+    async def test_a_sliding_window_does_not(self, start: Start, clock: FakeClock) -> None:
+        service = await start(RATE_LIMIT_MAX="5", RATE_LIMIT_ALGORITHM="sliding_window")
+        times: list[float] = []
+
+        async def note() -> None:
+            times.append(clock.now)
+
+        service.handler.before = note
+        for _ in range(60):
+            clock.advance(397.3)
+            await service.send(text_update(), text_update())
+        assert len(times) > 25
+        for begin in times:
+            assert sum(begin <= time < begin + 3600 for time in times) <= 5
+
+    async def test_its_entries_are_its_own(self, start: Start, kv: RecordingKV) -> None:
+        await (await start()).send(text_update())
+        service = await start(RATE_LIMIT_ALGORITHM="sliding_window")
+        await service.send(text_update(), text_update())
+        content = await kv.content()
+        assert sorted(content)[1:] == ["ratelimit:42:sliding_window:3600000"]
+        assert str(content["ratelimit:42:sliding_window:3600000"]).startswith("v1 ")
+        assert sorted(kv.ttls.values()) == [3600, 3660]
+
+    async def test_a_failed_dispatch_gives_its_unit_back(self, start: Start) -> None:
+        service = await start(RATE_LIMIT_MAX="1", RATE_LIMIT_ALGORITHM="sliding_window")
+        service.handler.error = RuntimeError("down")
+        assert (await service.post(text_update())).status_code == 500
+        service.handler.error = None
+        await service.send(text_update(), text_update())
+        assert len(service.handler.events) == 1

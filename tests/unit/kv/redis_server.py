@@ -1,0 +1,25 @@
+"""A real Redis server: the one that the tests were given, or one of our own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from headgate.testing.servers import RedisServer
+
+
+@contextmanager
+def redis_url() -> Iterator[str]:
+    """Yield the URL of a server."""
+    if given := os.environ.get("HEADGATE_TEST_REDIS_URL"):
+        yield given
+        return
+    with RedisServer() as server:
+        yield server.url
+
+
+def with_own_prefix(url: str) -> str:
+    """Return the URL with a prefix that nobody else has: the server may be in use for other things, and by other runs."""
+    return f"{url}{'&' if '?' in url else '?'}prefix={uuid4().hex}:"

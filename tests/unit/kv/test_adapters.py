@@ -1,0 +1,233 @@
+"""What every key-value store does, and what each does in its own way."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from headgate import ConfigError, StoreUnavailable
+from headgate.stores.kv import ListingKV, MemoryKV, SQLiteKV, SwappingKV, open_kv, purge
+from headgate.stores.kv.redis import RedisKV
+from headgate.testing import FakeClock
+
+AWKWARD_KEY = "ratelimit:42:a/b%2F ?*[é]\\"
+
+
+class TestEvery:
+    async def test_what_was_put_can_be_got(self, kv: ListingKV) -> None:
+        await kv.put(AWKWARD_KEY, "7", 60)
+        assert await kv.get(AWKWARD_KEY) == "7"
+
+    async def test_what_was_never_put_is_none(self, kv: ListingKV) -> None:
+        assert await kv.get("nothing") is None
+
+    async def test_the_last_put_counts(self, kv: ListingKV) -> None:
+        await kv.put("key", "1", 60)
+        await kv.put("key", "2", 60)
+        assert await kv.get("key") == "2"
+
+    async def test_values_are_any_text(self, kv: ListingKV) -> None:
+        await kv.put("key", "né \n\x00 \N{SNOWMAN}", 60)
+        assert await kv.get("key") == "né \n\x00 \N{SNOWMAN}"
+
+    async def test_what_was_deleted_is_gone(self, kv: ListingKV) -> None:
+        await kv.put("key", "1", 60)
+        await kv.delete("key")
+        await kv.delete("key")
+        assert await kv.get("key") is None
+
+    async def test_keys_are_listed_by_prefix(self, kv: ListingKV) -> None:
+        for key in ("a:1", "a:2", "b:1", "a*", AWKWARD_KEY):
+            await kv.put(key, "x", 60)
+        assert sorted([key async for key in kv.list_keys("a:")]) == ["a:1", "a:2"]
+        assert [key async for key in kv.list_keys("a*")] == ["a*"]
+        assert [key async for key in kv.list_keys(AWKWARD_KEY)] == [AWKWARD_KEY]
+        assert len([key async for key in kv.list_keys()]) == 5
+
+    async def test_purging_removes_what_begins_with_the_prefix(self, kv: ListingKV) -> None:
+        for key in ("a:1", "a:2", "b:1"):
+            await kv.put(key, "x", 60)
+        assert await purge(kv, "a:") == 2
+        assert [key async for key in kv.list_keys()] == ["b:1"]
+
+    async def test_swapping_needs_the_expected_value(self, kv: ListingKV) -> None:
+        if not isinstance(kv, SwappingKV):
+            assert kv.guarantees.exact is False  # type: ignore[attr-defined]  # every adapter here has them
+            return
+        assert not await kv.swap("key", "0", "1", 60)
+        assert await kv.get("key") is None
+        assert await kv.swap("key", None, "1", 60)
+        assert not await kv.swap("key", None, "2", 60)
+        assert not await kv.swap("key", "", "2", 60)
+        assert await kv.swap("key", "1", "2", 60)
+        assert await kv.get("key") == "2"
+
+
+class TestTimeToLive:
+    @pytest.fixture(params=["memory", "sqlite"])
+    def timed_kv(self, request: pytest.FixtureRequest, clock: FakeClock) -> ListingKV:
+        if request.param == "memory":
+            return MemoryKV(clock=clock)
+        found: ListingKV = request.getfixturevalue("sqlite_kv")
+        return found
+
+    async def test_a_value_is_there_until_its_time_is_up(self, timed_kv: ListingKV, clock: FakeClock) -> None:
+        await timed_kv.put("key", "1", 60)
+        clock.advance_us(60_000_000 - 1)
+        assert await timed_kv.get("key") == "1"
+        clock.advance_us(1)
+        assert await timed_kv.get("key") is None
+        assert [key async for key in timed_kv.list_keys()] == []
+
+    async def test_a_new_put_begins_a_new_life(self, timed_kv: ListingKV, clock: FakeClock) -> None:
+        await timed_kv.put("key", "1", 60)
+        clock.advance(59)
+        await timed_kv.put("key", "2", 60)
+        await timed_kv.put("other", "x", 600)
+        clock.advance(59)
+        await timed_kv.put("another", "x", 600)
+        assert await timed_kv.get("key") == "2"
+
+    async def test_an_expired_value_is_none_to_a_swap(self, timed_kv: ListingKV, clock: FakeClock) -> None:
+        assert isinstance(timed_kv, SwappingKV)
+        await timed_kv.put("key", "1", 60)
+        clock.advance(60)
+        assert not await timed_kv.swap("key", "1", "2", 60)
+        assert await timed_kv.swap("key", None, "2", 60)
+
+    async def test_memory_does_not_keep_what_has_expired(self, clock: FakeClock) -> None:
+        kv = MemoryKV(clock=clock)
+        for number in range(1000):
+            await kv.put(f"key{number}", "1", 60)
+            clock.advance(1)
+        assert len(kv._entries) <= 61
+
+    async def test_a_file_does_not_keep_what_has_expired(self, sqlite_kv: SQLiteKV, clock: FakeClock) -> None:
+        for number in range(1000):
+            await sqlite_kv.put(f"key{number}", "1", 60)
+            clock.advance(1)
+        with sqlite3.connect(sqlite_kv.path) as connection:
+            ((rows,),) = connection.execute("SELECT count(*) FROM headgate_kv")
+        connection.close()
+        assert rows <= 60 + 64
+
+    async def test_redis_is_told_the_seconds(self, redis_kv: RedisKV) -> None:
+        await redis_kv.put("put", "1", 3600)
+        await redis_kv.swap("swapped", None, "1", 7200)
+        assert 3590 < await redis_kv._client.ttl(f"{redis_kv.prefix}put") <= 3600
+        assert 7190 < await redis_kv._client.ttl(f"{redis_kv.prefix}swapped") <= 7200
+
+
+class TestSQLite:
+    async def test_values_outlive_the_adapter(self, tmp_path: Path) -> None:
+        first = SQLiteKV(tmp_path / "kv.db")
+        await first.put("key", "1", 60)
+        await first.aclose()
+        second = SQLiteKV(tmp_path / "kv.db")
+        assert await second.get("key") == "1"
+        await second.aclose()
+
+    async def test_of_racing_swaps_one_wins(self, tmp_path: Path) -> None:
+        adapters = [SQLiteKV(tmp_path / "kv.db") for _ in range(8)]
+        won = await asyncio.gather(*(kv.swap("key", None, str(i), 60) for i, kv in enumerate(adapters)))
+        assert sum(won) == 1
+        assert await adapters[0].get("key") == str(won.index(True))
+        for kv in adapters:
+            await kv.aclose()
+
+    async def test_a_closed_one_says_so(self, tmp_path: Path) -> None:
+        kv = SQLiteKV(tmp_path / "kv.db")
+        await kv.aclose()
+        await kv.aclose()
+        with pytest.raises(StoreUnavailable, match="closed"):
+            await kv.get("key")
+
+    def test_a_file_that_cannot_be_opened_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnavailable, match="no-such-folder"):
+            SQLiteKV(tmp_path / "no-such-folder" / "kv.db")
+
+    async def test_a_broken_file_is_unavailable(self, tmp_path: Path) -> None:
+        kv = SQLiteKV(tmp_path / "kv.db")
+        with sqlite3.connect(tmp_path / "kv.db") as connection:
+            connection.execute("DROP TABLE headgate_kv")
+        connection.close()
+        with pytest.raises(StoreUnavailable, match="no such table"):
+            await kv.get("key")
+        with pytest.raises(StoreUnavailable, match="no such table"):
+            await kv.swap("key", None, "1", 60)
+        await kv.aclose()
+
+    async def test_a_child_process_opens_the_file_anew(self, tmp_path: Path) -> None:
+        kv = SQLiteKV(tmp_path / "kv.db")
+        await kv.put("key", "parent", 60)
+        child = multiprocessing.get_context("fork").Process(target=_swap_in_child, args=(kv,))
+        child.start()
+        child.join(timeout=30)
+        child.kill()  # one that hangs has failed
+        assert child.exitcode == 0
+        assert await kv.get("key") == "child"
+        await kv.aclose()
+
+
+def _swap_in_child(kv: SQLiteKV) -> None:
+    with asyncio.Runner() as runner:
+        assert runner.run(kv.swap("key", "parent", "child", 60))
+        runner.run(kv.aclose())
+
+
+class TestRedis:
+    async def test_a_prefix_keeps_a_shared_database_apart(self, redis_kv: RedisKV) -> None:
+        apart = RedisKV(redis_kv._client, prefix=f"{redis_kv.prefix}telegram[1]:")
+        await redis_kv.put("key", "theirs", 60)
+        await apart.put("key", "ours", 60)
+        assert await redis_kv.get("key") == "theirs"
+        assert await redis_kv.get("telegram[1]:key") == "ours"
+        assert [key async for key in apart.list_keys()] == ["key"]
+        assert await apart.swap("key", "ours", "still ours", 60)
+        await apart.delete("key")
+        assert [key async for key in redis_kv.list_keys()] == ["key"]
+
+    async def test_the_prefix_can_stand_in_the_url(self, redis_kv: RedisKV, redis_server: str) -> None:
+        kv = RedisKV.from_url(f"{redis_server}?prefix={redis_kv.prefix}bot%5B1%5D:")
+        assert kv.prefix == f"{redis_kv.prefix}bot[1]:"
+        await kv.put("key", "1", 60)
+        await kv.aclose()
+        assert await redis_kv.get("bot[1]:key") == "1"
+
+    async def test_a_server_that_is_down_is_unavailable_and_its_password_stays_secret(self) -> None:
+        kv = RedisKV.from_url("redis://:sesame@127.0.0.1:1/0")
+        with pytest.raises(StoreUnavailable) as caught:
+            await kv.swap("key", None, "1", 60)
+        assert "sesame" not in str(caught.value)
+        assert "sesame" not in str(caught.value.__cause__)
+        await kv.aclose()
+
+    async def test_a_command_is_never_sent_twice(self, redis_server: str) -> None:
+        """A swap that was carried out, but whose answer was lost, must not be judged by its own result."""
+        kv = RedisKV.from_url(redis_server)
+        retry = kv._client.get_retry()
+        assert retry is not None
+        assert retry.get_retries() == 0
+        await kv.aclose()
+
+
+class TestOpening:
+    def test_urls_name_the_stores(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert isinstance(open_kv("memory://"), MemoryKV)
+        kv = open_kv("sqlite:///limits.db")
+        assert isinstance(kv, SQLiteKV)
+        assert (tmp_path / "limits.db").exists()
+        asyncio.run(kv.aclose())
+        assert isinstance(open_kv("redis://localhost/3"), RedisKV)
+
+    @pytest.mark.parametrize(
+        "url", ["sqlite:limits.db", "sqlite:///", "postgres://x", "", "redis://host:port"]
+    )
+    def test_other_urls_are_refused(self, url: str) -> None:
+        with pytest.raises(ConfigError):
+            open_kv(url)

@@ -1,0 +1,228 @@
+"""The adapter for Cloudflare's KV, against replies written from its documentation (see `cloudflare_server`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from headgate import AsyncLimiter, ConfigError, Quota, Rule, StoreUnavailable, fixed_window, sliding_window
+from headgate.stores.kv import KVStore
+from headgate.stores.kv.cloudflare import CloudflareKV
+from headgate.testing import FakeClock
+from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN, CloudflareServer
+
+HOUR = 3600.0
+
+
+class TestCalls:
+    async def test_a_value_is_put_with_its_time_to_live(
+        self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        await cloudflare_kv.put("ratelimit:42:7", "1", 3600)
+        assert cloudflare.value("ratelimit:42:7") == "1"
+        assert cloudflare.expiration("ratelimit:42:7") == int(clock.now) + 3600
+
+    async def test_a_listing_of_several_pages_is_followed(
+        self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer
+    ) -> None:
+        cloudflare.page_size = 2
+        for number in range(5):
+            await cloudflare_kv.put(f"key{number}", "1", 60)
+        assert [key async for key in cloudflare_kv.list_keys("key")] == [
+            f"key{number}" for number in range(5)
+        ]
+        assert cloudflare.calls.count(("GET", "keys")) == 3
+
+    @pytest.mark.parametrize("missing", ["account", "namespace", "token"])
+    def test_an_empty_secret_is_refused(self, missing: str) -> None:
+        given = {"account": "a", "namespace": "n", "token": "t"} | {missing: " "}
+        with pytest.raises(ConfigError, match=missing):
+            CloudflareKV(*given.values())
+
+
+class TestRefusals:
+    async def test_a_wrong_token_is_unavailable_at_once(self, cloudflare_base: str, clock: FakeClock) -> None:
+        kv = CloudflareKV(ACCOUNT, NAMESPACE, "wrong", api_base=cloudflare_base, clock=clock)
+        began = clock.now
+        with pytest.raises(StoreUnavailable, match=r"401 \(10000: Authentication error\)"):
+            await kv.get("key")
+        assert clock.now == began
+        await kv.aclose()
+
+    async def test_an_unknown_namespace_is_not_an_empty_one(
+        self, cloudflare_base: str, clock: FakeClock
+    ) -> None:
+        kv = CloudflareKV(ACCOUNT, "0" * 32, TOKEN, api_base=cloudflare_base, clock=clock)
+        with pytest.raises(StoreUnavailable, match="namespace not found"):
+            await kv.get("key")
+        await kv.aclose()
+
+    async def test_a_time_to_live_that_is_too_short_is_refused(self, cloudflare_kv: CloudflareKV) -> None:
+        with pytest.raises(StoreUnavailable, match="at least 60"):
+            await cloudflare_kv.put("key", "1", 59)
+
+    async def test_a_success_that_is_none_is_refused(self, clock: FakeClock) -> None:
+        kv = kv_answering(clock, lambda request: httpx.Response(200, json={"success": False, "errors": None}))
+        with pytest.raises(StoreUnavailable, match="answered 200"):
+            await kv.put("key", "1", 60)
+
+    @pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b'{"errors": [1, {"code": 5}]}'])
+    async def test_an_answer_without_meaning_is_unavailable(self, clock: FakeClock, body: bytes) -> None:
+        kv = kv_answering(clock, lambda request: httpx.Response(403, content=body))
+        with pytest.raises(StoreUnavailable, match="answered 403"):
+            await kv.get("key")
+
+
+class TestAgain:
+    """What passes is tried again: time-outs, 429 and 5xx."""
+
+    @pytest.mark.parametrize("status", [429, 500, 502, 503])
+    async def test_a_passing_failure_is_overcome(
+        self, status: int, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        began = clock.now
+        cloudflare.fail(status)
+        cloudflare.fail(status)
+        await cloudflare_kv.put("key", "1", 60)
+        assert cloudflare.value("key") == "1"
+        assert clock.now - began == 0.5 + 1
+
+    async def test_a_refusal_that_says_how_long_is_obeyed(
+        self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        began = clock.now
+        cloudflare.fail(429, retry_after="3")
+        await cloudflare_kv.put("key", "1", 60)
+        assert clock.now - began == 3
+
+    async def test_who_is_blocked_for_minutes_is_not_waited_for(
+        self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        began = clock.now
+        cloudflare.fail(429, retry_after="287")
+        with pytest.raises(StoreUnavailable, match="429"):
+            await cloudflare_kv.get("key")
+        assert clock.now == began
+        assert len(cloudflare.calls) == 1
+
+    async def test_a_lasting_failure_is_given_up_in_time(
+        self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        began = clock.now
+        for _ in range(10):
+            cloudflare.fail(500)
+        with pytest.raises(StoreUnavailable, match="500"):
+            await cloudflare_kv.get("key")
+        assert clock.now - began == 0.5 + 1 + 2 + 4
+        assert len(cloudflare.calls) == 5
+
+    async def test_a_time_out_is_tried_again_and_then_unavailable(self, clock: FakeClock) -> None:
+        answers: list[Exception | httpx.Response] = [httpx.ReadTimeout("slow"), httpx.Response(200, text="7")]
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            found = answers.pop(0) if answers else httpx.ConnectError("down")
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        kv = kv_answering(clock, answer)
+        assert await kv.get("key") == "7"
+        with pytest.raises(StoreUnavailable, match="ConnectError"):
+            await kv.get("key")
+
+
+class TestStaleReads:
+    """Cloudflare may answer a read with what was there up to a minute ago."""
+
+    async def test_what_this_process_has_put_is_read_back(
+        self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        cloudflare.lag = 60
+        for number in range(1, 90):
+            expected = None if number == 1 else str(number - 1)
+            assert await cloudflare_kv.get("key") == expected
+            await cloudflare_kv.put("key", str(number), 3600)
+            clock.advance(1)
+
+    async def test_a_value_of_somebody_else_is_believed(
+        self, cloudflare_kv: CloudflareKV, cloudflare_base: str, clock: FakeClock
+    ) -> None:
+        other = CloudflareKV(ACCOUNT, NAMESPACE, TOKEN, api_base=cloudflare_base, clock=clock)
+        await cloudflare_kv.get("key")
+        await cloudflare_kv.put("key", "1", 3600)
+        await other.put("key", "5", 3600)
+        assert await cloudflare_kv.get("key") == "5"
+        await other.aclose()
+
+    async def test_a_value_that_returns_is_believed(self, cloudflare_kv: CloudflareKV) -> None:
+        """A unit that was given back makes the old count the newest."""
+        for value in ("1", "2", "1"):
+            await cloudflare_kv.put("key", value, 60)
+        assert await cloudflare_kv.get("key") == "1"
+
+    async def test_a_purge_by_others_is_seen_after_a_minute_at_the_latest(
+        self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        assert await cloudflare_kv.get("key") is None
+        await cloudflare_kv.put("key", "20", 3600)
+        cloudflare.history.clear()
+        clock.advance(59)
+        assert await cloudflare_kv.get("key") == "20"
+        clock.advance(1)
+        assert await cloudflare_kv.get("key") is None
+
+    async def test_an_own_purge_is_seen_at_once(
+        self, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        await cloudflare_kv.put("key", "20", 3600)
+        clock.advance(60)
+        cloudflare.lag = 60
+        assert await cloudflare_kv.get("key") == "20"
+        await cloudflare_kv.delete("key")
+        assert await cloudflare_kv.get("key") is None
+
+    async def test_little_is_remembered(self, cloudflare_kv: CloudflareKV, clock: FakeClock) -> None:
+        for number in range(200):
+            await cloudflare_kv.get(f"key{number}")
+            await cloudflare_kv.put("busy", str(number), 60)
+            clock.advance(1)
+        assert len(cloudflare_kv._latest._entries) <= 61
+        assert len(cloudflare_kv._latest._entries["busy"].replaced) <= 60
+
+
+class TestLimiting:
+    """The two weaknesses together, and a burst: the worst that one process can meet."""
+
+    @pytest.mark.parametrize("rule", [fixed_window(Quota.of(20, HOUR)), sliding_window(Quota.of(20, HOUR))])
+    async def test_a_burst_admits_exactly_the_limit(
+        self, rule: Rule, cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, clock: FakeClock
+    ) -> None:
+        cloudflare.writes_per_second_are_limited = True
+        cloudflare.lag = 60
+        limiter = AsyncLimiter(rule, name="bot", store=KVStore(cloudflare_kv, clock=clock))
+        decisions = await asyncio.gather(*(limiter.hit("42") for _ in range(50)))
+        assert sum(decision.allowed for decision in decisions) == 20
+
+    def test_it_does_not_claim_to_be_exact(self) -> None:
+        assert not KVStore(CloudflareKV("a", "n", "t")).guarantees.exact
+
+
+async def test_the_token_is_in_no_log_and_no_error(
+    cloudflare_kv: CloudflareKV, cloudflare: CloudflareServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    cloudflare.fail(500)
+    await cloudflare_kv.put("key", "1", 60)
+    cloudflare.fail(403, 10000, "Authentication error")
+    with pytest.raises(StoreUnavailable) as caught:
+        await cloudflare_kv.get("key")
+    assert "trying again" in caplog.text
+    assert TOKEN not in caplog.text + str(caught.value) + repr(cloudflare_kv)
+
+
+def kv_answering(clock: FakeClock, answer: Callable[[httpx.Request], httpx.Response]) -> CloudflareKV:
+    return CloudflareKV("a", "n", "t", clock=clock, transport=httpx.MockTransport(answer))

@@ -1,0 +1,378 @@
+"""Rate limiting over a key-value store."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    CostTooHigh,
+    Limiter,
+    MemoryStore,
+    Quota,
+    Rule,
+    StoreConflict,
+    StoreUnavailable,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.stores.kv import KVStore, ListingKV, MemoryKV, SQLiteKV, Turns
+from headgate.stores.kv.redis import RedisKV
+from headgate.stores.kv.store import default_stem
+from headgate.testing import FakeClock
+from tests.unit.kv.redis_server import with_own_prefix
+
+ALL_KINDS = [
+    fixed_window("20/hour"),
+    sliding_window("20/hour"),
+    sliding_log("20/hour"),
+    token_bucket("20/hour", burst=20),
+]
+
+
+class PlainKV:
+    """A key-value store with nothing but get and put; each gives up control, as one over a network does."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.calls: list[tuple[str, ...]] = []
+
+    async def get(self, key: str) -> str | None:
+        self.calls.append(("get", key))
+        found = self.values.get(key)
+        await asyncio.sleep(0)
+        return found
+
+    async def put(self, key: str, value: str, ttl: int) -> None:
+        await asyncio.sleep(0)
+        self.calls.append(("put", key, value, str(ttl)))
+        self.values[key] = value
+
+
+class FailingKV(PlainKV):
+    """One that is down for the first calls."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    async def get(self, key: str) -> str | None:
+        if self.times > 0:
+            self.times -= 1
+            await asyncio.sleep(0)
+            raise StoreUnavailable("down")
+        return await super().get(key)
+
+
+class RivalledKV(MemoryKV):
+    """One in which somebody else is always quicker, so many times."""
+
+    def __init__(self, times: float, clock: FakeClock) -> None:
+        super().__init__(clock=clock)
+        self.times = times
+
+    async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
+        if self.times > 0:
+            self.times -= 1
+            await self.put(key, str(int(expected or 0) + 1), ttl)
+        return await super().swap(key, expected, value, ttl)
+
+
+def limiter_on(kv: object, rule: Rule, clock: FakeClock | None = None) -> AsyncLimiter:
+    return AsyncLimiter(rule, name="test", store=KVStore(kv, clock=clock))  # type: ignore[arg-type]  # a KV
+
+
+class TestEveryStore:
+    @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
+    async def test_parallel_calls_admit_exactly_the_limit(
+        self, rule: Rule, kv: ListingKV, clock: FakeClock
+    ) -> None:
+        limiter = limiter_on(kv, rule, clock)
+        decisions = await asyncio.gather(*(limiter.hit("42") for _ in range(50)))
+        assert sum(decision.allowed for decision in decisions) == 20
+
+    @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
+    async def test_a_released_hold_leaves_the_counts_without_it(
+        self, rule: Rule, kv: ListingKV, clock: FakeClock
+    ) -> None:
+        limiter = limiter_on(kv, rule, clock)
+        await limiter.hit("42", cost=5)
+        hold = await limiter.hold("42", cost=15)
+        assert not await limiter.check("42")
+        await hold.release()
+        await hold.release()
+        assert (await limiter.check("42")).remaining == 14
+
+    async def test_keys_are_independent(self, kv: ListingKV, clock: FakeClock) -> None:
+        limiter = limiter_on(kv, fixed_window("1/hour"), clock)
+        assert await limiter.hit("42")
+        assert not await limiter.hit("42")
+        assert await limiter.hit("43")
+
+    @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
+    async def test_a_reset_forgets(self, rule: Rule, kv: ListingKV, clock: FakeClock) -> None:
+        limiter = limiter_on(kv, rule, clock)
+        await limiter.record("42", cost=25)
+        assert not await limiter.hit("42")
+        await limiter.reset("42")
+        assert (await limiter.hit("42")).remaining == 19
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        fixed_window("3/10s"),
+        sliding_window("3/10s", buckets=5),
+        sliding_window("3/10s", buckets=4, strict=False),
+        sliding_log("3/10s"),
+        token_bucket("3/10s", burst=4),
+    ],
+    ids=lambda rule: f"{rule.kind}-{rule.strict}",
+)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 12_000_000),
+            st.sampled_from(["hit", "check", "record", "hold", "release"]),
+            st.integers(0, 3),
+        ),
+        max_size=30,
+    )
+)
+async def test_it_decides_as_the_memory_store_does(rule: Rule, trace: list[tuple[int, str, int]]) -> None:
+    """The same trace, the same answers; so all that is shown of the algorithms holds here."""
+    clock = FakeClock()
+    reference = AsyncLimiter(rule, name="test", store=MemoryStore(clock=clock))
+    subject = limiter_on(MemoryKV(clock=clock), rule, clock)
+    holds = []
+    for advance, call, cost in trace:
+        clock.advance_us(advance)
+        if call == "hold":
+            pair = await reference.hold("k", cost), await subject.hold("k", cost)
+            assert pair[0].decision == pair[1].decision
+            holds.append(pair)
+        elif call == "release":
+            for hold in holds.pop() if holds else ():
+                await hold.release()
+        else:
+            answers = [await getattr(limiter, call)("k", cost) for limiter in (reference, subject)]
+            assert answers[0] == answers[1]
+    assert await reference.check("k") == await subject.check("k")
+
+
+class TestOperations:
+    """A key-value store bills by the call."""
+
+    async def test_an_admission_is_one_get_and_one_put(self, clock: FakeClock) -> None:
+        kv = PlainKV()
+        await limiter_on(kv, fixed_window("2/hour"), clock).hit("42")
+        assert [call[0] for call in kv.calls] == ["get", "put"]
+
+    async def test_a_refusal_is_one_get(self, clock: FakeClock) -> None:
+        kv = PlainKV()
+        limiter = limiter_on(kv, fixed_window("1/hour"), clock)
+        await limiter.hit("42")
+        kv.calls.clear()
+        assert not await limiter.hit("42")
+        assert [call[0] for call in kv.calls] == ["get"]
+
+    async def test_looking_writes_nothing(self, clock: FakeClock) -> None:
+        kv = PlainKV()
+        limiter = limiter_on(kv, fixed_window("2/hour"), clock)
+        await limiter.check("42")
+        await limiter.hit("42", cost=0)
+        await limiter.record("42", cost=0)
+        assert [call[0] for call in kv.calls] == ["get", "get"]
+
+    async def test_a_late_release_writes_nothing(self, clock: FakeClock) -> None:
+        kv = PlainKV()
+        hold = await limiter_on(kv, fixed_window("2/hour"), clock).hold("42")
+        clock.advance(3600)
+        kv.calls.clear()
+        await hold.release()
+        assert [call[0] for call in kv.calls] == ["get"]
+
+    async def test_parallel_calls_on_a_plain_store_are_decided_one_after_the_other(
+        self, clock: FakeClock
+    ) -> None:
+        kv = PlainKV()
+        limiter = limiter_on(kv, fixed_window("20/hour"), clock)
+        await asyncio.gather(*(limiter.hit("42") for _ in range(30)))
+        assert [call[0] for call in kv.calls] == ["get", "put"] * 20 + ["get"] * 10
+
+
+class TestEntries:
+    async def test_a_fixed_window_is_a_decimal_count_per_window(self, clock: FakeClock) -> None:
+        kv = PlainKV()
+        limiter = AsyncLimiter(
+            fixed_window("20/hour"),
+            name="n",
+            store=KVStore(kv, stem=lambda n, rule, key: f"s:{key!s}", clock=clock),
+        )
+        await limiter.hit("42", cost=12)
+        assert kv.values == {f"s:42:{clock.now_us() // 3_600_000_000}": "12"}
+
+    @pytest.mark.parametrize("found", ["", "x", "-5", "1.5", "5 ", "٣", "9" * 5000, "0"])
+    async def test_what_cannot_be_read_counts_as_nothing(self, found: str, clock: FakeClock) -> None:
+        kv = PlainKV()
+        for rule in ALL_KINDS:
+            limiter = limiter_on(kv, rule, clock)
+            await limiter.hit("42", cost=20)
+            kv.values = dict.fromkeys(kv.values, found)
+            assert (await limiter.hit("42")).remaining == 19
+
+    @pytest.mark.parametrize(
+        ("rule", "ttl"),
+        [
+            (fixed_window("20/hour"), 3600),
+            (fixed_window("20/1500ms"), 60),
+            (fixed_window(Quota(20, 90_500_000)), 91),
+            (sliding_window("20/hour"), 3660),  # a strict bucket of a minute counts that much longer
+            (token_bucket("20/hour", burst=40), 7200),
+        ],
+        ids=str,
+    )
+    async def test_a_value_lives_as_long_as_it_counts(self, rule: Rule, ttl: int) -> None:
+        kv = PlainKV()
+        clock = FakeClock(1_699_999_200)  # the beginning of an hour
+        limiter = limiter_on(kv, rule, clock)
+        await limiter.hit("42", cost=rule.quota.burst or 1)
+        assert kv.calls[-1][-1] == str(ttl)
+
+    @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
+    @given(gaps=st.lists(st.integers(0, 4000), max_size=10))
+    async def test_what_expires_counts_for_nothing_by_then(self, rule: Rule, gaps: list[int]) -> None:
+        clock = FakeClock()
+        forgetting, remembering = MemoryKV(clock=clock), PlainKV()
+        limiters = limiter_on(forgetting, rule, clock), limiter_on(remembering, rule, clock)
+        for gap in gaps:
+            clock.advance(gap)
+            assert await limiters[0].hit("42", cost=7) == await limiters[1].hit("42", cost=7)
+
+    def test_names_cannot_be_mistaken_for_one_another(self) -> None:
+        whose: list[tuple[str, str | bytes]] = [
+            ("a", "b:c"),
+            ("a:b", "c"),
+            ("a", b"b:c"),
+            ("a", "b%3Ac"),
+            ("a", "x" * 129),
+        ]
+        names = {default_stem(limiter, fixed_window("5/minute"), key) for limiter, key in whose}
+        assert len(names) == len(whose)
+
+    def test_no_name_is_longer_than_cloudflare_takes(self) -> None:
+        for key in ("\N{SNOWMAN}" * 42, "x" * 10_000):
+            name = default_stem("limiter" * 60, fixed_window("5/minute"), key)
+            assert len(f"{name}:{2**53}".encode()) <= 512
+
+
+class TestSeveralProcesses:
+    """Two limiters that share nothing but the key-value store."""
+
+    @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
+    async def test_two_on_a_file_admit_exactly_the_limit(self, rule: Rule, tmp_path: Path) -> None:
+        adapters = [SQLiteKV(tmp_path / "kv.db") for _ in range(2)]
+        await self.race(adapters, rule)
+
+    @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
+    async def test_two_on_redis_admit_exactly_the_limit(self, rule: Rule, redis_server: str) -> None:
+        url = with_own_prefix(redis_server)
+        await self.race([RedisKV.from_url(url) for _ in range(2)], rule)
+
+    async def race(self, adapters: list[SQLiteKV] | list[RedisKV], rule: Rule) -> None:
+        clock = FakeClock()
+        limiters = [limiter_on(kv, rule, clock) for kv in adapters]
+        decisions = await asyncio.gather(*(limiters[i % 2].hit("42") for i in range(60)))
+        for kv in adapters:
+            await kv.aclose()
+        assert sum(decision.allowed for decision in decisions) == 20
+
+    async def test_a_call_that_lost_a_race_is_decided_anew(self, clock: FakeClock) -> None:
+        limiter = limiter_on(RivalledKV(2, clock), fixed_window("3/hour"), clock)
+        assert (await limiter.hit("42")).remaining == 0
+        assert not await limiter.hit("42")
+
+    async def test_a_call_that_loses_every_race_gives_up(self, clock: FakeClock) -> None:
+        limiter = limiter_on(RivalledKV(math.inf, clock), fixed_window("1000/hour"), clock)
+        with pytest.raises(StoreConflict, match="changed by others"):
+            await limiter.hit("42")
+
+
+class TestUse:
+    def test_several_rules_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="one rule"):
+            AsyncLimiter("5/minute", "50/hour", name="test", store=KVStore(MemoryKV()))
+
+    def test_a_limiter_without_coroutines_is_refused(self) -> None:
+        with pytest.raises(ConfigError):
+            Limiter("5/minute", name="test", store=KVStore(MemoryKV()))  # type: ignore[arg-type]  # that is the point
+
+    async def test_a_cost_that_can_never_fit_is_an_error(self) -> None:
+        with pytest.raises(CostTooHigh):
+            await limiter_on(MemoryKV(), fixed_window("5/minute")).hit("42", cost=6)
+
+    async def test_tiers_count_together(self, clock: FakeClock) -> None:
+        limiter = limiter_on(MemoryKV(clock=clock), fixed_window("1/hour", tiers={"pro": "3/hour"}), clock)
+        assert await limiter.hit("42")
+        assert not await limiter.hit("42")
+        assert (await limiter.hit("42", tier="pro")).remaining == 1
+
+    def test_a_store_that_says_nothing_is_not_exact(self) -> None:
+        assert not KVStore(PlainKV()).guarantees.exact
+        assert KVStore(MemoryKV()).guarantees.exact
+
+    def test_it_serves_one_event_loop_after_the_other(self, clock: FakeClock) -> None:
+        limiter = limiter_on(MemoryKV(clock=clock), fixed_window("25/hour"), clock)
+
+        async def burst() -> int:
+            return sum(d.allowed for d in await asyncio.gather(*(limiter.hit("42") for _ in range(20))))
+
+        assert [asyncio.run(burst()), asyncio.run(burst())] == [20, 5]
+
+
+class TestOutage:
+    async def test_who_waited_for_a_store_that_failed_fails_with_it(self, clock: FakeClock) -> None:
+        kv = FailingKV(times=1)
+        limiter = limiter_on(kv, fixed_window("20/hour"), clock)
+        answers = await asyncio.gather(*(limiter.hit("42") for _ in range(5)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [StoreUnavailable] * 5
+        assert kv.calls == []
+        assert (await limiter.hit("42")).remaining == 19
+
+    async def test_others_do_not(self, clock: FakeClock) -> None:
+        limiter = limiter_on(FailingKV(times=1), fixed_window("20/hour"), clock)
+        failed, admitted = await asyncio.gather(limiter.hit("42"), limiter.hit("43"), return_exceptions=True)
+        assert isinstance(failed, StoreUnavailable)
+        assert admitted
+
+
+class TestTurns:
+    async def test_a_waiter_who_is_cancelled_leaves_the_queue(self) -> None:
+        turns = Turns()
+        order: list[str] = []
+
+        async def take(name: str) -> None:
+            async with turns.take("x"):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(take(name)) for name in "abc"]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == ["a", "c"]
+        assert turns._by_loop[asyncio.get_running_loop()] == {}
+
+    async def test_names_do_not_wait_for_one_another(self) -> None:
+        turns = Turns()
+        async with turns.take("x"), turns.take("y"):
+            pass

@@ -1,0 +1,140 @@
+"""Limits for any ASGI application: a middleware without dependencies.
+
+    app = RateLimitMiddleware(app, "100/minute")
+
+Every response carries the fields, also those of 404, of errors and of exceptions. A streaming response streams: nothing is
+buffered, no task is started. WebSocket handshakes are limited like requests. Everything else passes through.
+
+Around a whole application (as above) is the best place: nothing answers outside of it. `app.add_middleware(...)` works too;
+but what Starlette answers to an exception is then written outside. Its plain "Internal Server Error" is written by the
+middleware instead, with the fields; a handler of your own and the page of debug mode are left alone, and go without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from headgate import AsyncLimiter
+from headgate.errors import CostTooHigh
+from headgate.http.exchange import (
+    EXCHANGE,
+    SERVER_ERROR,
+    App,
+    Exchange,
+    Receive,
+    Scope,
+    Send,
+    accepted_by,
+    respond,
+)
+from headgate.http.headers import Fields
+from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, by_path, rule_of
+from headgate.http.problems import Answer, too_costly
+from headgate.rules import Rule
+
+KINDS = frozenset({"http", "websocket"})
+
+# What Starlette and the servers answer to an exception, to the letter.
+_EXCEPTION = Answer(
+    SERVER_ERROR,
+    [(b"content-length", b"21"), (b"content-type", b"text/plain; charset=utf-8")],
+    b"Internal Server Error",
+)
+
+
+class RateLimitMiddleware:
+    """Asks a limiter about every request and handshake, and answers those that it refuses.
+
+    Args:
+        app: The application behind it.
+        limiter: Who decides; or a rule, counted in memory.
+        key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
+        cost: How many units, as a number or a function of the scope.
+        tier: Which tier, as a name or a function of the scope.
+        count: Which statuses count, as `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
+            while the application works, and given back if its answer has another status. A handshake that is accepted
+            has status 101, an exception 500; a request that is cancelled counts.
+        exempt: Which requests are let through unasked, as paths or a function of the scope.
+        address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
+        fields: Which header fields to write.
+
+    Key, cost, tier and exempt see the ASGI scope; the first three may be coroutine functions.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        limiter: AsyncLimiter | Rule | str,
+        *,
+        key: Keys | None = None,
+        cost: Cost = 1,
+        tier: Tier = None,
+        count: Outcomes | None = None,
+        exempt: Collection[str] | Callable[[Any], bool] = (),
+        address: Callable[[Any], str] | None = None,
+        fields: Fields | None = None,
+    ) -> None:
+        self.app = app
+        self.limit = RequestLimit(
+            limiter if isinstance(limiter, AsyncLimiter) else AsyncLimiter(rule_of(limiter, AsyncLimiter)),
+            key=key,
+            cost=cost,
+            tier=tier,
+            count=count,
+            exempt=exempt if callable(exempt) else by_path(exempt),
+            address=address,
+            fields=fields,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limit = self.limit
+        if scope["type"] not in KINDS or (limit.exempt is not None and limit.exempt(scope)):
+            await self.app(scope, receive, send)
+            return
+        exchange: Exchange | None = scope.get(EXCHANGE)
+        if exchange is not None:
+            await self._limited(exchange, scope, receive, send)
+            return
+        outer = scope.get("app")
+        exchange = scope[EXCHANGE] = Exchange(send)
+        try:
+            if limit.at_once is None:
+                await self._limited(exchange, scope, receive, exchange.send)
+                return
+            decision, exchange.fields, now = limit.at_once(scope)
+            exchange.asked = [(limit.writer, decision, None, now)]
+            if decision[0]:
+                await self.app(scope, receive, exchange.send)
+            else:
+                await respond(scope, receive, exchange.send, exchange.refusal(scope))
+        except Exception:
+            if not exchange.started:
+                await exchange.settle(SERVER_ERROR)
+                if scope["type"] == "http" and self._answers_for(outer):
+                    await respond(scope, receive, exchange.send, _EXCEPTION)
+            raise
+
+    async def _limited(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            decision = await exchange.ask(self.limit, scope)
+        except CostTooHigh as error:
+            await respond(scope, receive, send, too_costly(error, accepted_by(scope)))
+            return
+        if decision.allowed:
+            await self.app(scope, receive, send)
+        else:
+            await respond(scope, receive, send, exchange.refusal(scope))
+
+    def _answers_for(self, outer: Any) -> bool:
+        """Return whether nobody else would answer to an exception with more than a plain 500.
+
+        `outer` is the Starlette application that the middleware was added to, if any.
+        """
+        if outer is None:
+            return True
+        added = getattr(outer, "user_middleware", None)
+        if not added or getattr(added[0], "cls", None) is not type(self):
+            return False  # somebody between us and the server may have an answer
+        handlers = outer.exception_handlers
+        return not (outer.debug or SERVER_ERROR in handlers or Exception in handlers)

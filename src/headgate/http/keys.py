@@ -1,0 +1,195 @@
+"""Who a request counts for: functions from an ASGI scope to a limiter's key.
+
+Each function here returns what it is named after: `by_address(proxies=["10.0.0.0/8"])` is a key function. They read the
+scope as a mapping, so a Starlette or FastAPI request, which is one, does as well.
+
+A key function may return `None`: the request has no such key, and is counted by its address instead. That key is bytes,
+and bytes are never equal to text: no user can be called like somebody else's address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, Literal
+
+from headgate.errors import ConfigError
+from headgate.http.address import UNKNOWN, Proxies, client_address, peer_key
+from headgate.keys import LONGEST_KEY, Key
+
+Scope = Mapping[str, Any]
+KeyFunction = Callable[[Any], Key | None]
+
+UNROUTED = "*"
+"""The route of all requests that match none, together: nobody can make up routes to count by."""
+
+
+def by_address(
+    *,
+    proxies: Iterable[str] = (),
+    hops: int | None = None,
+    header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for",
+    ipv6_prefix: int = 64,
+) -> Callable[[Scope], str]:
+    """Return a key function by the client's address.
+
+    Without `proxies` or `hops` it is the address that is connected, whatever the request says. See
+    `headgate.http.address.Proxies` for what the arguments mean.
+
+    Args:
+        proxies: Addresses and networks of the proxies in front of the service.
+        hops: Instead, how many there are.
+        header: The field that they write.
+        ipv6_prefix: How many bits of an IPv6 address count.
+    """
+    if type(ipv6_prefix) is not int or not 1 <= ipv6_prefix <= 128:
+        raise ConfigError(f"ipv6_prefix is from 1 to 128, not {ipv6_prefix!r}")
+    if isinstance(proxies, str):
+        raise ConfigError(f"proxies is a list, like [{proxies!r}]")
+    named = tuple(proxies)
+    if not named and hops is None:
+        return _on_scope(_by_peer(ipv6_prefix))
+    trusted = Proxies(named, hops, header)
+    name = header.encode()
+
+    def address(scope: Scope) -> str:
+        client = scope.get("client")
+        forwarded = [value.decode("latin-1") for field, value in scope["headers"] if field == name]
+        return client_address(client[0] if client else None, forwarded, trusted, ipv6_prefix=ipv6_prefix)
+
+    return _on_scope(address)
+
+
+def by_header(name: str) -> KeyFunction:
+    """Return a key function by a header field, `X-API-Key` for instance; without it, or empty, by address."""
+    wanted = name.lower().encode("latin-1")
+
+    def header(scope: Scope) -> Key | None:
+        for field, value in scope["headers"]:
+            if field == wanted and value:
+                # Not longer than what a store would keep of it: a field may be some thousand bytes.
+                text: str = value.decode("latin-1")
+                return text if len(value) <= LONGEST_KEY else blake2b(value).digest()
+        return None
+
+    return _on_scope(header)
+
+
+def by_user(attribute: str = "id") -> KeyFunction:
+    """Return a key function by the user that authentication has put into the scope; without one, by address.
+
+    The user is `scope["user"]` (Starlette's AuthenticationMiddleware) or `request.state.user`, and its `attribute` is
+    the key. A user whose `is_authenticated` is false is none.
+
+    Whatever puts the user there must run before the limit: as a middleware around it, or as an earlier dependency.
+    """
+
+    def user_key(scope: Scope) -> Key | None:
+        user = scope.get("user") or scope.get("state", {}).get("user")
+        if user is None or not getattr(user, "is_authenticated", True):
+            return None
+        value = user.get(attribute) if isinstance(user, Mapping) else getattr(user, attribute, None)
+        if value is None:
+            raise ConfigError(
+                f"the user {type(user).__name__} has no {attribute!r}; name its id: by_user('…')"
+            )
+        return value if isinstance(value, bytes) else str(value)
+
+    return _on_scope(user_key)
+
+
+def by_route() -> KeyFunction:
+    """Return a key function by the template of the route, `/items/{id}`, never by the path.
+
+    In a FastAPI dependency the route is known. In a middleware around a Starlette application it is looked up, which
+    costs as much as routing; requests that match no route count together.
+    """
+    return _on_scope(route_template)
+
+
+def by_all(*functions: KeyFunction) -> KeyFunction:
+    """Return a key function by several at once: `by_all(by_address(), by_route())` counts per client and route.
+
+    If one of them has no key, the request is counted by address.
+    """
+
+    def joined(request: Any) -> Key | None:
+        parts = []
+        for function in functions:
+            key = function(request)
+            if key is None:
+                return None
+            if not isinstance(key, str | bytes):
+                raise ConfigError(f"{function!r} returned {key!r}; only text and bytes can be joined")
+            parts.append(
+                f"{len(key)}:{key!r}"
+            )  # with its length before it, no choice of text can look like another
+        return "".join(parts)
+
+    return _on_scope(joined) if all(map(takes_scope, functions)) else joined
+
+
+def takes_scope(function: object) -> bool:
+    """Return whether it is a key function from here, which makes do with the bare scope."""
+    return getattr(function, "takes_scope", False)
+
+
+def route_template(scope: Scope) -> str:
+    """Return the template of the route that a request has matched or would match; `*` if there is none."""
+    route = matched_route(scope)
+    template: str | None = getattr(route, "path_format", None) or getattr(route, "path", None)
+    if template is None:
+        return _look_up(getattr(scope.get("app"), "routes", ()), scope) or UNROUTED
+    return _mounted_at(scope, template) + template
+
+
+def _by_peer(ipv6_prefix: int) -> Callable[[Scope], str]:
+    def address(scope: Scope) -> str:
+        client = scope.get("client")
+        if client is None:
+            return UNKNOWN
+        host: str = client[0]
+        # An IPv4 address is its own key; this is asked for every request.
+        return host if ":" not in host and len(host) < 16 else peer_key(host, ipv6_prefix)
+
+    return address
+
+
+def _on_scope(function: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
+    function.takes_scope = True  # type: ignore[attr-defined]
+    return function
+
+
+def matched_route(scope: Scope) -> object:
+    """Return the route that was matched; of a router included in a FastAPI application, the route with its prefix."""
+    route = scope.get("route")
+    context = scope.get("fastapi", {}).get("effective_route_context")
+    return context if context is not None and context.original_route is route else route
+
+
+def _mounted_at(scope: Scope, template: str) -> str:
+    """Return the path of the mounts that led to a route, with names for what was matched in it."""
+    prefix: str = scope.get("root_path", "").removeprefix(scope.get("app_root_path", ""))
+    for name, value in scope.get("path_params", {}).items():
+        if f"{{{name}}}" not in template and f"{{{name}:" not in template:
+            prefix = "/".join(f"{{{name}}}" if part == str(value) else part for part in prefix.split("/"))
+    return prefix
+
+
+def _look_up(routes: Iterable[Any], scope: Scope) -> str | None:
+    """Return the template of the first route that matches fully, found as Starlette's router finds it."""
+    for route in routes:
+        if hasattr(route, "effective_route_contexts"):  # a router included in a FastAPI application
+            found = _look_up(route.effective_route_contexts(), scope)
+            if found is not None:
+                return found
+            continue
+        match, child_scope = route.matches(scope)
+        if match.name == "FULL":
+            inner = getattr(route, "routes", None)
+            if inner:
+                below = _look_up(inner, {**scope, **child_scope})
+                return None if below is None else route.path + below
+            template: str = getattr(route, "path_format", None) or route.path
+            return template
+    return None

@@ -1,0 +1,159 @@
+"""Refusals as HTTP responses: status and body, in the form that the client prefers. Pure.
+
+    429  a quota is used up: problem type `quota-exceeded`, with the names of the policies that said no
+    503  the store could not be asked, and what stands in for it refuses: `temporary-reduced-capacity`
+    413  the request costs more than a rule ever admits at once; waiting does not help, so there is no `Retry-After`
+
+The body is a problem document (RFC 9457), unless `Accept` prefers plain text. Members beyond the RFC's: the draft's
+`violated-policies`, and `retry_after`, because a script in a browser often cannot read the header field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from headgate.decision import Decision
+from headgate.errors import CostTooHigh
+from headgate.http.headers import Field, wait_seconds, wire_name
+
+QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+
+TOO_MANY_REQUESTS = 429
+UNAVAILABLE = 503
+TOO_LARGE = 413
+
+PROBLEM_JSON, JSON, TEXT = b"application/problem+json", b"application/json", b"text/plain; charset=utf-8"
+_OFFERED = (
+    (PROBLEM_JSON, b"application", b"problem+json"),
+    (JSON, b"application", b"json"),
+    (TEXT, b"text", b"plain"),
+)
+
+_LONGEST_ACCEPT = 1024
+"""A longer field is not worth reading; whoever sends it gets the default."""
+
+
+class Answer(NamedTuple):
+    """A response of ours, complete but for the fields that say how much is left."""
+
+    status: int
+    fields: list[Field]
+    body: bytes
+
+
+def refusal(decision: Decision, names: tuple[str, ...], accept: bytes | None = None) -> Answer:
+    """Return the response to a refused request.
+
+    Args:
+        decision: The refusal.
+        names: What its rules are called in fields, in order.
+        accept: The request's `Accept` field.
+    """
+    plain: Any = decision
+    _, _, _, retry_us, _, _, _, verdicts, degraded = plain
+    media_type = preferred(accept)
+    violated = names
+    if verdicts is not None:
+        violated = tuple(name for name, one in zip(names, verdicts, strict=True) if not one.allowed)
+    body = _template(violated, degraded, retry_us is not None, media_type is TEXT)
+    if retry_us is not None:
+        wait = wait_seconds(retry_us)
+        body = body % wait if media_type is TEXT else body % (wait, wait)
+    return _answer(UNAVAILABLE if degraded else TOO_MANY_REQUESTS, media_type, body)
+
+
+def too_costly(error: CostTooHigh, accept: bytes | None = None) -> Answer:
+    """Return the response to a request that no waiting would admit."""
+    media_type = preferred(accept)
+    detail = f"This request costs {error.cost} units; at most {error.capacity} are admitted at once."
+    if media_type is TEXT:
+        return _answer(TOO_LARGE, media_type, f"{detail}\n".encode())
+    problem = {
+        "type": "about:blank",
+        "title": "Content Too Large",
+        "status": TOO_LARGE,
+        "detail": detail,
+        "violated-policies": [wire_name(error.rule)],
+    }
+    return _answer(TOO_LARGE, media_type, json.dumps(problem).encode())
+
+
+@lru_cache(maxsize=256)
+def _template(violated: tuple[str, ...], degraded: bool, ends: bool, as_text: bool) -> bytes:
+    """Return a body, with `%d` where the seconds belong if waiting ends it.
+
+    Writing JSON takes longer than deciding, and a flood is the wrong time for it.
+    """
+    detail = "Requests cannot be counted at the moment." if degraded else "Too many requests."
+    if ends:
+        detail += " Try again in %d s."
+    elif not degraded:
+        detail += " No waiting will change that."
+    if as_text:
+        return f"{detail}\n".encode()
+    title = (
+        "due to temporary server capacity constraints" if degraded else "as assigned quota has been exceeded"
+    )
+    members = {
+        "type": REDUCED_CAPACITY if degraded else QUOTA_EXCEEDED,
+        "title": f"Request cannot be satisfied {title}",
+        "status": UNAVAILABLE if degraded else TOO_MANY_REQUESTS,
+        "violated-policies": violated,
+    }
+    text = json.dumps(members)
+    if ends:
+        return f'{text[:-1].replace("%", "%%")}, "detail": "{detail}", "retry_after": %d}}'.encode()
+    return json.dumps({**members, "detail": detail}).encode()
+
+
+def _answer(status: int, media_type: bytes, body: bytes) -> Answer:
+    return Answer(status, [(b"content-type", media_type), (b"content-length", b"%d" % len(body))], body)
+
+
+def preferred(accept: bytes | None) -> bytes:
+    """Return which of the forms of a body an `Accept` field likes best; a problem document if it likes none.
+
+    RFC 9110 lets a server answer in a form that was not asked for, and a refusal must be answered.
+    """
+    if not accept or accept == b"*/*" or len(accept) > _LONGEST_ACCEPT:
+        return PROBLEM_JSON
+    return _negotiate(accept)
+
+
+@lru_cache(maxsize=256)
+def _negotiate(accept: bytes) -> bytes:
+    ranges = list(_media_ranges(accept.lower()))
+    best, best_quality = PROBLEM_JSON, 0.0
+    for media_type, kind, subtype in _OFFERED:
+        # The most specific range that covers a type says how welcome it is.
+        for wanted in ((kind, subtype), (kind, b"*"), (b"*", b"*")):
+            qualities = [quality for media_range, quality in ranges if media_range == wanted]
+            if qualities:
+                if max(qualities) > best_quality:
+                    best, best_quality = media_type, max(qualities)
+                break
+    return best
+
+
+def _media_ranges(accept: bytes) -> Iterator[tuple[tuple[bytes, bytes], float]]:
+    for part in accept.split(b","):
+        media_range, *parameters = (piece.strip() for piece in part.split(b";"))
+        kind, slash, subtype = media_range.partition(b"/")
+        quality = 1.0
+        for parameter in parameters:
+            name, _, value = parameter.partition(b"=")
+            if name.strip() == b"q":
+                quality = _quality(value.strip())
+        if slash:
+            yield (kind, subtype), quality
+
+
+def _quality(value: bytes) -> float:
+    """Return a weight; 0, that is "not wanted", for what is none."""
+    if not value.replace(b".", b"", 1).isdigit() or not value[:1].isdigit() or len(value) > 5:
+        return 0.0
+    return min(float(value), 1.0)

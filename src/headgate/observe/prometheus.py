@@ -1,0 +1,164 @@
+"""Metrics for Prometheus.
+
+    metrics = PrometheusHook()
+    limiter = Limiter("5/minute", name="login", hooks=[metrics])
+
+One hook serves all limiters. Labels have few values: the names of limiters and rules, never a key. Who is refused most can
+be shown on request (`top_keys=10`), and is then bounded, in the process and in every scrape.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from headgate.decision import Decision
+from headgate.errors import StoreError
+from headgate.hooks import Call, Hook
+from headgate.keys import Key
+from headgate.observe.top import TopKeys
+
+SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""Bounds of the latency histogram: from a decision in memory to a store that is about to time out."""
+
+_LONGEST_LABEL = 128
+_FOLLOWED_PER_SHOWN = 20
+
+
+class PrometheusHook(Hook, Collector):
+    """Counts decisions and times stores.
+
+        headgate_decisions_total{limiter, rule, outcome, degraded}   rule: the one that binds; outcome: admitted, refused
+        headgate_store_seconds{limiter, operation}                   histogram; degraded answers are not the store's
+        headgate_store_up{limiter}                                   whether the store answered the last call
+        headgate_store_errors_total{limiter, error}                  calls that raised, by kind of error
+        headgate_held_units{limiter}                                 units of holds that are open in this process
+        headgate_memory_keys, headgate_memory_overflowed_total       of all memory stores together
+        headgate_top_refused{limiter, key}                           only with top_keys
+
+    Checks are timed, but are no decisions: nothing was asked for.
+
+    Args:
+        registry: Where to register; by default the one that `prometheus_client` serves.
+        top_keys: How many of the most refused keys to show. Each becomes a label, in plain text.
+        buckets: Bounds of the latency histogram, in seconds.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry = REGISTRY,
+        *,
+        top_keys: int = 0,
+        buckets: Iterable[float] = SECONDS,
+    ) -> None:
+        self._decisions = Counter(
+            "headgate_decisions",
+            "Decisions, by the rule that binds.",
+            ["limiter", "rule", "outcome", "degraded"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "headgate_store_seconds",
+            "How long stores took.",
+            ["limiter", "operation"],
+            buckets=tuple(buckets),
+            registry=registry,
+        )
+        self._up = Gauge(
+            "headgate_store_up",
+            "Whether the store answered the last call.",
+            ["limiter"],
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self._errors = Counter(
+            "headgate_store_errors", "Calls that raised.", ["limiter", "error"], registry=registry
+        )
+        self._held = Gauge(
+            "headgate_held_units",
+            "Units of open holds.",
+            ["limiter"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._shown = top_keys
+        self._refused: TopKeys[tuple[str, str]] = TopKeys(max(1, top_keys * _FOLLOWED_PER_SHOWN))
+        self._counters: dict[tuple[str, str, bool, bool], Counter] = {}
+        registry.register(self)
+
+    def attached(self, limiter: Any) -> None:
+        if hasattr(limiter.store, "overflowed"):
+            self._stores.add(limiter.store)
+        self._held.labels(limiter.name)
+        self._up.labels(limiter.name).set(1)
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        self._up.labels(call.limiter).set(not decision.degraded)
+        if not decision.degraded:
+            self._seconds.labels(call.limiter, call.operation).observe(seconds)
+        if call.operation == "check":
+            return
+        self._counter(call.limiter, decision.rule or "", decision.allowed, decision.degraded).inc()
+        if not decision.allowed:
+            if self._shown:
+                self._refused.add((call.limiter, _label(call.key)))
+        elif call.operation == "hold":
+            self._held.labels(call.limiter).inc(call.cost)
+
+    def completed(self, call: Call, seconds: float) -> None:
+        self._up.labels(call.limiter).set(1)
+        self._seconds.labels(call.limiter, call.operation).observe(seconds)
+
+    def settled(self, call: Call, cost: int | None) -> None:
+        self._held.labels(call.limiter).dec(call.cost)
+
+    def failed(self, call: Call, error: Exception, seconds: float) -> None:
+        self._errors.labels(call.limiter, type(error).__name__).inc()
+        if isinstance(error, StoreError):
+            self._up.labels(call.limiter).set(0)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: what `collect` yields may be empty, and is known by its names alone."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is read only when somebody asks: the state of memory stores, and the most refused keys."""
+        stores = list(self._stores)
+        yield GaugeMetricFamily("headgate_memory_keys", "States in memory.", value=sum(map(len, stores)))
+        yield CounterMetricFamily(
+            "headgate_memory_overflowed",
+            "Calls counted under a shared key because the store was full.",
+            value=sum(store.overflowed for store in stores),
+        )
+        if self._shown:
+            top = GaugeMetricFamily(
+                "headgate_top_refused",
+                "Refusals of the most refused keys, at least.",
+                labels=["limiter", "key"],
+            )
+            for labels, count in self._refused.top(self._shown):
+                top.add_metric(labels, count)
+            yield top
+
+    def _counter(self, limiter: str, rule: str, allowed: bool, degraded: bool) -> Counter:
+        found = self._counters.get((limiter, rule, allowed, degraded))
+        if found is None:
+            outcome = "admitted" if allowed else "refused"
+            found = self._decisions.labels(limiter, rule, outcome, str(degraded).lower())
+            self._counters[limiter, rule, allowed, degraded] = found
+        return found
+
+
+def _label(key: Key | None) -> str:
+    if isinstance(key, Mapping):
+        return ",".join(f"{scope}:{_label(part)}" for scope, part in key.items())[:_LONGEST_LABEL]
+    text = "" if key is None else key if isinstance(key, str) else repr(key)
+    # A label that cannot be encoded would take all other metrics down with it.
+    return text[:_LONGEST_LABEL].encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,49 @@
+"""Who is busiest, in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class TopKeys(Generic[K]):
+    """Counts that follow the busiest keys only, however many there are (Misra and Gries, 1982).
+
+    A key with more than 1/(capacity + 1) of everything counted is certain to be among them. Its count is too low by at
+    most that share, never too high. Adding costs the same on average whatever the number of keys.
+
+    Args:
+        capacity: How many keys are followed at once.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._counts: dict[K, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, key: K, count: int = 1) -> None:
+        """Count for a key."""
+        with self._lock:
+            counts = self._counts
+            if key in counts:
+                counts[key] += count
+            elif len(counts) < self.capacity:
+                counts[key] = count
+            else:
+                self._make_room(key, count)
+
+    def top(self, number: int) -> list[tuple[K, int]]:
+        """Return the busiest keys and their counts, busiest first."""
+        with self._lock:
+            counts = list(self._counts.items())
+        return sorted(counts, key=lambda item: -item[1])[:number]
+
+    def _make_room(self, key: K, count: int) -> None:
+        # What everybody has in common says nothing about who is busiest, and goes.
+        common = min(count, min(self._counts.values()))
+        self._counts = {other: left for other, had in self._counts.items() if (left := had - common)}
+        if count > common:
+            self._counts[key] = count - common

@@ -1,0 +1,685 @@
+"""The ASGI middleware around real Starlette applications, and around bare ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Limiter,
+    MemoryStore,
+    StoreUnavailable,
+    fixed_window,
+    sliding_window,
+)
+from headgate.http import Fields, by_address, by_all, by_header, by_route, by_user
+from headgate.http.asgi import RateLimitMiddleware
+from headgate.stores import AsyncGate
+from headgate.testing import FakeClock
+from tests.integration.http.clients import client_of, connect, is_complete, left, policies, response_of
+
+
+async def home(request: Request) -> Response:
+    return PlainTextResponse("home")
+
+
+async def item(request: Request) -> Response:
+    return PlainTextResponse(request.path_params["id"])
+
+
+async def broken(request: Request) -> Response:
+    raise RuntimeError("broken")
+
+
+async def forbidden(request: Request) -> Response:
+    raise HTTPException(403)
+
+
+async def status(request: Request) -> Response:
+    return PlainTextResponse("", int(request.path_params["status"]))
+
+
+async def echo(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.send_text(await websocket.receive_text())
+    await websocket.close()
+
+
+ROUTES = [
+    Route("/", home),
+    Route("/items/{id}", item),
+    Route("/broken", broken),
+    Route("/forbidden", forbidden),
+    Route("/status/{status}", status),
+    WebSocketRoute("/echo", echo),
+    Mount("/tenants/{tenant}", routes=[Route("/users/{user}", home)]),
+]
+
+
+def application(limiter: Any = "5/minute", **arguments: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(Starlette(routes=ROUTES), limiter, **arguments)  # type: ignore[arg-type]
+
+
+# --- Fields on every response -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [("/", 200), ("/nowhere", 404), ("/forbidden", 403), ("/broken", 500), ("/status/204", 204)],
+)
+async def test_every_response_has_the_fields(path: str, code: int) -> None:
+    async with client_of(application()) as client:
+        response = await client.get(path)
+    assert response.status_code == code
+    assert is_complete(response)
+    assert "retry-after" not in response.headers
+    assert left(response) == {"sliding_window/1m": 4}
+
+
+async def test_a_refusal_is_a_problem_and_never_reaches_the_application() -> None:
+    reached = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal reached
+        reached += 1
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    async with client_of(RateLimitMiddleware(app, "2/minute")) as client:
+        codes = [(await client.get("/")).status_code for _ in range(2)]
+        response = await client.get("/")
+        text = await client.get("/", headers={"accept": "text/plain"})
+    assert codes == [200, 200]
+    assert reached == 2
+    assert response.status_code == 429
+    assert is_complete(response)
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["violated-policies"] == ["sliding_window/1m"]
+    assert problem["retry_after"] == int(response.headers["retry-after"])
+    assert text.text.startswith("Too many requests.")
+
+
+async def test_remaining_counts_down_and_comes_back() -> None:
+    clock = FakeClock()
+    async with client_of(application(AsyncLimiter(fixed_window("2/minute"), clock=clock))) as client:
+        remaining = [(await client.get("/")).headers["x-ratelimit-remaining"] for _ in range(2)]
+        refused = await client.get("/")
+        assert int(refused.headers["x-ratelimit-reset"]) == clock.now + int(refused.headers["retry-after"])
+        clock.advance(int(refused.headers["retry-after"]))
+        assert (await client.get("/")).status_code == 200
+    assert remaining == ["1", "0"]
+
+
+async def test_two_clients_are_independent() -> None:
+    app = application("1/minute")
+    for address in ("192.0.2.1", "192.0.2.2"):
+        async with client_of(app, address) as client:
+            assert [(await client.get("/")).status_code for _ in range(2)] == [200, 429]
+
+
+async def test_styles_of_fields() -> None:
+    fields = Fields(x_ratelimit="seconds", ratelimit=None)
+    async with client_of(application(fields=fields)) as client:
+        response = await client.get("/")
+    assert "ratelimit" not in response.headers
+    assert int(response.headers["x-ratelimit-reset"]) in (60, 61)
+
+
+async def test_a_message_that_the_application_sends_every_time_is_left_alone() -> None:
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start)
+        await send({"type": "http.response.body", "body": b""})
+
+    async with client_of(RateLimitMiddleware(app, "5/minute")) as client:
+        assert all([is_complete(await client.get("/")) for _ in range(3)])
+    assert start["headers"] == [(b"a", b"b")]
+
+
+async def test_a_start_without_headers_gets_them() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body"})
+
+    async with client_of(RateLimitMiddleware(app, "5/minute")) as client:
+        assert is_complete(await client.get("/"))
+
+
+# --- Exceptions -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_exception_still_reaches_the_server() -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("nobody caught this")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("not needed")
+
+    scope = {"type": "http", "path": "/", "headers": [], "client": ("192.0.2.1", 1)}
+    with pytest.raises(RuntimeError, match="nobody caught this"):
+        await RateLimitMiddleware(app, "5/minute")(scope, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == 500
+    assert {name for name, _ in sent[0]["headers"]} >= {b"ratelimit", b"x-ratelimit-limit"}
+
+
+async def test_an_exception_in_the_middle_of_a_response_is_not_answered_again() -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError("too late")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/", "headers": [], "client": ("192.0.2.1", 1)}
+    with pytest.raises(RuntimeError):
+        await RateLimitMiddleware(app, "5/minute")(scope, send, send)  # type: ignore[arg-type]
+    assert len(sent) == 1
+
+
+async def test_added_to_an_application_it_answers_exceptions_like_starlette() -> None:
+    bare, limited = (Starlette(routes=ROUTES) for _ in range(2))
+    limited.add_middleware(RateLimitMiddleware, limiter="5/minute")
+    async with client_of(bare) as client:
+        expected = await client.get("/broken")
+    async with client_of(limited) as client:
+        response = await client.get("/broken")
+        assert is_complete(await client.get("/nowhere"))
+    assert is_complete(response)
+    assert (response.status_code, response.text) == (expected.status_code, expected.text)
+    assert response.headers["content-type"] == expected.headers["content-type"]
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 500)
+
+
+async def test_added_to_an_application_it_leaves_a_handler_of_exceptions_alone() -> None:
+    app = Starlette(routes=ROUTES, exception_handlers={Exception: handle})
+    app.add_middleware(RateLimitMiddleware, limiter="5/minute")
+    async with client_of(app) as client:
+        assert (await client.get("/broken")).json() == {"error": "broken"}
+
+
+async def test_around_an_application_also_a_handlers_answer_has_the_fields() -> None:
+    app = Starlette(routes=ROUTES, exception_handlers={500: handle})
+    async with client_of(RateLimitMiddleware(app, "5/minute")) as client:  # type: ignore[arg-type]
+        response = await client.get("/broken")
+    assert response.json() == {"error": "broken"}
+    assert is_complete(response)
+
+
+async def test_debug_pages_and_outer_middleware_are_left_alone() -> None:
+    class Outer:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await self.app(scope, receive, send)
+            except RuntimeError:
+                await PlainTextResponse("caught outside", 502)(scope, receive, send)
+
+    debugged = Starlette(routes=ROUTES, debug=True)
+    debugged.add_middleware(RateLimitMiddleware, limiter="5/minute")
+    outer = Starlette(
+        routes=ROUTES, middleware=[Middleware(Outer), Middleware(RateLimitMiddleware, limiter="5/minute")]
+    )
+    async with client_of(debugged) as client:
+        assert "Traceback" in (await client.get("/broken")).text
+    async with client_of(outer) as client:
+        assert (await client.get("/broken")).text == "caught outside"
+
+
+# --- Streams, handshakes, lifespan ------------------------------------------------------------------------------------
+
+
+async def test_a_stream_arrives_piece_by_piece() -> None:
+    going_on = asyncio.Event()
+    pieces: list[bytes] = []
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"first"
+        await going_on.wait()
+        yield b"second"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await StreamingResponse(stream())(scope, receive, send)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            pieces.append(message["body"])
+            if message["body"] == b"first":
+                going_on.set()  # only a piece that has arrived lets the next one be made
+
+    scope = {
+        "type": "http",
+        "path": "/",
+        "headers": [],
+        "client": ("192.0.2.1", 1),
+        "asgi": {"spec_version": "2.4"},
+    }
+    await asyncio.wait_for(RateLimitMiddleware(app, "5/minute")(scope, receive, send), 10)
+    assert pieces == [b"first", b"second"]
+
+
+async def test_handshakes_are_limited_and_refused_with_a_response() -> None:
+    app = application("1/minute")
+    accept, text, close = await connect(app)
+    assert accept["type"] == "websocket.accept"
+    assert {name for name, _ in accept["headers"]} >= {b"ratelimit", b"x-ratelimit-limit"}
+    assert text["text"] == "hello"
+    assert "headers" not in text
+    assert close["type"] == "websocket.close"
+    refused = response_of(await connect(app, heard=True))
+    assert refused.status_code == refused.json()["status"] == 429
+    assert is_complete(refused)
+
+
+async def test_a_server_without_denial_responses_is_told_to_close() -> None:
+    app = application("1/minute")
+    accept, *_ = await connect(app, denial=False)
+    assert accept["type"] == "websocket.accept"
+    [close] = await connect(app, denial=False, heard=True)
+    assert (close["type"], close["code"]) == ("websocket.close", 1008)
+
+
+@pytest.mark.parametrize("kind", ["lifespan", "something.else"])
+async def test_lifespan_and_unknown_scopes_pass_through(kind: str) -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope, await receive()))
+        await send("answer")
+
+    async def receive() -> Any:
+        return "question"
+
+    async def send(message: Any) -> None:
+        seen.append(message)
+
+    scope = {"type": kind}
+    await RateLimitMiddleware(app, AsyncLimiter("0/minute"))(scope, receive, send)
+    assert seen == [({"type": kind}, "question"), "answer"]
+
+
+async def test_the_lifespan_of_an_application_runs() -> None:
+    states: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        states.append("started")
+        yield
+        states.append("stopped")
+
+    incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    sent: list[str] = []
+
+    async def receive() -> Any:
+        return incoming.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    app = Starlette(lifespan=lifespan, middleware=[Middleware(RateLimitMiddleware, limiter="0/minute")])
+    await app({"type": "lifespan", "state": {}}, receive, send)
+    assert states == ["started", "stopped"]
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+# --- Keys, costs, tiers, exemptions -----------------------------------------------------------------------------------
+
+
+async def test_by_header_or_else_by_address() -> None:
+    async with client_of(application("1/minute", key=by_header("x-api-key"))) as client:
+        for key in ("a", "b", "192.0.2.1"):
+            assert [(await client.get("/", headers={"x-api-key": key})).status_code for _ in range(2)] == [
+                200,
+                429,
+            ]
+        assert [(await client.get("/")).status_code for _ in range(2)] == [200, 429]
+
+
+async def test_behind_a_proxy_the_client_is_limited_not_the_proxy() -> None:
+    app = application("1/minute", address=by_address(proxies=["192.0.2.0/24"]))
+    async with client_of(app) as client:
+        for forwarded in ("198.51.100.1", "6.6.6.6, 198.51.100.2"):
+            codes = [
+                (await client.get("/", headers={"x-forwarded-for": forwarded})).status_code for _ in range(2)
+            ]
+            assert codes == [200, 429]
+        again = await client.get("/", headers={"x-forwarded-for": "7.7.7.7, 198.51.100.2"})
+    assert again.status_code == 429
+
+
+async def test_by_route_template_in_front_of_the_router() -> None:
+    starlette = Starlette(routes=ROUTES)
+    starlette.add_middleware(RateLimitMiddleware, limiter="1/minute", key=by_all(by_address(), by_route()))
+    async with client_of(starlette) as client:
+        paths = [
+            "/items/1",
+            "/items/2",
+            "/",
+            "/made/up",
+            "/made/up/too",
+            "/tenants/1/users/2",
+            "/tenants/3/users/4",
+        ]
+        codes = [(await client.get(path)).status_code for path in paths]
+    assert codes == [200, 429, 200, 404, 429, 200, 429]
+
+
+async def test_by_route_template_of_routers_included_in_fastapi() -> None:
+    router = APIRouter()
+
+    @router.get("/items/{number}")
+    async def numbered(number: int) -> None: ...
+
+    app = FastAPI()
+    app.include_router(router, prefix="/v1")
+    app.include_router(router, prefix="/v2")
+    app.add_middleware(RateLimitMiddleware, limiter="1/minute", key=by_route())
+    async with client_of(app) as client:
+        paths = ["/v1/items/1", "/v1/items/2", "/v2/items/1", "/v3/items/1", "/v4/items/1"]
+        codes = [(await client.get(path)).status_code for path in paths]
+    assert codes == [200, 429, 200, 404, 429]
+
+
+hostile_fields = st.lists(
+    st.tuples(
+        st.sampled_from([b"x-forwarded-for", b"forwarded", b"accept", b"x-api-key", b"x-tier"]),
+        st.binary(max_size=60)
+        | st.text(alphabet='0123456789abcdef.:,;="[]%_ /*+-forqtextjson', max_size=60).map(str.encode),
+    ),
+    max_size=6,
+)
+
+
+@given(
+    hostile_fields,
+    st.sampled_from(["x-forwarded-for", "forwarded"]),
+    st.sampled_from(["9/minute", "0/minute"]),
+)
+async def test_no_field_that_is_sent_breaks_anything(fields: Any, header: Any, quota: str) -> None:
+    app = application(
+        quota,
+        key=by_all(by_address(proxies=["192.0.2.1"], header=header), by_header("x-api-key")),
+        tier=lambda scope: dict(scope["headers"]).get(b"x-tier", b"").decode("latin-1"),
+    )
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "root_path": "",
+        "query_string": b"",
+        "headers": fields,
+        "client": ("192.0.2.1", 1),
+    }
+    await app(scope, receive, send)
+    assert sent[0]["status"] == (200 if quota == "9/minute" else 429)
+    response = httpx.Response(sent[0]["status"], headers=sent[0]["headers"], content=sent[1]["body"])
+    assert left(response).keys() == policies(response).keys() == {"sliding_window/1m"}
+
+
+async def test_by_user_of_an_outer_middleware() -> None:
+    class Authentication:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            name = dict(scope["headers"]).get(b"x-user")
+            if name:
+                scope.setdefault("state", {})["user"] = {"id": name.decode()}
+            await self.app(scope, receive, send)
+
+    app = Authentication(application("1/minute", key=by_user()))
+    async with client_of(app) as client:
+        codes = [(await client.get("/", headers={"x-user": name})).status_code for name in "aab"]
+        anonymous = [(await client.get("/")).status_code for _ in range(2)]
+    assert codes == [200, 429, 200]
+    assert anonymous == [200, 429]
+
+
+async def test_cost_and_tier_of_the_request() -> None:
+    limiter = AsyncLimiter(sliding_window("10/minute", tiers={"pro": "100/minute"}))
+
+    async def tier(scope: Any) -> str | None:
+        return dict(scope["headers"]).get(b"x-tier", b"").decode() or None
+
+    app = application(limiter, tier=tier, cost=lambda scope: int(scope["query_string"] or 1))
+    async with client_of(app) as client:
+        free = await client.get("/?4")
+        pro = await client.get("/?50", headers={"x-tier": "pro"})
+        too_much = await client.get("/?11")
+        too_much_for_pro = await client.get("/?101", headers={"x-tier": "pro"})
+    assert (policies(free), left(free)) == ({"sliding_window/1m": 10}, {"sliding_window/1m": 6})
+    assert (policies(pro), left(pro)) == ({"sliding_window/1m": 100}, {"sliding_window/1m": 46})
+    assert too_much.status_code == too_much_for_pro.status_code == 413
+    assert too_much.headers["content-type"] == "application/problem+json"
+    assert "retry-after" not in too_much.headers
+
+
+async def test_scopes_are_charged_together_or_not_at_all() -> None:
+    limiter = AsyncLimiter(
+        sliding_window("9/minute", scope="user"), sliding_window("1/minute", scope="realm")
+    )
+    app = application(limiter, key={"user": by_address(), "realm": by_header("x-realm")})
+    async with client_of(app) as client:
+        first = await client.get("/", headers={"x-realm": "north"})
+        second = await client.get("/", headers={"x-realm": "north"})
+        third = await client.get("/", headers={"x-realm": "south"})
+    assert [first.status_code, second.status_code, third.status_code] == [200, 429, 200]
+    assert second.json()["violated-policies"] == ["sliding_window/1m/realm"]
+    assert left(third)["sliding_window/1m/user"] == 7
+
+
+async def test_exempt_requests_are_not_asked_about() -> None:
+    by_paths = application("0/minute", exempt=["/", "/status/204"])
+    by_function = application("0/minute", exempt=lambda scope: scope["method"] == "OPTIONS")
+    async with client_of(by_paths) as client:
+        response = await client.get("/")
+        assert response.status_code == 200
+        assert "ratelimit" not in response.headers
+        assert (await client.get("/items/1")).status_code == 429
+    async with client_of(by_function) as client:
+        assert (await client.options("/")).status_code == 405
+        assert (await client.get("/")).status_code == 429
+
+
+@pytest.mark.parametrize("limiter", [Limiter("5/minute"), 5, None])
+def test_only_limiters_that_can_be_awaited(limiter: Any) -> None:
+    with pytest.raises(ConfigError, match="AsyncLimiter"):
+        RateLimitMiddleware(home, limiter)  # type: ignore[arg-type]
+
+
+def test_exempt_is_not_one_path() -> None:
+    with pytest.raises(ConfigError, match="list of paths"):
+        application(exempt="/health")
+
+
+# --- Counting outcomes ------------------------------------------------------------------------------------------------
+
+
+async def test_only_failures_count() -> None:
+    async with client_of(application("2/minute", count={401, 403})) as client:
+        for _ in range(5):
+            ok = await client.get("/status/200")
+            assert (ok.status_code, left(ok)) == (200, {"sliding_window/1m": 2})
+        failed = [await client.get("/status/401") for _ in range(2)]
+        refused = await client.get("/status/200")
+    assert [left(response)["sliding_window/1m"] for response in failed] == [1, 0]
+    assert refused.status_code == 429
+
+
+async def test_only_successes_count() -> None:
+    async with client_of(application("1/minute", count=range(200, 300))) as client:
+        for path in ("/nowhere", "/broken", "/forbidden", "/nowhere"):
+            response = await client.get(path)
+            assert response.status_code in (403, 404, 500)
+            assert left(response) == {"sliding_window/1m": 1}
+        assert (await client.get("/")).status_code == 200
+        assert (await client.get("/")).status_code == 429
+
+
+async def test_an_exception_that_others_answer_is_an_outcome_too() -> None:
+    app = Starlette(routes=ROUTES, exception_handlers={Exception: handle})
+    app.add_middleware(RateLimitMiddleware, limiter="1/minute", count=range(200, 300))
+    async with client_of(app) as client:
+        codes = [(await client.get(path)).status_code for path in ("/broken", "/broken", "/", "/")]
+    assert codes == [500, 500, 200, 429]
+
+
+async def test_more_requests_at_once_than_are_left_are_not_let_in() -> None:
+    """The units are held while the outcome is open: guessing in parallel does not help."""
+    entered = asyncio.Event()
+    leaving = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        entered.set()
+        await leaving.wait()
+        await PlainTextResponse("no", 401)(scope, receive, send)
+
+    async with client_of(RateLimitMiddleware(slow, "1/minute", count={401})) as client:
+        first = asyncio.create_task(client.get("/"))
+        await entered.wait()
+        assert (await client.get("/")).status_code == 429
+        leaving.set()
+        assert (await first).status_code == 401
+
+
+async def test_a_cancelled_request_counts() -> None:
+    entered = asyncio.Event()
+
+    async def never(scope: Any, receive: Any, send: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    limiter = AsyncLimiter("1/minute")
+    async with client_of(RateLimitMiddleware(never, limiter, count={401})) as client:
+        task = asyncio.create_task(client.get("/"))
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert not await limiter.check("192.0.2.1")
+
+
+async def test_an_accepted_handshake_has_status_101() -> None:
+    app = application("1/minute", count=range(400, 600))
+    for _ in range(3):
+        assert (await connect(app))[0]["type"] == "websocket.accept"
+
+
+async def test_units_that_cannot_be_given_back_do_not_cost_the_response(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limiter = AsyncLimiter("5/minute")
+
+    async def unavailable(*arguments: Any) -> None:
+        raise StoreUnavailable("gone")
+
+    app = application(limiter, count={401})
+    object.__setattr__(limiter._gate, "refund", unavailable)
+    async with client_of(app) as client:
+        assert (await client.get("/")).status_code == 200
+    assert "could not be given back" in caplog.text
+
+
+# --- When the store cannot be asked ---------------------------------------------------------------------------------
+
+
+class Down(MemoryStore):
+    """A store over a network that nobody answers at."""
+
+    remote = True
+
+    def bind_async(self, limiter: str, rules: Any, deadline: float | None = None) -> AsyncGate:
+        async def unavailable(*arguments: Any) -> Any:
+            raise StoreUnavailable("gone")
+
+        return AsyncGate(*[unavailable] * 6)
+
+
+async def test_a_limiter_that_fails_closed_is_not_the_clients_fault() -> None:
+    limiter = AsyncLimiter("5/minute", name="x", store=Down(), on_store_error="closed")
+    async with client_of(application(limiter)) as client:
+        response = await client.get("/")
+    assert response.status_code == response.json()["status"] == 503
+    assert response.json()["type"].endswith("#temporary-reduced-capacity")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_limiter_that_fails_open_lets_requests_through() -> None:
+    limiter = AsyncLimiter("5/minute", name="x", store=Down(), on_store_error="open")
+    async with client_of(application(limiter)) as client:
+        assert [(await client.get("/")).status_code for _ in range(9)] == [200] * 9
+
+
+async def test_a_limiter_that_raises_is_an_error_of_the_server() -> None:
+    limiter = AsyncLimiter("5/minute", name="x", store=Down(), on_store_error="raise")
+    async with client_of(application(limiter)) as client:
+        assert (await client.get("/")).status_code == 500
+
+
+# --- Several limits ---------------------------------------------------------------------------------------------------
+
+
+async def test_limits_inside_of_limits_show_together() -> None:
+    inner = Router(
+        routes=[
+            Route("/", home, middleware=[Middleware(RateLimitMiddleware, limiter="1/minute", count={200})])
+        ]
+    )
+    async with client_of(RateLimitMiddleware(inner, "9/hour")) as client:  # type: ignore[arg-type]
+        first, second = [await client.get("/") for _ in range(2)]
+    assert is_complete(first)
+    assert is_complete(second)
+    assert left(first) == {"sliding_window/1h": 8, "sliding_window/1m": 0}
+    assert second.status_code == 429
+    assert second.json()["violated-policies"] == ["sliding_window/1m"]
+    assert second.headers["x-ratelimit-limit"] == "1"
+
+
+async def test_names_in_fields_and_bodies_agree() -> None:
+    app = RateLimitMiddleware(application("1/minute"), "9/minute")
+    async with client_of(app) as client:
+        await client.get("/")
+        refused = await client.get("/")
+    [violated] = refused.json()["violated-policies"]
+    assert policies(refused)[violated] == 1

@@ -1,0 +1,672 @@
+"""Limits as dependencies of real FastAPI applications."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response, WebSocket
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.requests import HTTPConnection
+
+from headgate import AsyncLimiter, ConfigError, Decision, MemoryStore, sliding_window
+from headgate.http import Fields, by_address, by_all, by_header, by_route
+from headgate.http.asgi import RateLimitMiddleware
+from headgate.http.fastapi import RequestRefused, exempt, install, limit
+from headgate.http.testing import fresh_limits, limits_off
+from headgate.testing import FakeClock
+from tests.integration.http.clients import client_of, connect, is_complete, left, policies, response_of
+
+
+def application(dependency: Any = None, **arguments: Any) -> FastAPI:
+    """Return an application with a route for each kind of outcome, all with the dependency."""
+    app = FastAPI(dependencies=[Depends(dependency)] if dependency else [], **arguments)
+    install(app)
+
+    @app.get("/")
+    async def home() -> dict[str, str]:
+        return {"hello": "world"}
+
+    @app.get("/sync")
+    def in_a_thread() -> str:
+        return "done"
+
+    @app.get("/items/{number}")
+    async def item(number: int) -> int:
+        return number
+
+    @app.get("/missing")
+    async def missing() -> None:
+        raise HTTPException(404, headers={"x-own": "kept"})
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("broken")
+
+    @app.get("/response")
+    async def response() -> Response:
+        return PlainTextResponse("made by the endpoint", 201)
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"one"
+            yield b"two"
+
+        return StreamingResponse(pieces())
+
+    @app.get("/status/{code}")
+    async def status(code: int) -> Response:
+        return Response(status_code=code)
+
+    @app.websocket("/echo")
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text(await websocket.receive_text())
+        await websocket.close()
+
+    return app
+
+
+async def codes(app: Any, *paths: str, **headers: str) -> list[int]:
+    async with client_of(app) as client:
+        return [(await client.get(path, headers=headers)).status_code for path in paths]
+
+
+# --- Fields on every response -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/", 200),
+        ("/sync", 200),
+        ("/items/seven", 422),
+        ("/missing", 404),
+        ("/broken", 500),
+        ("/response", 201),
+        ("/stream", 200),
+        ("/status/204", 204),
+    ],
+)
+async def test_every_response_has_the_fields(path: str, code: int) -> None:
+    async with client_of(application(limit("5/minute"))) as client:
+        response = await client.get(path)
+    assert response.status_code == code
+    assert is_complete(response)
+    assert left(response) == {"sliding_window/1m": 4}
+
+
+async def test_an_error_keeps_its_own_headers() -> None:
+    async with client_of(application(limit("5/minute"))) as client:
+        assert (await client.get("/missing")).headers["x-own"] == "kept"
+
+
+async def test_a_handler_of_all_exceptions_is_called_once_and_gets_the_fields() -> None:
+    calls = []
+    app = application(limit("5/minute"))
+
+    @app.exception_handler(Exception)
+    async def handle(request: Request, error: Exception) -> Response:
+        calls.append(error)
+        return JSONResponse({"error": str(error)}, 500)
+
+    async with client_of(app) as client:
+        response = await client.get("/broken")
+    assert response.json() == {"error": "broken"}
+    assert is_complete(response)
+    assert len(calls) == 1
+
+
+async def test_a_refusal_is_a_problem() -> None:
+    async with client_of(application(limit("1/minute"))) as client:
+        await client.get("/")
+        refused = await client.get("/")
+        as_text = await client.get("/", headers={"accept": "text/plain"})
+    assert refused.status_code == 429
+    assert is_complete(refused)
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.json()["violated-policies"] == ["sliding_window/1m"]
+    assert as_text.text.startswith("Too many requests.")
+
+
+async def test_a_refused_request_never_reaches_the_endpoint() -> None:
+    reached = []
+    app = FastAPI()
+    install(app)
+
+    @app.get("/", dependencies=[Depends(limit("1/minute"))])
+    async def home() -> None:
+        reached.append(True)
+
+    assert await codes(app, "/", "/", "/") == [200, 429, 429]
+    assert len(reached) == 1
+
+
+async def test_a_route_without_a_limit_has_no_fields() -> None:
+    async with client_of(application()) as client:
+        assert "ratelimit" not in (await client.get("/")).headers
+
+
+async def test_the_decision_is_the_value_of_the_dependency() -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    async def home(decision: Annotated[Decision, Depends(limit("5/minute"))]) -> int | None:
+        return decision.remaining
+
+    async with client_of(app) as client:
+        assert (await client.get("/")).json() == 4
+
+
+async def test_styles_of_fields() -> None:
+    async with client_of(
+        application(limit("5/minute", fields=Fields(x_ratelimit=None, ratelimit=6)))
+    ) as client:
+        response = await client.get("/")
+    assert response.headers["ratelimit-remaining"] == "4"
+    assert "x-ratelimit-limit" not in response.headers
+
+
+# --- Without install --------------------------------------------------------------------------------------------------
+
+
+def uninstalled(*dependencies: Any) -> FastAPI:
+    app = FastAPI(dependencies=[Depends(dependency) for dependency in dependencies])
+
+    @app.get("/")
+    async def home() -> str:
+        return "home"
+
+    return app
+
+
+async def test_without_install_values_and_refusals_have_the_fields() -> None:
+    async with client_of(uninstalled(limit("9/hour"), limit("1/minute"))) as client:
+        first, second = [await client.get("/") for _ in range(2)]
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert is_complete(first)
+    assert is_complete(second)
+    assert left(first) == {"sliding_window/1h": 8, "sliding_window/1m": 0}
+    assert second.headers["content-type"] == "application/problem+json"
+
+
+async def test_without_install_outcomes_cannot_be_counted() -> None:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 500) == 500
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "headers": [],
+        "query_string": b"",
+        "client": ("a", 1),
+    }
+    with pytest.raises(ConfigError, match="install"):
+        await uninstalled(limit("5/minute", count={401}))(scope, receive, send)
+
+
+async def test_install_comes_before_the_first_request() -> None:
+    app = uninstalled()
+    await codes(app, "/")
+    with pytest.raises(ConfigError, match="before the first request"):
+        install(app)
+
+
+# --- Defaults, overrides, exemptions, shared limits -------------------------------------------------------------------
+
+
+def with_default() -> FastAPI:
+    app = FastAPI(dependencies=[Depends(limit("3/minute", name="default", default=True))])
+    install(app)
+
+    @app.get("/plain")
+    async def plain() -> None: ...
+
+    @app.get("/strict", dependencies=[Depends(limit("1/hour"))])
+    async def strict() -> None: ...
+
+    @app.get("/health", dependencies=[Depends(exempt)])
+    async def health() -> None: ...
+
+    router = APIRouter(dependencies=[Depends(limit("2/hour", default=True))])
+
+    @router.get("/near")
+    async def near() -> None: ...
+
+    @router.get("/own", dependencies=[Depends(limit("1/hour")), Depends(limit("5/s"))])
+    async def own() -> None: ...
+
+    @router.get("/free", dependencies=[Depends(exempt)])
+    async def free() -> None: ...
+
+    @router.get("/freed", dependencies=[Depends(exempt), Depends(limit("1/day"))])
+    async def freed() -> None: ...
+
+    app.include_router(router, prefix="/router")
+    return app
+
+
+@pytest.mark.parametrize(
+    ("path", "quotas"),
+    [
+        ("/plain", {"sliding_window/1m": 3}),
+        ("/strict", {"sliding_window/1h": 1}),
+        ("/health", {}),
+        ("/router/near", {"sliding_window/1h": 2}),
+        ("/router/own", {"sliding_window/1h": 1, "sliding_window/1s": 5}),
+        ("/router/free", {}),
+        ("/router/freed", {"sliding_window/1d": 1}),
+    ],
+)
+async def test_the_nearest_limits_are_in_force(path: str, quotas: dict[str, int]) -> None:
+    async with client_of(with_default()) as client:
+        response = await client.get(path)
+    assert response.status_code == 200
+    assert (policies(response) if "ratelimit-policy" in response.headers else {}) == quotas
+
+
+async def test_a_default_counts_all_routes_that_keep_it_together() -> None:
+    app = application(limit("2/minute", default=True))
+    assert await codes(app, "/", "/sync", "/") == [200, 200, 429]
+
+
+async def test_a_limit_that_is_no_default_applies_besides() -> None:
+    app = FastAPI(dependencies=[Depends(limit("2/hour"))])
+    install(app)
+
+    @app.get("/", dependencies=[Depends(limit("9/minute"))])
+    async def home() -> None: ...
+
+    assert await codes(app, "/", "/", "/") == [200, 200, 429]
+
+
+async def test_one_object_is_one_limit_for_all_its_routes() -> None:
+    shared = limit("2/minute")
+    app = FastAPI()
+    install(app)
+
+    @app.get("/a", dependencies=[Depends(shared)])
+    async def a() -> None: ...
+
+    @app.get("/b", dependencies=[Depends(shared), Depends(shared)])
+    async def b() -> None: ...
+
+    @app.get("/c", dependencies=[Depends(limit("2/minute"))])
+    async def c() -> None: ...
+
+    assert await codes(app, "/a", "/b", "/a", "/c") == [200, 200, 429, 200]
+
+
+async def test_limiters_on_one_store_are_told_apart_by_name() -> None:
+    store = MemoryStore()
+    first, second = (limit("1/minute", name=name, store=store) for name in ("first", "second"))
+    same = limit(AsyncLimiter("1/minute", name="first", store=store))
+    assert await codes(application(first), "/") == [200]
+    assert await codes(application(second), "/") == [200]
+    assert await codes(application(same), "/") == [429]
+
+
+# --- Routers, sub-applications, handshakes ----------------------------------------------------------------------------
+
+
+async def test_a_router_included_twice_has_two_templates() -> None:
+    router = APIRouter(dependencies=[Depends(limit("1/minute", key=by_all(by_address(), by_route())))])
+
+    @router.get("/items/{number}")
+    async def item(number: int) -> None: ...
+
+    app = FastAPI()
+    install(app)
+    app.include_router(router, prefix="/v1")
+    app.include_router(router, prefix="/v2")
+    paths = ("/v1/items/1", "/v1/items/2", "/v2/items/1", "/v2/items/2")
+    assert await codes(app, *paths) == [200, 429, 200, 429]
+
+
+@pytest.mark.parametrize("installed", [True, False])
+async def test_sub_applications(installed: bool) -> None:
+    sub = FastAPI(dependencies=[Depends(limit("1/minute", key=by_route()))])
+
+    @sub.get("/items/{number}")
+    async def item(number: int) -> int:
+        if number == 0:
+            raise HTTPException(404)
+        return number
+
+    app = FastAPI()
+    app.mount("/tenants/{tenant}", sub)
+    if installed:
+        install(app)
+        install(sub)
+    async with client_of(app) as client:
+        first, second = await client.get("/tenants/a/items/1"), await client.get("/tenants/b/items/2")
+        document = (await client.get("/tenants/a/openapi.json")).json()
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert is_complete(first)
+    assert is_complete(second)
+    assert ("429" in document["paths"]["/items/{number}"]["get"]["responses"]) == installed
+
+
+async def test_install_on_the_outer_application_covers_errors_of_the_inner_one() -> None:
+    app = FastAPI()
+    install(app)
+    app.mount("/inner", application(limit("5/minute")))
+    async with client_of(app) as client:
+        for path in ("/inner/missing", "/inner/broken", "/inner/"):
+            assert is_complete(await client.get(path))
+
+
+async def test_handshakes_are_limited() -> None:
+    app = application(limit("1/minute"))
+    accept, text, _ = await connect(app)
+    assert accept["type"] == "websocket.accept"
+    assert (b"x-ratelimit-limit", b"1") in accept["headers"]
+    assert text["text"] == "hello"
+    refused = response_of(await connect(app))
+    assert refused.status_code == refused.json()["status"] == 429
+    assert is_complete(refused)
+    [close] = await connect(app, denial=False)
+    assert (close["type"], close["code"]) == ("websocket.close", 1008)
+
+
+async def test_handshakes_on_included_routers_know_exemptions() -> None:
+    router = APIRouter()
+
+    @router.websocket("/echo", dependencies=[Depends(exempt)])
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.close()
+
+    app = FastAPI(dependencies=[Depends(limit("0/minute"))])
+    install(app)
+    app.include_router(router)
+    assert (await connect(app))[0]["type"] == "websocket.accept"
+
+
+async def test_dependency_and_middleware_show_together() -> None:
+    app = application(limit("9/hour"))
+    app.add_middleware(RateLimitMiddleware, limiter="5/minute")
+    async with client_of(app) as client:
+        response = await client.get("/")
+    assert is_complete(response)
+    assert left(response) == {"sliding_window/1m": 4, "sliding_window/1h": 8}
+
+
+# --- Keys, costs, tiers -----------------------------------------------------------------------------------------------
+
+
+async def test_key_functions_see_the_request() -> None:
+    def tenant(request: HTTPConnection) -> str:
+        return request.query_params["tenant"]
+
+    app = application(limit("1/minute", key=tenant))
+    assert await codes(app, "/?tenant=a", "/?tenant=a", "/?tenant=b") == [200, 429, 200]
+
+
+async def test_every_part_may_be_a_coroutine_function() -> None:
+    async def tenant(request: HTTPConnection) -> str | None:
+        return request.query_params.get("tenant")
+
+    async def size(request: HTTPConnection) -> int:
+        return int(request.query_params.get("size", "1"))
+
+    app = application(limit("4/minute", key=tenant, cost=size))
+    assert await codes(app, "/?tenant=a&size=4", "/?tenant=a", "/?size=3", "/?size=1", "/") == [
+        200,
+        429,
+        200,
+        200,
+        429,
+    ]
+
+
+async def current_user(authorization: Annotated[str | None, Header()] = None) -> dict[str, Any]:
+    if authorization is None:
+        raise HTTPException(401)
+    return {"id": authorization, "plan": "pro" if authorization == "ada" else "free"}
+
+
+CurrentUser = Annotated[dict[str, Any], Depends(current_user)]
+
+
+async def user_id(user: CurrentUser) -> str:
+    return str(user["id"])
+
+
+def plan(user: CurrentUser) -> str:
+    return str(user["plan"])
+
+
+def units(n: int = 1) -> int:
+    return n
+
+
+async def test_every_part_may_be_a_dependency() -> None:
+    rule = sliding_window("2/minute", tiers={"pro": "20/minute"})
+    app = application(limit(rule, key=Depends(user_id), tier=Depends(plan), cost=Depends(units)))
+    assert await codes(app, "/", "/?n=2", "/", authorization="bob") == [200, 429, 200]
+    assert await codes(app, "/?n=3", "/?n=17", "/", authorization="ada") == [200, 200, 429]
+    assert await codes(app, "/?n=21", authorization="ada") == [413]
+    assert await codes(app, "/") == [401]
+
+
+async def test_parts_of_each_kind_mix() -> None:
+    app = application(
+        limit("3/minute", key=by_header("x-key"), cost=lambda request: 2, tier=Depends(plan), exempt=is_admin)
+    )
+    assert await codes(app, "/", "/", authorization="bob", **{"x-key": "k"}) == [200, 429]
+    assert await codes(app, "/", authorization="bob", **{"x-key": "k", "x-admin": "yes"}) == [200]
+    assert await codes(app, "/", "/", authorization="bob") == [200, 429]
+
+
+def is_admin(request: HTTPConnection) -> bool:
+    return "x-admin" in request.headers
+
+
+async def test_scopes_with_functions_of_the_request() -> None:
+    limiter = AsyncLimiter(
+        sliding_window("9/minute", scope="user"), sliding_window("1/minute", scope="realm")
+    )
+    keys: Any = {"user": by_address(), "realm": lambda request: request.query_params["realm"]}
+    app = application(limit(limiter, key=keys))
+    assert await codes(app, "/?realm=north", "/?realm=north", "/?realm=south") == [200, 429, 200]
+
+
+async def test_a_cost_that_never_fits_is_a_client_error() -> None:
+    app = application(limit("5/minute", cost=lambda request: int(request.query_params["size"])))
+    async with client_of(app) as client:
+        response = await client.get("/?size=6")
+    assert response.status_code == 413
+    assert response.json()["violated-policies"] == ["sliding_window/1m"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "arguments"),
+    [
+        ((), {}),
+        ((AsyncLimiter("5/minute"), "5/minute"), {}),
+        ((AsyncLimiter("5/minute"),), {"name": "x"}),
+        ((5,), {}),
+    ],
+)
+def test_limits_that_cannot_work_are_refused(rules: Any, arguments: Any) -> None:
+    with pytest.raises(ConfigError):
+        limit(*rules, **arguments)
+
+
+# --- Counting outcomes ------------------------------------------------------------------------------------------------
+
+
+async def test_only_failed_logins_count() -> None:
+    app = application(limit("2/minute", count={401}))
+    paths = ["/status/200"] * 4 + ["/status/401", "/missing", "/broken", "/status/401", "/status/200"]
+    assert await codes(app, *paths) == [200] * 4 + [401, 404, 500, 401, 429]
+
+
+async def test_only_successes_count() -> None:
+    app = application(limit("1/minute", count=lambda status: status < 300))
+    assert await codes(app, "/missing", "/items/x", "/broken", "/", "/") == [404, 422, 500, 200, 429]
+
+
+async def test_a_handshake_that_fails_is_an_outcome_too() -> None:
+    app = FastAPI()
+    install(app)
+
+    @app.websocket("/echo", dependencies=[Depends(limit("1/minute", count={101}))])
+    async def echo(websocket: WebSocket) -> None:
+        raise RuntimeError("before it was accepted")
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            await connect(app)
+
+
+async def test_fields_say_what_stands_after_the_outcome() -> None:
+    async with client_of(application(limit("5/minute", count={401}))) as client:
+        assert left(await client.get("/")) == {"sliding_window/1m": 5}
+        assert left(await client.get("/status/401")) == {"sliding_window/1m": 4}
+
+
+async def test_an_earlier_hold_is_settled_when_a_later_limit_refuses() -> None:
+    """429 does not count for the first limit, so what it held is given back."""
+    outcomes = limit("1/minute", count=range(200, 300), name="outcomes")
+    app = FastAPI(dependencies=[Depends(outcomes), Depends(limit("0/minute"))])
+    install(app)
+
+    @app.get("/")
+    async def home() -> None: ...
+
+    assert await codes(app, "/", "/") == [429, 429]
+    assert await outcomes.limiter.check("192.0.2.1")
+
+
+# --- Answers of one's own ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("handled", [429, RequestRefused, HTTPException])
+async def test_a_handler_of_the_users_answers(handled: Any, installed: bool) -> None:
+    app = uninstalled(limit("1/minute"))
+    if installed:
+        install(app)
+
+    @app.exception_handler(handled)
+    async def handle(request: Request, error: HTTPException) -> Response:
+        return PlainTextResponse(f"slow down: {error.detail}", error.status_code, headers=error.headers)
+
+    async with client_of(app) as client:
+        await client.get("/")
+        response = await client.get("/")
+    assert response.text == "slow down: Too Many Requests"
+    assert is_complete(response)
+
+
+async def test_dependencies_can_be_overridden_as_usual() -> None:
+    strict = limit("0/minute")
+    app = application(strict)
+    assert await codes(app, "/") == [429]
+    app.dependency_overrides[strict] = lambda: None
+    assert await codes(app, "/") == [200]
+
+
+# --- OpenAPI ----------------------------------------------------------------------------------------------------------
+
+
+async def test_refusals_are_in_the_openapi_document() -> None:
+    app = with_default()
+
+    @app.get("/costly", dependencies=[Depends(limit("5/minute", cost=lambda request: 1))])
+    async def costly() -> None: ...
+
+    @app.get(
+        "/described",
+        dependencies=[Depends(limit("5/minute", fields=Fields(x_ratelimit=None, ratelimit=7)))],
+        responses={429: {"description": "as I say"}},
+    )
+    async def described() -> None: ...
+
+    @app.get("/hidden", include_in_schema=False)
+    async def hidden() -> None: ...
+
+    async with client_of(app) as client:
+        document = (await client.get("/openapi.json")).json()
+        assert document == (await client.get("/openapi.json")).json()
+    operations = {path: methods["get"]["responses"] for path, methods in document["paths"].items()}
+    assert {path for path, responses in operations.items() if "429" in responses} == {
+        "/plain",
+        "/strict",
+        "/router/near",
+        "/router/own",
+        "/router/freed",
+        "/costly",
+        "/described",
+    }
+    refusal = operations["/plain"]["429"]
+    assert set(refusal["headers"]) == {
+        "Retry-After",
+        "RateLimit-Policy",
+        "RateLimit",
+        "X-RateLimit-Limit",
+        "X-RateLimit-Remaining",
+        "X-RateLimit-Reset",
+    }
+    reference = refusal["content"]["application/problem+json"]["schema"]["$ref"]
+    assert reference == "#/components/schemas/RateLimitProblem"
+    assert "violated-policies" in document["components"]["schemas"]["RateLimitProblem"]["properties"]
+    assert "413" in operations["/costly"]
+    assert "413" not in operations["/plain"]
+    assert operations["/described"]["429"]["description"] == "as I say"
+
+
+# --- Help for tests ---------------------------------------------------------------------------------------------------
+
+
+async def test_limits_can_be_switched_off() -> None:
+    app = application(limit("1/minute", count={200}))
+    with limits_off():
+        assert await codes(app, "/", "/", "/") == [200, 200, 200]
+        assert await codes(application(limit("0/minute")), "/") == [200]
+    assert await codes(app, "/", "/") == [200, 429]
+
+
+async def test_limits_can_have_a_clock_and_be_reset() -> None:
+    clock = FakeClock()
+    app = application(limit("1/minute"))
+    assert await codes(app, "/", "/") == [200, 429]
+    with fresh_limits(clock=clock) as limits:
+        assert await codes(app, "/", "/") == [200, 429]
+        clock.advance(61)
+        assert await codes(app, "/", "/") == [200, 429]
+        limits.reset()
+        assert await codes(app, "/", "/") == [200, 429]
+        made_inside = application(limit("1/minute"))
+        assert await codes(made_inside, "/", "/") == [200, 429]
+        with limits_off():
+            assert await codes(app, "/", "/") == [200, 200]
+        assert await codes(app, "/") == [429]
+        clock.advance(61)
+        assert await codes(made_inside, "/") == [200]
+    assert await codes(app, "/") == [429]
+    assert await codes(made_inside, "/", "/") == [200, 429]
+
+
+async def test_in_a_test_no_store_is_asked() -> None:
+    class Unreachable(MemoryStore):
+        def bind_async(self, limiter: str, rules: Any) -> Any:
+            gate = super().bind_async(limiter, rules)
+
+            async def hit(*arguments: Any) -> Any:
+                raise AssertionError("the store was asked")
+
+            object.__setattr__(gate, "hit", hit)
+            return gate
+
+    app = application(limit("1/minute", name="x", store=Unreachable()))
+    with fresh_limits():
+        assert await codes(app, "/", "/") == [200, 429]

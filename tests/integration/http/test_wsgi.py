@@ -1,0 +1,169 @@
+"""The WSGI middleware around bare applications, checked by the standard library's validator, and around Flask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.validate import validator
+
+import flask
+import httpx
+import pytest
+
+from headgate import AsyncLimiter, ConfigError, Limiter, StoreUnavailable, sliding_window
+from headgate.http import by_address, by_header
+from headgate.http.testing import fresh_limits, limits_off
+from headgate.http.wsgi import RateLimitMiddleware
+from headgate.testing import FakeClock
+from tests.integration.http.clients import is_complete, left, policies
+
+
+def echo_status(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answer with the status that the path names; `/broken` raises."""
+    if environ["PATH_INFO"] == "/broken":
+        raise RuntimeError("broken")
+    start_response(f"{environ['PATH_INFO'].strip('/') or 200} X", [("Content-Type", "text/plain")])
+    return [b"body"]
+
+
+def application(limiter: Any = "5/minute", app: Any = echo_status, **arguments: Any) -> Any:
+    return validator(RateLimitMiddleware(validator(app), limiter, **arguments))
+
+
+def client_of(app: Any, address: str = "192.0.2.1", *, raising: bool = True) -> httpx.Client:
+    transport = httpx.WSGITransport(app, raise_app_exceptions=raising, remote_addr=address)
+    return httpx.Client(transport=transport, base_url="http://service")
+
+
+def test_every_response_has_the_fields() -> None:
+    with client_of(application()) as client:
+        responses = [client.get(path) for path in ("/", "/404", "/500")]
+    assert all(map(is_complete, responses))
+    assert [left(response)["sliding_window/1m"] for response in responses] == [4, 3, 2]
+    assert responses[0].text == "body"
+
+
+def test_a_refusal_is_a_problem() -> None:
+    with client_of(application("1/minute")) as client:
+        client.get("/")
+        refused = client.get("/")
+        text = client.get("/", headers={"accept": "text/plain"})
+    assert refused.status_code == 429
+    assert is_complete(refused)
+    assert refused.json()["violated-policies"] == ["sliding_window/1m"]
+    assert text.text.startswith("Too many requests.")
+
+
+def test_keys_costs_tiers_and_exemptions() -> None:
+    limiter = Limiter(sliding_window("5/minute", tiers={"pro": "50/minute"}))
+    app = application(
+        limiter,
+        key=by_header("x-api-key"),
+        cost=lambda scope: int(scope["query_string"] or 1),
+        tier=lambda scope: scope["wsgi"].get("HTTP_X_TIER"),
+        exempt=["/201"],
+    )
+    with client_of(app) as client:
+        assert left(client.get("/?3", headers={"x-api-key": "a"})) == {"sliding_window/1m": 2}
+        assert left(client.get("/?3", headers={"x-api-key": "b"})) == {"sliding_window/1m": 2}
+        assert left(client.get("/")) == {"sliding_window/1m": 4}
+        assert policies(client.get("/?20", headers={"x-tier": "pro"})) == {"sliding_window/1m": 50}
+        assert client.get("/?6").status_code == 413
+        assert "ratelimit" not in client.get("/201").headers
+
+
+def test_addresses() -> None:
+    app = application("1/minute", address=by_address(proxies=["192.0.2.1"]))
+    with client_of(app) as client:
+        for forwarded in ("198.51.100.1", "6.6.6.6, 198.51.100.2"):
+            codes = [client.get("/", headers={"x-forwarded-for": forwarded}).status_code for _ in range(2)]
+            assert codes == [200, 429]
+    with client_of(app, "") as client:
+        assert client.get("/").status_code == 200
+
+
+def test_outcomes() -> None:
+    with client_of(application("1/minute", app=echo_status, count={401})) as client:
+        assert left(client.get("/200")) == {"sliding_window/1m": 1}
+        with pytest.raises(RuntimeError):
+            client.get("/broken")
+        failed = client.get("/401")
+        assert (failed.status_code, left(failed)) == (401, {"sliding_window/1m": 0})
+        assert client.get("/200").status_code == 429
+
+
+def test_a_response_that_is_started_anew_is_settled_once() -> None:
+    def app(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        try:
+            raise RuntimeError("after the start")
+        except RuntimeError as error:
+            start_response(
+                "401 No", [("Content-Type", "text/plain")], (RuntimeError, error, error.__traceback__)
+            )
+        return [b""]
+
+    limiter = Limiter("5/minute")
+    with client_of(RateLimitMiddleware(app, limiter, count={401}), raising=False) as client:
+        assert left(client.get("/")) == {"sliding_window/1m": 5}
+    assert limiter.check("192.0.2.1", 5)
+
+
+def test_units_that_cannot_be_given_back_do_not_cost_the_response(caplog: pytest.LogCaptureFixture) -> None:
+    def unavailable(*arguments: Any) -> None:
+        raise StoreUnavailable("gone")
+
+    limiter = Limiter("5/minute")
+    app = application(limiter, count={401})
+    object.__setattr__(limiter._gate, "refund", unavailable)
+    with client_of(app) as client:
+        assert client.get("/").status_code == 200
+    assert "could not be given back" in caplog.text
+
+
+def test_limits_inside_of_limits_show_together() -> None:
+    with client_of(application("9/hour", application("1/minute"))) as client:
+        first, second = [client.get("/") for _ in range(2)]
+    assert left(first) == {"sliding_window/1h": 8, "sliding_window/1m": 0}
+    assert second.status_code == 429
+    assert is_complete(first)
+    assert is_complete(second)
+
+
+def test_around_flask() -> None:
+    app = flask.Flask(__name__)
+
+    @app.get("/")
+    def home() -> str:
+        return "home"
+
+    @app.get("/broken")
+    def broken() -> str:
+        raise RuntimeError("broken")
+
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, "9/minute")  # type: ignore[method-assign]
+    with client_of(app) as client:
+        for path, code in (("/", 200), ("/nowhere", 404), ("/broken", 500)):
+            response = client.get(path)
+            assert response.status_code == code
+            assert is_complete(response)
+
+
+def test_help_for_tests_reaches_wsgi_too() -> None:
+    clock = FakeClock()
+    with client_of(application("1/minute")) as client, fresh_limits(clock=clock):
+        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+        clock.advance(61)
+        assert client.get("/").status_code == 200
+        with limits_off():
+            assert client.get("/").status_code == 200
+
+
+def test_what_has_to_be_awaited_is_refused() -> None:
+    async def key(scope: Any) -> str:
+        return "a"
+
+    with pytest.raises(ConfigError, match="coroutine"):
+        RateLimitMiddleware(echo_status, "5/minute", key=key)
+    with pytest.raises(ConfigError, match="Limiter"):
+        RateLimitMiddleware(echo_status, AsyncLimiter("5/minute"))  # type: ignore[arg-type]

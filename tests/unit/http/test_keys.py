@@ -1,0 +1,175 @@
+"""Key functions over bare scopes; over real applications, see tests/integration/http."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import AsyncLimiter, ConfigError, Limiter, sliding_window, token_bucket
+from headgate.http import by_address, by_all, by_header, by_route, by_user
+from headgate.http.keys import takes_scope
+from headgate.http.limit import RequestLimit
+from headgate.keys import LONGEST_KEY
+
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "path": "/items/1",
+    "client": ("192.0.2.1", 1),
+    "headers": [(b"x-api-key", b"k1"), (b"x-api-key", b"k2"), (b"x-empty", b"")],
+}
+
+
+def question(scope: dict[str, Any], *, limiter: Limiter | None = None, **arguments: Any) -> Any:
+    return RequestLimit(limiter or Limiter("5/minute"), **arguments).question(scope)
+
+
+def test_by_default_the_address_pays_one_unit() -> None:
+    assert question(SCOPE) == ("192.0.2.1", 1, None)
+
+
+def test_by_header_takes_the_first() -> None:
+    assert question(SCOPE, key=by_header("X-API-Key"))[0] == "k1"
+
+
+@pytest.mark.parametrize("name", ["X-Missing", "x-empty"])
+def test_a_missing_key_is_counted_by_address_which_no_text_equals(name: str) -> None:
+    assert question(SCOPE, key=by_header(name))[0] == b"192.0.2.1"
+
+
+def test_the_address_of_a_missing_key_knows_the_proxies() -> None:
+    scope = {**SCOPE, "headers": [(b"x-forwarded-for", b"198.51.100.7")]}
+    behind = by_address(proxies=["192.0.2.0/24"])
+    assert question(scope, key=by_header("X-API-Key"), address=behind)[0] == b"198.51.100.7"
+    assert question(scope, address=behind)[0] == "198.51.100.7"
+
+
+def test_a_long_header_becomes_a_digest() -> None:
+    long, longer = (
+        by_header("a")({"headers": [(b"a", b"x" * length)]}) for length in (LONGEST_KEY + 1, 8000)
+    )
+    assert isinstance(long, bytes)
+    assert isinstance(longer, bytes)
+    assert long != longer
+    assert len(longer) <= LONGEST_KEY
+
+
+@pytest.mark.parametrize(
+    ("scope", "key"),
+    [
+        ({"user": SimpleNamespace(id=42, is_authenticated=True)}, "42"),
+        ({"user": SimpleNamespace(id=b"\x01")}, b"\x01"),
+        ({"state": {"user": {"id": "ada"}}}, "ada"),
+        ({"user": SimpleNamespace(id=42, is_authenticated=False)}, None),
+        ({"state": {}}, None),
+        ({}, None),
+    ],
+)
+def test_by_user(scope: dict[str, Any], key: object) -> None:
+    assert by_user()(scope) == key
+
+
+def test_by_user_names_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match="has no 'id'"):
+        by_user()({"user": SimpleNamespace(username="ada")})
+    assert by_user("username")({"user": SimpleNamespace(username="ada")}) == "ada"
+
+
+def test_requests_without_a_route_count_together() -> None:
+    assert by_route()(SCOPE) == by_route()({**SCOPE, "path": "/made/up"}) == "*"
+
+
+def test_the_template_is_the_key_not_the_path() -> None:
+    route = SimpleNamespace(path="/items/{id}")
+    assert by_route()({**SCOPE, "route": route, "path_params": {"id": 1}}) == "/items/{id}"
+
+
+def test_what_a_mount_has_matched_is_named_in_the_template() -> None:
+    scope = {
+        **SCOPE,
+        "route": SimpleNamespace(path="/items/{id:int}"),
+        "root_path": "/behind/tenants/7/v1",
+        "app_root_path": "/behind",
+        "path_params": {"id": 7, "tenant": 7},
+    }
+    assert by_route()(scope) == "/tenants/{tenant}/v1/items/{id:int}"
+
+
+parts = st.lists(st.text(max_size=5) | st.binary(max_size=5), max_size=3)
+
+
+@given(parts, parts)
+def test_joined_keys_are_equal_only_if_all_parts_are(one: list[Any], other: list[Any]) -> None:
+    keys = [by_all(*(lambda request, part=part: part for part in some))(None) for some in (one, other)]
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+def test_joined_keys_need_every_part() -> None:
+    assert by_all(by_address(), by_header("x-missing"))(SCOPE) is None
+    with pytest.raises(ConfigError, match="only text and bytes"):
+        by_all(lambda request: {"user": "a"})(SCOPE)
+
+
+def test_joined_keys_take_a_scope_if_all_parts_do() -> None:
+    assert takes_scope(by_all(by_address(), by_route()))
+    assert not takes_scope(by_all(by_address(), lambda request: "x"))
+
+
+def test_a_function_for_each_scope() -> None:
+    limiter = Limiter(sliding_window("5/minute", scope="user"), token_bucket("9/minute", scope="realm"))
+    key, _, _ = question(
+        SCOPE, limiter=limiter, key={"user": by_header("x-missing"), "realm": by_header("x-api-key")}
+    )
+    assert key == {"user": b"192.0.2.1", "realm": "k1"}
+    assert limiter.hit(key)
+
+
+def test_cost_and_tier_are_values_or_functions() -> None:
+    assert question(SCOPE, cost=3, tier="pro")[1:] == (3, "pro")
+    assert question(SCOPE, cost=lambda scope: len(scope["path"]), tier=lambda scope: scope["type"])[1:] == (
+        8,
+        "http",
+    )
+
+
+@pytest.mark.parametrize("cost", [6, -1, 1.5, True, "1"])
+def test_a_fixed_cost_that_never_fits_is_refused_at_once(cost: Any) -> None:
+    with pytest.raises(ConfigError):
+        RequestLimit(Limiter("5/minute"), cost=cost)
+    with pytest.raises(ConfigError):
+        RequestLimit(Limiter("50/minute burst 5"), cost=cost)
+
+
+def test_a_tier_may_make_room_for_a_fixed_cost() -> None:
+    limiter = Limiter(sliding_window("5/minute", tiers={"pro": "50/minute"}))
+    assert RequestLimit(limiter, cost=6, tier=lambda scope: "pro").question(SCOPE)[1] == 6
+
+
+class Slow:
+    """A callable object that has to be awaited."""
+
+    async def __call__(self, scope: Any) -> str | None:
+        return scope["headers"][0][1].decode() if scope["headers"] else None
+
+
+async def test_every_part_may_be_awaited() -> None:
+    async def two(scope: Any) -> int:
+        return 2
+
+    async def pro(scope: Any) -> str:
+        return "pro"
+
+    limit = RequestLimit(AsyncLimiter("5/minute"), key=Slow(), cost=two, tier=pro)
+    assert limit.awaits
+    assert await limit.awaited_question(SCOPE) == ("k1", 2, "pro")
+    assert (await limit.awaited_question({**SCOPE, "headers": []}))[0] == b"192.0.2.1"
+    assert RequestLimit(AsyncLimiter("5/minute"), cost=two).awaits
+    assert not RequestLimit(AsyncLimiter("5/minute")).awaits
+
+
+def test_scopes_cannot_be_awaited_one_by_one() -> None:
+    with pytest.raises(ConfigError, match="whole key"):
+        RequestLimit(AsyncLimiter(sliding_window("5/minute", scope="user")), key={"user": Slow()})

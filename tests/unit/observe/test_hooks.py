@@ -1,0 +1,224 @@
+"""Hooks are told everything, change nothing and break nothing."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    CostTooHigh,
+    Decision,
+    Limiter,
+    MemoryStore,
+    RateLimited,
+    Rule,
+    StoreUnavailable,
+)
+from headgate.hooks import Call, Hook
+from headgate.stores import Gate
+from headgate.testing import FakeClock
+
+Event = tuple[Any, ...]
+
+
+class Recorder(Hook):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.seconds: list[float] = []
+
+    def attached(self, limiter: Any) -> None:
+        self.events.append(("attached", limiter.name))
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        self.events.append(("decided", call, decision))
+        self.seconds.append(seconds)
+
+    def completed(self, call: Call, seconds: float) -> None:
+        self.events.append(("completed", call))
+        self.seconds.append(seconds)
+
+    def settled(self, call: Call, cost: int | None) -> None:
+        self.events.append(("settled", call, cost))
+
+    def failed(self, call: Call, error: Exception, seconds: float) -> None:
+        self.events.append(("failed", call, type(error)))
+        self.seconds.append(seconds)
+
+
+class Broken(Hook):
+    """Raises whatever it is told."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        self.calls += 1
+        raise RuntimeError("a hook must not do this")
+
+    def settled(self, call: Call, cost: int | None) -> None:
+        raise RuntimeError("nor this")
+
+    attached = completed = failed = settled  # type: ignore[assignment]
+
+
+def test_everything_is_told_in_order() -> None:
+    recorder = Recorder()
+    limiter = Limiter("2/minute", name="login", hooks=[recorder])
+    admitted = limiter.hit("a")
+    checked = limiter.check("a", 2)
+    hold = limiter.hold("a", tier="pro")
+    refused = limiter.hit("a")
+    hold.release()
+    limiter.record("a", 3)
+    limiter.reset("a")
+    assert recorder.events == [
+        ("attached", "login"),
+        ("decided", Call("login", "hit", "a", 1, None), admitted),
+        ("decided", Call("login", "check", "a", 2, None), checked),
+        ("decided", Call("login", "hold", "a", 1, "pro"), hold.decision),
+        ("decided", Call("login", "hit", "a", 1, None), refused),
+        ("completed", Call("login", "refund", None, 1, None)),
+        ("settled", Call("login", "hold", "a", 1, "pro"), 0),
+        ("completed", Call("login", "record", "a", 3, None)),
+        ("completed", Call("login", "reset", "a", 0, None)),
+    ]
+    assert not refused
+    assert all(0 <= seconds < 60 for seconds in recorder.seconds)
+
+
+async def test_the_same_for_coroutines() -> None:
+    recorder = Recorder()
+    limiter = AsyncLimiter("1/minute", hooks=[recorder])
+    async with limiter.hold("a") as hold:
+        assert not await limiter.hit("a")
+    await hold.release()
+    await limiter.record("a")
+    await limiter.reset("a")
+    assert [(event[0], event[1].operation) for event in recorder.events[1:]] == [
+        ("decided", "hold"),
+        ("decided", "hit"),
+        ("settled", "hold"),
+        ("completed", "record"),
+        ("completed", "reset"),
+    ]
+
+
+def test_a_hold_is_over_once() -> None:
+    recorder = Recorder()
+    limiter = Limiter("5/minute", hooks=[recorder])
+    hold = limiter.hold("a", 2)
+    hold.settle(3)
+    hold.settle(1)
+    hold.release()
+    refused = limiter.hold("a", 5)
+    del hold, refused
+    gc.collect()
+    assert [event[2] for event in recorder.events if event[0] == "settled"] == [3]
+
+
+def test_a_hold_that_nobody_settles_is_over_when_it_is_forgotten() -> None:
+    recorder = Recorder()
+    hold = Limiter("5/minute", hooks=[recorder]).hold("a")
+    assert hold
+    del hold
+    gc.collect()
+    assert recorder.events[-1][0] == "settled"
+    assert recorder.events[-1][2] is None
+
+
+class NoRefunds(MemoryStore):
+    """A store that is gone when units are to be given back."""
+
+    def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
+        def refund(*arguments: Any) -> None:
+            raise StoreUnavailable("gone")
+
+        return replace(super().bind(limiter, rules), refund=refund)
+
+
+def test_a_hold_whose_refund_fails_is_over() -> None:
+    recorder = Recorder()
+    hold = Limiter("5/minute", name="x", store=NoRefunds(), hooks=[recorder]).hold("a")
+    with pytest.raises(StoreUnavailable):
+        hold.release()
+    del hold
+    gc.collect()
+    assert [event[0] for event in recorder.events[2:]] == ["failed", "settled"]
+    assert recorder.events[-1][2] == 0
+
+
+def test_failures_are_told() -> None:
+    recorder = Recorder()
+    limiter = Limiter("5/minute", hooks=[recorder])
+    with pytest.raises(CostTooHigh):
+        limiter.hit("a", 6)
+    with pytest.raises(ConfigError):
+        limiter.record("a", -1)
+    assert [event[0::2] for event in recorder.events[1:]] == [
+        ("failed", CostTooHigh),
+        ("failed", ConfigError),
+    ]
+
+
+def test_a_broken_hook_is_logged_once_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    broken, recorder = Broken(), Recorder()
+    watched = Limiter("3/minute", clock=clock, hooks=[broken, recorder])
+    plain = Limiter("3/minute", clock=clock)
+    for _ in range(5):
+        assert watched.hit("a") == plain.hit("a")
+    watched.reset("a")
+    with watched.hold("a") as hold:
+        hold.settle(2)
+    with pytest.raises(CostTooHigh):
+        watched.hit("a", 9)
+    assert broken.calls == 6
+    assert [event[0] for event in recorder.events].count("decided") == 6
+    [record] = caplog.records
+    assert record.name == "headgate"
+    assert record.levelno == logging.ERROR
+    assert "Broken" in record.message
+    assert record.exc_info
+
+
+def test_two_broken_hooks_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    limiter = Limiter("3/minute", hooks=[Broken(), Broken()])
+    limiter.hit("a")
+    assert len(caplog.records) == 2
+
+
+def test_an_interrupt_is_not_swallowed() -> None:
+    class Interrupted(Hook):
+        def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Limiter("3/minute", hooks=[Interrupted()]).hit("a")
+
+
+def test_without_hooks_the_gate_is_the_stores_own() -> None:
+    recorded, plain = Limiter("3/minute", hooks=[Recorder()]), Limiter("3/minute")
+    assert plain._gate.hit.__module__ == "headgate.stores.packing"
+    assert recorded._gate.hit.__module__ == "headgate._sync.observed"
+
+
+def test_guard_and_wait_go_through_hooks() -> None:
+    recorder = Recorder()
+    limiter = Limiter("1/minute", hooks=[recorder], clock=FakeClock())
+
+    @limiter.guard("a")
+    def guarded() -> None: ...
+
+    guarded()
+    with pytest.raises(RateLimited):
+        guarded()
+    assert limiter.wait("a")
+    assert [event[2].allowed for event in recorder.events[1:]] == [True, False, False, True]

@@ -1,0 +1,157 @@
+"""Decisions in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from headgate import ConfigError, CostTooHigh, Limiter, StoreUnavailable, sliding_window
+from headgate.hooks import Call
+from headgate.observe import LogHook
+from headgate.testing import FakeClock
+
+NAME = "headgate.decisions"
+
+Lines = Callable[[], list[str]]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Returns the lines so far; those at DEBUG only if a test asks for them."""
+    caplog.set_level(logging.INFO, NAME)
+    return lambda: [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
+def test_a_refusal_is_one_structured_line(caplog: pytest.LogCaptureFixture, lines: Lines) -> None:
+    clock = FakeClock()
+    rule = sliding_window("1/minute", buckets=1000)
+    limiter = Limiter(rule, name="login", clock=clock, hooks=[LogHook(keys="plain")])
+    limiter.hit("alice")
+    refused = limiter.hit("alice", tier="pro")
+    [line] = lines()
+    assert line == (
+        "WARNING refused limiter=login key=alice cost=1 tier=pro rule=sliding_window/1m remaining=0 "
+        f"retry_after={refused.retry_after} swallowed=0"
+    )
+    record = vars(caplog.records[0])
+    assert record["headgate_event"] == "refused"
+    assert record["headgate_retry_after"] == refused.retry_after
+    assert record["headgate_limiter"] == "login"
+
+
+def test_admissions_are_at_debug_and_checks_nowhere(caplog: pytest.LogCaptureFixture, lines: Lines) -> None:
+    limiter = Limiter("1/minute", hooks=[LogHook(keys="none")])
+    caplog.set_level(logging.DEBUG, NAME)
+    limiter.hit("alice")
+    limiter.check("alice")
+    assert lines() == ["DEBUG admitted limiter=- key=- cost=1 tier=- rule=sliding_window/1m remaining=0"]
+
+
+def test_a_flood_is_swallowed_and_counted(lines: Lines) -> None:
+    clock = FakeClock()
+    hook = LogHook(rate="3/s burst 3", clock=clock)
+    limiter = Limiter("0/minute", hooks=[hook])
+    for _ in range(100):
+        limiter.hit("alice")
+    assert len(lines()) == 3
+    assert hook.swallowed == 97
+    clock.advance(1)
+    limiter.hit("alice")
+    assert lines()[-1].endswith("swallowed=97")
+    limiter.hit("alice")
+    assert lines()[-1].endswith("swallowed=0")
+
+
+def test_without_a_rate_nothing_is_swallowed(lines: Lines) -> None:
+    limiter = Limiter("0/minute", hooks=[LogHook(rate=None)])
+    for _ in range(100):
+        limiter.hit("alice")
+    assert len(lines()) == 100
+
+
+def test_what_is_not_logged_is_not_counted_as_swallowed(
+    caplog: pytest.LogCaptureFixture, lines: Lines
+) -> None:
+    caplog.set_level(logging.CRITICAL, NAME)
+    hook = LogHook(rate="1/hour")
+    limiter = Limiter("0/minute", hooks=[hook])
+    for _ in range(3):
+        limiter.hit("alice")
+    assert (lines(), hook.swallowed) == ([], 0)
+
+
+def test_keys_are_digests_that_tell_them_apart(lines: Lines) -> None:
+    limiter = Limiter("0/minute", hooks=[LogHook()])
+    for key in ("alice", "alice", "bob", b"alice"):
+        limiter.hit(key)
+    shown = [line.split("key=")[1].split()[0] for line in lines()]
+    assert shown[0] == shown[1]
+    assert len(set(shown)) == 3
+    assert "alice" not in "".join(lines())
+    assert all(len(digest) == 8 for digest in shown)
+
+
+def test_another_process_has_other_digests(lines: Lines) -> None:
+    for hook in (LogHook(), LogHook()):
+        Limiter("0/minute", hooks=[hook]).hit("alice")
+    first, second = lines()
+    assert first != second
+
+
+def test_keys_of_scopes(lines: Lines) -> None:
+    limiter = Limiter(sliding_window("0/minute", scope="user"), hooks=[LogHook(keys="plain")])
+    limiter.hit({"user": "alice"})
+    limiter.hit({"user": b"\x01"})
+    assert "key=user:alice " in lines()[0]
+    assert "key=\"user:b'\\\\x01'\" " in lines()[1]
+
+
+def test_nobody_can_forge_a_line(lines: Lines) -> None:
+    limiter = Limiter("0/minute", hooks=[LogHook(keys="plain")])
+    limiter.hit("x\nWARNING refused limiter=admin", tier="a b=c")
+    [line] = lines()
+    assert "\n" not in line
+    assert "key='x\\nWARNING refused limiter=admin'" in line
+    assert "tier='a b=c'" in line
+
+
+def test_plain_keys_are_redacted(lines: Lines) -> None:
+    limiter = Limiter("0/minute", hooks=[LogHook(keys="plain")])
+    limiter.hit("redis://user:s3cret@host")
+    assert "s3cret" not in lines()[0]
+
+
+def test_failures_of_the_store_are_errors_without_credentials(lines: Lines) -> None:
+    call = Call("login", "hit", "alice", 1, None)
+    hook = LogHook(keys="none")
+    hook.failed(call, StoreUnavailable("redis://user:s3cret@host is down"), 0.1)
+    hook.failed(call, CostTooHigh(6, 5, "burst"), 0.0)
+    hook.failed(call, ConfigError("a bug of the caller's, which is raised to them"), 0.0)
+    assert lines() == [
+        (
+            "ERROR failed limiter=login key=- cost=1 tier=- operation=hit "
+            "error='StoreUnavailable: redis://***@host is down' swallowed=0"
+        ),
+        "WARNING refused limiter=login key=- cost=1 tier=- rule=burst capacity=5 swallowed=0",
+    ]
+
+
+def test_degraded_decisions_say_so(lines: Lines) -> None:
+    limiter = Limiter("1/minute")
+    limiter.hit("a")
+    LogHook().decided(Call("", "hit", "a", 1, None), limiter.hit("a").as_degraded(), 0.0)
+    assert "degraded=True" in lines()[0]
+
+
+def test_a_logger_and_level_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
+    own = logging.getLogger("own")
+    with caplog.at_level(logging.INFO, "own"):
+        Limiter("0/minute", hooks=[LogHook(own, level=logging.INFO)]).hit("a")
+    assert [(record.name, record.levelname) for record in caplog.records] == [("own", "INFO")]
+
+
+def test_unknown_ways_to_show_keys_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        LogHook(keys="hashed")  # type: ignore[arg-type]

@@ -1,0 +1,151 @@
+"""Metrics, read back with Prometheus's own parser."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headgate import CostTooHigh, Limiter, MemoryStore, StoreUnavailable, sliding_window
+from headgate.hooks import Call
+from headgate.observe.prometheus import PrometheusHook
+
+
+def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
+    """Return all samples as (name, labels in order of their names) to value, read from what is served."""
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def watched(registry: CollectorRegistry, *rules: Any, **arguments: Any) -> tuple[Limiter, PrometheusHook]:
+    hook = PrometheusHook(registry, **arguments)
+    return Limiter(*rules, name="login", store=MemoryStore(), hooks=[hook]), hook
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def test_decisions_by_limiter_rule_and_outcome(registry: CollectorRegistry) -> None:
+    limiter, hook = watched(registry, "2/minute", "5/hour")
+    for _ in range(5):
+        limiter.hit("alice")
+    limiter.check("alice")
+    hook.decided(Call("login", "hit", "a", 1, None), limiter.hit("bob").as_degraded(), 0.0)
+    found = samples(registry)
+    # labels in the order of their names: degraded, limiter, outcome, rule
+    assert found["headgate_decisions_total", "false", "login", "admitted", "sliding_window/1m"] == 3
+    assert found["headgate_decisions_total", "false", "login", "refused", "sliding_window/1m"] == 3
+    assert found["headgate_decisions_total", "true", "login", "admitted", "sliding_window/1m"] == 1
+
+
+def test_no_key_becomes_a_label(registry: CollectorRegistry) -> None:
+    limiter, _ = watched(registry, sliding_window("0/minute", scope="user"))
+    for number in range(50):
+        limiter.hit({"user": f"someone-{number}"})
+    text = generate_latest(registry).decode()
+    assert "someone" not in text
+    assert len(samples(registry)) < 40
+
+
+def test_the_time_that_the_store_took(registry: CollectorRegistry) -> None:
+    limiter, hook = watched(registry, "5/minute", buckets=[0.1, 1.0])
+    limiter.check("a")
+    limiter.record("a")
+    limiter.reset("a")
+    decision = limiter.hit("a")
+    hook.decided(Call("login", "hold", "a", 1, None), decision, 0.5)
+    hook.decided(Call("login", "hold", "a", 1, None), decision.as_degraded(), 9.0)
+    found = samples(registry)
+    for operation in ("hit", "check", "record", "reset"):
+        assert found["headgate_store_seconds_count", "login", operation] == 1
+    assert found["headgate_store_seconds_count", "login", "hold"] == 1
+    assert found["headgate_store_seconds_bucket", "0.1", "login", "hold"] == 0
+    assert found["headgate_store_seconds_bucket", "1.0", "login", "hold"] == 1
+
+
+def test_held_units(registry: CollectorRegistry) -> None:
+    limiter, _ = watched(registry, "9/minute")
+    first, second, third = limiter.hold("a", 2), limiter.hold("a", 3), limiter.hold("a", 4)
+    assert not limiter.hold("a", 1)
+    assert samples(registry)["headgate_held_units", "login"] == 9
+    first.settle(1)
+    first.release()
+    second.release()
+    assert samples(registry)["headgate_held_units", "login"] == 4
+    del third
+    gc.collect()
+    assert samples(registry)["headgate_held_units", "login"] == 0
+
+
+def test_the_state_of_the_store(registry: CollectorRegistry) -> None:
+    limiter, hook = watched(registry, "5/minute")
+    call = Call("login", "hit", "a", 1, None)
+    up = ("headgate_store_up", "login")
+    assert samples(registry)[up] == 1
+    hook.failed(call, StoreUnavailable("gone"), 0.1)
+    assert samples(registry)[up] == 0
+    limiter.hit("a")
+    assert samples(registry)[up] == 1
+    hook.decided(call, limiter.hit("a").as_degraded(), 0.1)
+    assert samples(registry)[up] == 0
+    limiter.record("a")
+    assert samples(registry)[up] == 1
+    with pytest.raises(CostTooHigh):
+        limiter.hit("a", 6)
+    found = samples(registry)
+    assert found[up] == 1
+    assert found["headgate_store_errors_total", "StoreUnavailable", "login"] == 1
+    assert found["headgate_store_errors_total", "CostTooHigh", "login"] == 1
+
+
+def test_a_full_memory_store_is_seen(registry: CollectorRegistry) -> None:
+    hook = PrometheusHook(registry)
+    limiter = Limiter("5/minute", name="small", store=MemoryStore(max_keys=2), hooks=[hook])
+    for key in "abcd":
+        limiter.hit(key)
+    found = samples(registry)
+    assert found["headgate_memory_keys",] >= 2
+    assert found["headgate_memory_overflowed_total",] == 2
+
+
+def test_the_most_refused_keys_on_request(registry: CollectorRegistry) -> None:
+    limiter, _ = watched(registry, "0/minute", top_keys=2)
+    for key, count in (("alice", 5), ("bob", 3), ("carol", 1), (b"\x00", 4)):
+        for _ in range(count):
+            limiter.hit(key)
+    top = {
+        labels[1:]: value
+        for labels, value in samples(registry).items()
+        if labels[0] == "headgate_top_refused"
+    }
+    assert top == {("alice", "login"): 5, ("b'\\x00'", "login"): 4}
+
+
+def test_the_view_of_keys_is_bounded(registry: CollectorRegistry) -> None:
+    hook = PrometheusHook(registry, top_keys=3)
+    limiter = Limiter(sliding_window("0/minute", scope="user"), name="x", store=MemoryStore(), hooks=[hook])
+    for number in range(5_000):
+        limiter.hit({"user": f"{number}" + "x" * 500})
+    limiter.hit({"user": "\udc80"})
+    shown = [labels for labels in samples(registry) if labels[0] == "headgate_top_refused"]
+    assert len(shown) <= 3
+    assert all(len(label) <= 128 for labels in shown for label in labels)
+
+
+def test_one_hook_serves_several_limiters(registry: CollectorRegistry) -> None:
+    hook = PrometheusHook(registry)
+    for name in ("first", "second"):
+        Limiter("5/minute", name=name, store=MemoryStore(), hooks=[hook]).hit("a")
+    found = samples(registry)
+    for name in ("first", "second"):
+        assert found["headgate_decisions_total", "false", name, "admitted", "sliding_window/1m"] == 1

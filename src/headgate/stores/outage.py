@@ -11,6 +11,7 @@ A `StandIn` answers while the store does not, by the limiter's policy. Nothing h
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -191,6 +192,17 @@ def breaker_of(store: object) -> Breaker:
         if breaker is None:
             breaker = _breakers[store] = Breaker(store)
         return breaker
+
+
+def _after_fork_in_child() -> None:
+    """Let go of locks that threads of the parent held."""
+    global _breakers_lock
+    _breakers_lock = threading.Lock()
+    for breaker in list(_breakers.values()):
+        breaker._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class LocalPlace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from itertools import pairwise
 
 import pytest
@@ -199,3 +200,16 @@ def test_a_store_has_one_breaker() -> None:
     one, other = Store(), Store()
     assert breaker_of(one) is breaker_of(one)
     assert breaker_of(one) is not breaker_of(other)
+
+
+def test_a_fork_lets_go_of_locks_that_the_parent_held() -> None:
+    class Store:
+        pass
+
+    store = Store()
+    breaker = breaker_of(store)
+    with breaker._lock:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if breaker._lock.acquire(timeout=10) and breaker_of(store) is breaker else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

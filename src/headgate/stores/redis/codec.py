@@ -1,0 +1,262 @@
+"""What is sent to the script and what it answers, as values: no connection, no clock.
+
+`gate.lua` describes both. A request is the keys of its states and one packed argument; several requests travel in one call.
+Numbers travel as doubles, which are exact for every number that Headgate counts with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from hashlib import blake2b
+from struct import Struct
+from typing import Any, Literal, NamedTuple
+
+from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, TokenBucket, check_cost
+from headgate.decision import Decision, Verdict
+from headgate.errors import CostTooHigh
+from headgate.keys import Key, PlainKey, check_plain, key_picker, storage_key, storage_prefix
+from headgate.quota import MAX_UNITS
+from headgate.rules import Rule
+from headgate.stores.base import Receipts, Tiers, births, check_whole
+from headgate.stores.redis.script import SHA, SOURCE
+
+Reply = Any
+"""What the script answers to one request: a number, or a list of numbers and `None`."""
+
+Tag = Literal["limiter", "key"]
+"""What the states that lie in one slot of a cluster have in common."""
+
+_HEAD = Struct("<BHddd")
+_SHAPE = Struct("<Bdddd")
+_SERVER_CLOCK = -1
+_PER_VERDICT = 5
+
+
+class Operation(IntEnum):
+    """What a request asks for."""
+
+    HIT = 1
+    PEEK = 2
+    HOLD = 3
+    RECORD = 4
+    REFUND = 5
+    RESET = 6
+
+
+class Request(NamedTuple):
+    """One request as the script takes it: the keys of its states, and everything else."""
+
+    keys: tuple[bytes, ...]
+    body: bytes
+
+
+def call_by_name(requests: Sequence[Request]) -> list[bytes]:
+    """Return the command that runs the script on these requests, ready to be sent."""
+    return [_call(b"EVALSHA", SHA, requests)]
+
+
+def call_by_text(requests: Sequence[Request]) -> list[bytes]:
+    """Return the same for a server that does not have the script; it does afterwards."""
+    return [_call(b"EVAL", SOURCE, requests)]
+
+
+def command(*arguments: bytes) -> bytes:
+    """Return any command, ready to be sent."""
+    return b"*%d\r\n" % len(arguments) + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments])
+
+
+ASKING = [command(b"ASKING")]
+"""The command that makes a cluster's node take one call for a slot that is just moving to it."""
+
+
+def _call(name: bytes, script: bytes, requests: Sequence[Request]) -> bytes:
+    keys = [key for request in requests for key in request.keys]
+    return command(name, script, b"%d" % len(keys), *keys, *[request.body for request in requests])
+
+
+class Keys:
+    """Where the states of a limiter's rules are.
+
+    Args:
+        limiter: The limiter's name.
+        rules: Its rules.
+        namespace: What comes before it.
+        tag: In a cluster, what decides the slot. It comes first in the name of a state, so that no braces in the text
+            of a key can choose another one.
+    """
+
+    def __init__(self, limiter: str, rules: tuple[Rule, ...], namespace: str, tag: Tag | None = None) -> None:
+        self._pick = key_picker(rules)
+        self._prefixes = tuple(storage_prefix(namespace, limiter, rule) for rule in rules)
+        self._tag_key = blake2b(f"{len(namespace)}:{namespace}{limiter}".encode(), digest_size=32).digest()
+        self.of: Callable[[Key | None], tuple[bytes, ...]] = self._plain
+        if tag == "limiter":
+            brace = b"{%b}" % self._tag_key[:8].hex().encode()
+            self._prefixes = tuple(brace + prefix for prefix in self._prefixes)
+        elif tag == "key":
+            self.of = self._tagged
+        elif len(rules) == 1 and rules[0].scope is None:
+            self.of = self._single
+
+    def _plain(self, key: Key | None) -> tuple[bytes, ...]:
+        return tuple(map(storage_key, self._prefixes, self._pick(key)))
+
+    def _single(self, key: Key | None) -> tuple[bytes, ...]:
+        return (storage_key(self._prefixes[0], check_plain(key)),)
+
+    def _tagged(self, key: Key | None) -> tuple[bytes, ...]:
+        picked = self._pick(key)
+        return tuple(
+            self._brace(k) + storage_key(prefix, k) for prefix, k in zip(self._prefixes, picked, strict=True)
+        )
+
+    def _brace(self, key: PlainKey) -> bytes:
+        raw = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+        return b"{%b}" % blake2b(raw, digest_size=8, key=self._tag_key).hexdigest().encode()
+
+
+class Plans:
+    """The plans of a limiter's rules by tier."""
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        tiers = Tiers(rules)
+        names = tuple(rule.name for rule in rules)
+        new_birth = births()
+        self._own = Plan(names, tiers.algorithms(None), new_birth)
+        self._by_tier = {
+            tier: Plan(names, tiers.algorithms(tier), new_birth) for rule in rules for tier in rule.tiers
+        }
+
+    def of(self, tier: str | None) -> Plan:
+        """Return the plan of a tier; an unknown one has the rules' own."""
+        return self._own if tier is None else self._by_tier.get(tier, self._own)
+
+    def admitting(self, tier: str | None, cost: int) -> Plan:
+        """As `of`, for a call that must be able to succeed.
+
+        Raises:
+            ConfigError: The cost is not a whole number of units.
+            CostTooHigh: No waiting would ever admit it.
+        """
+        check_whole(cost)
+        plan = self.of(tier)
+        check_cost(plan.algorithms, cost)
+        return plan
+
+
+class Plan:
+    """Some rules as they are for one tier: how they are asked and how their replies are read."""
+
+    def __init__(
+        self, names: tuple[str, ...], algorithms: tuple[Algorithm, ...], new_birth: Callable[[], int]
+    ) -> None:
+        self.names = names
+        self.algorithms = algorithms
+        self._size = len(algorithms)
+        self._new_birth = new_birth
+        self._shapes = b"".join(_SHAPE.pack(*_shape(algorithm)) for algorithm in algorithms)
+        self._scales = [(a.capacity, a.tick if isinstance(a, TokenBucket) else 1) for a in algorithms]
+
+    def part(self, indices: Sequence[int]) -> Plan:
+        """Return the plan of some of these rules."""
+        return Plan(
+            tuple(self.names[i] for i in indices),
+            tuple(self.algorithms[i] for i in indices),
+            self._new_birth,
+        )
+
+    def ask(self, operation: Operation, keys: tuple[bytes, ...], cost: int, now: int | None) -> Request:
+        """Return the request for a decision, or to record."""
+        at = _SERVER_CLOCK if now is None else now
+        return Request(keys, _HEAD.pack(operation, self._size, at, cost, self._new_birth()) + self._shapes)
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Request:
+        """Return the request to give back units of a hold."""
+        at = _SERVER_CLOCK if now is None else now
+        body = [_HEAD.pack(Operation.REFUND, self._size, at, cost, 0), self._shapes]
+        body += [Struct(f"<{len(receipt)}d").pack(*receipt) for _, receipt in receipts]
+        return Request(tuple(key for key, _ in receipts), b"".join(body))  # type: ignore[misc]  # our keys are bytes
+
+    def reset(self, keys: tuple[bytes, ...]) -> Request:
+        """Return the request to forget what was counted."""
+        return Request(keys, _HEAD.pack(Operation.RESET, len(keys), _SERVER_CLOCK, 0, 0))
+
+    def decision(self, reply: Reply) -> Decision:
+        """Return the decision in a reply."""
+        if self._size > 1:
+            return Decision.make(self.names, self.verdicts(reply))
+        allowed, remaining, retry_after, reset_after, lag = reply[:_PER_VERDICT]
+        limit, tick = self._scales[0]
+        return tuple.__new__(
+            Decision,
+            (
+                allowed == 1,
+                limit,
+                remaining,
+                None if retry_after is None else retry_after * tick + lag,
+                reset_after * tick + lag if reset_after else reset_after,
+                self.names,
+                0,
+                None,
+                False,
+            ),
+        )
+
+    def verdicts(self, reply: Reply) -> list[Verdict]:
+        """Return what each rule says in a reply."""
+        verdicts = []
+        place = 0
+        for limit, tick in self._scales:
+            allowed, remaining, retry_after, reset_after, lag = reply[place : place + _PER_VERDICT]
+            place += _PER_VERDICT
+            # The constructor of a named tuple would take as long as all the rest.
+            verdict: Verdict = tuple.__new__(
+                Verdict,
+                (
+                    allowed == 1,
+                    limit,
+                    remaining,
+                    None if retry_after is None else retry_after * tick + lag,
+                    reset_after * tick + lag if reset_after else reset_after,
+                ),
+            )
+            verdicts.append(verdict)
+        return verdicts
+
+    def receipts(self, keys: tuple[bytes, ...], reply: Reply, cost: int) -> Receipts | None:
+        """Return the receipts of a hold, or `None` if nothing was charged."""
+        place = self._size * _PER_VERDICT
+        if len(reply) == place:
+            return None
+        receipts: list[tuple[object, Receipt]] = []
+        for key, algorithm in zip(keys, self.algorithms, strict=True):
+            if isinstance(algorithm, TokenBucket):
+                shape = (algorithm.n, algorithm.d, algorithm.burst)
+                receipts.append((key, (*reply[place : place + 4], *shape, cost)))
+                place += 4
+            else:
+                receipts.append((key, (*reply[place : place + 2], cost)))
+                place += 2
+        return tuple(receipts)
+
+    def check_recorded(self, reply: Reply, cost: int) -> None:
+        """Raise CostTooHigh if units could not be recorded because the count would leave the exact range."""
+        if reply == 0:
+            return
+        number, count = reply
+        algorithm = self.algorithms[number - 1]
+        parts = algorithm.d if isinstance(algorithm, TokenBucket) else 1
+        raise CostTooHigh(cost, (MAX_UNITS - count) // parts, algorithm.name)
+
+
+def _shape(algorithm: Algorithm) -> tuple[int, int, int, int, int]:
+    """Return the kind of an algorithm in the script, and its numbers."""
+    match algorithm:
+        case FixedWindow(_, limit, period):
+            return 1, limit, period, 0, 0
+        case SlidingWindow(_, limit, width, lifetime):
+            return 2, limit, width, lifetime, 0
+        case TokenBucket(_, burst, n, d, tick):
+            return 3, burst, n, d, tick
+    raise AssertionError(f"no script for {algorithm!r}")

@@ -1,0 +1,237 @@
+"""Where a server is, how to log in there, and what its failures mean.
+
+Connections are redis-py's, made by its classes with its settings; what it would add on top of them is left out. Its pools,
+because a call here has a connection to itself or shares one with everybody; and its retries, because a call that charges
+must not be sent twice: after a lost reply nobody knows whether it was counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+import redis.asyncio.connection
+import redis.connection
+from redis import Redis, RedisCluster
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio import RedisCluster as AsyncRedisCluster
+from redis.exceptions import MovedError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from headgate.errors import ConfigError, StoreConflict, StoreError, StoreUnavailable
+
+Target = str | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
+"""What a store can be made of."""
+
+SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
+"""The schemes of URLs, and what redis-py calls them."""
+
+# What belongs to a pool or a client rather than a connection, and what would repeat, decode or relax behind our back.
+_LEFT_OUT = frozenset(
+    {
+        "connection_class",
+        "decode_responses",
+        "health_check_interval",
+        "himport_registry",
+        "maint_notifications_config",
+        "maint_notifications_pool_handler",
+        "max_connections",
+        "orig_host_address",
+        "orig_socket_connect_timeout",
+        "orig_socket_timeout",
+        "oss_cluster_maint_notifications_handler",
+        "protocol",
+        "retry",
+        "retry_on_error",
+        "retry_on_timeout",
+        "socket_connect_timeout",
+        "socket_timeout",
+        "timeout",
+    }
+)
+
+
+class Connection(Protocol):
+    """What is used of redis-py's connections."""
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def can_read(self, timeout: float) -> bool: ...
+    def send_packed_command(self, command: Iterable[bytes], check_health: bool) -> None: ...
+    def read_response(self, disable_decoding: bool) -> Any: ...
+
+
+class AsyncConnection(Protocol):
+    """What is used of redis-py's asyncio connections."""
+
+    @property
+    def is_connected(self) -> bool: ...
+    def connect(self) -> Awaitable[None]: ...
+    def disconnect(self, nowait: bool) -> Awaitable[None]: ...
+    def can_read(self) -> Awaitable[bool]: ...
+    def can_read_destructive(self) -> Awaitable[bool]: ...
+    def send_packed_command(self, command: Iterable[bytes], check_health: bool) -> Awaitable[None]: ...
+    def read_response(self, disable_decoding: bool) -> Awaitable[Any]: ...
+
+
+Recipe = tuple[type, Mapping[str, Any]]
+"""A class of redis-py's connections and what to call it with."""
+
+
+@dataclass(frozen=True, repr=False)
+class Endpoint:
+    """A server, by a URL or a client of the user's.
+
+    Attributes:
+        name: What it is called in messages; without credentials.
+        for_threads: How to make a connection; `None` if only coroutines can have one.
+        for_tasks: How to make a connection for coroutines; `None` if only threads can have one.
+        owner: The user's client. Some of its connections need it to stay alive.
+    """
+
+    name: str
+    for_threads: Recipe | None
+    for_tasks: Recipe | None
+    owner: object = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    @classmethod
+    def of(cls, target: Target) -> Endpoint:
+        """Return the server of a URL or client; of a cluster, one of its nodes.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        if isinstance(target, str):
+            return cls.of_url(target)
+        if isinstance(target, Redis):
+            return cls._of_client(target, _recipe_of(target.connection_pool), None)
+        if isinstance(target, AsyncRedis):
+            return cls._of_client(target, None, _recipe_of(target.connection_pool))
+        if isinstance(target, RedisCluster):
+            node = next(iter(target.nodes_manager.startup_nodes.values()))
+            return cls._of_client(target, _recipe_of(target.get_redis_connection(node).connection_pool), None)
+        if isinstance(target, AsyncRedisCluster):
+            return cls._of_client(
+                target, None, _recipe_of(next(iter(target.nodes_manager.startup_nodes.values())))
+            )
+        raise ConfigError(f"a Redis store takes a URL or a client of redis-py, not a {type(target).__name__}")
+
+    @classmethod
+    def _of_client(cls, client: object, for_threads: Recipe | None, for_tasks: Recipe | None) -> Endpoint:
+        return cls(_name(for_threads or for_tasks), for_threads, for_tasks, client)
+
+    @classmethod
+    def of_url(cls, url: str) -> Endpoint:
+        """Return the server of a URL."""
+        scheme, separator, rest = url.partition("://")
+        known = SCHEMES.get(scheme.lower())
+        if not known or not separator:
+            raise ConfigError(
+                f"{scheme!r} is no scheme of a Redis store; write for example 'redis://localhost:6379/0'"
+            )
+        try:
+            sync = redis.connection.parse_url(f"{known}://{rest}")  # type: ignore[no-untyped-call]
+            tasks = redis.asyncio.connection.parse_url(f"{known}://{rest}")
+            endpoint = cls(
+                "",
+                _recipe(sync.get("connection_class", redis.connection.Connection), sync),
+                _recipe(tasks.get("connection_class", redis.asyncio.connection.Connection), tasks),
+            )
+            endpoint.connection(1.0)  # unknown options show here, not at the first call
+        except (ValueError, TypeError, RedisError):
+            # Not chained, and without the URL: the parser quotes parts of a password that it took for something else.
+            raise ConfigError(
+                f"the {scheme.lower()}:// URL cannot be read; write for example 'redis://user:password@host:6379/0', "
+                f"special characters percent-encoded, and only options that redis-py knows after a '?'"
+            ) from None
+        return replace(endpoint, name=_name(endpoint.for_threads))
+
+    @property
+    def host(self) -> str:
+        """The host, or where a socket without one would be."""
+        recipe = self.for_threads or self.for_tasks
+        return str(recipe[1].get("host", "localhost")) if recipe else "localhost"
+
+    def at(self, host: str, port: int) -> Endpoint:
+        """Return another server of the same cluster, with the same login."""
+        moved = {"host": host, "port": port}
+        threads, tasks = (
+            recipe and (recipe[0], {**recipe[1], **moved}) for recipe in (self.for_threads, self.for_tasks)
+        )
+        return Endpoint(f"redis://{host}:{port}", threads, tasks, self.owner)
+
+    def connection(self, deadline: float) -> Connection:
+        """Return a new connection, to be connected; each of its steps takes so many seconds at most."""
+        if self.for_threads is None:
+            raise ConfigError(
+                f"{self.name} was given as a client of redis.asyncio, which Limiter cannot use; "
+                f"give it a redis.Redis or a URL"
+            )
+        kind, settings = self.for_threads
+        made = kind(**settings, socket_timeout=deadline, socket_connect_timeout=deadline, protocol=2)
+        return cast(Connection, made)
+
+    def async_connection(self, deadline: float) -> AsyncConnection:
+        """Return a new connection, to be connected. Whoever reads from it keeps the time."""
+        if self.for_tasks is None:
+            raise ConfigError(
+                f"{self.name} was given as a client of redis, which AsyncLimiter cannot use; "
+                f"give it a redis.asyncio.Redis or a URL"
+            )
+        kind, settings = self.for_tasks
+        made = kind(**settings, socket_timeout=None, socket_connect_timeout=deadline, protocol=2)
+        return cast(AsyncConnection, made)
+
+    def error(self, cause: BaseException) -> StoreError:
+        """Return what a failure of redis-py means to us, without credentials."""
+        text = self._without_credentials(str(cause) or type(cause).__name__)
+        if isinstance(cause, (RedisTimeoutError, TimeoutError)):
+            return StoreUnavailable(f"{self.name} did not answer in time: {text}")
+        if isinstance(cause, MovedError):
+            return StoreUnavailable(f"{self.name} belongs to a cluster: make the store with cluster=True")
+        if isinstance(cause, ResponseError) and ("WRONGTYPE" in text or ": not a " in text):
+            return StoreConflict(f"{self.name} holds something else under a key of ours: {text}")
+        return StoreUnavailable(f"{self.name}: {text}")
+
+    def presentable(self, cause: BaseException) -> BaseException | None:
+        """Return the failure itself if it can be shown as the cause, `None` if credentials are in its text."""
+        text = str(cause)
+        return cause if self._without_credentials(text) == text else None
+
+    def _without_credentials(self, text: str) -> str:
+        for recipe in (self.for_threads, self.for_tasks):
+            settings = recipe[1] if recipe else {}
+            for name in ("password", "ssl_password"):
+                if secret := settings.get(name):
+                    text = text.replace(str(secret), "***")
+            if user := settings.get("username"):
+                text = re.sub(rf"\b{re.escape(str(user))}\b", "***", text)
+        return text
+
+
+def is_read_only(error: object) -> bool:
+    """Tell whether a reply says that this server has become a replica, so that the next call should look for another."""
+    return isinstance(error, ResponseError) and "READONLY" in f"{getattr(error, 'status_code', '')} {error}"
+
+
+def _recipe_of(source: Any) -> Recipe:
+    """Return how a pool, or a node of a cluster, makes its connections."""
+    return _recipe(source.connection_class, source.connection_kwargs)
+
+
+def _recipe(kind: type, settings: Mapping[str, Any]) -> Recipe:
+    return kind, {name: value for name, value in settings.items() if name not in _LEFT_OUT}
+
+
+def _name(recipe: Recipe | None) -> str:
+    settings = recipe[1] if recipe else {}
+    if "path" in settings:
+        return f"unix://{settings['path']}?db={settings.get('db', 0)}"
+    service = getattr(settings.get("connection_pool"), "service_name", None)
+    place = service or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}"
+    return f"redis://{place}/{settings.get('db', 0)}"

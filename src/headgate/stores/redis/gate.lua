@@ -1,0 +1,393 @@
+-- Decides any number of requests in one call: a port of headgate.algorithms, with its names and its order of steps.
+--
+-- KEYS     the states, in the order in which the requests name them
+-- ARGV[i]  one request, packed little-endian: "<BHddd" operation, number of rules, now (microseconds since the epoch;
+--          below 0: the server's clock), cost, birth. Then per rule "<Bdddd", its kind and shape:
+--            1 fixed window     limit, period (us), -, -
+--            2 sliding window   limit, width (us), lifetime (us), -
+--            3 token bucket     burst, n, d, tick (us)
+--          and, to refund, per rule as many doubles as its receipt has.
+--          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset.
+-- Reply    one entry per request:
+--            hit, peek, hold   per rule: allowed (1 or 0), remaining, retry_after, reset_after, lag. The last three mean
+--                              retry_after * tick + lag microseconds, and so on (windows: a tick of 1, no lag); nil: None.
+--                              An admitted hold goes on with the receipt of each rule, without what the caller knows.
+--            record            0, or the number of the rule whose count would leave the exact range, and its count
+--            refund, reset     0
+--            an error          if this request failed; the others have not noticed
+--
+-- Every number is whole. Doubles are exact below 2^53: a product or sum that passes it still compares as larger than
+-- everything that has not, and where it would be needed exactly, the steps are ordered so that it is not passed. And below
+-- it floor(a / b) and ceil(a / b) are right: a quotient that is not whole is 1/b or more away from the next whole number,
+-- which is farther than a double is ever rounded there. (Lua's own % is not: fmod is.)
+--
+-- States are doubles, little-endian, as the tuples in Python:
+--   fixed window     birth, index, count
+--   sliding window   birth, units in all buckets; then index and units of each bucket, oldest first
+--   token bucket     birth, level, time, refunded, n, d, burst
+
+local MAX_UNITS = 9007199254740991
+local GRACE = 3600000000 -- how much longer a state lives that was written at a time of the caller's own
+local LONGEST = 8000000000000000 -- no state is kept for more than 253 years: the server's own limit is not far
+
+local HIT, PEEK, HOLD, RECORD, REFUND, RESET = 1, 2, 3, 4, 5, 6
+local FIXED, SLIDING, BUCKET = 1, 2, 3
+
+local call, pack, unpack = redis.call, struct.pack, struct.unpack
+local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
+
+local seconds_and_rest = call("TIME")
+local clock = tonumber(seconds_and_rest[1]) * 1000000 + tonumber(seconds_and_rest[2])
+
+-- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same), then the
+-- receipt without shape and cost. reset_after is nil if nothing is ever counted, and so is the state after.
+
+local function decide_fixed(state, now, cost, birth, beyond, limit, period)
+  local index, count = floor(now / period), 0
+  if state then
+    if #state ~= 24 then
+      error("not a fixed window")
+    end
+    local old_birth, old_index, old_count = unpack("<ddd", state)
+    if old_index >= index then
+      birth, index, count = old_birth, old_index, old_count
+    end
+  end
+  local reset_after = index * period - now + period
+  if cost > 0 and not beyond and count + cost > limit then
+    return 0, max(0, limit - count), limit > 0 and reset_after, count > 0 and reset_after or 0, 0
+  end
+  if beyond and count + cost > MAX_UNITS then
+    return 0, count
+  end
+  count = count + cost
+  return 1, max(0, limit - count), false, count > 0 and reset_after or 0, 0,
+    cost > 0 and pack("<ddd", birth, index, count), birth, index
+end
+
+local function decide_sliding(state, now, cost, birth, beyond, limit, width, lifetime)
+  local count, first, last = 0, 17, 0 -- places in the state: of the first live bucket, of the last one
+  local newest, newest_units
+  if state then
+    last = #state - 15
+    if last < 17 or fmod(last - 1, 16) ~= 0 then
+      error("not a sliding window")
+    end
+    local old_birth, old_count = unpack("<dd", state)
+    newest, newest_units = unpack("<dd", state, last)
+    local horizon = max(now, newest * width) - lifetime
+    count = old_count
+    while first <= last do
+      local index, units = unpack("<dd", state, first)
+      if index * width > horizon then
+        break
+      end
+      count = count - units
+      first = first + 16
+    end
+    if first <= last then
+      birth = old_birth
+    else
+      state, newest = nil, nil
+    end
+  end
+  if cost > 0 and not beyond and count + cost > limit then
+    local retry_after = false
+    if limit > 0 then
+      local excess = count - (limit - cost)
+      local place = first
+      repeat
+        local index, units = unpack("<dd", state, place)
+        excess = excess - units
+        retry_after = index * width - now + lifetime
+        place = place + 16
+      until excess <= 0
+    end
+    return 0, max(0, limit - count), retry_after, newest and newest * width - now + lifetime or 0, 0
+  end
+  if beyond and count + cost > MAX_UNITS then
+    return 0, count
+  end
+  local remaining = max(0, limit - count - cost)
+  if cost == 0 then
+    return 1, remaining, false, newest and newest * width - now + lifetime or 0, 0
+  end
+  local index = floor(now / width)
+  local after
+  if not newest then
+    after = pack("<dddd", birth, cost, index, cost)
+  elseif index <= newest then
+    index = newest
+    after = pack("<dd", birth, count + cost) .. sub(state, first, last - 1) .. pack("<dd", index, newest_units + cost)
+  else
+    after = pack("<dd", birth, count + cost) .. sub(state, first) .. pack("<dd", index, cost)
+  end
+  return 1, remaining, false, index * width - now + lifetime, 0, after, birth, index
+end
+
+-- Returns level * to / from, rounded up, or more than MAX_UNITS. The product may have 88 bits, so it is divided in parts:
+-- `from` and `to` stay below 2^35, so that 17 bits of `to` at a time keep every step below 2^53.
+local function convert(level, from, to)
+  local rest = fmod(level, from)
+  local low = fmod(to, 131072)
+  local high = (to - low) / 131072
+  local carried = fmod(rest * high, from)
+  local parts = (rest * high - carried) / from * 131072
+  return (level - rest) / from * to + parts + ceil((carried * 131072 + rest * low) / from)
+end
+
+local function decide_bucket(state, now, cost, birth, beyond, burst, n, d, tick)
+  if n == 0 then
+    return (cost == 0 or beyond) and 1 or 0, 0, false, false, 0
+  end
+  local level, time, refunded = 0, floor(now / tick), 0
+  local fresh_after = 0 -- ticks until the state is fresh in its own shape
+  if state then
+    if #state ~= 56 then
+      error("not a token bucket")
+    end
+    local old_birth, old_level, old_time, old_refunded, old_n, old_d, old_burst = unpack("<ddddddd", state)
+    time = max(time, old_time)
+    if old_level > old_n * (time - old_time) then
+      fresh_after = ceil(old_level / old_n) - (time - old_time)
+      if old_n ~= n or old_d ~= d or old_burst ~= burst then
+        old_level = min(convert(old_level, old_d, d), burst * d)
+        old_birth, old_refunded = birth, 0
+      end
+      old_level = old_level - n * (time - old_time)
+      if old_level > 0 then
+        birth, level, refunded = old_birth, old_level, old_refunded
+      end
+    end
+  end
+  local lag = time * tick - now
+  if beyond then
+    if level + cost * d > MAX_UNITS then
+      return 0, level
+    end
+  else
+    local excess = level - (burst - cost) * d
+    if cost == 0 or excess > 0 then
+      local reset_after = level > 0 and min(ceil(level / n), fresh_after) or 0
+      local retry_after = cost > 0 and min(ceil(excess / n), reset_after)
+      return cost == 0 and 1 or 0, floor(max(0, burst * d - level) / d), retry_after, reset_after, lag
+    end
+  end
+  local before = level
+  level = level + cost * d
+  return 1, floor(max(0, burst * d - level) / d), false, ceil(level / n), lag,
+    pack("<ddddddd", birth, level, time, refunded, n, d, burst), birth, before, time, refunded
+end
+
+local DECIDE = { decide_fixed, decide_sliding, decide_bucket }
+
+-- Every refund returns the state after (nil: the very same, "": a fresh one) and how long it will be counted in
+-- microseconds.
+
+local function refund_fixed(state, now, cost, period, birth, index, held)
+  if #state ~= 24 then
+    error("not a fixed window")
+  end
+  local state_birth, state_index, count = unpack("<ddd", state)
+  if state_birth ~= birth or state_index ~= index then
+    return nil
+  end
+  count = count - min(cost, held)
+  if count <= 0 then
+    return ""
+  end
+  return pack("<ddd", birth, index, count), index * period - now + period
+end
+
+local function refund_sliding(state, now, cost, width, lifetime, birth, index, held)
+  local last = #state - 15
+  if last < 17 or fmod(last - 1, 16) ~= 0 then
+    error("not a sliding window")
+  end
+  local state_birth, count = unpack("<dd", state)
+  if state_birth ~= birth then
+    return nil
+  end
+  local low, high = 0, (last - 17) / 16 -- the bucket is between these two, if it is still there
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if unpack("<d", state, 17 + 16 * middle) < index then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  local place = 17 + 16 * low
+  local found, units = unpack("<dd", state, place)
+  if found ~= index then
+    return nil
+  end
+  local back = min(units, cost, held)
+  if back == count then
+    return ""
+  end
+  local kept = back < units and pack("<dd", index, units - back) or ""
+  local after = pack("<dd", birth, count - back) .. sub(state, 17, place - 1) .. kept .. sub(state, place + 16)
+  return after, unpack("<d", after, #after - 15) * width - now + lifetime
+end
+
+local function refund_bucket(state, now, cost, tick, birth, level_before, at, refunded_before, n, d, burst, held)
+  if #state ~= 56 then
+    error("not a token bucket")
+  end
+  local state_birth, level, time, refunded, state_n, state_d, state_burst = unpack("<ddddddd", state)
+  if state_birth ~= birth or state_n ~= n or state_d ~= d or state_burst ~= burst then
+    return nil
+  end
+  local later = max(floor(now / tick), time)
+  level = max(0, level - n * (later - time))
+  cost = min(cost, held)
+  level_before = level_before + (held - cost) * d
+  local gone = max(0, n * (later - at) - level_before + (refunded - refunded_before))
+  local back = min(level, max(0, cost * d - gone))
+  if level == back then
+    return ""
+  end
+  level = level - back
+  refunded = refunded + back
+  if refunded > MAX_UNITS then
+    birth, refunded = fmod(birth + 1, MAX_UNITS), 0
+  end
+  local after = pack("<ddddddd", birth, level, later, refunded, n, d, burst)
+  return after, (later * tick - now) + ceil(level / n) * tick
+end
+
+local function save(key, state, counted_for, explicit)
+  local expires = clock + max(0, counted_for) + (explicit and GRACE or 0)
+  -- A millisecond on top, because a state may outlive its last unit but never the other way round.
+  call("SET", key, state, "PXAT", ceil(min(expires, LONGEST) / 1000) + 1)
+end
+
+local function decide_one(operation, request, key, now, cost, birth, explicit)
+  local kind, a, b, c, d = unpack("<Bdddd", request, 28)
+  local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4 =
+    DECIDE[kind](call("GET", key), now, cost, birth, operation == RECORD, a, b, c, d)
+  if after and operation ~= PEEK then
+    save(key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
+    if operation == HOLD then
+      return { allowed, remaining, retry_after, reset_after, lag, r1, r2, r3, r4 }
+    end
+  end
+  if operation == RECORD then
+    return allowed == 1 and 0 or { 1, remaining }
+  end
+  return { allowed, remaining, retry_after, reset_after, lag }
+end
+
+local function decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
+  local reply, states, after, counted_for = {}, {}, {}, {}
+  local receipts = operation == HOLD and {}
+  local all_allowed, beyond = true, operation == RECORD
+  for i = 1, rules do
+    local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
+    states[i] = call("GET", KEYS[first_key + i])
+    local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4 =
+      DECIDE[kind](states[i], now, cost, birth, beyond, a, b, c, d)
+    if beyond and allowed == 0 then
+      return { i, remaining }
+    end
+    local n = 5 * i
+    reply[n - 4], reply[n - 3], reply[n - 2], reply[n - 1], reply[n] = allowed, remaining, retry_after, reset_after, lag
+    after[i] = changed
+    counted_for[i] = kind == BUCKET and reset_after and reset_after * d + lag or reset_after
+    all_allowed = all_allowed and allowed == 1
+    if receipts then
+      receipts[i] = { r1, r2, r3, r4 }
+    end
+  end
+  if not all_allowed then
+    -- A rule that would have admitted shows what it has left without this call.
+    for i = 1, rules do
+      local n = 5 * i
+      if reply[n - 4] == 1 then
+        local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
+        local _
+        _, reply[n - 3], _, reply[n - 1], reply[n] = DECIDE[kind](states[i], now, 0, birth, false, a, b, c, d)
+      end
+    end
+    return reply
+  end
+  if operation == PEEK or cost == 0 then
+    return reply
+  end
+  for i = 1, rules do
+    if after[i] then
+      save(KEYS[first_key + i], after[i], counted_for[i], explicit)
+    end
+    if receipts then
+      for _, part in ipairs(receipts[i]) do
+        reply[#reply + 1] = part
+      end
+    end
+  end
+  return beyond and 0 or reply
+end
+
+local function refund_all(request, first_key, rules, now, cost, explicit)
+  local place = 28
+  local receipt = place + 33 * rules
+  for i = 1, rules do
+    local key = KEYS[first_key + i]
+    local state = call("GET", key)
+    local kind, a, b, c, d = unpack("<Bdddd", request, place)
+    local after, counted_for
+    if kind == BUCKET then
+      local birth, level_before, at, refunded, n, per_unit, burst, held = unpack("<dddddddd", request, receipt)
+      if state then
+        after, counted_for =
+          refund_bucket(state, now, cost, d, birth, level_before, at, refunded, n, per_unit, burst, held)
+      end
+      receipt = receipt + 64
+    else
+      local birth, index, held = unpack("<ddd", request, receipt)
+      if state and kind == FIXED then
+        after, counted_for = refund_fixed(state, now, cost, b, birth, index, held)
+      elseif state then
+        after, counted_for = refund_sliding(state, now, cost, b, c, birth, index, held)
+      end
+      receipt = receipt + 24
+    end
+    if after == "" then
+      call("DEL", key)
+    elseif after then
+      save(key, after, counted_for, explicit)
+    end
+    place = place + 33
+  end
+  return 0
+end
+
+local function run(request, first_key)
+  local operation, rules, now, cost, birth = unpack("<BHddd", request)
+  local explicit = now >= 0
+  if not explicit then
+    now = clock
+  end
+  if operation == RESET then
+    for i = 1, rules do
+      call("DEL", KEYS[first_key + i])
+    end
+    return 0
+  elseif operation == REFUND then
+    return refund_all(request, first_key, rules, now, cost, explicit)
+  elseif rules == 1 then
+    return decide_one(operation, request, KEYS[first_key + 1], now, cost, birth, explicit)
+  end
+  return decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
+end
+
+local replies, keys = {}, 0
+for i, request in ipairs(ARGV) do
+  local done, reply = pcall(run, request, keys)
+  if not done then
+    reply = { err = type(reply) == "table" and reply.err or tostring(reply) }
+  end
+  replies[i] = reply
+  keys = keys + unpack("<H", request, 2)
+end
+return replies

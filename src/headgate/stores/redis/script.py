@@ -1,0 +1,12 @@
+"""The script that decides, and its name in the server."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from importlib import resources
+
+SOURCE = resources.files(__package__).joinpath("gate.lua").read_bytes()
+"""The text of `gate.lua`."""
+
+SHA = sha1(SOURCE, usedforsecurity=False).hexdigest().encode()
+"""What EVALSHA calls it by."""

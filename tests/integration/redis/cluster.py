@@ -1,0 +1,105 @@
+"""A cluster of three servers on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+from headgate.testing.servers import Kind, RedisServer
+
+SLOTS = 16384
+HIGHEST_PORT = 55_000
+"""Nodes talk to each other on a port 10000 above the one for clients."""
+
+
+class Cluster:
+    """Three nodes that share the slots evenly."""
+
+    def __init__(self, nodes: list[RedisServer]) -> None:
+        self.nodes = nodes
+        self.clients = [redis.Redis.from_url(node.url) for node in nodes]
+        self.ids = [self._ask(i, "CLUSTER", "MYID").decode() for i in range(len(nodes))]
+        for i, client in enumerate(self.clients):
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(i * SLOTS // 3, (i + 1) * SLOTS // 3))
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+        self._await_agreement()
+
+    @property
+    def url(self) -> str:
+        return self.nodes[0].url
+
+    def owner(self, slot: int) -> int:
+        """Return the number of the node that has a slot."""
+        return next(i for i in range(3) if slot < (i + 1) * SLOTS // 3)
+
+    def begin_move(self, slot: int, source: int, target: int) -> None:
+        """Announce that a slot is about to move; new keys are then served by the target, if asked nicely."""
+        self._ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[source])
+        self._ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[target])
+
+    def move(self, slot: int, source: int, target: int) -> None:
+        """Move a slot and its keys."""
+        self.begin_move(slot, source, target)
+        while keys := self._ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            self.clients[source].execute_command(
+                "MIGRATE", "127.0.0.1", self.nodes[target].port, "", 0, 5000, "KEYS", *keys
+            )
+        for i in (target, source):
+            self._ask(i, "CLUSTER", "SETSLOT", slot, "NODE", self.ids[target])
+
+    def round_trips(self) -> int:
+        """Return how many calls of the script all nodes have counted."""
+        stats: list[Any] = [client.info("commandstats") for client in self.clients]
+        return sum(s.get("cmdstat_evalsha", {"calls": 0})["calls"] for s in stats)
+
+    def keys(self) -> list[int]:
+        """Return how many keys each node has."""
+        return [int(client.dbsize()) for client in self.clients]  # type: ignore[arg-type]
+
+    def _ask(self, node: int, *words: object) -> Any:
+        return self.clients[node].execute_command(*words)  # type: ignore[arg-type]
+
+    def _await_agreement(self) -> None:
+        deadline = time.monotonic() + 30
+        while not all(self._agrees(i) for i in range(len(self.nodes))):
+            assert time.monotonic() < deadline, "the nodes do not agree"
+            time.sleep(0.02)
+
+    def _agrees(self, node: int) -> bool:
+        state = self.nodes[node].command("CLUSTER", "INFO")
+        slots = self._ask(node, "CLUSTER", "SLOTS")
+        return b"cluster_state:ok" in state and len(slots) == len(self.nodes)
+
+
+@contextlib.contextmanager
+def running_cluster(kind: Kind) -> Iterator[Cluster]:
+    """Run a cluster as long as a block does."""
+    options = (
+        *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
+        *("--cluster-node-timeout", "5000", "--cluster-require-full-coverage", "no"),
+    )
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(RedisServer(kind, options, port=find_low_port())) for _ in range(3)]
+        cluster = Cluster(nodes)
+        for client in cluster.clients:
+            stack.callback(client.close)
+        yield cluster
+
+
+def find_low_port() -> int:
+    """Return a port that is free and has another free one 10000 above."""
+    for port in range(20_000 + time.monotonic_ns() % 10_000, HIGHEST_PORT):
+        try:
+            with (
+                socket.create_server(("127.0.0.1", port)),
+                socket.create_server(("127.0.0.1", port + 10_000)),
+            ):
+                return port
+        except OSError:
+            continue
+    raise RuntimeError("no free port")

@@ -1,0 +1,297 @@
+"""A real cluster: slots that differ, slots that move, nodes that die."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.crc import key_slot
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    CostTooHigh,
+    Limiter,
+    MemoryStore,
+    Rule,
+    StoreConflict,
+    StoreUnavailable,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.codec import Keys
+from headgate.testing import FakeClock
+from tests.integration.redis.cluster import Cluster, running_cluster
+
+SCOPED = (
+    sliding_window("3/minute", scope="user", name="user"),
+    token_bucket("5/minute", scope="team", name="team"),
+    sliding_log("7/minute", scope="place", name="place"),
+    fixed_window("100/hour", scope="*", name="all"),
+)
+WHO = {"user": "alice", "team": "north", "place": "here"}
+
+
+@pytest.fixture(scope="module", params=["redis", "valkey"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with running_cluster(request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def store(cluster: Cluster) -> Iterator[RedisStore]:
+    with RedisStore(cluster.url, cluster=True) as store:
+        yield store
+
+
+@pytest.fixture
+async def async_store(cluster: Cluster) -> AsyncIterator[RedisStore]:
+    async with RedisStore(cluster.url, cluster=True) as store:
+        yield store
+
+
+def slots_of(name: str, rules: tuple[Rule, ...], who: Any, tag: Any = "key") -> list[int]:
+    return [int(key_slot(key)) for key in Keys(name, rules, "headgate", tag).of(who)]
+
+
+def limiter_on(store: RedisStore, *rules: Any, name: str) -> Limiter:
+    return Limiter(*rules, name=name, store=store, on_store_error="raise")
+
+
+def test_keys_are_spread_over_all_nodes(store: RedisStore, cluster: Cluster, name: str) -> None:
+    limiter = limiter_on(store, "1/minute", name=name)
+    before = cluster.keys()
+    assert all(limiter.hit(f"user {i}") for i in range(60))
+    assert not any(limiter.hit(f"user {i}") for i in range(60))
+    assert all(after > count for after, count in zip(cluster.keys(), before, strict=True))
+
+
+async def test_tasks_reach_all_nodes_in_few_round_trips(
+    async_store: RedisStore, cluster: Cluster, name: str
+) -> None:
+    limiter = AsyncLimiter("10/minute", name=name, store=async_store, on_store_error="raise")
+    await asyncio.gather(*(limiter.hit(f"warm {i}") for i in range(30)))
+    before = cluster.round_trips()
+    assert all(await asyncio.gather(*(limiter.hit(f"user {i % 3}") for i in range(30))))
+    assert cluster.round_trips() - before == len(
+        {slots_of(name, limiter.rules, f"user {i}")[0] for i in range(3)}
+    )
+    assert not any(await asyncio.gather(*(limiter.hit(f"user {i}") for i in range(3))))
+
+
+def test_rules_that_count_by_one_key_lie_in_one_slot(store: RedisStore, cluster: Cluster, name: str) -> None:
+    limiter = limiter_on(store, "5/minute", "50/hour", token_bucket("500/day"), name=name)
+    limiter.hit("alice")
+    before = cluster.round_trips()
+    assert limiter.hit("alice")
+    assert cluster.round_trips() - before == 1
+
+
+def test_a_limiter_may_lie_in_one_slot(cluster: Cluster, name: str) -> None:
+    with RedisStore(cluster.url, cluster=True, hash_tag="limiter") as store:
+        assert store.guarantees.all_or_nothing
+        limiter = limiter_on(store, *SCOPED, name=name)
+        limiter.hit(WHO)
+        before = cluster.round_trips()
+        assert limiter.hit(WHO)
+        assert cluster.round_trips() - before == 1
+
+
+def test_braces_in_a_key_choose_no_slot(name: str) -> None:
+    rules = (sliding_window("1/minute"),)
+    hostile = [f"{{a}}{i}" for i in range(100)]
+    assert len({slots_of(name, rules, key)[0] for key in hostile}) > 50
+    assert len({slots_of(name, rules, key, "limiter")[0] for key in hostile}) == 1
+
+
+def test_rules_in_several_slots_answer_like_one_store(store: RedisStore) -> None:
+    """Alone, one slot after the other looks like all at once: to the microsecond, refusals included."""
+    clock = FakeClock()
+    name = next(n for n in names() if len(set(slots_of(n, SCOPED, WHO))) == len(SCOPED))
+    assert not store.guarantees.all_or_nothing
+    spread = Limiter(*SCOPED, name=name, store=store, clock=clock, on_store_error="raise")
+    memory = Limiter(*SCOPED, name=name, store=MemoryStore(clock=clock), clock=clock)
+    for step in range(60):
+        who = {"user": f"user {step % 3}", "team": f"team {step % 2}", "place": "here"}
+        cost = step % 4
+        try:
+            expected = memory.hit(who, cost)
+        except CostTooHigh:
+            with pytest.raises(CostTooHigh):
+                spread.hit(who, cost)
+            continue
+        assert spread.hit(who, cost) == expected
+        assert spread.check(who, 2) == memory.check(who, 2)
+        if step % 7 == 0:
+            one, other = spread.hold(who, 1), memory.hold(who, 1)
+            assert one.decision == other.decision
+            assert spread.check(who, 2) == memory.check(who, 2)
+            one.release()
+            other.release()
+        if step % 11 == 0:
+            spread.record(who, 2)
+            memory.record(who, 2)
+        if step % 23 == 22:
+            spread.reset(who)
+            memory.reset(who)
+        clock.advance_us(1_234_567 * (step % 5))
+
+
+def names() -> Iterator[str]:
+    while True:
+        yield secrets.token_hex(4)
+
+
+async def test_tasks_charge_several_slots_all_or_nothing(async_store: RedisStore, name: str) -> None:
+    limiter = AsyncLimiter(*SCOPED, name=name, store=async_store, on_store_error="raise")
+    assert [bool(await limiter.hit(WHO)) for _ in range(5)] == [True, True, True, False, False]
+    left = {result.name: result.remaining for result in (await limiter.check(WHO, 0)).results}
+    assert left == {"user": 0, "team": 2, "place": 4, "all": 97}
+
+
+async def test_a_cancelled_hold_over_several_slots_is_released(async_store: RedisStore, name: str) -> None:
+    limiter = AsyncLimiter(*SCOPED, name=name, store=async_store, on_store_error="raise")
+    await limiter.check(WHO)
+    hold = asyncio.ensure_future(asyncio.wait_for(limiter.hold(WHO, 2), None))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    hold.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hold
+
+    async def left() -> list[int]:
+        return [result.remaining for result in (await limiter.check(WHO, 0)).results]
+
+    for _ in range(10_000):
+        if await left() == [3, 5, 7, 100]:
+            break
+    assert await left() == [3, 5, 7, 100]
+
+
+def test_a_slot_in_conflict_leaves_nothing_charged(store: RedisStore, cluster: Cluster, name: str) -> None:
+    limiter = limiter_on(store, *SCOPED, name=name)
+    last = Keys(name, SCOPED, "headgate", "key").of(WHO)[1]  # the token bucket is charged last
+    cluster.clients[cluster.owner(key_slot(last))].lpush(last, "something else")
+    with pytest.raises(StoreConflict):
+        limiter.hit(WHO)
+    cluster.clients[cluster.owner(key_slot(last))].delete(last)
+    assert [result.remaining for result in limiter.check(WHO, 0).results] == [3, 5, 7, 100]
+
+
+# --- Slots that move -------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_that_has_moved_is_followed(store: RedisStore, cluster: Cluster, name: str) -> None:
+    limiter = limiter_on(store, "5/minute", name=name)
+    assert limiter.hit("alice").remaining == 4
+    [slot] = slots_of(name, limiter.rules, "alice")
+    source = cluster.owner(slot)
+    cluster.move(slot, source, (source + 1) % 3)
+    try:
+        assert limiter.hit("alice").remaining == 3
+        assert limiter.hit("alice").remaining == 2
+    finally:
+        cluster.move(slot, (source + 1) % 3, source)
+    assert limiter.hit("alice").remaining == 1
+    limiter.reset("alice")
+
+
+async def test_tasks_follow_a_slot_that_has_moved(
+    async_store: RedisStore, cluster: Cluster, name: str
+) -> None:
+    limiter = AsyncLimiter("50/minute", name=name, store=async_store, on_store_error="raise")
+    await limiter.hit("alice")
+    [slot] = slots_of(name, limiter.rules, "alice")
+    source = cluster.owner(slot)
+    cluster.move(slot, source, (source + 1) % 3)
+    try:
+        decisions = await asyncio.gather(
+            *(limiter.hit(k) for k in ("alice", "bob", "alice", "carol", "alice"))
+        )
+        assert [decision.remaining for decision in decisions] == [48, 49, 47, 49, 46]
+    finally:
+        await limiter.reset("alice")
+        cluster.move(slot, (source + 1) % 3, source)
+
+
+def test_a_slot_on_its_way_is_asked_for(store: RedisStore, cluster: Cluster, name: str) -> None:
+    limiter = limiter_on(store, "5/minute", name=name)
+    [slot] = slots_of(name, limiter.rules, "alice")
+    source = cluster.owner(slot)
+    target = (source + 1) % 3
+    cluster.begin_move(slot, source, target)
+    try:
+        assert [limiter.hit("alice").remaining for _ in range(3)] == [4, 3, 2]
+        limiter.reset("alice")
+    finally:
+        cluster.move(slot, source, target)
+        cluster.move(slot, target, source)
+
+
+async def test_tasks_ask_for_a_slot_on_its_way(async_store: RedisStore, cluster: Cluster, name: str) -> None:
+    limiter = AsyncLimiter("5/minute", name=name, store=async_store, on_store_error="raise")
+    [slot] = slots_of(name, limiter.rules, "alice")
+    source = cluster.owner(slot)
+    target = (source + 1) % 3
+    cluster.begin_move(slot, source, target)
+    try:
+        decisions = await asyncio.gather(*(limiter.hit("alice") for _ in range(3)))
+        assert sorted(decision.remaining or 0 for decision in decisions) == [2, 3, 4]
+        await limiter.reset("alice")
+    finally:
+        cluster.move(slot, source, target)
+        cluster.move(slot, target, source)
+
+
+# --- Clients and mistakes --------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_client_of_the_users_serves_threads(cluster: Cluster, name: str) -> None:
+    client = redis.RedisCluster.from_url(cluster.url)
+    with RedisStore(client) as store:
+        limiter = limiter_on(store, *SCOPED, name=name)
+        assert [bool(limiter.hit(WHO)) for _ in range(4)] == [True, True, True, False]
+    client.close()
+
+
+async def test_a_cluster_client_of_the_users_serves_tasks(cluster: Cluster, name: str) -> None:
+    async with redis.asyncio.RedisCluster.from_url(cluster.url) as client, RedisStore(client) as store:
+        limiter = AsyncLimiter(*SCOPED, name=name, store=store, on_store_error="raise")
+        assert [bool(await limiter.hit(WHO)) for _ in range(4)] == [True, True, True, False]
+
+
+def test_forgetting_to_say_cluster_is_explained(cluster: Cluster, name: str) -> None:
+    with RedisStore(cluster.url) as store:
+        limiter = limiter_on(store, "5/minute", name=name)
+        with pytest.raises(StoreUnavailable, match="cluster=True"):
+            [limiter.hit(f"user {i}") for i in range(20)]
+
+
+def test_only_two_hash_tags_are_known(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match="hash_tag"):
+        RedisStore(cluster.url, cluster=True, hash_tag="user")  # type: ignore[arg-type]
+
+
+def test_a_node_that_dies_fails_only_its_own_slots_and_comes_back(name: str) -> None:
+    with running_cluster("redis") as cluster, RedisStore(cluster.url, cluster=True, deadline=5) as store:
+        gate = store.bind(name, limiter_on(store, "5/minute", name=name).rules)
+        users = [f"user {i}" for i in range(30)]
+        owners = [cluster.owner(slots_of(name, (sliding_window("5/minute"),), user)[0]) for user in users]
+        cluster.nodes[2].kill()
+        for user, owner in zip(users, owners, strict=True):
+            if owner == 2:
+                with pytest.raises(StoreUnavailable):
+                    gate.hit(user, 1, None, None)
+            else:
+                assert gate.hit(user, 1, None, None)
+        cluster.nodes[2].start()
+        cluster._await_agreement()
+        assert all(gate.hit(user, 1, None, None) for user in users)

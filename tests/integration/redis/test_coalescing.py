@@ -1,0 +1,275 @@
+"""Calls that wait while a round trip is under way leave together in the next one. The server's own counters tell."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis
+
+from headgate import AsyncLimiter, StoreConflict, StoreUnavailable, sliding_window, token_bucket
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.tasks import MANY, MOST_PER_CALL
+from headgate.testing.servers import RedisServer
+
+
+@pytest.fixture
+def server_client(server: RedisServer) -> redis.Redis:
+    return redis.Redis.from_url(server.url)
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
+    async with RedisStore(server.url, deadline=30) as store:
+        yield store
+
+
+def round_trips(client: redis.Redis) -> int:
+    """Return how many calls of the script the server has counted."""
+    stats: Any = client.info("commandstats")
+    calls: int = stats.get("cmdstat_evalsha", {"calls": 0})["calls"]
+    return calls
+
+
+async def test_a_lone_call_is_one_round_trip(store: RedisStore, server_client: redis.Redis) -> None:
+    limiter = AsyncLimiter("50/hour", "40/minute", token_bucket("100/day"), name="x", store=store)
+    await limiter.hit("alice")
+    before = round_trips(server_client)
+    for _ in range(20):
+        await limiter.hit("alice")
+    assert round_trips(server_client) - before == 20
+
+
+async def test_every_operation_is_one_round_trip(store: RedisStore, server_client: redis.Redis) -> None:
+    limiter = AsyncLimiter("50/hour", "40/minute", token_bucket("100/day"), name="x", store=store)
+    hold = await limiter.hold("alice", 2)
+    for call in (
+        limiter.hit("alice"),
+        limiter.check("alice"),
+        limiter.record("alice"),
+        limiter.hold("alice"),
+        hold.settle(1),
+        limiter.reset("alice"),
+    ):
+        before = round_trips(server_client)
+        await call
+        assert round_trips(server_client) - before == 1
+
+
+async def test_waiting_calls_share_round_trips(store: RedisStore, server_client: redis.Redis) -> None:
+    limiter = AsyncLimiter("100000/hour", name="x", store=store)
+    await limiter.hit("alice")
+    before = round_trips(server_client)
+
+    async def caller(number: int) -> None:
+        for _ in range(20):
+            assert await limiter.hit(f"user {number}")
+
+    await asyncio.gather(*(caller(number) for number in range(64)))
+    assert round_trips(server_client) - before < 64 * 20 / 10
+
+
+async def test_all_limiters_of_a_store_share_them(store: RedisStore, server_client: redis.Redis) -> None:
+    limiters = [AsyncLimiter("10/hour", name=f"limiter {i}", store=store) for i in range(10)]
+    await limiters[0].hit("alice")
+    before = round_trips(server_client)
+    assert all(await asyncio.gather(*(limiter.hit("alice") for limiter in limiters)))
+    assert round_trips(server_client) - before == 1
+
+
+async def test_of_many_who_have_gathered_half_leave_first(
+    store: RedisStore, server_client: redis.Redis
+) -> None:
+    """So that from then on both sides have something to do."""
+    limiter = AsyncLimiter("100000/hour", name="x", store=store)
+    await limiter.hit("alice")
+    for callers, trips in ((MANY - 1, 1), (MANY, 2), (MOST_PER_CALL, 2)):
+        before = round_trips(server_client)
+        assert all(await asyncio.gather(*(limiter.hit("alice") for _ in range(callers))))
+        assert round_trips(server_client) - before == trips
+
+
+async def test_a_batch_is_bounded(store: RedisStore, server_client: redis.Redis) -> None:
+    limiter = AsyncLimiter("100000/hour", name="x", store=store)
+    await limiter.hit("alice")
+    before = round_trips(server_client)
+    assert all(await asyncio.gather(*(limiter.hit("alice") for _ in range(2 * MOST_PER_CALL + 1))))
+    assert round_trips(server_client) - before == 3
+
+
+async def test_requests_of_a_batch_are_decided_in_the_order_they_came(store: RedisStore) -> None:
+    limiter = AsyncLimiter("30/hour", name="x", store=store)
+    decisions = await asyncio.gather(*(limiter.hit("alice") for _ in range(40)))
+    assert [decision.remaining for decision in decisions] == [*range(29, -1, -1), *[0] * 10]
+    assert [decision.allowed for decision in decisions] == [True] * 30 + [False] * 10
+
+
+async def test_one_failing_request_does_not_fail_its_neighbours(
+    store: RedisStore, server_client: redis.Redis
+) -> None:
+    limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
+    await limiter.hit("bad")
+    found: Any = server_client.keys("*bad*")
+    server_client.delete(*found)
+    server_client.lpush(found[0], "something else")
+    keys = [*(f"user {i}" for i in range(15)), "bad", *(f"user {i}" for i in range(15, 30))]
+    before = round_trips(server_client)
+    answers = await asyncio.gather(*(limiter.hit(key) for key in keys), return_exceptions=True)
+    assert round_trips(server_client) - before == 1
+    assert isinstance(answers.pop(15), StoreConflict)
+    assert all(answer for answer in answers if not isinstance(answer, BaseException))
+    assert not any(isinstance(answer, BaseException) for answer in answers)
+
+
+async def test_scripts_lost_in_the_middle_of_the_traffic_fail_nobody(
+    store: RedisStore, server_client: redis.Redis
+) -> None:
+    limiter = AsyncLimiter("1000/hour", name="x", store=store, on_store_error="raise")
+
+    async def caller() -> None:
+        for _ in range(20):
+            await limiter.hit("alice")
+            await asyncio.to_thread(server_client.script_flush)
+
+    await asyncio.gather(*(caller() for _ in range(8)))
+    assert (await limiter.check("alice", 0)).remaining == 1000 - 160
+
+
+# --- Callers that are cancelled --------------------------------------------------------------------------------------
+
+
+async def until_left(pending: asyncio.Future[Any]) -> None:
+    """Let the event loop run until a call is on its way; it has nothing else to do."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not pending.done()
+
+
+async def test_a_cancelled_call_that_has_left_counts(server: RedisServer, store: RedisStore) -> None:
+    limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
+    await limiter.hit("warm")
+    server.pause()
+    call = asyncio.ensure_future(limiter.hit("alice", 2))
+    await until_left(call)
+    call.cancel()
+    server.resume()
+    assert (await limiter.check("alice", 0)).remaining == 3
+
+
+async def test_a_cancelled_call_that_has_not_left_is_not_sent(server: RedisServer, store: RedisStore) -> None:
+    limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
+    await limiter.hit("warm")
+    server.pause()
+    first = asyncio.ensure_future(limiter.hit("first"))
+    await until_left(first)
+    waiting = asyncio.ensure_future(limiter.hit("alice", 2))
+    neighbour = asyncio.ensure_future(limiter.hit("bob", 2))
+    await until_left(waiting)
+    waiting.cancel()
+    server.resume()
+    assert (await first).remaining == 4
+    assert (await neighbour).remaining == 3
+    assert (await limiter.check("alice", 0)).remaining == 5
+
+
+@pytest.mark.parametrize("rule", [sliding_window("5/hour"), token_bucket("5/hour")])
+async def test_a_cancelled_hold_is_released(server: RedisServer, store: RedisStore, rule: Any) -> None:
+    limiter = AsyncLimiter(rule, name="x", store=store, on_store_error="raise")
+    await limiter.hit("warm")
+    server.pause()
+    hold = asyncio.ensure_future(asyncio.wait_for(limiter.hold("alice", 2), None))
+    await until_left(hold)
+    hold.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hold
+    server.resume()
+    assert (await limiter.hit("bob")).remaining == 4  # behind the hold, and so before its release
+    assert (await limiter.check("alice", 0)).remaining == 5
+
+
+async def test_a_hold_that_is_cancelled_as_its_reply_comes_is_released(store: RedisStore) -> None:
+    """The reply is there and the caller has not yet been told: that is the moment at which nobody feels responsible."""
+    limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
+    await limiter.hit("warm")
+
+    async def take() -> None:
+        async with limiter.hold("alice", 2):
+            raise AssertionError("was to be cancelled before")
+
+    task = asyncio.ensure_future(take())
+    await until_answered(task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await limiter.hit("bob")
+    assert (await limiter.check("alice", 0)).remaining == 5
+
+
+async def until_answered(task: asyncio.Task[None]) -> None:
+    """Return when what a task waits for has happened and the task does not know it yet."""
+    for _ in range(100_000):
+        await asyncio.sleep(0)
+        waiting: asyncio.Future[Any] | None = task._fut_waiter  # type: ignore[attr-defined]
+        if waiting is not None and waiting.done():
+            return
+    raise AssertionError("the moment was missed")
+
+
+async def test_what_is_given_back_is_given_back_even_if_the_giver_is_cancelled(
+    server: RedisServer, store: RedisStore
+) -> None:
+    limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
+    hold = await limiter.hold("alice", 2)
+    server.pause()
+    first = asyncio.ensure_future(limiter.hit("first"))
+    await until_left(first)
+    release = asyncio.ensure_future(hold.release())
+    await until_left(release)
+    release.cancel()
+    server.resume()
+    await first
+    await limiter.hit("bob")
+    assert (await limiter.check("alice", 0)).remaining == 5
+
+
+# --- Deadlines -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(server: RedisServer) -> None:
+    """One time-out: those who wait behind it do not wait for one of their own."""
+    async with RedisStore(server.url, deadline=0.2) as store:
+        gate = store.bind_async("x", AsyncLimiter("5/hour").rules)
+        await gate.hit("warm", 1, None, None)
+        server.pause()
+        calls = [
+            asyncio.ensure_future(gate.hit(f"user {i}", 1, None, None)) for i in range(3 * MOST_PER_CALL)
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {StoreUnavailable}
+        assert len({id(answer) for answer in answers}) == len(answers)
+        server.resume()
+        assert await gate.hit("user 0", 1, None, None)
+        # What had left was counted; what had not was not.
+        counted = [
+            (await gate.peek(f"user {i}", 0, None, None)).remaining for i in (1, 3 * MOST_PER_CALL - 1)
+        ]
+        assert counted == [4, 5]
+
+
+async def test_a_blocked_event_loop_is_not_taken_for_a_hanging_server(server: RedisServer) -> None:
+    async with RedisStore(server.url, deadline=0.2) as store:
+        limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
+        await limiter.hit("warm")
+        call = asyncio.ensure_future(limiter.hit("alice"))
+        await asyncio.sleep(0)  # it is on its way
+        await asyncio.sleep(0)
+        block(0.5)
+        assert await call
+
+
+def block(seconds: float) -> None:
+    """Keep the event loop from running, as a long computation would."""
+    threading.Event().wait(seconds)

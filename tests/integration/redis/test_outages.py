@@ -1,0 +1,470 @@
+"""A store that dies, hangs, refuses or loses replies, under load. Time-outs are counted, never measured."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from headgate import (
+    AsyncLimiter,
+    Decision,
+    Limiter,
+    RateLimited,
+    StoreUnavailable,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.stores.outage import local
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.tasks import MANY
+from headgate.testing.servers import RedisServer, find_free_port
+from tests.integration.redis.proxy import Proxy
+
+DEADLINE = 0.25
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return as soon as something is true; fail if that takes absurdly long."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+
+
+async def until_async(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not await condition():
+        assert time.monotonic() < deadline, "it never came to be"
+
+
+def is_back(limiter: Limiter) -> bool:
+    try:
+        return not limiter.hit("probe").degraded
+    except StoreUnavailable:
+        return False
+
+
+def break_by_killing(server: RedisServer) -> Callable[[], object]:
+    server.kill()
+    return server.start
+
+
+def break_by_pausing(server: RedisServer) -> Callable[[], object]:
+    server.pause()
+    return server.resume
+
+
+each_way_to_break = pytest.mark.parametrize("break_it", [break_by_killing, break_by_pausing])
+
+
+# --- One time-out per outage, then none -------------------------------------------------------------------------------
+
+
+@each_way_to_break
+def test_an_outage_costs_one_failed_call(
+    server: RedisServer, break_it: Callable[[RedisServer], Callable[[], object]]
+) -> None:
+    with Limiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+        for outage in (1, 2):
+            until(lambda: is_back(limiter))
+            mend = break_it(server)
+            for _ in range(1000):
+                decision = limiter.hit("alice")
+                assert decision.allowed
+                assert decision.degraded
+            # Long enough for several probes: none of them is at a caller's expense.
+            end = time.monotonic() + 3 * DEADLINE
+            while time.monotonic() < end:
+                assert limiter.hit("alice").degraded
+            assert limiter.health.failures == outage
+            mend()
+            until(lambda: is_back(limiter))
+            assert limiter.health.failures == outage
+            assert limiter.health.outages == outage
+
+
+@each_way_to_break
+async def test_an_outage_costs_each_task_one_failed_call_at_most(
+    server: RedisServer, break_it: Callable[[RedisServer], Callable[[], object]]
+) -> None:
+    """All of them wait for the same round trip, and so for the same time-out."""
+    async with AsyncLimiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+        await limiter.hit("warm")
+        stop = asyncio.Event()
+        failed = [0] * 64
+
+        async def caller(number: int) -> None:
+            while not stop.is_set():
+                before = limiter.health.degraded
+                available = limiter.health.available
+                decision = await limiter.hit(f"user {number}")
+                assert isinstance(decision, Decision)
+                failed[number] += available and decision.degraded
+                await asyncio.sleep(0)
+                assert limiter.health.degraded >= before
+
+        callers = [asyncio.ensure_future(caller(number)) for number in range(64)]
+        mend = await asyncio.to_thread(break_it, server)
+        await until_async(_degraded(limiter, 10_000))
+        assert limiter.health.outages == 1
+        await asyncio.to_thread(mend)
+        await until_async(_available(limiter))
+        stop.set()
+        await asyncio.gather(*callers)
+        assert max(failed) == 1
+        assert limiter.health.outages == 1
+        assert limiter.health.failures == sum(failed)
+
+
+def _degraded(limiter: AsyncLimiter, answers: int) -> Callable[[], Any]:
+    async def reached() -> bool:
+        await asyncio.sleep(0)
+        return limiter.health.degraded >= answers
+
+    return reached
+
+
+def _available(limiter: AsyncLimiter) -> Callable[[], Any]:
+    async def available() -> bool:
+        await asyncio.sleep(0)
+        return limiter.health.available
+
+    return available
+
+
+def test_limiters_on_one_store_find_out_once(server: RedisServer) -> None:
+    with RedisStore(server.url, deadline=DEADLINE) as store:
+        limiters = [Limiter("5/hour", name=f"limiter {i}", store=store) for i in range(5)]
+        assert all(limiter.hit("alice") for limiter in limiters)
+        server.pause()
+        assert all(limiter.hit("alice").degraded for limiter in limiters)
+        assert limiters[0].health.failures == 1
+        server.resume()
+
+
+def test_a_server_that_was_never_there_costs_one_failed_call() -> None:
+    with Limiter("5/hour", name="x", store=f"redis://127.0.0.1:{find_free_port()}") as limiter:
+        assert all(limiter.hit("alice").degraded for _ in range(100))
+        assert limiter.health.failures == 1
+
+
+def test_threads_under_load_survive_kills_and_restarts(server: RedisServer) -> None:
+    with Limiter("100000/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+        stop = threading.Event()
+        trouble: list[BaseException] = []
+
+        def caller() -> None:
+            try:
+                while not stop.is_set():
+                    limiter.hit("alice")
+            except BaseException as error:  # noqa: BLE001  # seen by the test
+                trouble.append(error)
+
+        callers = [threading.Thread(target=caller) for _ in range(4)]
+        for thread in callers:
+            thread.start()
+        for outage in range(1, 4):
+            until(lambda: limiter.health.available)
+            server.kill()
+            until(lambda: not limiter.health.available)
+            server.start()
+            until(lambda: limiter.health.available)
+            assert limiter.health.outages == outage
+            # At most what was under way when it died: one call per thread.
+            assert limiter.health.failures <= outage * len(callers)
+        stop.set()
+        for thread in callers:
+            thread.join()
+        assert trouble == []
+
+
+def test_a_restart_that_nobody_noticed_costs_nothing(server: RedisServer) -> None:
+    """The connection is found closed before anything is sent on it, and the script is loaded again."""
+    with Limiter("5/hour", name="x", store=server.url, on_store_error="raise") as limiter:
+        limiter.hit("alice")
+        server.kill()
+        server.start()
+        assert limiter.hit("alice").remaining == 4
+        assert limiter.health.failures == 0
+
+
+async def test_a_restart_that_nobody_noticed_costs_tasks_nothing(server: RedisServer) -> None:
+    async with AsyncLimiter("5/hour", name="x", store=server.url, on_store_error="raise") as limiter:
+        await limiter.hit("alice")
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        assert (await limiter.hit("alice")).remaining == 4
+        assert limiter.health.failures == 0
+
+
+def test_a_server_that_cannot_write_is_not_taken_for_one_that_is_back(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A probe only reads, so it succeeds; the one call that is then tried does not, and nothing is announced."""
+    with Limiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+        limiter.hit("alice")
+        server.command("REPLICAOF", "127.0.0.1", "1")
+        until(lambda: limiter.hit("alice").degraded and limiter.health.failures >= 3)
+        assert limiter.health.outages == 1
+        assert len(caplog.records) == 1
+        server.command("REPLICAOF", "NO", "ONE")
+        until(lambda: is_back(limiter))
+        assert len(caplog.records) == 2
+
+
+# --- Policies --------------------------------------------------------------------------------------------------------
+
+
+def down() -> str:
+    return f"redis://127.0.0.1:{find_free_port()}"
+
+
+def test_open_admits() -> None:
+    with Limiter("2/hour", name="x", store=down(), on_store_error="open") as limiter:
+        decisions = [limiter.hit("alice") for _ in range(5)]
+        assert all(decision.allowed and decision.degraded for decision in decisions)
+        assert limiter.check("alice").degraded
+        with limiter.hold("alice") as hold:
+            hold.settle(2)
+        limiter.record("alice")
+
+
+def test_closed_refuses() -> None:
+    with Limiter("2/hour", name="x", store=down(), on_store_error="closed") as limiter:
+        decision = limiter.hit("alice")
+        assert not decision
+        assert decision.degraded
+        assert decision.retry_after == 1
+        with pytest.raises(RateLimited), limiter.hold("alice"):
+            raise AssertionError("was entered")
+
+
+def test_raise_raises_at_once_after_the_first_time(server: RedisServer) -> None:
+    with Limiter("2/hour", name="x", store=server.url, deadline=DEADLINE, on_store_error="raise") as limiter:
+        limiter.hit("alice")
+        server.pause()
+        for _ in range(100):
+            with pytest.raises(StoreUnavailable):
+                limiter.hit("alice")
+        assert limiter.health.failures == 1
+        server.resume()
+
+
+@pytest.mark.parametrize("policy", ["open", "closed", local()])
+def test_reset_raises_whatever_the_policy(policy: Any) -> None:
+    with Limiter("2/hour", name="x", store=down(), on_store_error=policy) as limiter:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                limiter.reset("alice")
+
+
+@pytest.mark.parametrize(
+    "rule", [sliding_window("10/hour"), sliding_log("10/hour"), token_bucket("10/hour")], ids=str
+)
+def test_local_bounds_what_an_outage_admits(server: RedisServer, rule: Any) -> None:
+    """No span holds more than the limit and, once per process, the share."""
+    with Limiter(rule, name="x", store=server.url, deadline=DEADLINE, on_store_error=local(0.5)) as limiter:
+        admitted = sum(limiter.hit("alice").allowed for _ in range(4))
+        server.pause()
+        during = [limiter.hit("alice") for _ in range(100)]
+        assert all(decision.degraded for decision in during)
+        assert sum(decision.allowed for decision in during) == 5
+        server.resume()
+        until(lambda: is_back(limiter))
+        after = sum(limiter.hit("alice").allowed for _ in range(100))
+        # The call that found out may have been counted before the server hung.
+        assert admitted + after in (9, 10)
+
+
+def test_local_holds_are_given_back_where_they_were_taken(server: RedisServer) -> None:
+    with Limiter(
+        "10/hour", name="x", store=server.url, deadline=DEADLINE, on_store_error=local(0.5)
+    ) as limiter:
+        on_server = limiter.hold("alice", 3)
+        server.pause()
+        limiter.hit("somebody")  # finds out
+        in_memory = limiter.hold("alice", 5)
+        assert in_memory.decision.degraded
+        assert not limiter.hit("alice")
+        in_memory.release()
+        assert limiter.check("alice").remaining == 4
+        server.resume()
+        until(lambda: is_back(limiter))
+        assert limiter.check("alice", 0).remaining == 7
+        on_server.release()
+        assert limiter.check("alice", 0).remaining == 10
+
+
+def test_a_hold_of_the_outage_gives_nothing_back_to_the_server(server: RedisServer) -> None:
+    with Limiter(
+        "10/hour", name="x", store=server.url, deadline=DEADLINE, on_store_error=local(1.0)
+    ) as limiter:
+        limiter.hit("alice", 6)
+        server.pause()
+        limiter.hit("somebody")
+        in_memory = limiter.hold("alice", 5)
+        server.resume()
+        until(lambda: is_back(limiter))
+        in_memory.release()
+        assert limiter.check("alice", 0).remaining == 4
+
+
+def test_what_could_not_be_given_back_stays_counted(server: RedisServer) -> None:
+    with Limiter("10/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+        hold = limiter.hold("alice", 3)
+        server.kill()
+        assert hold.release() == 0
+        assert limiter.health.failures == 1
+        assert hold.release() == 0
+        assert limiter.health.failures == 1
+
+
+def test_counts_survive_a_kill_if_the_server_keeps_them() -> None:
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    with (
+        RedisServer("redis", options) as server,
+        Limiter("10/hour", name="x", store=server.url, on_store_error="closed") as limiter,
+    ):
+        assert sum(limiter.hit("alice").allowed for _ in range(7)) == 7
+        server.kill()
+        assert not limiter.hit("alice")
+        server.start()
+        until(lambda: is_back(limiter))
+        assert sum(limiter.hit("alice").allowed for _ in range(20)) == 3
+
+
+# --- A call is sent at most once -------------------------------------------------------------------------------------
+
+
+def remaining(server: RedisServer, key: str) -> int | None:
+    with Limiter("5/hour", name="x", store=server.url, on_store_error="raise") as limiter:
+        return limiter.check(key, 0).remaining
+
+
+@pytest.mark.parametrize("policy", ["open", "closed", "raise"])
+def test_a_reply_lost_after_the_charge_is_charged_once(
+    server: RedisServer, proxy: Proxy, policy: Any
+) -> None:
+    with Limiter("5/hour", name="x", store=proxy.url, on_store_error=policy) as limiter:
+        limiter.hit("warm")
+        proxy.lose_replies()
+        if policy == "raise":
+            with pytest.raises(StoreUnavailable):
+                limiter.hit("alice")
+        else:
+            decision = limiter.hit("alice")
+            assert decision.degraded
+            assert decision.allowed is (policy == "open")
+        proxy.await_loss()
+        assert remaining(server, "alice") == 4
+        proxy.forward_again()
+        until(lambda: is_back(limiter))
+        assert limiter.hit("alice").remaining == 3
+
+
+def test_a_client_that_would_retry_is_kept_from_it(server: RedisServer, proxy: Proxy) -> None:
+    eager = redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 10))
+    with RedisStore(eager) as store:
+        limiter = Limiter("5/hour", name="x", store=store)
+        limiter.hit("warm")
+        proxy.lose_replies()
+        assert limiter.hit("alice").degraded
+        assert remaining(server, "alice") == 4
+    eager.close()
+
+
+async def test_a_batch_whose_reply_is_lost_is_charged_once(server: RedisServer, proxy: Proxy) -> None:
+    async with AsyncLimiter("5/hour", name="x", store=proxy.url) as limiter:
+        await limiter.hit("warm")
+        proxy.lose_replies()
+        decisions = await asyncio.gather(*(limiter.hit(f"user {i}") for i in range(MANY - 1)))
+        assert all(decision.degraded for decision in decisions)
+        left = [await asyncio.to_thread(remaining, server, f"user {i}") for i in range(MANY - 1)]
+        assert left == [4] * (MANY - 1)
+
+
+# --- What is logged --------------------------------------------------------------------------------------------------
+
+
+def test_each_change_is_logged_once(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "headgate")
+    with Limiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+        for _ in range(2):
+            limiter.hit("alice")
+            server.kill()
+            for _ in range(500):
+                limiter.hit("alice")
+            server.start()
+            until(lambda: is_back(limiter))
+    messages = [record.getMessage() for record in caplog.records]
+    assert [("unavailable" in message, "back" in message) for message in messages] == [
+        (True, False),
+        (False, True),
+    ] * 2
+
+
+def test_conflicts_are_logged_once_and_break_nothing(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        redis.Redis.from_url(server.url) as client,
+        Limiter("5/hour", name="x", store=server.url, on_store_error="closed") as limiter,
+    ):
+        limiter.hit("alice")
+        [key] = client.keys("*alice*")  # type: ignore[union-attr,misc]
+        client.delete(key)
+        client.lpush(key, "something else")
+        for _ in range(10):
+            assert limiter.hit("alice").degraded
+            assert not limiter.hit("bob").degraded or limiter.hit("bob").remaining == 0
+        assert limiter.health.available
+        assert len(caplog.records) == 1
+
+
+SECRET, USER = "s3cr%25t-p%40ss", "some-user"
+PLAIN = "s3cr%t-p@ss"
+
+
+@pytest.mark.parametrize("login", [f":{SECRET}", f"default:{SECRET}", f"{USER}:{SECRET}"])
+def test_credentials_are_never_in_logs_or_exceptions(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, login: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = server.url.replace("//", f"//{login}@")
+    server.command("CONFIG", "SET", "requirepass", "another-one")
+    texts = []
+    with Limiter("5/hour", name="x", store=url, on_store_error="raise") as limiter:
+        texts += [repr(limiter), repr(limiter.store), repr(limiter.health)]
+        with pytest.raises(StoreUnavailable) as wrong_password:
+            limiter.hit("alice")
+        server.kill()
+        with pytest.raises(StoreUnavailable) as not_there:
+            limiter.hit("alice")
+    for error in (wrong_password.value, not_there.value):
+        seen: BaseException | None = error
+        while seen is not None:
+            texts.append(f"{seen!r} {seen}")
+            seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    texts += [record.getMessage() for record in caplog.records]
+    assert len(caplog.records) == 1
+    for text in texts:
+        assert PLAIN not in text
+        assert SECRET not in text
+        assert USER not in text
+
+
+def test_a_right_password_works(server: RedisServer) -> None:
+    server.command("CONFIG", "SET", "requirepass", PLAIN)
+    with Limiter(
+        "5/hour", name="x", store=server.url.replace("//", f"//:{SECRET}@"), on_store_error="raise"
+    ) as it:
+        assert it.hit("alice").remaining == 4

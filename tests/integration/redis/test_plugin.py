@@ -1,0 +1,176 @@
+"""The servers that come with Headgate, and the fixtures that start them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headgate import Limiter
+from headgate.testing import servers
+from headgate.testing.servers import Kind, RedisServer, ServerError, answers_ping
+
+each_kind = pytest.mark.parametrize("kind", ["redis", "valkey"])
+
+SUITE = """
+from headgate import Limiter
+
+def test_one(headgate_redis_url, headgate_valkey_url):
+    assert headgate_redis_url != headgate_valkey_url
+    for url in (headgate_redis_url, headgate_valkey_url):
+        with Limiter("1/minute", name="x", store=url, on_store_error="raise") as limiter:
+            assert limiter.hit("alice")
+    print("redis at", headgate_redis_url)
+
+def test_two(headgate_redis_url):
+    with Limiter("1/minute", name="x", store=headgate_redis_url, on_store_error="raise") as limiter:
+        assert not limiter.hit("alice")
+"""
+HOLDER = """
+import sys
+from headgate.testing.servers import RedisServer
+print(RedisServer(sys.argv[1]).start().pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def pytest_command(folder: Path) -> list[str]:
+    (folder / "test_suite.py").write_text(SUITE)
+    return [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", str(folder)]
+
+
+def test_runs_at_the_same_time_have_servers_of_their_own(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    runs = []
+    for folder in folders:
+        folder.mkdir()
+        runs.append(subprocess.Popen(pytest_command(folder), stdout=subprocess.PIPE, cwd=folder, text=True))
+    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    urls = {line.split()[-1] for output in outputs for line in output.splitlines() if "redis at" in line}
+    assert len(urls) == 2
+
+
+def test_a_server_named_in_the_environment_is_used(tmp_path: Path) -> None:
+    with RedisServer() as server:
+        environment = {**os.environ, "HEADGATE_TEST_REDIS_URL": server.url}
+        run = subprocess.run(
+            pytest_command(tmp_path),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout
+        assert f"redis at {server.url}" in run.stdout
+
+
+@each_kind
+def test_a_server_starts_empty_and_leaves_nothing(kind: Kind) -> None:
+    with RedisServer(kind) as server:
+        assert server.folder.exists()
+        assert answers_ping(server.port)
+        pid = server.pid
+    assert not server.folder.exists()
+    assert not answers_ping(server.port)
+    assert not is_running(pid)
+    server.stop()
+
+
+@each_kind
+def test_a_server_is_found_at_the_same_place_after_a_restart(kind: Kind) -> None:
+    with RedisServer(kind) as server, Limiter("5/hour", name="x", store=server.url) as limiter:
+        before = server.url, server.pid
+        limiter.hit("alice")
+        server.kill()
+        server.kill()
+        server.start()
+        assert server.url == before[0]
+        assert server.pid != before[1]
+        assert b"$-1" in server.command("GET", "anything")
+
+
+@each_kind
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_server_does_not_outlive_whoever_started_it(kind: Kind, how: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as holder:
+        assert holder.stdout is not None
+        pid = int(holder.stdout.readline())
+        assert is_running(pid)
+        holder.send_signal(how)
+        holder.wait(30)
+        until(lambda: not is_running(pid))
+
+
+@each_kind
+def test_a_server_starts_for_a_user_without_rights(kind: Kind) -> None:
+    """Of root we make somebody else; anybody else is somebody else already."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_start_without_rights(kind))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _start_without_rights(kind: Kind) -> int:
+    try:
+        if os.getuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        with RedisServer(kind) as server:
+            return 0 if answers_ping(server.port) else 1
+    except BaseException as error:  # noqa: BLE001  # this process must end here, whatever happened
+        print(error, file=sys.stderr)
+        return 2
+
+
+def test_a_port_that_is_taken_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer() as server:
+        rival = RedisServer(port=server.port)
+        with pytest.raises(ServerError, match="does not start"):
+            rival.start()
+        rival.stop()
+
+
+def test_a_race_for_a_free_port_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisServer() as server:
+        free = servers.find_free_port
+        ports = iter([server.port, server.port])
+        monkeypatch.setattr(servers, "find_free_port", lambda: next(ports, None) or free())
+        with RedisServer() as other:
+            assert other.port != server.port
+
+
+@each_kind
+def test_a_missing_wheel_is_named(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ServerError, match=r"pip install 'headgate\[embedded\]'"):
+        RedisServer(kind).start()

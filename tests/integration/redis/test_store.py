@@ -1,0 +1,438 @@
+"""The store on real servers: what is kept there, under what name, for how long, and what is done when it is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Limiter,
+    StoreConflict,
+    StoreUnavailable,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.stores.redis import RedisStore
+from headgate.testing.servers import RedisServer
+
+RULES = {
+    "fixed_window": fixed_window("5/minute"),
+    "sliding_window": sliding_window("5/minute"),
+    "sliding_log": sliding_log("5/minute"),
+    "token_bucket": token_bucket("5/minute"),
+}
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[RedisStore]:
+    with RedisStore(url) as store:
+        yield store
+
+
+def keys_of(client: redis.Redis, name: str) -> list[bytes]:
+    found: Any = client.keys(f"*{name}*")
+    return sorted(found)
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_counts_and_refuses(store: RedisStore, name: str, kind: str) -> None:
+    limiter = Limiter(RULES[kind], name=name, store=store)
+    assert [limiter.hit("alice").remaining for _ in range(5)] == [4, 3, 2, 1, 0]
+    refused = limiter.hit("alice")
+    assert not refused
+    assert not refused.degraded
+    assert refused.retry_after is not None
+    assert refused.retry_after > 0
+    assert limiter.hit("bob")
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_limiters_in_several_stores_count_together(url: str, name: str, kind: str) -> None:
+    with Limiter(RULES[kind], name=name, store=url) as one, Limiter(RULES[kind], name=name, store=url) as two:
+        assert one.hit("alice", 3)
+        assert two.hit("alice", 2)
+        assert not one.hit("alice")
+
+
+async def test_threads_and_tasks_count_together(store: RedisStore, name: str) -> None:
+    sync, tasks = (
+        Limiter("5/minute", name=name, store=store),
+        AsyncLimiter("5/minute", name=name, store=store),
+    )
+    assert await tasks.hit("alice", 3)
+    assert await asyncio.to_thread(sync.hit, "alice", 2)
+    assert not await tasks.hit("alice")
+    await store.aclose()
+
+
+def test_a_url_may_name_a_socket(server: RedisServer, name: str) -> None:
+    with Limiter("1/minute", name=name, store=server.unix_url) as limiter:
+        assert limiter.hit("alice")
+        assert not limiter.hit("alice")
+
+
+def test_a_url_may_say_valkey(server: RedisServer, name: str) -> None:
+    with Limiter("1/minute", name=name, store=server.url.replace("redis://", "valkey://")) as limiter:
+        assert not limiter.hit("alice").degraded
+        assert not limiter.hit("alice")
+
+
+def test_time_is_the_servers(store: RedisStore, client: redis.Redis, name: str) -> None:
+    limiter = Limiter(token_bucket("1/minute"), name=name, store=store)
+    seconds, rest = client.time()
+    limiter.hit("alice")
+    later, more = client.time()
+    [key] = keys_of(client, name)
+    value: Any = client.get(key)
+    assert seconds * 1_000_000 + rest <= struct.unpack("<7d", value)[2] <= later * 1_000_000 + more
+
+
+def test_a_refusal_writes_nothing(store: RedisStore, client: redis.Redis, name: str) -> None:
+    limiter = Limiter("1/minute", "5/hour", name=name, store=store)
+    assert limiter.hit("alice")
+    before = changes(client)
+    assert not limiter.hit("alice")
+    assert not limiter.check("alice")
+    assert limiter.hit("alice", 0)
+    assert changes(client) == before
+
+
+def changes(client: redis.Redis) -> int:
+    """Return how many changes of data the server has counted."""
+    persistence: Any = client.info("persistence")
+    count: int = persistence["rdb_changes_since_last_save"]
+    return count
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_state_is_kept_until_it_is_fresh_and_not_much_longer(
+    store: RedisStore, client: redis.Redis, name: str, kind: str
+) -> None:
+    decision = Limiter(RULES[kind], name=name, store=store).hit("alice")
+    [key] = keys_of(client, name)
+    assert decision.reset_after is not None
+    milliseconds: Any = client.pttl(key)
+    # Some time has passed between the two; a busy machine may have taken seconds.
+    assert decision.reset_after * 1000 - 30_000 < milliseconds < decision.reset_after * 1000 + 3
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_state_of_the_callers_own_time_is_kept_an_hour_longer(
+    store: RedisStore, client: redis.Redis, name: str, kind: str
+) -> None:
+    Limiter(RULES[kind], name=name, store=store).hit("alice", now=1_000.0)
+    [key] = keys_of(client, name)
+    milliseconds: Any = client.pttl(key)
+    assert HOUR_MS < milliseconds < HOUR_MS + 130_000
+
+
+def test_the_callers_own_time_decides(store: RedisStore, name: str) -> None:
+    limiter = Limiter(sliding_log("1/minute"), name=name, store=store)
+    assert limiter.hit("alice", now=1_000.0)
+    assert not limiter.hit("alice", now=1_059.999999)
+    assert limiter.hit("alice", now=1_060.0)
+
+
+def test_a_released_hold_leaves_nothing_behind(store: RedisStore, client: redis.Redis, name: str) -> None:
+    limiter = Limiter(*RULES.values(), name=name, store=store)
+    hold = limiter.hold("alice", 3)
+    assert len(keys_of(client, name)) == 4
+    hold.release()
+    assert keys_of(client, name) == []
+
+
+def test_reset_forgets(store: RedisStore, client: redis.Redis, name: str) -> None:
+    limiter = Limiter(*RULES.values(), name=name, store=store)
+    limiter.hit("alice")
+    limiter.reset("alice")
+    assert keys_of(client, name) == []
+
+
+# --- Names -----------------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    "a",
+    "b",
+    "a:b",
+    "*",
+    "?",
+    "[ab]",
+    "\n",
+    "\r\n$3\r\n",
+    "{a}",
+    "}",
+    "a}{b",
+    "5:alice",
+    "",
+    "\x00",
+    "é",
+    "a" * 500,
+]
+
+
+def test_hostile_keys_stay_apart(store: RedisStore, client: redis.Redis, name: str) -> None:
+    limiter = Limiter("1/minute", name=name, store=store)
+    hostile: list[str | bytes] = [*HOSTILE, *(key.encode() for key in HOSTILE), b"\xff", "a" * 501]
+    assert all(limiter.hit(key) for key in hostile)
+    assert not any(limiter.hit(key) for key in hostile)
+    assert len(keys_of(client, name)) == len(hostile)
+
+
+def test_names_cannot_be_shifted_into_one_another(store: RedisStore, name: str) -> None:
+    first = Limiter(sliding_window("1/minute", name="x"), name=f"{name}a", store=store)
+    second = Limiter(sliding_window("1/minute", name="ax"), name=name, store=store)
+    assert first.hit("k")
+    assert second.hit("k")
+
+
+def test_namespaces_keep_applications_apart(url: str, name: str) -> None:
+    with RedisStore(url, namespace="one") as one, RedisStore(url, namespace="two") as two:
+        assert Limiter("1/minute", name=name, store=one).hit("alice")
+        assert Limiter("1/minute", name=name, store=two).hit("alice")
+
+
+# --- What is in the way ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("in_the_way", ["list", "text"])
+def test_something_else_under_our_key_is_a_conflict(
+    store: RedisStore, client: redis.Redis, name: str, kind: str, in_the_way: str
+) -> None:
+    limiter = Limiter(RULES[kind], name=name, store=store, on_store_error="raise")
+    hold = limiter.hold("alice")
+    [key] = keys_of(client, name)
+    client.delete(key)
+    client.lpush(key, "1") if in_the_way == "list" else client.set(key, "1")
+    for call in (limiter.hit, limiter.check, limiter.record, limiter.hold):
+        with pytest.raises(StoreConflict, match="under a key of ours"):
+            call("alice")
+    with pytest.raises(StoreConflict):
+        hold.release()
+    assert limiter.hit("bob")
+    limiter.reset("alice")
+    assert limiter.hit("alice")
+
+
+def test_a_rule_in_conflict_charges_none_of_the_others(
+    store: RedisStore, client: redis.Redis, name: str
+) -> None:
+    limiter = Limiter(*RULES.values(), name=name, store=store, on_store_error="raise")
+    limiter.hit("alice")
+    keys = keys_of(client, name)
+    client.delete(*keys)
+    client.lpush(keys[-1], "1")
+    with pytest.raises(StoreConflict):
+        limiter.hit("alice")
+    assert keys_of(client, name) == [keys[-1]]
+
+
+def test_scripts_that_were_lost_are_loaded_again(store: RedisStore, client: redis.Redis, name: str) -> None:
+    limiter = Limiter("5/minute", name=name, store=store, on_store_error="raise")
+    for expected in (4, 3, 2):
+        client.script_flush()
+        assert limiter.hit("alice").remaining == expected
+    calls = client.info("commandstats")["cmdstat_eval"]["calls"]
+    assert limiter.hit("alice").remaining == 1
+    assert client.info("commandstats")["cmdstat_eval"]["calls"] == calls
+
+
+def test_a_server_without_memory_refuses_and_counts_nothing(name: str) -> None:
+    with (
+        RedisServer("redis", ("--maxmemory", "1", "--maxmemory-policy", "noeviction")) as server,
+        Limiter("5/minute", name=name, store=server.url, on_store_error="raise") as limiter,
+        pytest.raises(StoreUnavailable, match="used memory"),
+    ):
+        limiter.hit("alice")
+
+
+def test_a_replica_that_may_not_write_is_unavailable(server: RedisServer, name: str) -> None:
+    server.command("REPLICAOF", "127.0.0.1", "1")
+    with (
+        Limiter("5/minute", name=name, store=server.url, on_store_error="raise") as limiter,
+        pytest.raises(StoreUnavailable, match=r"read only replica|MASTERDOWN"),
+    ):
+        limiter.hit("alice")
+
+
+def test_few_rights_are_enough(server: RedisServer, name: str) -> None:
+    rights = ["~8:headgate*", *(f"+{word}" for word in ("evalsha", "eval", "get", "set", "del", "time"))]
+    server.command("ACL", "SETUSER", "limited", "on", ">secret", *rights)
+    url = server.url.replace("//", "//limited:secret@")
+    with Limiter(*RULES.values(), name=name, store=url, on_store_error="raise") as limiter:
+        limiter.hold("alice").release()
+        limiter.record("alice")
+        limiter.check("alice")
+        limiter.reset("alice")
+
+
+# --- Clients of the user's -------------------------------------------------------------------------------------------
+
+
+def test_a_client_of_the_users_serves_threads(url: str, name: str) -> None:
+    with redis.Redis.from_url(url, decode_responses=True) as client, RedisStore(client) as store:
+        limiter = Limiter("1/minute", name=name, store=store, on_store_error="raise")
+        assert limiter.hit("alice")
+        assert not limiter.hit("alice")
+
+
+async def test_a_client_of_the_users_serves_tasks(url: str, name: str) -> None:
+    async with (
+        redis.asyncio.Redis.from_url(url, decode_responses=True) as client,
+        RedisStore(client) as store,
+    ):
+        limiter = AsyncLimiter("1/minute", name=name, store=store, on_store_error="raise")
+        assert await limiter.hit("alice")
+        assert not await limiter.hit("alice")
+
+
+def test_a_client_for_tasks_is_refused_to_threads() -> None:
+    client = redis.asyncio.Redis()
+    with pytest.raises(ConfigError, match=r"redis\.asyncio"):
+        Limiter("1/minute", name="x", store=RedisStore(client))
+
+
+async def test_a_client_for_threads_is_refused_to_tasks() -> None:
+    with pytest.raises(ConfigError, match=r"redis\.asyncio"):
+        AsyncLimiter("1/minute", name="x", store=RedisStore(redis.Redis()))
+
+
+def test_what_is_no_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a URL or a client"):
+        RedisStore(42)  # type: ignore[arg-type]
+
+
+def test_the_retries_of_a_users_client_are_left_out() -> None:
+    patient = redis.Redis(retry=Retry(ConstantBackoff(60), 100), port=1)
+    limiter = Limiter("1/minute", name="x", store=RedisStore(patient), on_store_error="raise")
+    with pytest.raises(StoreUnavailable):  # and not an hour later
+        limiter.hit("alice")
+
+
+# --- Event loops, processes, the end ---------------------------------------------------------------------------------
+
+
+def test_one_store_serves_one_event_loop_after_another(url: str, name: str) -> None:
+    store = RedisStore(url)
+    limiter = AsyncLimiter("3/minute", name=name, store=store, on_store_error="raise")
+
+    async def hit() -> bool:
+        return bool(await limiter.hit("alice"))
+
+    assert [asyncio.run(hit()) for _ in range(4)] == [True, True, True, False]
+
+
+def test_an_event_loop_that_ends_closes_its_connection(url: str, client: redis.Redis, name: str) -> None:
+    store = RedisStore(f"{url}?client_name={name}")
+    limiter = AsyncLimiter("3/minute", name=name, store=store, on_store_error="raise")
+
+    async def hit() -> None:
+        await limiter.hit("alice")
+
+    asyncio.run(hit())
+    until_gone(client, name)
+
+
+def until_gone(client: redis.Redis, name: str) -> None:
+    """Wait until the server has noticed that a connection was closed."""
+    deadline = time.monotonic() + 20
+    while name in {entry["name"] for entry in client.client_list()}:
+        assert time.monotonic() < deadline, "still connected"
+
+
+def _hit_in_child(limiter: Limiter, outcome: Any, may_end: Any) -> None:
+    outcome.put([bool(limiter.hit("alice")) for _ in range(3)])
+    may_end.wait(30)
+
+
+def test_a_fork_connects_anew(url: str, client: redis.Redis, name: str) -> None:
+    with Limiter("5/minute", name=name, store=f"{url}?client_name={name}", on_store_error="raise") as limiter:
+        assert limiter.hit("alice")
+        context = multiprocessing.get_context("fork")
+        outcome, may_end = context.Queue(), context.Event()
+        child = context.Process(target=_hit_in_child, args=(limiter, outcome, may_end))
+        child.start()
+        assert outcome.get(timeout=30) == [True, True, True]
+        assert [entry["name"] for entry in client.client_list()].count(name) == 2
+        may_end.set()
+        child.join()
+        assert limiter.hit("alice")
+        assert not limiter.hit("alice")
+
+
+async def _fork_in_event_loop(limiter: AsyncLimiter) -> int:
+    await limiter.hit("alice")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_child_of_fork(limiter))
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    await limiter.hit("alice")
+    return os.waitstatus_to_exitcode(status)
+
+
+def _child_of_fork(limiter: AsyncLimiter) -> int:
+    async def hit() -> int:
+        decision = await limiter.hit("alice")
+        return 0 if decision.remaining == 3 else 1
+
+    asyncio.events._set_running_loop(None)  # the parent's loop was running when we were forked out of it
+    try:
+        return asyncio.new_event_loop().run_until_complete(hit())
+    except BaseException:  # noqa: BLE001  # this process must end here, whatever happened
+        return 2
+
+
+async def test_a_fork_of_an_event_loop_connects_anew(url: str, name: str) -> None:
+    async with AsyncLimiter("5/minute", name=name, store=url, on_store_error="raise") as limiter:
+        assert await _fork_in_event_loop(limiter) == 0
+        assert (await limiter.check("alice")).remaining == 1
+
+
+def test_a_closed_store_raises(url: str, name: str) -> None:
+    store = RedisStore(url)
+    limiter = Limiter("5/minute", name=name, store=store, on_store_error="raise")
+    limiter.hit("alice")
+    store.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        limiter.hit("alice")
+
+
+async def test_a_closed_store_raises_in_tasks(url: str, name: str) -> None:
+    store = RedisStore(url)
+    limiter = AsyncLimiter("5/minute", name=name, store=store, on_store_error="raise")
+    await limiter.hit("alice")
+    await store.aclose()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await limiter.hit("alice")
+
+
+def _worker(url: str, name: str, admitted: Any) -> None:
+    with Limiter("100/hour", name=name, store=url, on_store_error="raise") as limiter:
+        admitted.put(sum(bool(limiter.hit("alice")) for _ in range(100)))
+
+
+def test_racing_processes_are_admitted_exactly_the_limit(url: str, name: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    admitted = context.Queue()
+    workers = [context.Process(target=_worker, args=(url, name, admitted)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    assert sum(admitted.get(timeout=60) for _ in workers) == 100
+    for worker in workers:
+        worker.join()

@@ -1,0 +1,108 @@
+"""What `gate.lua` does, in Python over the pure functions: a server to test flows with, slots and all."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from redis.crc import key_slot
+
+from headgate.algorithms import Algorithm, FixedWindow, SlidingWindow, State, TokenBucket, decide_all
+from headgate.decision import Verdict
+from headgate.errors import CostTooHigh, StoreUnavailable
+from headgate.quota import MAX_UNITS
+from headgate.stores.redis.codec import Operation, Reply, Request
+
+
+class FakeServer:
+    """Answers requests as the script would; fails on those for the slots it is told to."""
+
+    def __init__(self, now: int = 1_700_000_000_000_000, *, in_cluster: bool = True) -> None:
+        self.now = now
+        self.in_cluster = in_cluster
+        self.states: dict[bytes, State] = {}
+        self.requests: list[Request] = []
+        self.broken_slots: set[int] = set()
+
+    def call(self, request: Request) -> Reply:
+        slot, *others = {key_slot(key) for key in request.keys}
+        assert not (others and self.in_cluster), "a call must not reach for several slots"
+        self.requests.append(request)
+        if slot in self.broken_slots:
+            raise StoreUnavailable(f"slot {slot} is gone")
+        operation, size, at, cost, birth = map(int, struct.unpack_from("<BHddd", request.body))
+        assert size == len(request.keys)
+        now = self.now if at < 0 else at
+        if operation == Operation.RESET:
+            for key in request.keys:
+                self.states.pop(key, None)
+            return 0
+        algorithms = list(_algorithms(request.body, size))
+        states = [self.states.get(key) for key in request.keys]
+        if operation == Operation.REFUND:
+            return self._refund(request, algorithms, cost, now)
+        if operation == Operation.RECORD:
+            return self._record(request, algorithms, cost, now, birth)
+        after, verdicts = decide_all(algorithms, states, now, cost, birth)
+        reply = [part for a, v in zip(algorithms, verdicts, strict=True) for part in _packed(a, v)]
+        if operation == Operation.PEEK or not cost or not all(verdict.allowed for verdict in verdicts):
+            return reply
+        self._save(request, after)
+        if operation == Operation.HOLD:
+            for algorithm, state in zip(algorithms, after, strict=True):
+                assert state is not None
+                reply += algorithm.receipt(state, cost)[: 4 if isinstance(algorithm, TokenBucket) else 2]
+        return reply
+
+    def _record(
+        self, request: Request, algorithms: list[Algorithm], cost: int, now: int, birth: int
+    ) -> Reply:
+        after = []
+        for number, (key, algorithm) in enumerate(zip(request.keys, algorithms, strict=True), 1):
+            try:
+                after.append(algorithm.record(self.states.get(key), now, cost, birth))
+            except CostTooHigh as error:
+                parts = algorithm.d if isinstance(algorithm, TokenBucket) else 1
+                return [number, MAX_UNITS - error.capacity * parts]
+        self._save(request, after)
+        return 0
+
+    def _refund(self, request: Request, algorithms: list[Algorithm], cost: int, now: int) -> Reply:
+        place = struct.calcsize("<BHddd") + len(algorithms) * struct.calcsize("<Bdddd")
+        after = []
+        for key, algorithm in zip(request.keys, algorithms, strict=True):
+            size = 8 if isinstance(algorithm, TokenBucket) else 3
+            receipt = tuple(map(int, struct.unpack_from(f"<{size}d", request.body, place)))
+            place += 8 * size
+            after.append(algorithm.refund(self.states.get(key), receipt, cost, now))
+        assert place == len(request.body)
+        self._save(request, after)
+        return 0
+
+    def _save(self, request: Request, states: Any) -> None:
+        for key, state in zip(request.keys, states, strict=True):
+            if state is None:
+                self.states.pop(key, None)
+            else:
+                self.states[key] = state
+
+
+def _algorithms(body: bytes, size: int) -> Iterator[Algorithm]:
+    for i in range(size):
+        kind, a, b, c, d = map(int, struct.unpack_from("<Bdddd", body, 27 + 33 * i))
+        if kind == 1:
+            yield FixedWindow(str(i), a, b)
+        elif kind == 2:
+            yield SlidingWindow(str(i), a, b, c)
+        else:
+            yield TokenBucket(str(i), a, b, c, d)
+
+
+def _packed(algorithm: Algorithm, verdict: Verdict) -> list[int | None]:
+    """Return a verdict as the script replies it; times of a bucket are counted in ticks from a little before now."""
+    tick = algorithm.tick if isinstance(algorithm, TokenBucket) else 1
+    times = (verdict.retry_after_us, verdict.reset_after_us)
+    lag = next((time % tick for time in times if time), 0) - (tick if tick > 1 else 0)
+    packed = [time and (time - lag) // tick for time in times]
+    return [int(verdict.allowed), verdict.remaining, *packed, lag]

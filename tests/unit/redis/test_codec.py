@@ -1,0 +1,244 @@
+"""What is sent to the script and what is read out of its replies, without a server."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import ConfigError, CostTooHigh, Rule, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate.decision import UNLIMITED, Verdict
+from headgate.quota import MAX_UNITS
+from headgate.stores.redis.codec import (
+    ASKING,
+    Keys,
+    Operation,
+    Plan,
+    Plans,
+    Request,
+    call_by_name,
+    call_by_text,
+    command,
+)
+from headgate.stores.redis.script import SHA, SOURCE
+
+RULES = (fixed_window("5/minute"), sliding_window("6/minute"), token_bucket("1/day", burst=7))
+ALICE = (b"key of alice",)
+
+
+def plan_of(*rules: Rule, tier: str | None = None) -> Plan:
+    return Plans(rules).of(tier)
+
+
+# --- Requests --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_says_what_to_do_when_how_much_and_by_which_rules() -> None:
+    keys = (b"a", b"b", b"c")
+    request = plan_of(*RULES).ask(Operation.HOLD, keys, 3, 1_700_000_000_000_001)
+    assert request.keys == keys
+    operation, size, now, cost, birth = struct.unpack_from("<BHddd", request.body)
+    assert (operation, size, now, cost) == (3, 3, 1_700_000_000_000_001, 3)
+    assert 0 < birth <= MAX_UNITS
+    shapes = [struct.unpack_from("<Bdddd", request.body, 27 + 33 * i) for i in range(3)]
+    assert shapes == [
+        (1, 5, 60_000_000, 0, 0),
+        (2, 6, 1_000_000, 61_000_000, 0),
+        (3, 7, 1, 86_400_000, 1_000),
+    ]
+    assert len(request.body) == 27 + 3 * 33
+
+
+def test_without_a_time_the_servers_clock_decides() -> None:
+    request = plan_of(RULES[0]).ask(Operation.HIT, ALICE, 1, None)
+    assert struct.unpack_from("<BHddd", request.body)[2] < 0
+    at_the_epoch = plan_of(RULES[0]).ask(Operation.HIT, ALICE, 1, 0)
+    assert struct.unpack_from("<BHddd", at_the_epoch.body)[2] == 0
+
+
+@given(st.integers(0, MAX_UNITS), st.integers(0, MAX_UNITS))
+def test_numbers_travel_exactly(cost: int, now: int) -> None:
+    body = plan_of(RULES[0]).ask(Operation.RECORD, ALICE, cost, now).body
+    _, _, sent_now, sent_cost, _ = struct.unpack_from("<BHddd", body)
+    assert (int(sent_now), int(sent_cost)) == (now, cost)
+
+
+def test_every_request_has_a_birth_of_its_own() -> None:
+    plan = plan_of(RULES[0])
+    bodies = {plan.ask(Operation.HIT, ALICE, 1, 0).body for _ in range(100)}
+    assert len(bodies) == 100
+
+
+def test_tiers_have_their_own_shapes() -> None:
+    plans = Plans((sliding_window("6/minute", tiers={"pro": "60/minute"}),))
+
+    def limit(tier: str | None) -> float:
+        shape: tuple[float, ...] = struct.unpack_from(
+            "<Bdddd", plans.of(tier).ask(Operation.HIT, ALICE, 1, 0).body, 27
+        )
+        return shape[1]
+
+    assert (limit(None), limit("pro"), limit("unheard of")) == (6, 60, 6)
+
+
+def test_costs_are_checked_before_anything_is_sent() -> None:
+    plans = Plans((fixed_window("5/minute"), fixed_window("0/hour")))
+    assert plans.admitting(None, 5) is plans.of(None)
+    with pytest.raises(CostTooHigh):
+        plans.admitting(None, 6)
+    with pytest.raises(ConfigError):
+        plans.admitting(None, -1)
+    with pytest.raises(ConfigError):
+        plans.admitting(None, True)
+
+
+def test_a_reset_names_keys_only() -> None:
+    request = plan_of(*RULES).reset((b"a", b"b", b"c"))
+    assert struct.unpack("<BHddd", request.body)[:2] == (6, 3)
+
+
+def test_a_refund_carries_the_receipts() -> None:
+    receipts = ((b"a", (11, 12, 13)), (b"b", (21, 22, 23)), (b"c", (31, 32, 33, 34, 35, 36, 37, 38)))
+    request = plan_of(*RULES).refund(receipts, 2, None)
+    assert request.keys == (b"a", b"b", b"c")
+    numbers = struct.unpack_from("<14d", request.body, 27 + 3 * 33)
+    assert numbers == (11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 35, 36, 37, 38)
+
+
+def test_several_requests_travel_in_one_command() -> None:
+    requests = [Request((b"a", b"b"), b"one"), Request((b"c",), b"\r\n")]
+    assert call_by_name(requests) == [
+        b"*8\r\n$7\r\nEVALSHA\r\n$40\r\n" + SHA + b"\r\n$1\r\n3\r\n"
+        b"$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n$3\r\none\r\n$2\r\n\r\n\r\n"
+    ]
+    assert SOURCE in call_by_text(requests)[0]
+    assert ASKING == [command(b"ASKING")] == [b"*1\r\n$6\r\nASKING\r\n"]
+
+
+# --- Replies ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_rule_admits() -> None:
+    decision = plan_of(fixed_window("5/minute")).decision([1, 4, None, 60_000_000, 0])
+    assert decision.allowed
+    assert (decision.limit, decision.remaining) == (5, 4)
+    assert (decision.retry_after, decision.reset_after) == (None, 60.0)
+    assert not decision.degraded
+    assert len(decision) == len(UNLIMITED)
+
+
+def test_one_rule_refuses() -> None:
+    decision = plan_of(fixed_window("5/minute")).decision([0, 0, 1, 2, 0])
+    assert not decision
+    assert (decision.retry_after_us, decision.reset_after_us) == (1, 2)
+    assert decision.denied_by == "fixed_window/1m"
+
+
+def test_a_bucket_replies_in_ticks() -> None:
+    plan = plan_of(token_bucket("1/day"))
+    decision = plan.decision([0, 0, 86_400_000, 86_400_000, -999])
+    assert decision.retry_after_us == 86_400_000_000 - 999
+    assert decision.reset_after_us == 86_400_000_000 - 999
+
+
+def test_times_beyond_the_exact_range_of_doubles_are_exact() -> None:
+    decision = plan_of(token_bucket("1/day", burst=10_000_000)).decision([0, 0, 2**53 - 1, 2**53 - 1, -1])
+    assert decision.retry_after_us == (2**53 - 1) * 1000 - 1
+
+
+def test_a_fresh_bucket_is_reset_now_whatever_the_lag() -> None:
+    assert plan_of(token_bucket("1/day")).decision([1, 1, None, 0, -999]).reset_after_us == 0
+
+
+def test_a_rule_that_admits_nothing_has_no_times() -> None:
+    decision = plan_of(token_bucket("0/day")).decision([0, 0, None, None, 0])
+    assert (decision.retry_after_us, decision.reset_after_us, decision.limit) == (None, None, 0)
+
+
+def test_several_rules_reply_one_after_the_other() -> None:
+    reply = [1, 4, None, 10, 0, 0, 0, 20, 30, 0, 1, 7, None, 0, -5]
+    plan = plan_of(*RULES)
+    assert plan.verdicts(reply) == [
+        Verdict(True, 5, 4, None, 10),
+        Verdict(False, 6, 0, 20, 30),
+        Verdict(True, 7, 7, None, 0),
+    ]
+    assert plan.decision(reply).denied_by == "sliding_window/1m"
+    assert plan.decision(reply).verdicts == tuple(plan.verdicts(reply))
+
+
+def test_a_refused_hold_has_no_receipts() -> None:
+    assert plan_of(RULES[0]).receipts(ALICE, [0, 0, 1, 2, 0], 3) is None
+
+
+def test_an_admitted_hold_has_receipts_as_the_pure_functions_write_them() -> None:
+    reply = [1, 2, None, 10, 0] * 3 + [11, 12] + [21, 22] + [31, 32, 33, 34]
+    receipts = plan_of(*RULES).receipts((b"a", b"b", b"c"), reply, 3)
+    assert receipts == (
+        (b"a", (11, 12, 3)),
+        (b"b", (21, 22, 3)),
+        (b"c", (31, 32, 33, 34, 1, 86_400_000, 7, 3)),
+    )
+
+
+def test_what_could_not_be_recorded_is_said_in_units() -> None:
+    plan = plan_of(*RULES)
+    plan.check_recorded(0, 5)
+    with pytest.raises(CostTooHigh) as window:
+        plan.check_recorded([2, MAX_UNITS - 3], 5)
+    assert (window.value.cost, window.value.capacity, window.value.rule) == (5, 3, "sliding_window/1m")
+    with pytest.raises(CostTooHigh) as bucket:
+        plan.check_recorded([3, MAX_UNITS - 2 * 86_400_000 - 1], 5)
+    assert bucket.value.capacity == 2
+
+
+def test_parts_of_a_plan_keep_the_names_and_the_order() -> None:
+    part = plan_of(*RULES).part([2, 0])
+    assert part.names == ("token_bucket/1d", "fixed_window/1m")
+    assert part.verdicts([1, 7, None, 1, -1, 1, 5, None, 1, 0])[0].reset_after_us == 999
+
+
+# --- Keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_rule_has_a_key_of_its_own() -> None:
+    keys = Keys("limiter", RULES, "space").of("alice")
+    assert len(set(keys)) == 3
+    assert all(key.startswith(b"5:space7:limiter") and key.endswith(b"talice") for key in keys)
+    assert Keys("limiter", RULES[:1], "space").of("alice") == keys[:1]
+
+
+def test_keys_that_do_not_fit_are_refused() -> None:
+    for keys in (Keys("limiter", RULES, "space"), Keys("limiter", RULES[:1], "space")):
+        with pytest.raises(ConfigError):
+            keys.of(None)
+
+
+@given(st.text(), st.text(), st.text(), st.text())
+def test_no_two_keys_are_alike(one: str, other: str, limiter: str, another: str) -> None:
+    rules = (sliding_log("5/minute"),)
+    for tag in (None, "key", "limiter"):
+        first = Keys(limiter, rules, "space", tag).of(one)  # type: ignore[arg-type]
+        second = Keys(another, rules, "space", tag).of(other)  # type: ignore[arg-type]
+        assert (first == second) is ((one, limiter) == (other, another))
+
+
+def test_text_and_bytes_are_different_keys_in_a_cluster_too() -> None:
+    keys = Keys("limiter", RULES, "space", "key")
+    assert not set(keys.of("alice")) & set(keys.of(b"alice"))
+
+
+def tag_of(key: bytes) -> bytes:
+    assert key.startswith(b"{")
+    return key[: key.index(b"}") + 1]
+
+
+def test_tags_decide_what_lies_together() -> None:
+    by_key, by_limiter = (Keys("limiter", RULES, "space", tag) for tag in ("key", "limiter"))  # type: ignore[arg-type]
+    assert len({tag_of(key) for key in by_key.of("{alice}")}) == 1
+    assert {tag_of(key) for key in by_key.of("alice")} != {tag_of(key) for key in by_key.of("bob")}
+    assert {tag_of(key) for key in by_limiter.of("alice")} == {tag_of(key) for key in by_limiter.of("bob")}
+    another = Keys("another", RULES, "space", "limiter")
+    assert {tag_of(key) for key in by_limiter.of("alice")} != {tag_of(key) for key in another.of("alice")}

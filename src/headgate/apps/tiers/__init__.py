@@ -1,0 +1,38 @@
+"""An API with tiers: a token-bucket middleware over Redis, and the service that shows it.
+
+`headgate run tiers` starts the service; `RateLimitMiddleware` stands in front of any ASGI application.
+"""
+
+from headgate.apps.tiers.app import create_app, main
+from headgate.apps.tiers.bucket import Outcome
+from headgate.apps.tiers.commands import create_key, list_keys, revoke_key
+from headgate.apps.tiers.config import Settings
+from headgate.apps.tiers.limits import DEFAULT_RATE_LIMITS, TierLimit
+from headgate.apps.tiers.load_test import load_test
+from headgate.apps.tiers.log import _redact_redis_credentials
+from headgate.apps.tiers.middleware import (
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Standing,
+    setup_rate_limiting,
+)
+from headgate.apps.tiers.rate_limiter import TokenBucketRateLimiter
+
+__all__ = [
+    "DEFAULT_RATE_LIMITS",
+    "Outcome",
+    "RateLimitExceeded",
+    "RateLimitMiddleware",
+    "Settings",
+    "Standing",
+    "TierLimit",
+    "TokenBucketRateLimiter",
+    "_redact_redis_credentials",
+    "create_app",
+    "create_key",
+    "list_keys",
+    "load_test",
+    "main",
+    "revoke_key",
+    "setup_rate_limiting",
+]

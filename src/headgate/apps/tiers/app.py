@@ -1,0 +1,162 @@
+"""The service: a small API behind the middleware, and running it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import PlainTextResponse
+from redis.asyncio import Redis
+
+import headgate
+from headgate.apps.tiers.authentication import ApiKeyAuthentication
+from headgate.apps.tiers.config import Settings, load_settings
+from headgate.apps.tiers.keys import KeyTable
+from headgate.apps.tiers.limits import limits_by_tier
+from headgate.apps.tiers.log import log
+from headgate.apps.tiers.metrics import Metrics
+from headgate.apps.tiers.middleware import RateLimitMiddleware, Standing, setup_rate_limiting
+from headgate.clock import Clock
+from headgate.errors import ConfigError
+from headgate.http import by_address
+from headgate.observe import RedactingFilter
+
+
+def create_app(settings: Settings | None = None, *, clock: Clock | None = None) -> FastAPI:
+    """Return the service; by default with the settings of the environment.
+
+    Args:
+        settings: What to run with.
+        clock: Where time comes from, for tests.
+
+    Raises:
+        ConfigError: It cannot run like this; the message names the variable.
+    """
+    settings = load_settings() if settings is None else settings
+    keys = KeyTable(settings.database)
+    metrics = Metrics(limits_by_tier(settings.rate_limits))
+    client = _client(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            await keys.prepare()
+            yield
+        finally:
+            await keys.aclose()
+            if client is not None:
+                await client.aclose()
+
+    app = FastAPI(title="Headgate tiers", version=headgate.__version__, lifespan=lifespan)
+    app.add_api_route("/", _root)
+    app.add_api_route("/health", _health)
+    app.add_api_route("/metrics", lambda: PlainTextResponse(metrics.text()), include_in_schema=False)
+    app.add_api_route("/v1/whoami", _whoami)
+    if settings.saju_enable_rate_limiting:
+        app.add_middleware(
+            RateLimitMiddleware,
+            redis_client=client,
+            rate_limits=settings.rate_limits,
+            use_atomic_redis=settings.saju_enable_atomic_rate_limiter,
+            address=by_address(proxies=settings.trusted_proxies, header=settings.saju_forwarded_header),
+            clock=clock,
+            deadline=settings.saju_redis_timeout,
+            on_decision=metrics.decided,
+        )
+    # Added last, so around the limiter: the tier has to be known before a token is taken.
+    app.add_middleware(ApiKeyAuthentication, keys=keys)
+    return app
+
+
+def main(host: str | None = None, port: int | None = None) -> int:
+    """Run the service until it is told to stop, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
+
+    Args:
+        host: Where to listen, instead of `HOST`.
+        port: Which port, instead of `PORT`; 0 for any free one.
+    """
+    try:
+        settings = load_settings()
+        _configure_logging(settings)
+        asyncio.run(_check_database(settings))
+        app = create_app(settings)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    uvicorn.run(
+        app,
+        host=settings.host if host is None else host,
+        port=settings.port if port is None else port,
+        log_config=None,
+        proxy_headers=False,  # it would believe X-Forwarded-For from this machine; whom to believe is ours to say
+    )
+    return 0
+
+
+def _client(settings: Settings) -> Redis | None:
+    if not settings.saju_enable_rate_limiting:
+        log(logging.WARNING, "Rate limiting is off; SAJU_ENABLE_RATE_LIMITING=true switches it on")
+        return None
+    try:
+        return setup_rate_limiting(settings.saju_redis_url, timeout=settings.saju_redis_timeout)
+    except ConfigError as error:
+        raise ConfigError(f"SAJU_REDIS_URL: {error}") from None
+
+
+async def _check_database(settings: Settings) -> None:
+    """Make the tables. The application does so by itself, but there a failure would end in a traceback."""
+    keys = KeyTable(settings.database)
+    try:
+        await keys.prepare()
+    finally:
+        await keys.aclose()
+
+
+async def _root() -> dict[str, str]:
+    """Say what this is."""
+    return {"service": "headgate tiers", "version": headgate.__version__}
+
+
+async def _health() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+async def _whoami(request: Request) -> dict[str, Any]:
+    """Say who is asking, which tier they have, and how they stand with its limit."""
+    credentials = request.state.credentials
+    if credentials == "wrong":
+        raise HTTPException(401, "Unknown or revoked API key", {"WWW-Authenticate": "Bearer"})
+    if credentials == "unchecked":
+        raise HTTPException(503, "API keys cannot be looked up at the moment")
+    user = request.state.user
+    standing: Standing | None = getattr(request.state, "rate_limit", None)
+    known = {"user": None if user is None else user.id}
+    if standing is None:
+        tier = "anonymous" if user is None else user.tier
+        return {**known, "tier": tier, "limit": None, "capacity": None, "remaining": None, "reset": None}
+    return {
+        **known,
+        "tier": standing.tier,
+        "limit": standing.limit.limit,
+        "capacity": standing.limit.capacity,
+        "remaining": standing.remaining,
+        "reset": standing.outcome.reset_at,
+    }
+
+
+def _configure_logging(settings: Settings) -> None:
+    """Log to standard error, everybody's credentials removed; `LOG_LEVEL` is ours, and does not make libraries chatty."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RedactingFilter())
+    logging.getLogger("headgate").setLevel(settings.log_level)
+    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(settings.log_level)))

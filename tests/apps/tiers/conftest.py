@@ -1,0 +1,64 @@
+"""Servers and settings for the tests of the tiers service."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+from redis.asyncio import Redis
+
+from headgate.apps.tiers import Settings, setup_rate_limiting
+from headgate.testing.servers import RedisServer
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in Settings.model_fields:
+        monkeypatch.delenv(field.upper(), raising=False)
+
+
+@pytest.fixture(scope="session", params=["redis", "valkey"])
+def any_url(request: pytest.FixtureRequest) -> str:
+    """A server of either kind that all tests share; each is to count under a name of its own."""
+    found: str = request.getfixturevalue(f"headgate_{request.param}_url")
+    return found
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that nobody else has."""
+    return f"user:{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def plain(any_url: str) -> Iterator[redis.Redis]:
+    """A plain client, to look behind the scenes."""
+    with redis.Redis.from_url(any_url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(any_url: str) -> AsyncIterator[Redis]:
+    """A client as the service has one; patient, since the machine may be busy."""
+    client = setup_rate_limiting(any_url, timeout=30)
+    assert client is not None
+    async with client:
+        yield client
+
+
+@pytest.fixture
+async def other_client(any_url: str) -> AsyncIterator[Redis]:
+    """The client of a second instance."""
+    client = setup_rate_limiting(any_url, timeout=30)
+    assert client is not None
+    async with client:
+        yield client
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server of the test's own, which it may kill."""
+    with RedisServer() as server:
+        yield server

@@ -1,0 +1,152 @@
+"""Parts for the tests of the tiers service: an application behind the middleware, the service in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from redis.asyncio import Redis
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from headgate.apps.tiers import RateLimitMiddleware, Settings
+from headgate.testing import FakeClock
+
+
+async def _ok(request: Request) -> Response:
+    return PlainTextResponse("ok")
+
+
+async def _fails(request: Request) -> Response:
+    return PlainTextResponse("sorry", 500)
+
+
+async def _raises(request: Request) -> Response:
+    raise RuntimeError("broken")
+
+
+def application() -> Starlette:
+    """Return an application that knows nothing of limits."""
+    routes = [Route(path, _ok) for path in ("/", "/health", "/metrics", "/ok", "/health/deep")]
+    return Starlette(routes=[*routes, Route("/fails", _fails), Route("/raises", _raises)])
+
+
+class Signature:
+    """Authentication, of a kind: whoever says `X-User: ada/pro` is ada, of tier pro. It stands around the limiter."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        given = dict(scope.get("headers", ())).get(b"x-user")
+        if given is not None:
+            user_id, _, tier = given.decode().partition("/")
+            user = SimpleNamespace(id=user_id, tier=tier) if tier else SimpleNamespace(id=user_id)
+            scope.setdefault("state", {})["user"] = user
+        await self.app(scope, receive, send)
+
+
+@dataclass
+class Limited:
+    """An application behind the middleware, and clients of it."""
+
+    app: Any
+    clock: FakeClock
+    address: str = field(default_factory=lambda: ".".join(["10", *(str(n) for n in secrets.token_bytes(3))]))
+
+    async def get(self, path: str = "/ok", user: str = "", **headers: str) -> httpx.Response:
+        """Make a request, signed if a user is given, from an address that no other test has."""
+        if user:
+            headers["X-User"] = user
+        # What the application raises goes on to the server; clients see the response that came before.
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False, client=(self.address, 1234))
+        async with httpx.AsyncClient(transport=transport, base_url="http://tiers.test") as client:
+            return await client.get(path, headers=headers)
+
+    async def statuses(self, count: int, path: str = "/ok", user: str = "") -> list[int]:
+        """Make requests one after the other, and return the status of each answer."""
+        return [(await self.get(path, user)).status_code for _ in range(count)]
+
+
+def limited(client: Redis | None, *, atomic: bool = False, **options: Any) -> Limited:
+    """Return an application behind a middleware with these options, on a clock that stands still."""
+    clock = options.setdefault("clock", FakeClock())
+    middleware = RateLimitMiddleware(
+        application(), redis_client=client, use_atomic_redis=atomic, deadline=30, **options
+    )
+    return Limited(Signature(middleware), clock)
+
+
+Make = Callable[..., Limited]
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something that happens elsewhere has happened."""
+    async with asyncio.timeout(30):
+        while not await condition():  # noqa: ASYNC110  # it happens in another process
+            await asyncio.sleep(0.01)
+
+
+# --- The service in a process of its own -----------------------------------------------------------------------------
+
+
+@dataclass
+class ServiceProcess:
+    """A service started as a user would, and what it has logged so far."""
+
+    url: str
+    log: list[str]
+
+
+def environment(**variables: object) -> dict[str, str]:
+    """Return this process's environment, with the settings of the service taken out and these put in."""
+    names = {name.upper() for name in Settings.model_fields}
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return {**kept, **{name: str(value) for name, value in variables.items()}}
+
+
+@asynccontextmanager
+async def service_process(folder: Path, **variables: object) -> AsyncIterator[ServiceProcess]:
+    """Run the service on a free port until the block ends, and stop it as an operator would."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headgate.apps.tiers", "--port", "0"),
+        cwd=folder,
+        env=environment(**variables),
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE,
+    )
+    assert process.stderr is not None
+    service = ServiceProcess("", [])
+    try:
+        while not service.url:
+            line = (await process.stderr.readline()).decode()
+            assert line, "the service did not start:\n" + "".join(service.log)
+            service.log.append(line)
+            if found := re.search(r"running on (http://\S+)", line):
+                service.url = found[1]
+        drained = asyncio.create_task(_drain(process.stderr, service.log))
+        yield service
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+    await drained
+
+
+async def _drain(stream: asyncio.StreamReader, log: list[str]) -> None:
+    async for line in stream:
+        log.append(line.decode())  # noqa: PERF401  # line by line: others are reading it

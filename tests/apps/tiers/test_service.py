@@ -1,0 +1,144 @@
+"""The service as its users run it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headgate.apps.tiers import Settings, create_app, load_test, main
+from headgate.testing import FakeClock
+from headgate.testing.servers import RedisServer
+from tests.apps.tiers.support import service_process
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.requirement("S-32")
+async def test_s32_refusals_and_what_is_left_can_be_watched(tmp_path: Path) -> None:
+    settings = Settings(saju_enable_rate_limiting=True, database_url=f"sqlite:///{tmp_path / 'keys.db'}")
+    app = create_app(settings, clock=FakeClock())
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiers.test") as client,
+    ):
+        assert [(await client.get("/v1/whoami")).status_code for _ in range(7)] == [200] * 5 + [429] * 2
+        answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    samples = set(answer.text.splitlines())
+    assert {
+        'saju_rate_limit_429_total{tier="anonymous"} 2.0',
+        'saju_rate_limit_429_total{tier="pro"} 0.0',
+        'saju_rate_limit_remaining_count{tier="anonymous"} 7.0',
+        'saju_rate_limit_remaining_sum{tier="anonymous"} 10.0',
+        'saju_rate_limit_remaining_bucket{le="0.0",tier="anonymous"} 3.0',
+        'saju_rate_limit_decisions_total{backend="memory",outcome="allowed",tier="anonymous"} 5.0',
+        'saju_rate_limit_limit{tier="pro"} 300.0',
+    } <= samples
+
+
+@pytest.mark.requirement("S-18")
+async def test_without_the_switch_nothing_is_limited(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'keys.db'}"))
+    assert "Rate limiting is off" in caplog.text
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiers.test") as client,
+    ):
+        answers = [await client.get("/v1/whoami") for _ in range(9)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert answers[0].json()["limit"] is None
+    assert "x-ratelimit-limit" not in answers[0].headers
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SAJU_ENABLE_RATE_LIMITING", "perhaps"),
+        ("SAJU_ENABLE_ATOMIC_RATE_LIMITER", "2"),
+        ("SAJU_REDIS_URL", "memcached://ada:hunter2@host"),
+        ("SAJU_REDIS_TIMEOUT", "0"),
+        ("SAJU_RATE_LIMITS", "pro=5"),
+        ("SAJU_TRUSTED_PROXIES", "everybody"),
+        ("SAJU_FORWARDED_HEADER", "x-real-ip"),
+        ("DATABASE_URL", "mysql://ada:hunter2@host/db"),
+        ("PORT", "70000"),
+        ("LOG_LEVEL", "loud"),
+    ],
+)
+def test_a_wrong_setting_stops_start_up_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    variable: str,
+    value: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SAJU_ENABLE_RATE_LIMITING", "true")
+    monkeypatch.setenv(variable, value)
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{variable}: ")
+    assert "hunter2" not in said
+
+
+async def test_forwarded_addresses_are_believed_only_from_named_proxies(tmp_path: Path) -> None:
+    """Also by the server underneath, which would believe whoever connects from this machine."""
+    for proxies, statuses in (("", [200, 429]), ("127.0.0.0/8", [200, 200])):
+        variables = {
+            "SAJU_ENABLE_RATE_LIMITING": "true",
+            "SAJU_RATE_LIMITS": "anonymous=1 burst 1",
+            "SAJU_TRUSTED_PROXIES": proxies,
+        }
+        async with (
+            service_process(tmp_path, **variables) as service,
+            httpx.AsyncClient(base_url=service.url) as client,
+        ):
+            answers = [
+                await client.get("/v1/whoami", headers={"X-Forwarded-For": f"198.51.100.{n}"}) for n in (1, 2)
+            ]
+            assert (await client.get("/health")).json() == {"status": "ok"}
+        assert [answer.status_code for answer in answers] == statuses
+        assert "Redis URL not provided, using local fallback" in "".join(service.log)
+
+
+@pytest.mark.requirement("S-26", "S-30")
+def test_s30_the_load_test_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes and one Redis: capacity 1 and 100 requests at once admit exactly one, in both modes."""
+    with RedisServer(options=("--requirepass", "s3cret")) as server:
+        code = load_test(f"redis://:s3cret@127.0.0.1:{server.port}/0", seconds=1, clients=8)
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert said.count("pass  capacity 1, 100 at once: exactly one is admitted: {200: 1, 429: 99}") == 2
+    assert said.count("pass  no credentials in the logs: 0 lines") == 2
+    assert said.endswith("PASS: 16 of 16 checks hold\n")
+
+
+@pytest.mark.requirement("S-30")
+def test_s30_the_plan_is_written_down() -> None:
+    plan = (ROOT / "docs" / "RATE_LIMIT_LOAD_TEST_PLAN.md").read_text("utf-8")
+    for promised in (
+        "headgate tiers load-test",
+        "SAJU_ENABLE_ATOMIC_RATE_LIMITER",
+        "two instances",
+        "EVALSHA",
+    ):
+        assert promised in plan
+
+
+@pytest.mark.requirement("S-31")
+def test_s31_the_guide_says_staging_first() -> None:
+    guide = (ROOT / "docs" / "services" / "tiers.md").read_text("utf-8")
+    rollout = guide[guide.index("## Rolling it out") :].partition("\n## ")[0]
+    for promised in ("staging", "INFO commandstats", "saju_rate_limit_429_total", "grep"):
+        assert promised in rollout
+
+
+def test_every_setting_is_in_the_guide() -> None:
+    guide = (ROOT / "docs" / "services" / "tiers.md").read_text("utf-8")
+    rows = set(re.findall(r"`([A-Z][A-Z_]+)`", guide[guide.index("## Settings") :].partition("\n## ")[0]))
+    assert {field.upper() for field in Settings.model_fields} <= rows

@@ -1,8 +1,22 @@
-"""`python -m benchmarks`: everything that needs no server."""
+"""`python -m benchmarks`: every subject, one after the other; each also runs alone, as `python -m benchmarks.redis`."""
 
 from __future__ import annotations
 
-from benchmarks.core import main
+import subprocess
+import sys
+
+SUBJECTS = ("core", "http", "redis", "postgres", "petitions")
+
+
+def main() -> int:
+    """Run every subject in a process of its own, and return the exit code of the last that failed."""
+    failed = 0
+    for subject in SUBJECTS:
+        print(f"\n=== {subject} ===", flush=True)
+        command = [sys.executable, "-m", f"benchmarks.{subject}", *sys.argv[1:]]
+        failed = subprocess.run(command, check=False).returncode or failed
+    return failed
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -243,7 +243,7 @@ THREADS: dict[str, Callable[[str], Caller]] = {
 
 def _measure_tasks(scale: Scale, progress: Progress, url: str, tasks: int) -> Section:
     progress.begin(f"Redis: {tasks} task{'s' * (tasks > 1)}")
-    calls = scale.calls // (5 if tasks == 1 else 1)
+    calls = scale.calls // (5 if tasks == 1 else 2)
     waits: dict[str, Result] = {name: Result() for name in TASKS_CALLERS}
     with asyncio.Runner() as loop:
         callers = each(TASKS_CALLERS, lambda build: loop.run(build(url)))

@@ -21,9 +21,11 @@ from headgate.errors import (
     StoreError,
     StoreUnavailable,
 )
+from headgate.hooks import Hook
 from headgate.quota import Quota
 from headgate.rules import Rule, fixed_window, sliding_log, sliding_window, token_bucket
 from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
+from headgate.stores.outage import local
 
 __version__ = "0.1.0"
 
@@ -35,6 +37,7 @@ __all__ = [
     "Decision",
     "HeadgateError",
     "Hold",
+    "Hook",
     "Limiter",
     "MemoryStore",
     "Quota",
@@ -47,6 +50,7 @@ __all__ = [
     "StoreUnavailable",
     "__version__",
     "fixed_window",
+    "local",
     "open_async_store",
     "open_store",
     "sliding_log",

@@ -1,0 +1,9 @@
+"""Petitions with a limit per submitter, counted in PostgreSQL.
+
+`headgate run petitions` starts it; `create_app` returns it for another server or a test.
+"""
+
+from headgate.apps.petitions.app import cleanup, create_app, halt, main, resume
+from headgate.apps.petitions.config import Settings, SettingsError
+
+__all__ = ["Settings", "SettingsError", "cleanup", "create_app", "halt", "main", "resume"]

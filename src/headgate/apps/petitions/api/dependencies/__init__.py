@@ -1,0 +1,1 @@
+"""How requests come by the parts of the service."""

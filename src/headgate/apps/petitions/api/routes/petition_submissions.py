@@ -1,0 +1,147 @@
+"""Petitions: submit, read, follow, withdraw."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+from fastapi import APIRouter, Request, Response
+
+from headgate.apps.petitions.api.dependencies.petition_submission import (
+    QueueCapacityPart,
+    RateLimiterPart,
+    SettingsPart,
+    SubmissionServicePart,
+    TraceIdPart,
+    counted_as,
+)
+from headgate.apps.petitions.api.models import (
+    PetitionResponse,
+    Problem,
+    RateLimitProblem,
+    StatusResponse,
+    SubmissionRequest,
+    SubmissionResponse,
+    WithdrawalRequest,
+)
+from headgate.apps.petitions.application.ports import QueueCapacityPort
+from headgate.apps.petitions.application.services import refusal_of
+from headgate.apps.petitions.domain.errors import QueueOverflowError
+from headgate.apps.petitions.domain.models import Draft
+
+router = APIRouter(prefix="/v1/petition-submissions", tags=["petitions"])
+
+_POLL_SECONDS = 0.5
+
+
+def _refusals(**descriptions: str) -> dict[int | str, dict[str, Any]]:
+    return {
+        int(status.removeprefix("on_")): {"model": Problem, "description": text}
+        for status, text in descriptions.items()
+    }
+
+
+_RETRY_AFTER = {"description": "whole seconds until it is worth trying again", "schema": {"type": "integer"}}
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses={
+        **_refusals(
+            on_400="No such realm, or an anonymous petition where those are refused",
+            on_503="Too many petitions wait, the system is halted, or the database cannot be asked",
+        ),
+        429: {
+            "model": RateLimitProblem,
+            "description": "The submitter, the realm or everybody together has reached the limit. Nothing was "
+            "submitted or counted; `Retry-After` says when the next petition is admitted.",
+            "headers": {"Retry-After": _RETRY_AFTER},
+        },
+    },
+)
+async def submit_petition(
+    submission: SubmissionRequest,
+    request: Request,
+    capacity: QueueCapacityPart,
+    limiter: RateLimiterPart,
+    submissions: SubmissionServicePart,
+    settings: SettingsPart,
+    trace_id: TraceIdPart,
+) -> SubmissionResponse:
+    """Submit a petition: room in the queue first, then the limit, then everything else."""
+    await _demand_room(capacity)
+    preferences = submission.notification_preferences
+    draft = Draft(
+        type=submission.type,
+        text=submission.text,
+        realm=settings.default_realm if submission.realm is None else submission.realm,
+        counted_as=counted_as(request, submission.submitter_id, settings),
+        submitter_id=submission.submitter_id,
+        notification_preferences=None if preferences is None else preferences.model_dump(),
+    )
+    result = await limiter.check_rate_limit(draft.counted_as, realm=draft.realm)
+    if not result.allowed:
+        raise refusal_of(draft.counted_as, result, limiter.get_window_minutes())
+    petition = await submissions.submit(draft, limiter, trace_id)
+    capacity.record_acceptance()
+    return SubmissionResponse.of(petition)
+
+
+@router.get("/{petition_id}", responses=_refusals(on_404="No such petition"))
+async def get_petition(petition_id: UUID, submissions: SubmissionServicePart) -> PetitionResponse:
+    """Return a petition, also while the system is halted."""
+    return PetitionResponse.of(await submissions.get(petition_id))
+
+
+@router.get(
+    "/{petition_id}/status",
+    response_model=StatusResponse,
+    responses={
+        **_refusals(on_404="No such petition"),
+        304: {"description": "Nothing new in the time it waits"},
+    },
+)
+async def get_status(
+    petition_id: UUID, submissions: SubmissionServicePart, settings: SettingsPart, token: str | None = None
+) -> Response | StatusResponse:
+    """Return how far a petition has come; given the token of a known status, as soon as there is another."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + settings.status_wait_seconds
+    while True:
+        petition = await submissions.get(petition_id)
+        if token is None or token != petition.status_token:
+            return StatusResponse.of(petition)
+        left = deadline - loop.time()
+        if left <= 0:
+            return Response(status_code=304, headers={"X-Status-Token": petition.status_token})
+        await asyncio.sleep(min(_POLL_SECONDS, left))
+
+
+@router.post(
+    "/{petition_id}/withdraw",
+    responses=_refusals(
+        on_400="Its fate is settled",
+        on_403="Not yours",
+        on_404="No such petition",
+        on_503="The system is halted",
+    ),
+)
+async def withdraw_petition(
+    petition_id: UUID,
+    withdrawal: WithdrawalRequest,
+    submissions: SubmissionServicePart,
+    trace_id: TraceIdPart,
+) -> PetitionResponse:
+    """Take a petition back. What it counted stays counted."""
+    petition = await submissions.withdraw(petition_id, withdrawal.requester_id, withdrawal.reason, trace_id)
+    return PetitionResponse.of(petition)
+
+
+async def _demand_room(capacity: QueueCapacityPort) -> None:
+    if not await capacity.is_accepting_submissions():
+        capacity.record_rejection()
+        raise QueueOverflowError(
+            await capacity.get_queue_depth(), capacity.get_threshold(), capacity.get_retry_after_seconds()
+        )

@@ -1,0 +1,185 @@
+"""The application, and running it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+
+import psycopg
+import uvicorn
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+
+import headgate
+from headgate.apps.petitions.api.dependencies.parts import Parts, build_metrics, build_parts
+from headgate.apps.petitions.api.middleware import MetricsMiddleware, SizeMiddleware, TraceMiddleware
+from headgate.apps.petitions.api.problems import answer_invalid, answer_refusal
+from headgate.apps.petitions.api.routes import operations, petition_submissions
+from headgate.apps.petitions.application.services import CleanupReport
+from headgate.apps.petitions.config import Settings, SettingsError, load_settings
+from headgate.apps.petitions.domain.errors import DatabaseUnavailableError, PetitionError
+from headgate.apps.petitions.infrastructure.adapters.persistence import migrate
+from headgate.apps.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
+from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
+from headgate.apps.petitions.logs import configure_logging
+
+
+def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] | None = None) -> FastAPI:
+    """Return the service; by default with the settings of the environment.
+
+    Args:
+        settings: What to run with.
+        now: What time the limit is counted by, for tests; by default the database's clock.
+
+    Raises:
+        SettingsError: It cannot run like this; the message names the variable.
+    """
+    settings = load_settings() if settings is None else settings
+    metrics = build_metrics(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with _running_parts(settings, metrics, now) as parts:
+            app.state.parts = parts
+            async with _cleaning(parts):
+                yield
+
+    app = FastAPI(title="Headgate petitions", version=headgate.__version__, lifespan=lifespan)
+    app.include_router(petition_submissions.router)
+    app.include_router(operations.router)
+    app.add_exception_handler(PetitionError, answer_refusal)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_middleware(SizeMiddleware)
+    app.add_middleware(MetricsMiddleware, metrics=metrics)
+    app.add_middleware(TraceMiddleware)
+    return app
+
+
+@asynccontextmanager
+async def _running_parts(
+    settings: Settings, metrics: MetricsCollector | None = None, now: Callable[[], datetime] | None = None
+) -> AsyncIterator[Parts]:
+    """Provide the parts on a database that is up to date, embedded if there is no other."""
+    async with AsyncExitStack() as stack:
+        url = settings.database_url
+        if not url:
+            embedded = EmbeddedPostgres(settings.data_dir)
+            url = await asyncio.to_thread(embedded.__enter__)
+            stack.push_async_callback(asyncio.to_thread, embedded.__exit__)
+        parts = build_parts(settings, url, metrics, now)
+        stack.push_async_callback(parts.database.aclose)
+        await parts.database.open()
+        await migrate(parts.database)
+        stack.push_async_callback(parts.witness.aclose)
+        yield parts
+
+
+@asynccontextmanager
+async def _cleaning(parts: Parts) -> AsyncIterator[None]:
+    """Remove expired counters from time to time while the block lasts."""
+    task = asyncio.create_task(parts.cleanup.run_every(parts.settings.cleanup_interval_seconds))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def main(host: str | None = None, port: int | None = None) -> int:
+    """Run the service until it is told to stop, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
+
+    Args:
+        host: Where to listen, instead of `HOST`.
+        port: Which port, instead of `PORT`; 0 for any free one.
+    """
+    with ExitStack() as stack:
+        try:
+            settings = load_settings()
+            configure_logging(settings.log_level)
+            if not settings.database_url:
+                # Uvicorn stops on this signal and then raises it again; the database must still be stopped after that.
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+                url = stack.enter_context(EmbeddedPostgres(settings.data_dir))
+                settings = replace(settings, database_url=url)
+            asyncio.run(_check_database(settings))
+        except SettingsError as error:
+            print(error, file=sys.stderr)
+            return 2
+        uvicorn.run(
+            create_app(settings),
+            host=settings.host if host is None else host,
+            port=settings.port if port is None else port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
+    return 0
+
+
+def cleanup() -> CleanupReport:
+    """Remove expired counters once, from the database of the environment's settings, and return what was done.
+
+    Raises:
+        SettingsError: The settings cannot work, or the database cannot be reached.
+    """
+
+    async def run() -> CleanupReport:
+        async with _reached(load_settings()) as parts:
+            return await parts.cleanup.cleanup_and_report()
+
+    return asyncio.run(run())
+
+
+def halt(reason: str) -> None:
+    """Let nothing more be submitted, on any instance, until `resume`; the reason is what clients are told.
+
+    Raises:
+        SettingsError: There is no reason, the settings cannot work, or the database cannot be reached.
+    """
+    if not reason.strip():
+        raise SettingsError("a halt needs a reason, which clients are told")
+
+    async def run() -> None:
+        async with _reached(load_settings()) as parts:
+            await parts.halt.halt(reason.strip())
+
+    asyncio.run(run())
+
+
+def resume() -> None:
+    """Let petitions be submitted again; raises as `halt` does."""
+
+    async def run() -> None:
+        async with _reached(load_settings()) as parts:
+            await parts.halt.resume()
+
+    asyncio.run(run())
+
+
+async def _check_database(settings: Settings) -> None:
+    """Connect to the database and bring it up to date.
+
+    The application does so by itself, but there, within the server, a failure would end in a traceback.
+    """
+    async with _reached(settings):
+        pass
+
+
+@asynccontextmanager
+async def _reached(settings: Settings) -> AsyncIterator[Parts]:
+    """Provide the parts, as `_running_parts`; whatever is wrong with the database is told by the variable's name."""
+    try:
+        async with _running_parts(settings) as parts:
+            yield parts
+    except DatabaseUnavailableError as error:
+        raise SettingsError("DATABASE_URL: the database cannot be reached") from error
+    except psycopg.Error as error:
+        raise SettingsError(f"DATABASE_URL: {error}") from error

@@ -1,0 +1,40 @@
+"""What the service needs from outside, and what it offers: protocols and the values that they speak of."""
+
+from headgate.apps.petitions.application.ports.persistence import (
+    Event,
+    EventLedgerPort,
+    HaltStatePort,
+    PetitionRepositoryPort,
+    UnitOfWorkPort,
+)
+from headgate.apps.petitions.application.ports.queue_capacity import QueueCapacityPort, QueueObserver
+from headgate.apps.petitions.application.ports.rate_limit_store import (
+    CleanupResult,
+    RateLimitPolicy,
+    RateLimitStorePort,
+    ScopeUsage,
+    UsageReport,
+)
+from headgate.apps.petitions.application.ports.rate_limiter import (
+    RateLimiterPort,
+    RateLimitObserver,
+    RateLimitResult,
+)
+
+__all__ = [
+    "CleanupResult",
+    "Event",
+    "EventLedgerPort",
+    "HaltStatePort",
+    "PetitionRepositoryPort",
+    "QueueCapacityPort",
+    "QueueObserver",
+    "RateLimitObserver",
+    "RateLimitPolicy",
+    "RateLimitResult",
+    "RateLimitStorePort",
+    "RateLimiterPort",
+    "ScopeUsage",
+    "UnitOfWorkPort",
+    "UsageReport",
+]

@@ -1,0 +1,20 @@
+"""What the service does."""
+
+from headgate.apps.petitions.application.services.petition_submission_service import PetitionSubmissionService
+from headgate.apps.petitions.application.services.queue_capacity_service import QueueCapacityService
+from headgate.apps.petitions.application.services.rate_limit_cleanup_service import (
+    CleanupReport,
+    RateLimitCleanupService,
+)
+from headgate.apps.petitions.application.services.rate_limit_service import RateLimitService, refusal_of
+from headgate.apps.petitions.application.services.refusal_witness_service import RefusalWitnessService
+
+__all__ = [
+    "CleanupReport",
+    "PetitionSubmissionService",
+    "QueueCapacityService",
+    "RateLimitCleanupService",
+    "RateLimitService",
+    "RefusalWitnessService",
+    "refusal_of",
+]

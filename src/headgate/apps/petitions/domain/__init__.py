@@ -1,0 +1,1 @@
+"""Who submits what, how often, and what can go wrong: no I/O, no framework."""

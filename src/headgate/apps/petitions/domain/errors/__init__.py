@@ -1,0 +1,25 @@
+"""Why a request is refused."""
+
+from headgate.apps.petitions.domain.errors.base import PetitionError
+from headgate.apps.petitions.domain.errors.petition import (
+    DatabaseUnavailableError,
+    InvalidPetitionError,
+    InvalidRealmError,
+    NotYourPetitionError,
+    PetitionNotFoundError,
+    QueueOverflowError,
+    SystemHaltedError,
+)
+from headgate.apps.petitions.domain.errors.rate_limit import RateLimitExceededError
+
+__all__ = [
+    "DatabaseUnavailableError",
+    "InvalidPetitionError",
+    "InvalidRealmError",
+    "NotYourPetitionError",
+    "PetitionError",
+    "PetitionNotFoundError",
+    "QueueOverflowError",
+    "RateLimitExceededError",
+    "SystemHaltedError",
+]

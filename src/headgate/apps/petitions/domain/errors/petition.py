@@ -1,0 +1,62 @@
+"""Why a petition is not taken, not found or not changed."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from headgate.apps.petitions.domain.errors.base import PetitionError
+
+
+class QueueOverflowError(PetitionError):
+    """Too many petitions wait already.
+
+    Attributes:
+        queue_depth: How many.
+        threshold: How many may.
+        retry_after_seconds: When to come back.
+    """
+
+    def __init__(self, queue_depth: int, threshold: int, retry_after_seconds: int) -> None:
+        super().__init__("Petition queue capacity exceeded. Please retry later.")
+        self.queue_depth = queue_depth
+        self.threshold = threshold
+        self.retry_after_seconds = retry_after_seconds
+
+
+class SystemHaltedError(PetitionError):
+    """Nothing is written while the system is halted; the message is the reason."""
+
+
+class DatabaseUnavailableError(PetitionError):
+    """Nobody can say how much was submitted, so nothing is admitted.
+
+    Attributes:
+        retry_after_seconds: When to come back.
+    """
+
+    def __init__(self, retry_after_seconds: int) -> None:
+        super().__init__("The database cannot be asked, so nothing was submitted. Please retry later.")
+        self.retry_after_seconds = max(1, retry_after_seconds)
+
+
+class InvalidRealmError(PetitionError):
+    """There is no such realm."""
+
+    def __init__(self, realm: str) -> None:
+        super().__init__(f"Unknown realm: {realm}")
+        self.realm = realm
+
+
+class InvalidPetitionError(PetitionError):
+    """It cannot be submitted, or changed, like this."""
+
+
+class NotYourPetitionError(PetitionError):
+    """Only whoever submitted a petition may withdraw it."""
+
+
+class PetitionNotFoundError(PetitionError):
+    """There is no such petition."""
+
+    def __init__(self, petition_id: UUID) -> None:
+        super().__init__(f"Petition {petition_id} not found")

@@ -1,0 +1,20 @@
+"""Petitions and their counters."""
+
+from headgate.apps.petitions.domain.models.petition import (
+    REALMS,
+    Draft,
+    Petition,
+    PetitionState,
+    PetitionType,
+)
+from headgate.apps.petitions.domain.models.rate_limit_bucket import RateLimitBucket, start_of_minute
+
+__all__ = [
+    "REALMS",
+    "Draft",
+    "Petition",
+    "PetitionState",
+    "PetitionType",
+    "RateLimitBucket",
+    "start_of_minute",
+]

@@ -1,0 +1,1 @@
+"""The outside world: PostgreSQL, metrics, stand-ins for tests."""

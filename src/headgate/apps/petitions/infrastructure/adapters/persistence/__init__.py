@@ -1,0 +1,22 @@
+"""PostgreSQL behind the ports."""
+
+from headgate.apps.petitions.infrastructure.adapters.persistence.database import Database
+from headgate.apps.petitions.infrastructure.adapters.persistence.migrations import migrate, migration_files
+from headgate.apps.petitions.infrastructure.adapters.persistence.rate_limit_store import (
+    PostgresRateLimitStore,
+)
+from headgate.apps.petitions.infrastructure.adapters.persistence.records import (
+    PostgresEventLedger,
+    PostgresHaltState,
+    PostgresPetitionRepository,
+)
+
+__all__ = [
+    "Database",
+    "PostgresEventLedger",
+    "PostgresHaltState",
+    "PostgresPetitionRepository",
+    "PostgresRateLimitStore",
+    "migrate",
+    "migration_files",
+]

@@ -1,0 +1,288 @@
+"""Sliding-window counters in a table of the user's own, inside the user's own transactions.
+
+    CREATE TABLE uploads (
+        account uuid NOT NULL, minute timestamptz NOT NULL, count integer NOT NULL, UNIQUE (account, minute)
+    );
+
+A row says how many units a key used in one bucket of time. Units that are counted in a transaction commit with the work
+that they are for, or not at all: there is nothing to give back when the work fails.
+
+How it stays exact. Under READ COMMITTED each statement sees what was committed before it began. So the keys are locked
+first, in an order that everybody keeps, by a statement of its own; the next statement then sees what those committed whom
+it has waited for, reads the clock, counts and charges. In one statement with the lock, the count would be as old as the
+wait: that admits too many. Under REPEATABLE READ and above the count would be as old as the transaction, so these are
+refused. The locks are advisory (a fresh key has no row to lock) and end with the transaction.
+
+What is counted, by whom and until when, is said by rules, as for a limiter. They must be sliding windows with buckets of
+one width. Time is the database's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from headgate.clock import Clock, SteadyClock
+from headgate.errors import ConfigError
+from headgate.stores.postgres.buckets import (
+    BucketDecision,
+    BucketKey,
+    Buckets,
+    Cleanup,
+    Flow,
+    Row,
+    Statement,
+    T,
+)
+
+logger = logging.getLogger("headgate")
+
+DEFAULT_BATCH = 1_000
+
+
+class BucketTable(Buckets):
+    """A bucket table over connections of psycopg; `Buckets` has its arguments."""
+
+    def check(
+        self,
+        connection: psycopg.Connection[Any],
+        key: BucketKey | None = None,
+        cost: int = 1,
+        *,
+        tier: str | None = None,
+        now: datetime | None = None,
+    ) -> BucketDecision:
+        """Return what `hold` would answer, and count nothing; one statement, in a transaction or not."""
+        return _run(connection, self._checking(key, cost, tier, now))
+
+    def hold(
+        self,
+        connection: psycopg.Connection[Any],
+        key: BucketKey | None = None,
+        cost: int = 1,
+        *,
+        tier: str | None = None,
+        now: datetime | None = None,
+    ) -> BucketDecision:
+        """Count units in the connection's transaction if all rules admit them; a refusal counts nothing.
+
+        Others who hold or record units of the same keys wait until the transaction ends: with a shared scope (`"*"`), all
+        of them. Ask as late in the transaction as you can, and for all keys at once: two transactions that ask for the
+        same keys one by one in opposite orders wait for each other, which PostgreSQL ends with an error for one of them.
+
+        Raises:
+            ConfigError: The connection is not in a transaction, or the key does not fit.
+            CostTooHigh: The cost is above a limit.
+            StoreConflict: The transaction is REPEATABLE READ or SERIALIZABLE.
+        """
+        _check_transaction(connection)
+        return _run(connection, self._holding(key, cost, tier, now))
+
+    def record(
+        self,
+        connection: psycopg.Connection[Any],
+        key: BucketKey | None = None,
+        cost: int = 1,
+        *,
+        now: datetime | None = None,
+    ) -> None:
+        """Count units in the connection's transaction, even beyond the limits; raises as `hold` does."""
+        _check_transaction(connection)
+        _run(connection, self._recording(key, cost, now))
+
+    def cleanup(
+        self,
+        connection: psycopg.Connection[Any],
+        *,
+        older_than: timedelta | None = None,
+        batch: int = DEFAULT_BATCH,
+        now: datetime | None = None,
+    ) -> Cleanup:
+        """Remove buckets that began longer ago than that, by default all that no longer count.
+
+        So many at a time are removed in a transaction each; in a transaction of the caller's, all of them in that. While
+        another instance is at it, this one leaves it to it.
+        """
+
+        def run(statement: Statement) -> Sequence[Row]:
+            with connection.transaction():
+                return _execute(connection, statement)
+
+        return _drive(self._cleaning(older_than, batch, now), run)
+
+    def run_cleanup(
+        self,
+        connect: Callable[[], AbstractContextManager[psycopg.Connection[Any]]],
+        *,
+        every: timedelta,
+        older_than: timedelta | None = None,
+        batch: int = DEFAULT_BATCH,
+        stop: threading.Event,
+    ) -> None:
+        """Clean up now and after every so much time, until the event is set; for a thread of its own.
+
+        `connect` returns a connection to be used in a `with` block: `pool.connection`, or
+        `lambda: psycopg.connect(url)`. A cleanup that fails is logged, and the next one tries again.
+        """
+        while True:
+            try:
+                with connect() as connection:
+                    self.cleanup(connection, older_than=older_than, batch=batch)
+            except ConfigError:
+                raise
+            except Exception:
+                # Whatever was wrong with the database or the network may be over next time.
+                logger.exception("cleanup of %s failed", self.table)
+            if stop.wait(every.total_seconds()):
+                return
+
+
+class AsyncBucketTable(Buckets):
+    """A bucket table over connections of psycopg (`AsyncConnection`) or asyncpg; `Buckets` has its arguments."""
+
+    async def check(
+        self,
+        connection: Any,
+        key: BucketKey | None = None,
+        cost: int = 1,
+        *,
+        tier: str | None = None,
+        now: datetime | None = None,
+    ) -> BucketDecision:
+        """Return what `hold` would answer, and count nothing; one statement, in a transaction or not."""
+        return await _arun(connection, self._checking(key, cost, tier, now))
+
+    async def hold(
+        self,
+        connection: Any,
+        key: BucketKey | None = None,
+        cost: int = 1,
+        *,
+        tier: str | None = None,
+        now: datetime | None = None,
+    ) -> BucketDecision:
+        """Count units in the connection's transaction if all rules admit them; as `BucketTable.hold`."""
+        _check_transaction(connection)
+        return await _arun(connection, self._holding(key, cost, tier, now))
+
+    async def record(
+        self, connection: Any, key: BucketKey | None = None, cost: int = 1, *, now: datetime | None = None
+    ) -> None:
+        """Count units in the connection's transaction, even beyond the limits; raises as `hold` does."""
+        _check_transaction(connection)
+        await _arun(connection, self._recording(key, cost, now))
+
+    async def cleanup(
+        self,
+        connection: Any,
+        *,
+        older_than: timedelta | None = None,
+        batch: int = DEFAULT_BATCH,
+        now: datetime | None = None,
+    ) -> Cleanup:
+        """Remove buckets that began longer ago than that; as `BucketTable.cleanup`."""
+
+        async def run(statement: Statement) -> Sequence[Row]:
+            async with connection.transaction():
+                return await _aexecute(connection, statement)
+
+        return await _adrive(self._cleaning(older_than, batch, now), run)
+
+    async def run_cleanup(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Any]],
+        *,
+        every: timedelta,
+        older_than: timedelta | None = None,
+        batch: int = DEFAULT_BATCH,
+        clock: Clock | None = None,
+    ) -> None:
+        """Clean up now and after every so much time, until the task is cancelled.
+
+        `connect` returns a connection to be used in an `async with` block: `pool.connection`, or asyncpg's `pool.acquire`.
+        A cleanup that fails is logged, and the next one tries again.
+        """
+        clock = SteadyClock() if clock is None else clock
+        while True:
+            try:
+                async with connect() as connection:
+                    await self.cleanup(connection, older_than=older_than, batch=batch)
+            except ConfigError:
+                raise
+            except Exception:
+                # Whatever was wrong with the database or the network may be over next time.
+                logger.exception("cleanup of %s failed", self.table)
+            await clock.asleep(every.total_seconds())
+
+
+def _run(connection: psycopg.Connection[Any], flow: Flow[T]) -> T:
+    return _drive(flow, lambda statement: _execute(connection, statement))
+
+
+async def _arun(connection: Any, flow: Flow[T]) -> T:
+    return await _adrive(flow, lambda statement: _aexecute(connection, statement))
+
+
+def _drive(flow: Flow[T], run: Callable[[Statement], Sequence[Row]]) -> T:
+    """Run the statements that a flow asks for, and return what it returns."""
+    try:
+        statement = next(flow)
+        while True:
+            statement = flow.send(run(statement))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def _adrive(flow: Flow[T], run: Callable[[Statement], Awaitable[Sequence[Row]]]) -> T:
+    try:
+        statement = next(flow)
+        while True:
+            statement = flow.send(await run(statement))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def _execute(connection: psycopg.Connection[Any], statement: Statement) -> Sequence[Row]:
+    # A cursor of our own: the connection's may be of another class, or make rows of another kind.
+    cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+    cursor.execute(*statement)
+    return cursor.fetchall() if _has_rows(cursor) else ()
+
+
+async def _aexecute(connection: Any, statement: Statement) -> Sequence[Row]:
+    text, parameters = statement
+    if not isinstance(connection, psycopg.AsyncConnection):  # then it is asyncpg's
+        rows: Sequence[Row] = await connection.fetch(text, *parameters)
+        return rows
+    cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+    await cursor.execute(text, parameters)
+    return await cursor.fetchall() if _has_rows(cursor) else ()
+
+
+def _has_rows(cursor: Any) -> bool:
+    return bool(cursor.pgresult.nfields)  # its description would be made anew, column by column
+
+
+def _check_transaction(connection: Any) -> None:
+    """Refuse a connection on which every statement is a transaction of its own."""
+    if isinstance(connection, (psycopg.Connection, psycopg.AsyncConnection)):
+        idle = connection.info.transaction_status == TransactionStatus.IDLE
+        is_open = not (connection.autocommit and idle)  # without autocommit, the first statement begins one
+    elif hasattr(connection, "is_in_transaction"):
+        is_open = connection.is_in_transaction()
+    else:
+        raise ConfigError(f"a connection of psycopg or asyncpg is needed, not {connection!r}")
+    if not is_open:
+        raise ConfigError(
+            "units are held and recorded in a transaction, so that they commit with the work; begin one"
+        )

@@ -1,0 +1,119 @@
+-- The statements that are sent, by name. Those of a BucketTable have its names and types filled in, safely quoted.
+
+-- name: one
+-- Answer one request about one key.
+SELECT headgate_one_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+
+-- name: many
+-- Answer several requests.
+SELECT headgate_many_v1($1, $2, $3, $4)
+
+-- name: clean
+-- Remove states that equal a fresh one.
+SELECT headgate_clean_v1($1, $2)
+
+-- name: lock_migrations
+-- Wait until no other process migrates this database.
+SELECT pg_advisory_xact_lock(hashtextextended('headgate_migrations', 0))
+
+-- name: migrations_table
+-- Tell whether any migration has been applied.
+SELECT to_regclass('headgate_migrations') IS NOT NULL
+
+-- name: applied_migrations
+-- List the migrations that have been applied.
+SELECT number FROM headgate_migrations
+
+-- name: note_migration
+-- Remember a migration that has been applied.
+INSERT INTO headgate_migrations (number, name) VALUES (%s, %s)
+
+-- name: buckets_time
+-- What all parts of a statement on a BucketTable take for the time: $1, or the database's clock when it begins.
+time AS MATERIALIZED (SELECT coalesce($1::timestamptz, clock_timestamp()) AS at)
+
+-- name: buckets_usage
+-- What one rule counts: the sum of its live buckets, and the bucket whose end lets $2 more units in. `kept` is what is
+-- counted in younger buckets, so the oldest bucket with little enough of that is the one to wait for.
+SELECT
+    {place} AS place,
+    (SELECT at FROM time) AS at,
+    coalesce(sum(units), 0)::bigint AS count,
+    min(bucket) AS oldest,
+    max(bucket) AS newest,
+    min(bucket) FILTER (WHERE kept + $2::bigint <= {limit}) AS freeing
+FROM (
+    SELECT
+        {bucket} AS bucket,
+        {count} AS units,
+        coalesce(
+            sum({count}) OVER (ORDER BY {bucket} DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0
+        ) AS kept
+    FROM {table}
+    WHERE {key} = ${key_value}::{type}
+        AND {bucket} > (SELECT at FROM time) - {lifetime}
+) AS live
+
+-- name: buckets_check
+-- What all rules count.
+WITH {time}
+{usage}
+
+-- name: buckets_hold
+-- The same, and count $2 units for every key if all rules have room for them.
+WITH {time},
+usage AS ({usage}),
+charged AS (
+    INSERT INTO {table} AS old ({key}, {bucket}, {count})
+    SELECT DISTINCT asked, date_bin({width}, time.at, 'epoch'), $2::bigint
+    FROM time, unnest(ARRAY[{keys}]::{type}[]) AS asked
+    WHERE NOT EXISTS (SELECT FROM usage WHERE usage.count + $2::bigint > CASE usage.place {limits} END)
+    ON CONFLICT ({key}, {bucket}) DO UPDATE SET {count} = old.{count} + excluded.{count}
+)
+SELECT * FROM usage ORDER BY place
+
+-- name: buckets_record
+-- Count $2 units for every key, even beyond the limits.
+WITH {time}
+INSERT INTO {table} AS old ({key}, {bucket}, {count})
+SELECT DISTINCT asked, date_bin({width}, time.at, 'epoch'), $2::bigint
+FROM time, unnest($3::{type}[]) AS asked
+ON CONFLICT ({key}, {bucket}) DO UPDATE SET {count} = old.{count} + excluded.{count}
+
+-- name: buckets_lock
+-- Wait until nobody else holds units of these keys, in an order that everybody keeps; and tell the isolation level. It is
+-- a statement of its own, so that the next one sees what those committed whom it has waited for.
+SELECT
+    current_setting('transaction_isolation'),
+    (
+        SELECT count(*)
+        FROM (
+            SELECT pg_advisory_xact_lock(number)
+            FROM (
+                SELECT DISTINCT hashtextextended(asked::text, '{table_text}'::regclass::oid::bigint) AS number
+                FROM unnest($1::{type}[]) AS asked
+                ORDER BY number
+            ) AS numbers
+        ) AS locked
+        WHERE current_setting('transaction_isolation') = 'read committed'
+    )
+
+-- name: buckets_cleanup
+-- Remove up to $2 buckets that began before $1 seconds ago, the oldest first, if nobody else is doing so.
+WITH turn AS MATERIALIZED (
+    SELECT
+        pg_try_advisory_xact_lock(hashtextextended('cleanup', '{table_text}'::regclass::oid::bigint)) AS mine,
+        coalesce($3::timestamptz, clock_timestamp()) - make_interval(secs => $1::double precision) AS cutoff
+),
+expired AS MATERIALIZED (
+    SELECT old.ctid AS place
+    FROM {table} AS old
+    WHERE (SELECT mine FROM turn) AND old.{bucket} < (SELECT cutoff FROM turn)
+    ORDER BY old.{bucket}
+    LIMIT $2::bigint
+    FOR UPDATE OF old SKIP LOCKED
+),
+deleted AS (
+    DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT place FROM expired)) RETURNING 1
+)
+SELECT mine, cutoff, (SELECT count(*) FROM deleted) FROM turn

@@ -1,0 +1,221 @@
+"""The store in a PostgreSQL database: exact, shared by everybody who can reach it, and there after a restart.
+
+One function call decides all rules of a request where the states are (`sql/schema.sql`), by the database's clock. This
+module ties the parts together: what is said (`codec`), to whom (`endpoint`), and how, from threads (`threads`) and from
+tasks (`tasks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.errors import ConfigError
+from headgate.keys import Key
+from headgate.rules import Rule
+from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts
+from headgate.stores.postgres.codec import HIT, PEEK, Codec, Reply, Request
+from headgate.stores.postgres.endpoint import Endpoint
+from headgate.stores.postgres.migrations import migrate
+from headgate.stores.postgres.tasks import Pipes
+from headgate.stores.postgres.threads import Lines
+
+logger = logging.getLogger("headgate")
+
+DEFAULT_DEADLINE = 1.0
+"""Seconds."""
+
+_MAY_LOSE = "nothing when a client dies; the last moments when the server does (synchronous_commit = off)"
+_MAY_LOSE_DURABLE = "nothing"
+
+
+class PostgresStore:
+    """Counts in a PostgreSQL (14 or later) database, in which `headgate migrate` or `store.migrate()` was run once.
+
+    Args:
+        url: `postgresql://user:password@host:port/database`, or any other connection string of libpq.
+        namespace: Part of the identity of what is counted, for several applications in one database.
+        deadline: Seconds after which a call is given up, with `StoreUnavailable`.
+        durable: Whether a call waits until the database has what it counted on disk. Without, a call is several times
+            quicker, and a crash of the server (not of a client) may forget what was counted in its last moments, about
+            half a second.
+        max_connections: How many connections threads may have at once; tasks share one per event loop.
+        prepare: Whether to have the database parse the statements just once per connection. A pooler in transaction mode
+            must know how to follow (PgBouncer from 1.21 on does); `False` works through any.
+        clock: Where time comes from, instead of the database's clock.
+
+    Threads, tasks, event loops and processes may share a store; one that was made before a fork connects anew.
+    """
+
+    remote = True
+    """Calls go over a network: they take a deadline, and limiters have a policy for when it is missed."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "headgate",
+        deadline: float = DEFAULT_DEADLINE,
+        durable: bool = False,
+        max_connections: int = 10,
+        prepare: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        if type(max_connections) is not int or max_connections < 1:
+            raise ConfigError(
+                f"max_connections must be a whole number of at least 1, not {max_connections!r}"
+            )
+        self.endpoint = Endpoint(url, prepare)
+        self.namespace = namespace
+        self.deadline = _checked(deadline)
+        self.durable = durable
+        self.clock = clock
+        self._lines = Lines(self.endpoint, max_connections, durable)
+        self._pipes = Pipes(self.endpoint, durable)
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What this store keeps and what it cannot."""
+        return Guarantees(
+            shared=True, durable=True, may_lose=_MAY_LOSE_DURABLE if self.durable else _MAY_LOSE
+        )
+
+    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
+        """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
+        codec = Codec(limiter, rules, self.namespace, self.clock)
+        gate = _Gate(codec, self._lines, self.deadline if deadline is None else _checked(deadline))
+        return Gate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+
+    def bind_async(
+        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
+    ) -> AsyncGate:
+        """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
+        codec = Codec(limiter, rules, self.namespace, self.clock)
+        gate = _AsyncGate(codec, self._pipes, self.deadline if deadline is None else _checked(deadline))
+        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+
+    def migrate(self) -> list[str]:
+        """Make or update Headgate's tables and functions; see `headgate.stores.postgres.migrate`."""
+        return migrate(self.endpoint.conninfo)
+
+    def close(self) -> None:
+        """Close all connections; those of event loops as soon as these run."""
+        self._lines.close()
+        self._pipes.close()
+
+    async def aclose(self) -> None:
+        """Close all connections; those of other event loops as soon as these run."""
+        await self._pipes.aclose()
+        self._lines.close()
+
+    def __enter__(self) -> PostgresStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> PostgresStore:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.endpoint.name}>"
+
+
+class _Gate:
+    """A limiter's rules, for threads."""
+
+    def __init__(self, codec: Codec, lines: Lines, deadline: float) -> None:
+        self._codec = codec
+        self._call = lines.call
+        self._deadline = deadline
+
+    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        request = self._codec.decide(HIT, key, cost, tier, now)
+        return request.plan.decision(self._call(request, self._deadline), cost)
+
+    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        request = self._codec.decide(PEEK, key, cost, tier, now)
+        return request.plan.decision(self._call(request, self._deadline), cost)
+
+    def hold(
+        self, key: Key | None, cost: int, tier: str | None, now: int | None
+    ) -> tuple[Decision, Receipts | None]:
+        request = self._codec.decide(HIT, key, cost, tier, now)
+        reply = self._call(request, self._deadline)
+        return request.plan.decision(reply, cost), request.plan.receipts(request, reply)
+
+    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        request = self._codec.record(key, cost, tier, now)
+        if request is not None:
+            request.plan.check_recorded(self._call(request, self._deadline), cost)
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        self._call(self._codec.refund(receipts, cost, now), self._deadline)
+
+    def reset(self, key: Key | None) -> None:
+        self._call(self._codec.reset(key), self._deadline)
+
+
+class _AsyncGate:
+    """A limiter's rules, for tasks.
+
+    A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
+    released; and what has been used or is given back is told to the end.
+    """
+
+    def __init__(self, codec: Codec, pipes: Pipes, deadline: float) -> None:
+        self._codec = codec
+        self._call = pipes.call
+        self._deadline = deadline
+
+    async def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        request = self._codec.decide(HIT, key, cost, tier, now)
+        return request.plan.decision(await self._call(request, self._deadline), cost)
+
+    async def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
+        request = self._codec.decide(PEEK, key, cost, tier, now)
+        return request.plan.decision(await self._call(request, self._deadline), cost)
+
+    async def hold(
+        self, key: Key | None, cost: int, tier: str | None, now: int | None
+    ) -> tuple[Decision, Receipts | None]:
+        request = self._codec.decide(HIT, key, cost, tier, now)
+        release = partial(self._release, request, now)
+        reply = await self._call(request, self._deadline, abandoned=release)
+        return request.plan.decision(reply, cost), request.plan.receipts(request, reply)
+
+    async def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        request = self._codec.record(key, cost, tier, now)
+        if request is not None:
+            reply = await self._call(request, self._deadline, must_leave=True)
+            request.plan.check_recorded(reply, cost)
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        await self._call(self._codec.refund(receipts, cost, now), self._deadline, must_leave=True)
+
+    async def reset(self, key: Key | None) -> None:
+        await self._call(self._codec.reset(key), self._deadline, must_leave=True)
+
+    def _release(self, request: Request, now: int | None, reply: Reply) -> None:
+        """Give back what was held for a caller that has been cancelled meanwhile."""
+        receipts = request.plan.receipts(request, reply)
+        if receipts is not None:
+            refund = self._codec.refund(receipts, request.cost, now)
+            self._call(refund, self._deadline, must_leave=True).add_done_callback(_mention_failure)
+
+
+def _mention_failure(future: asyncio.Future[Reply]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.warning("a hold whose caller was cancelled could not be released: %s", error)
+
+
+def _checked(deadline: float) -> float:
+    if not 0 < deadline < float("inf"):
+        raise ConfigError(f"a deadline is a number of seconds above 0, not {deadline!r}")
+    return deadline

@@ -1,0 +1,214 @@
+"""Parts for the tests of the petition service: a calendar to turn, the service in this process or its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import psycopg
+from fastapi import FastAPI
+
+from headgate.apps.petitions import Settings, create_app
+from headgate.apps.petitions.api.dependencies.parts import Parts
+from headgate.apps.petitions.infrastructure.adapters.persistence import Database
+
+PATH = "/v1/petition-submissions"
+TABLE = "petition_rate_limit_buckets"
+
+
+class Calendar:
+    """What time it is for the limit, in tests that let time pass."""
+
+    def __init__(self) -> None:
+        self.at = datetime(2026, 3, 2, 10, 0, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.at
+
+    def advance(self, *, minutes: float = 0, seconds: float = 0) -> None:
+        self.at += timedelta(minutes=minutes, seconds=seconds)
+
+    def set(self, hour: int, minute: int, second: int = 0) -> None:
+        self.at = self.at.replace(hour=hour, minute=minute, second=second)
+
+
+@dataclass
+class Service:
+    """A running service, and a client to call it with."""
+
+    app: FastAPI
+    client: httpx.AsyncClient
+    url: str
+    calendar: Calendar
+
+    @property
+    def parts(self) -> Parts:
+        parts: Parts = self.app.state.parts
+        return parts
+
+    async def submit(self, submitter: UUID | None, **fields: Any) -> httpx.Response:
+        headers = fields.pop("headers", None)
+        return await self.client.post(PATH, json=petition(submitter, **fields), headers=headers)
+
+    async def submit_many(self, submitter: UUID | None, count: int) -> list[int]:
+        return [(await self.submit(submitter)).status_code for _ in range(count)]
+
+    async def metric(self, name: str, **labels: str) -> float | None:
+        """Return the sample of a series; `None` if there is none."""
+        for line in (await self.client.get("/metrics")).text.splitlines():
+            if line.startswith(f"{name}{{") and all(
+                f'{key}="{value}"' in line for key, value in labels.items()
+            ):
+                return float(line.rpartition(" ")[2])
+        return None
+
+    def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return rows(self.url, query, *parameters)
+
+    def count(self, submitter: UUID) -> int:
+        """Return the sum of a submitter's counters."""
+        return int(
+            self.rows(f"SELECT coalesce(sum(count), 0) FROM {TABLE} WHERE submitter_id = %s", submitter)[0][0]
+        )
+
+    def petitions(self, submitter: UUID) -> int:
+        """Return how many petitions of a submitter are kept."""
+        return int(
+            self.rows("SELECT count(*) FROM petition_submissions WHERE submitter_id = %s", submitter)[0][0]
+        )
+
+    def refusals(self, submitter: UUID) -> list[dict[str, Any]]:
+        """Return what the ledger says about a submitter's refusals."""
+        found = self.rows(
+            "SELECT payload FROM ledger.governance_events WHERE event_type = 'petition.submission.rate_limited' "
+            "AND actor_id = %s ORDER BY sequence",
+            f"submitter:{submitter}",
+        )
+        return [payload for (payload,) in found]
+
+
+def petition(submitter: UUID | None, **fields: Any) -> dict[str, Any]:
+    """Return the body of a request to submit a petition."""
+    return {"type": "GENERAL", "text": "Hear me", "submitter_id": submitter and str(submitter), **fields}
+
+
+def rows(url: str, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement and return its rows."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(query, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def put_bucket(url: str, submitter: UUID, minute: datetime, count: int = 1) -> None:
+    """Put a counter into the table."""
+    rows(
+        url,
+        f"INSERT INTO {TABLE} (submitter_id, bucket_minute, count) VALUES (%s, %s, %s)",
+        submitter,
+        minute,
+        count,
+    )
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Database]:
+    """Open a database as the service does."""
+    database = Database(url)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.aclose()
+
+
+@asynccontextmanager
+async def running(url: str, **settings: Any) -> AsyncIterator[Service]:
+    """Run the service with these settings in this process."""
+    calendar = settings.pop("calendar", None) or Calendar()
+    real_time = settings.pop("real_time", False)
+    app = create_app(Settings(database_url=url, **settings), now=None if real_time else calendar)
+    transport = httpx.ASGITransport(app, client=(settings.pop("client_host", "192.0.2.1"), 1234))
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://petitions.test") as client,
+    ):
+        yield Service(app, client, url, calendar)
+
+
+# --- The service in a process of its own -----------------------------------------------------------------------------
+
+
+@dataclass
+class ServiceProcess:
+    """A service started as a user would, and what it has logged so far."""
+
+    process: Process
+    url: str
+    log: list[str] = field(default_factory=list)
+
+
+def environment(**variables: object) -> dict[str, str]:
+    """Return this process's environment, with the settings of the service taken out and these put in."""
+    kept = {name: value for name, value in os.environ.items() if not is_setting(name)}
+    return {**kept, **{name: str(value) for name, value in variables.items()}}
+
+
+def is_setting(name: str) -> bool:
+    """Tell whether the service reads a variable."""
+    return name.startswith("PETITION_") or name in (
+        *("DATABASE_URL", "TRUSTED_PROXIES", "SERVICE_NAME", "ENVIRONMENT", "HOST", "PORT", "LOG_LEVEL"),
+    )
+
+
+async def launch(*arguments: str, **variables: object) -> Process:
+    """Start the program; its log can be read from `stderr`."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headgate.apps.petitions", *arguments),
+        env=environment(**variables),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+
+
+@asynccontextmanager
+async def service_process(**variables: object) -> AsyncIterator[ServiceProcess]:
+    """Run the service on a free port until the block ends, and stop it as an operator would."""
+    process = await launch("run", "--port", "0", **variables)
+    assert process.stderr is not None
+    log: list[str] = []
+    url = ""
+    try:
+        while not url:
+            line = (await process.stderr.readline()).decode()
+            assert line, "the service did not start:\n" + "".join(log)
+            log.append(line)
+            if found := re.search(r"running on (http://\S+)", line):
+                url = found[1]
+        drained = asyncio.create_task(_drain(process.stderr, log))
+        yield ServiceProcess(process, url, log)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+    await drained
+
+
+async def _drain(stream: asyncio.StreamReader, log: list[str]) -> None:
+    async for line in stream:
+        log.append(line.decode())  # noqa: PERF401  # line by line: others are reading it
+
+
+def someone() -> UUID:
+    """Return a submitter whom nobody has heard of."""
+    return uuid4()

@@ -1,0 +1,310 @@
+"""Metrics, witnesses, and the room in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from prometheus_client import generate_latest
+from structlog.testing import capture_logs
+
+from headgate.apps.petitions.application.ports import Event, RateLimitResult
+from headgate.apps.petitions.application.services import QueueCapacityService, RefusalWitnessService
+from headgate.apps.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
+from headgate.apps.petitions.domain.errors import DatabaseUnavailableError, RateLimitExceededError
+from headgate.apps.petitions.infrastructure.adapters.persistence import Database
+from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
+from headgate.testing import FakeClock
+from tests.apps.petitions.conftest import Start
+from tests.apps.petitions.support import PATH, someone
+
+THREE = PetitionRateLimitConfig(limit_per_hour=3)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def metrics(clock: FakeClock) -> MetricsCollector:
+    return MetricsCollector(max_submitters=2, forget_after=3600, clock=lambda: clock.now)
+
+
+# --- Metrics ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("A-63", "A-64", "A-65")
+async def test_the_gauge_follows_every_submission(start: Start) -> None:
+    service, submitter = await start(rate_limit=THREE), someone()
+    seen = []
+    for _ in range(4):
+        await service.submit(submitter)
+        labels = {"service": "archon72-api", "environment": "development", "submitter_id": str(submitter)}
+        seen.append(await service.metric("petition_rate_limit_remaining", **labels))
+    assert seen == [2, 1, 0, 0]
+    assert await service.metric("petition_rate_limit_hits_total", **labels) == 1
+    assert await service.metric("petition_rate_limit_checks_total", result="allowed") == 3
+    assert await service.metric("petition_rate_limit_checks_total", result="blocked") == 1
+
+
+@pytest.mark.requirement("A-63", "A-65")
+async def test_a_check_alone_moves_the_gauge(start: Start) -> None:
+    service, submitter = await start(), someone()
+    await service.parts.rate_limiter.check_rate_limit(submitter)
+    assert await service.metric("petition_rate_limit_remaining", submitter_id=str(submitter)) == 10
+
+
+@pytest.mark.requirement("A-61", "A-62", "A-63", "A-84")
+async def test_metrics_have_their_names_and_help(start: Start) -> None:
+    service = await start()
+    answer = await service.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for line in (
+        "# HELP petition_rate_limit_hits_total Total petition submissions rejected due to rate limiting",
+        "# TYPE petition_rate_limit_hits_total counter",
+        "# HELP petition_rate_limit_remaining Remaining submissions before rate limit for active submitters",
+        "# TYPE petition_rate_limit_remaining gauge",
+    ):
+        assert line in answer.text.splitlines()
+    collector = service.parts.metrics
+    assert collector.petition_rate_limit_hits in set(collector.registry._collector_to_names)
+    assert collector.petition_rate_limit_remaining in set(collector.registry._collector_to_names)
+
+
+async def test_requests_are_counted_by_the_template_of_their_route(start: Start) -> None:
+    service = await start()
+    for _ in range(3):
+        await service.client.get(f"{PATH}/{someone()}")
+    await service.client.get("/nowhere")
+    endpoint = f"{PATH}/{{petition_id}}"
+    assert await service.metric("http_requests_total", endpoint=endpoint, status="404") == 3
+    assert await service.metric("http_requests_total", endpoint="unmatched") == 1
+    service.app.state.parts.metrics.answered("POST", PATH, 429, 0.1)
+    assert await service.metric("http_requests_failed_total", error_type="rate_limited") == 1
+
+
+def test_only_so_many_submitters_have_series_of_their_own(metrics: MetricsCollector) -> None:
+    submitters = [someone() for _ in range(5)]
+    for submitter in submitters:
+        metrics.refused(submitter)
+        metrics.recorded(submitter, 4)
+    text = metrics.render().decode()
+    assert [str(submitter) in text for submitter in submitters] == [True, True, False, False, False]
+    assert sample(metrics, "petition_rate_limit_hits_total", "other") == 3
+    assert sample(metrics, "petition_rate_limit_remaining", "other") == 4
+
+
+def test_silent_submitters_lose_their_series(metrics: MetricsCollector, clock: FakeClock) -> None:
+    silent, active, new = someone(), someone(), someone()
+    metrics.refused(silent)
+    clock.advance(1800)
+    metrics.checked(active, RateLimitResult(True, 9, datetime.now(UTC), 1, 10))
+    clock.advance(1800)
+    metrics.recorded(new, 9)  # takes the place of the silent one
+    text = metrics.render().decode()
+    assert [str(submitter) in text for submitter in (silent, active, new)] == [False, True, True]
+    clock.advance(3600)
+    assert str(new) not in metrics.render().decode()
+
+
+def sample(metrics: MetricsCollector, name: str, submitter: str) -> float | None:
+    labels = {"service": "archon72-api", "environment": "development", "submitter_id": submitter}
+    assert generate_latest(metrics.registry)
+    return metrics.registry.get_sample_value(name, labels)
+
+
+# --- Witnesses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("A-66")
+async def test_every_refusal_is_witnessed(start: Start) -> None:
+    service, submitter = await start(rate_limit=THREE), someone()
+    await service.submit_many(submitter, 3)
+    for trace in ("first", "second"):
+        await service.submit(submitter, headers={"X-Correlation-ID": trace})
+    first, second = service.refusals(submitter)
+    assert first == {
+        "submitter_id": str(submitter),
+        "current_count": 3,
+        "limit": 3,
+        "reset_at": "2026-03-02T11:00:00+00:00",
+        "scope": "submitter",
+        "window_minutes": 60,
+        "refusals": 1,
+        "trace_ids": ["first"],
+    }
+    assert second["trace_ids"] == ["second"]
+
+
+class SlowLedger:
+    """Writes when it is told to."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.gate = asyncio.Event()
+        self.called = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def append(self, event: Event) -> int:
+        raise AssertionError("not for refusals")
+
+    async def append_unless_halted(self, event: Event) -> int | None:
+        self.called.set()
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.events.append(event)
+        return len(self.events)
+
+    async def last_sequence(self) -> int:
+        return len(self.events)
+
+
+def refusal(submitter: UUID) -> RateLimitExceededError:
+    return RateLimitExceededError(submitter, 10, 10, datetime.now(UTC))
+
+
+@pytest.mark.requirement("A-66")
+async def test_a_flood_is_merged_and_its_count_kept() -> None:
+    ledger, flooding, other = SlowLedger(), someone(), someone()
+    witness = RefusalWitnessService(ledger)
+    first = asyncio.create_task(witness.witness(refusal(flooding), "trace-0"))
+    await ledger.called.wait()
+    flood = [asyncio.create_task(witness.witness(refusal(flooding), f"trace-{n}")) for n in range(1, 500)]
+    single = asyncio.create_task(witness.witness(refusal(other), "trace-x"))
+    await asyncio.sleep(0)
+    flood[7].cancel()  # a client that hangs up takes nobody's event along, not even its own
+    ledger.gate.set()
+    assert {await first, await single} == {1, 2}
+    assert set(await asyncio.gather(*flood, return_exceptions=True)) >= {3}
+    await witness.aclose()
+    assert [event.payload["refusals"] for event in ledger.events] == [1, 1, 499]
+    assert len(ledger.events[-1].payload["trace_ids"]) == 100
+
+
+async def test_a_ledger_that_fails_does_not_hold_up_the_next_event() -> None:
+    ledger, submitter = SlowLedger(), someone()
+    ledger.gate.set()
+    ledger.error = DatabaseUnavailableError(1)
+    witness = RefusalWitnessService(ledger)
+    with capture_logs() as logs:
+        assert await witness.witness(refusal(submitter), "a") == 0
+    assert logs[0]["event"] == "rate_limit_witness_failed"
+    ledger.error = None
+    assert await witness.witness(refusal(submitter), "b") == 1
+
+
+# --- Room in the queue -----------------------------------------------------------------------------------------------
+
+
+class Queue:
+    """A queue of any depth, and how often it was counted."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.counted = 0
+
+    async def count(self) -> int:
+        self.counted += 1
+        return self.depth
+
+
+@pytest.mark.requirement("A-44")
+async def test_a_full_queue_has_room_again_only_well_below_the_threshold(clock: FakeClock) -> None:
+    queue = Queue()
+    capacity = QueueCapacityService(queue.count, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    seen = []
+    with capture_logs() as logs:
+        for depth in (9, 10, 8, 7, 6, 9, 10):
+            queue.depth = depth
+            clock.advance(5)
+            seen.append(await capacity.is_accepting_submissions())
+        capacity.record_rejection()
+    assert seen == [True, False, False, False, True, True, False]
+    assert [(line["event"], line["log_level"]) for line in logs] == [
+        ("queue_capacity_exceeded", "warning"),
+        ("queue_capacity_resumed", "info"),
+        ("queue_capacity_exceeded", "warning"),
+        ("petition_rejected_queue_overflow", "info"),
+    ]
+
+
+@pytest.mark.requirement("A-45")
+async def test_the_queue_is_counted_at_most_once_per_ttl(clock: FakeClock) -> None:
+    queue = Queue()
+    capacity = QueueCapacityService(queue.count, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    await asyncio.gather(*(capacity.is_accepting_submissions() for _ in range(20)))
+    clock.advance(4.9)
+    await capacity.is_accepting_submissions()
+    assert queue.counted == 1
+    clock.advance(0.1)
+    await capacity.is_accepting_submissions()
+    assert queue.counted == 2
+
+
+@pytest.mark.requirement("A-43")
+async def test_what_was_accepted_since_counts_too(clock: FakeClock) -> None:
+    capacity = QueueCapacityService(Queue().count, PetitionQueueConfig(2, 0), None, lambda: clock.now)
+    seen = []
+    for _ in range(3):
+        seen.append(await capacity.is_accepting_submissions())
+        capacity.record_acceptance()
+    assert seen == [True, True, False]
+
+
+# --- The database is away --------------------------------------------------------------------------------------------
+
+
+async def test_an_outage_costs_one_time_out_not_one_per_request(clock: FakeClock) -> None:
+    database = Database(
+        "postgresql://127.0.0.1:1/none", timeout=0.05, outage_seconds=30, clock=lambda: clock.now
+    )
+    await database.open()
+
+    async def ask() -> int:
+        try:
+            async with database.connection():
+                raise AssertionError("there is nothing to connect to")
+        except DatabaseUnavailableError as error:
+            return error.retry_after_seconds
+
+    try:
+        with capture_logs() as logs:
+            assert [await ask() for _ in range(100)] == [30] * 100
+            clock.advance(30)
+            assert await ask() == 30
+        assert [line["event"] for line in logs].count("database_unavailable") == 2
+    finally:
+        await database.aclose()
+
+
+async def test_a_busy_database_is_not_given_up(shared_url: str) -> None:
+    database = Database(shared_url, pool_size=1, timeout=0.05)
+    await database.open()
+
+    async def ask() -> None:
+        async with database.connection() as connection:
+            await connection.execute("SELECT 1")
+
+    try:
+        async with database.connection():
+            with pytest.raises(DatabaseUnavailableError) as refused:
+                await ask()
+        assert refused.value.retry_after_seconds == 1
+        await ask()
+    finally:
+        await database.aclose()
+
+
+async def test_a_statement_that_the_database_breaks_off_is_an_outage_of_one(database: Database) -> None:
+    async def ask() -> None:
+        async with database.connection() as connection:
+            await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with pytest.raises(DatabaseUnavailableError):
+        await ask()
+    async with database.connection() as connection:
+        assert await (await connection.execute("SELECT 1")).fetchone() == (1,)

@@ -1,0 +1,220 @@
+"""The counters in PostgreSQL, and the table they are in."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from structlog.testing import capture_logs
+
+from headgate.apps.petitions.application.ports import RateLimitPolicy
+from headgate.apps.petitions.application.services import RateLimitCleanupService, RateLimitService
+from headgate.apps.petitions.infrastructure.adapters.persistence import (
+    Database,
+    PostgresRateLimitStore,
+    migrate,
+    migration_files,
+)
+from tests.apps.petitions.conftest import Start
+from tests.apps.petitions.support import TABLE, Calendar, opened, put_bucket, rows, someone
+
+BUCKETS = f"SELECT bucket_minute, count FROM {TABLE} WHERE submitter_id = %s ORDER BY bucket_minute"
+
+
+@pytest.mark.requirement("A-23", "A-29", "A-34")
+async def test_increment_bucket_creates_new(
+    store: PostgresRateLimitStore, calendar: Calendar, shared_url: str
+) -> None:
+    submitter = someone()
+    await store.increment_bucket(submitter, calendar.at.replace(second=31))
+    assert rows(shared_url, BUCKETS, submitter) == [(calendar.at, 1)]
+    assert not rows(
+        shared_url, f"SELECT 1 FROM {TABLE} WHERE date_trunc('minute', bucket_minute) <> bucket_minute"
+    )
+
+
+@pytest.mark.requirement("A-34")
+async def test_increment_bucket_updates_existing(
+    store: PostgresRateLimitStore, calendar: Calendar, shared_url: str
+) -> None:
+    submitter = someone()
+    await asyncio.gather(*(store.increment_bucket(submitter, calendar.at) for _ in range(20)))
+    assert rows(shared_url, BUCKETS, submitter) == [(calendar.at, 20)]
+
+
+@pytest.mark.requirement("A-23", "A-35", "A-79")
+async def test_get_submission_count_sums_buckets(
+    store: PostgresRateLimitStore, calendar: Calendar, shared_url: str
+) -> None:
+    submitter, since = someone(), calendar.at - timedelta(hours=1)
+    assert await store.get_submission_count(submitter, since) == 0
+    for minutes, count in ((0, 2), (10, 3), (20, 1)):
+        put_bucket(shared_url, submitter, calendar.at - timedelta(minutes=minutes), count)
+    put_bucket(shared_url, someone(), calendar.at, 7)
+    assert await store.get_submission_count(submitter, since) == 6
+
+
+@pytest.mark.requirement("A-35")
+async def test_get_submission_count_excludes_expired(
+    store: PostgresRateLimitStore, calendar: Calendar, shared_url: str
+) -> None:
+    submitter, since = someone(), calendar.at - timedelta(hours=1)
+    put_bucket(shared_url, submitter, since, 4)  # exactly a window old
+    put_bucket(shared_url, submitter, since + timedelta(minutes=1), 2)
+    assert await store.get_submission_count(submitter, since) == 2
+    assert (await store.get_usage(RateLimitPolicy(10, 60), submitter)).submitter.count == 2
+
+
+@pytest.mark.requirement("A-36", "A-41")
+async def test_get_oldest_bucket_expiry(database: Database, calendar: Calendar, shared_url: str) -> None:
+    submitter, since = someone(), calendar.at - timedelta(minutes=30)
+    store = PostgresRateLimitStore(database, window_minutes=30)
+    assert await store.get_oldest_bucket_expiry(submitter, since) is None
+    for minutes in (40, 20, 10):
+        put_bucket(shared_url, submitter, calendar.at - timedelta(minutes=minutes))
+    assert await store.get_oldest_bucket_expiry(submitter, since) == calendar.at + timedelta(minutes=10)
+
+
+async def test_time_is_the_databases_unless_a_test_says_otherwise(
+    database: Database, shared_url: str
+) -> None:
+    submitter = someone()
+    await RateLimitService(PostgresRateLimitStore(database)).record_submission(submitter)
+    query = f"SELECT now() - bucket_minute BETWEEN '0' AND '2 minutes' FROM {TABLE} WHERE submitter_id = %s"
+    assert rows(shared_url, query, submitter) == [(True,)]
+
+
+async def test_a_hold_is_undone_with_its_transaction(
+    database: Database, store: PostgresRateLimitStore, shared_url: str
+) -> None:
+    submitter = someone()
+
+    async def fail() -> None:
+        async with database.transaction():
+            assert (await store.hold(RateLimitPolicy(10, 60), submitter)).allowed
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert rows(shared_url, BUCKETS, submitter) == []
+
+
+@pytest.mark.requirement("A-33", "A-50")
+def test_the_sum_is_read_from_an_index(shared_url: str) -> None:
+    with psycopg.connect(shared_url) as connection:
+        connection.execute("SET enable_seqscan = off")  # the table of a test is too small for an index to pay
+        query = f"EXPLAIN SELECT sum(count) FROM {TABLE} WHERE submitter_id = %s AND bucket_minute > now()"
+        plan = "\n".join(line for (line,) in connection.execute(query, [someone()]).fetchall())
+    assert "idx_rate_limit_submitter_minute" in plan or "uq_rate_limit_bucket" in plan
+    assert "Index Cond" in plan
+
+
+# --- The migration ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("A-25", "A-88")
+async def test_migrations_can_be_run_again(empty_url: str) -> None:
+    assert "016_create_rate_limit_buckets.sql" in migration_files()
+    async with opened(empty_url) as database:
+        assert await migrate(database) == list(migration_files())
+        assert await migrate(database) == []
+    for text in migration_files().values():
+        rows(empty_url, text)
+
+
+@pytest.mark.requirement("A-26", "A-27", "A-28", "A-29", "A-30", "A-31", "A-88")
+def test_the_table_has_its_columns(shared_url: str) -> None:
+    query = """
+        SELECT column_name, data_type, is_nullable, column_default FROM information_schema.columns
+        WHERE table_name = %s ORDER BY ordinal_position
+    """
+    assert rows(shared_url, query, TABLE) == [
+        ("id", "uuid", "NO", "gen_random_uuid()"),
+        ("submitter_id", "uuid", "NO", None),
+        ("bucket_minute", "timestamp with time zone", "NO", None),
+        ("count", "integer", "NO", "1"),
+        ("created_at", "timestamp with time zone", "NO", "now()"),
+    ]
+    key = (
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = %s::regclass AND contype = 'p'"
+    )
+    assert rows(shared_url, key, TABLE) == [("PRIMARY KEY (id)",)]
+
+
+@pytest.mark.requirement("A-32", "A-33", "A-88")
+def test_the_table_has_its_constraint_and_indexes(shared_url: str, calendar: Calendar) -> None:
+    indexes = dict(rows(shared_url, "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", TABLE))
+    assert indexes["idx_rate_limit_submitter_minute"].endswith("(submitter_id, bucket_minute DESC)")
+    assert indexes["idx_rate_limit_bucket_cleanup"].endswith("(bucket_minute)")
+    assert "UNIQUE" in indexes["uq_rate_limit_bucket"]
+    submitter = someone()
+    put_bucket(shared_url, submitter, calendar.at)
+    with pytest.raises(psycopg.errors.UniqueViolation, match="uq_rate_limit_bucket"):
+        put_bucket(shared_url, submitter, calendar.at)
+
+
+# --- Cleaning up -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("A-37", "A-39", "A-42")
+@pytest.mark.parametrize(("ttl_hours", "left"), [(2, [90]), (1, [])])
+async def test_cleanup_removes_what_is_older_than_the_ttl(
+    database: Database, shared_url: str, ttl_hours: int, left: list[int]
+) -> None:
+    submitter, now = someone(), datetime(2020, 1, 1, 12, 0, tzinfo=UTC)  # long before what other tests count
+    for minutes in (180, 90):
+        put_bucket(shared_url, submitter, now - timedelta(minutes=minutes))
+    service = RateLimitCleanupService(PostgresRateLimitStore(database, now=lambda: now), ttl_hours)
+    with capture_logs() as logs:
+        report = await service.cleanup_and_report()
+    assert (report.deleted_count, report.ttl_hours, report.executed_at, report.ran) == (
+        2 - len(left),
+        ttl_hours,
+        now,
+        True,
+    )
+    assert report.cutoff == now - timedelta(hours=ttl_hours)
+    found = [minute for minute, _ in rows(shared_url, BUCKETS, submitter)]
+    assert found == [now - timedelta(minutes=minutes) for minutes in left]
+    [line] = [line for line in logs if line["event"] == "cleanup_completed"]
+    assert line["deleted_count"] == 2 - len(left)
+    await RateLimitCleanupService(PostgresRateLimitStore(database, now=lambda: now), 1).cleanup()
+
+
+@pytest.mark.requirement("A-38")
+async def test_cleanup_runs_by_itself_and_after_a_failure_again(
+    database: Database, shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitter, now = someone(), datetime(2020, 2, 1, 12, 0, tzinfo=UTC)
+    store = PostgresRateLimitStore(database, now=lambda: now)
+    service = RateLimitCleanupService(store)
+    rounds = 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal rounds
+        rounds += 1
+        assert seconds == 1800
+        if rounds == 1:
+            put_bucket(shared_url, submitter, now - timedelta(hours=3))
+            monkeypatch.setattr(store, "_now", lambda: 1 / 0)
+        elif rounds == 2:
+            monkeypatch.undo()
+        else:
+            raise asyncio.CancelledError
+
+    with capture_logs() as logs, pytest.raises(asyncio.CancelledError):
+        await service.run_every(1800, sleep)
+    assert [line["event"] for line in logs] == ["cleanup_completed", "cleanup_failed", "cleanup_completed"]
+    assert rows(shared_url, BUCKETS, submitter) == []
+
+
+@pytest.mark.requirement("A-38")
+async def test_the_service_cleans_up_without_a_request(start: Start, empty_url: str) -> None:
+    submitter = someone()
+    service = await start(url=empty_url, real_time=True, cleanup_interval_seconds=0.1)
+    put_bucket(empty_url, submitter, datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=3))
+    async with asyncio.timeout(60):
+        while service.count(submitter):  # noqa: ASYNC110  # nobody tells us: that it runs by itself is the point
+            await asyncio.sleep(0.02)

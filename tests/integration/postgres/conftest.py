@@ -1,0 +1,54 @@
+"""Databases for these tests: a shared one to count in, and servers of a test's own to break."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from headgate.stores.postgres import migrate
+from headgate.testing.postgres_server import PostgresServer, new_database
+
+
+@pytest.fixture(scope="session")
+def url(headgate_postgres_url: str) -> str:
+    """A migrated database that all tests share; each is to count under a name of its own."""
+    return headgate_postgres_url
+
+
+@pytest.fixture
+def empty_url(headgate_postgres_server: str) -> Iterator[str]:
+    """An empty database of the test's own."""
+    with new_database(headgate_postgres_server) as url:
+        yield url
+
+
+@pytest.fixture
+def name() -> str:
+    """A name for a limiter or a table that nobody else has."""
+    return f"n{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def connection(url: str) -> Iterator[psycopg.Connection]:
+    """A plain connection, to look behind the scenes."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def breakable() -> Iterator[PostgresServer]:
+    """A migrated server that nobody else uses."""
+    with PostgresServer() as server:
+        migrate(server.url)
+        yield server
+
+
+@pytest.fixture
+def server(breakable: PostgresServer) -> Iterator[PostgresServer]:
+    """A server for the test to break; it need not leave it whole."""
+    breakable.start()
+    yield breakable
+    breakable.resume()

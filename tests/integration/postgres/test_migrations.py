@@ -1,0 +1,145 @@
+"""Headgate's tables and functions get there once, whoever brings them, and by steps that lead to `schema.sql`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from headgate import Limiter, StoreConflict, StoreUnavailable
+from headgate.stores.postgres import PostgresStore, migrate
+from headgate.stores.postgres.sql import migrations, schema
+from headgate.testing.postgres_server import new_database
+
+SHAPE = {
+    "columns": """
+        SELECT table_name, ordinal_position, column_name, data_type, udt_name, is_nullable, column_default
+        FROM information_schema.columns WHERE table_schema = 'public'
+    """,
+    "relations": "SELECT relname, relkind, reloptions FROM pg_class WHERE relnamespace = 'public'::regnamespace",
+    "constraints": """
+        SELECT conname, conrelid::regclass::text, pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE connamespace = 'public'::regnamespace
+    """,
+    "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'",
+    "functions": """
+        SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+    """,
+    "types": "SELECT typname, typtype FROM pg_type WHERE typnamespace = 'public'::regnamespace",
+    "comments": "SELECT objoid::regclass::text, description FROM pg_description WHERE objsubid < 0",
+}
+
+
+def shape_of(url: str) -> dict[str, list[object]]:
+    """Return everything that a schema consists of."""
+    with psycopg.connect(url) as connection:
+        return {
+            kind: sorted(connection.execute(query).fetchall(), key=repr)  # type: ignore[arg-type]
+            for kind, query in SHAPE.items()
+        }
+
+
+def test_the_schema_equals_all_migrations_applied(headgate_postgres_server: str) -> None:
+    with new_database(headgate_postgres_server) as migrated, new_database(headgate_postgres_server) as made:
+        migrate(migrated)
+        with psycopg.connect(made) as connection:
+            connection.execute(schema().encode())
+        assert shape_of(migrated) == shape_of(made)
+        assert shape_of(made)["functions"]
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+def test_each_migration_is_applied_once_and_said(empty_url: str) -> None:
+    store = PostgresStore(empty_url)
+    assert store.migrate() == [f"{migration.number:04} {migration.name}" for migration in migrations()]
+    assert store.migrate() == []
+    with psycopg.connect(empty_url) as connection:
+        noted = connection.execute("SELECT number, name FROM headgate_migrations ORDER BY number").fetchall()
+    assert noted == [(migration.number, migration.name) for migration in migrations()]
+
+
+def test_processes_that_migrate_at_once_apply_each_migration_once(empty_url: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(6) as pool:
+        done = pool.map(migrate, [empty_url] * 12, chunksize=1)
+    assert max(done, key=len) == [f"{migration.number:04} {migration.name}" for migration in migrations()]
+    assert sum(map(len, done)) == len(migrations())
+
+
+def test_what_a_newer_version_has_applied_is_left_alone(empty_url: str) -> None:
+    migrate(empty_url)
+    with psycopg.connect(empty_url) as connection:
+        connection.execute("INSERT INTO headgate_migrations VALUES (9999, 'from the future')")
+    assert migrate(empty_url) == []
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(empty_url: str) -> None:
+    with psycopg.connect(empty_url) as connection:
+        connection.execute("CREATE TYPE headgate_cell_v1 AS ENUM ()")
+    with pytest.raises(StoreConflict, match="headgate_cell_v1"):
+        migrate(empty_url)
+    with psycopg.connect(empty_url) as connection:
+        assert connection.execute("SELECT to_regclass('headgate_states')").fetchone() == (None,)
+
+
+def test_a_limiter_on_a_database_without_the_tables_names_the_command(empty_url: str) -> None:
+    with PostgresStore(empty_url) as store:
+        limiter = Limiter("5/minute", name="x", store=store, on_store_error="raise")
+        with pytest.raises(StoreConflict, match="headgate migrate"):
+            limiter.hit("a")
+
+
+@contextmanager
+def role_on(url: str, *grants: str) -> Iterator[str]:
+    """Make a role that may connect and nothing else but what is granted, and return its URL."""
+    role = sql.Identifier(f"headgate_{secrets.token_hex(8)}")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'secret'").format(role))
+        for grant in grants:
+            connection.execute(sql.SQL(grant + " TO {}").format(role))  # type: ignore[arg-type]
+        try:
+            yield make_conninfo(url, user=role.as_string().strip('"'), password="secret")
+        finally:
+            connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+            connection.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def test_a_role_without_the_right_to_create_is_told_which_command_to_run(empty_url: str) -> None:
+    with role_on(empty_url) as url, pytest.raises(StoreUnavailable, match="run 'headgate migrate'") as caught:
+        migrate(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_role_that_may_only_use_the_tables_counts_on_them(empty_url: str) -> None:
+    migrate(empty_url)
+    grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"
+    with role_on(empty_url, grant) as url, PostgresStore(url) as store:
+        limiter = Limiter("1/minute", name="x", store=store, on_store_error="raise")
+        assert limiter.hit("a")
+        assert not limiter.hit("a")
+        limiter.reset("a")
+        assert limiter.hit("a")
+
+
+def test_a_role_without_rights_is_told_what_to_grant(empty_url: str) -> None:
+    migrate(empty_url)
+    with role_on(empty_url) as url, PostgresStore(url) as store:
+        limiter = Limiter("1/minute", name="x", store=store, on_store_error="raise")
+        with pytest.raises(StoreUnavailable, match="GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"):
+            limiter.hit("a")
+
+
+def test_a_database_that_cannot_be_reached_is_named_without_the_password() -> None:
+    with pytest.raises(StoreUnavailable, match=r"PostgreSQL at 127\.0\.0\.1:1/limits") as caught:
+        migrate("postgresql://user:secret@127.0.0.1:1/limits")
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,365 @@
+"""When the database is killed, hangs, is restarted, is full or may only be read: limiters go on, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from headgate import AsyncLimiter, Decision, Limiter, StoreUnavailable, fixed_window
+from headgate.errors import StoreError
+from headgate.stores.outage import OnStoreError, local
+from headgate.stores.postgres import PostgresStore, migrate
+from headgate.testing.postgres_server import PostgresServer
+from tests.integration.redis.proxy import Proxy
+
+DEADLINE = 0.5
+"""Seconds. Long enough for a busy machine, and what a test of an outage waits once."""
+
+PATIENCE = 60.0
+LIMIT = 50
+
+
+def come_back(limiter: Limiter) -> Decision:
+    """Go on until the store answers again."""
+    until = time.monotonic() + PATIENCE
+    while (decision := limiter.hit("probe")).degraded:
+        assert time.monotonic() < until, "the limiter never went back to its store"
+        time.sleep(0.01)
+    return decision
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Wait for other tasks to bring something about."""
+    end = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < end, "it never happens"
+        await asyncio.sleep(0.001)
+
+
+async def come_back_async(limiter: AsyncLimiter) -> Decision:
+    """Go on until the store answers again."""
+    until = time.monotonic() + PATIENCE
+    while (decision := await limiter.hit("probe")).degraded:
+        assert time.monotonic() < until, "the limiter never went back to its store"
+        await asyncio.sleep(0.01)
+    return decision
+
+
+@pytest.fixture
+def store(server: PostgresServer) -> Iterator[PostgresStore]:
+    """A store that waits for the disk: so that what it was told of is there after a crash."""
+    with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=DEADLINE, durable=True) as store:
+        yield store
+
+
+# --- Killed -------------------------------------------------------------------------------------------------
+
+
+def break_by_killing(server: PostgresServer) -> Callable[[], object]:
+    server.kill()
+    return server.start
+
+
+def break_by_hanging(server: PostgresServer) -> Callable[[], object]:
+    server.pause()
+    return server.resume
+
+
+breakages = pytest.mark.parametrize("breakage", [break_by_killing, break_by_hanging])
+Breakage = Callable[[PostgresServer], Callable[[], object]]
+
+
+@breakages
+def test_one_caller_waits_once_per_outage(
+    server: PostgresServer, store: PostgresStore, breakage: Breakage
+) -> None:
+    limiter = Limiter(f"{LIMIT}/day", name="sync", store=store)
+    admitted = sum(bool(limiter.hit("a")) for _ in range(20))
+    for outage in (1, 2):
+        repair = breakage(server)
+        decisions = [limiter.hit("a") for _ in range(300)]
+        assert all(decision and decision.degraded for decision in decisions)
+        assert (limiter.health.outages, limiter.health.failures) == (outage, outage)
+        repair()
+        assert come_back(limiter)
+        admitted += sum(bool(limiter.hit("a")) for _ in range(20))
+    admitted += sum(bool(limiter.hit("a")) for _ in range(LIMIT))
+    # A call whose reply was lost may have been counted, so there may be fewer; there are never more.
+    assert LIMIT - limiter.health.failures <= admitted <= LIMIT
+    assert not limiter.hit("a")
+
+
+@breakages
+async def test_tasks_go_on_through_an_outage(
+    server: PostgresServer, store: PostgresStore, breakage: Breakage
+) -> None:
+    limiter = AsyncLimiter(f"{LIMIT}/day", name="async", store=store)
+    told: list[Decision] = []
+    busy = True
+
+    async def caller(number: int) -> None:
+        while busy:
+            told.append(await limiter.hit("a"))
+            await asyncio.sleep(0.001 * (number % 3))
+
+    callers = [asyncio.create_task(caller(number)) for number in range(8)]
+    await until(lambda: len(told) >= 40)
+    repair = await asyncio.to_thread(breakage, server)
+    await until(lambda: limiter.health.degraded >= 100)
+    assert limiter.health.outages == 1
+    assert limiter.health.failures <= len(callers)  # those that were under way, and nobody after them
+    await asyncio.to_thread(repair)
+    assert await come_back_async(limiter)
+    failures = limiter.health.failures
+    await until(lambda: sum(not decision for decision in told) >= 100)
+    busy = False
+    await asyncio.gather(*callers)
+    admitted = sum(decision.allowed and not decision.degraded for decision in told)
+    assert LIMIT - failures <= admitted <= LIMIT
+
+
+@breakages
+async def test_a_hold_that_cannot_be_released_stays_counted(
+    server: PostgresServer, store: PostgresStore, breakage: Breakage
+) -> None:
+    limiter = AsyncLimiter("10/day", name="hold", store=store)
+    hold = await limiter.hold("a", 4)
+    repair = await asyncio.to_thread(breakage, server)
+    assert await hold.release() == 0
+    await asyncio.to_thread(repair)
+    await come_back_async(limiter)
+    assert (await limiter.check("a", 0)).remaining in (6, 10)  # a server that hung has read it all the same
+
+
+@pytest.mark.parametrize(
+    ("policy", "admitted"),
+    [("open", 40), ("closed", 0), (local(share=0.5), 5)],
+    ids=["open", "closed", "local"],
+)
+def test_the_policy_answers_meanwhile(
+    server: PostgresServer, store: PostgresStore, policy: OnStoreError, admitted: int
+) -> None:
+    limiter = Limiter("10/day", name="policy", store=store, on_store_error=policy)
+    limiter.hit("a", 10)
+    server.kill()
+    assert sum(bool(limiter.hit("a")) for _ in range(40)) == admitted
+    assert limiter.health.degraded == 40
+    server.start()
+    come_back(limiter)
+    assert not limiter.hit("a")
+
+
+def test_a_policy_to_raise_raises(server: PostgresServer, store: PostgresStore) -> None:
+    limiter = Limiter("10/day", name="raise", store=store, on_store_error="raise")
+    limiter.hit("a")
+    server.kill()
+    with pytest.raises(StoreUnavailable, match="PostgreSQL at 127"):
+        limiter.hit("a")
+
+
+# --- Hanging ------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_meet_a_hanging_database_all_come_away(
+    server: PostgresServer, store: PostgresStore
+) -> None:
+    limiter = Limiter("1000/day", name="threads", store=store)
+    limiter.hit("a")
+    server.pause()
+    with ThreadPoolExecutor(12) as pool:
+        assert all(decision.degraded for decision in pool.map(lambda _: limiter.hit("a"), range(200)))
+    assert limiter.health.failures <= 12
+    server.resume()
+    assert come_back(limiter)
+
+
+async def test_calls_that_wait_fail_with_the_one_that_hangs(
+    server: PostgresServer, store: PostgresStore
+) -> None:
+    """They would only find out once more that nobody answers, one time-out after the other."""
+    limiter = AsyncLimiter("1000/day", name="waiting", store=store, on_store_error="raise")
+    await limiter.hit("a")
+    server.pause()
+    answers = await asyncio.gather(*(limiter.hit("a") for _ in range(300)), return_exceptions=True)
+    assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+    server.resume()
+
+
+def test_a_caller_that_cannot_get_a_lock_in_time_gives_up(
+    server: PostgresServer, store: PostgresStore
+) -> None:
+    gate = store.bind("lock", (fixed_window("10/day"),))
+    gate.hit("a", 1, None, None)
+    with psycopg.connect(server.url) as holder:
+        holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
+        with pytest.raises(StoreUnavailable, match="no answer in time"):
+            gate.hit("a", 1, None, None)
+        assert gate.peek("a", 0, None, None).remaining == 9  # who only looks waits for nobody
+
+
+def test_a_deadline_of_a_limiters_own_is_kept(server: PostgresServer) -> None:
+    with PostgresStore(server.url, deadline=3600) as store:
+        limiter = Limiter("10/day", name="deadline", store=store, on_store_error="raise", deadline=DEADLINE)
+        limiter.hit("a")
+        server.pause()
+        with pytest.raises(StoreUnavailable, match="no answer in time"):
+            limiter.hit("a")
+        server.resume()
+
+
+# --- Restarted ----------------------------------------------------------------------------------------------
+
+
+def test_a_restart_between_two_calls_is_noticed_before_the_second_is_sent(
+    server: PostgresServer, store: PostgresStore
+) -> None:
+    limiter = Limiter("10/day", name="restart", store=store)
+    for expected in (9, 8, 7):
+        assert limiter.hit("a").remaining == expected
+        server.restart()
+    assert limiter.hit("a").remaining == 6
+    assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
+
+
+async def test_a_restart_between_two_calls_of_tasks_is_noticed_too(
+    server: PostgresServer, store: PostgresStore
+) -> None:
+    limiter = AsyncLimiter("10/day", name="restart", store=store)
+    for expected in (9, 8, 7):
+        assert (await limiter.hit("a")).remaining == expected
+        server.restart()  # the event loop hears of it only after the next call was asked for
+    assert (await limiter.hit("a")).remaining == 6
+    await asyncio.to_thread(server.restart)  # and here before that
+    assert (await limiter.hit("a")).remaining == 5
+    assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
+
+
+def test_news_on_an_idle_connection_need_not_be_a_goodbye(
+    server: PostgresServer, store: PostgresStore
+) -> None:
+    limiter = Limiter("10/day", name="news", store=store)
+    limiter.hit("a")
+    (wire,) = store._lines.idle
+    wire._pgconn.exec_(b"LISTEN news")
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("NOTIFY news")
+    end = time.monotonic() + PATIENCE
+    while not wire.has_news():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert limiter.hit("a").remaining == 8
+    assert store._lines.idle == [wire]
+
+
+# --- A reply that is lost -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flavour", ["threads", "tasks"])
+async def test_a_call_whose_reply_is_lost_is_not_sent_again(server: PostgresServer, flavour: str) -> None:
+    with Proxy(server.port) as proxy:
+        address = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
+        async with PostgresStore(address, deadline=PATIENCE) as store:
+            hit = hitting(store, flavour, name=f"lost in {flavour}")
+            await hit("a")
+            proxy.lose_replies()
+            with pytest.raises(StoreUnavailable):
+                await hit("a")
+            proxy.await_loss()
+            proxy.forward_again()
+            assert (await hit("a")).remaining == 7  # the lost one was counted, once
+
+
+def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Awaitable[Decision]]:
+    """Return hits on `10/day`, from a thread or a task, that know of no policy."""
+    rules = (fixed_window("10/day"),)
+    if flavour == "tasks":
+        tasks = store.bind_async(name, rules)
+        return lambda key: tasks.hit(key, 1, None, None)
+    threads = store.bind(name, rules)
+    return lambda key: asyncio.to_thread(threads.hit, key, 1, None, None)
+
+
+# --- No room, no right to write -----------------------------------------------------------------------------
+
+
+def test_a_database_without_a_free_connection_is_unavailable_until_there_is_one() -> None:
+    settings = {"max_connections": "8", "max_wal_senders": "0"}
+    with PostgresServer(settings=settings) as server, ExitStack() as others:
+        migrate(server.url)
+        for _ in range(int(settings["max_connections"])):
+            others.enter_context(psycopg.connect(server.url))
+        with PostgresStore(server.url, deadline=DEADLINE) as store:
+            strict = Limiter("10/day", name="full", store=store, on_store_error="raise")
+            with pytest.raises(StoreUnavailable, match="too many clients"):
+                strict.hit("a")
+            limiter = Limiter("10/day", name="full", store=store)
+            assert limiter.hit("a").degraded
+            others.close()
+            assert not come_back(limiter).degraded
+
+
+@pytest.mark.parametrize("flavour", ["threads", "tasks"])
+async def test_a_database_that_may_only_be_read_still_answers_what_needs_no_writing(
+    server: PostgresServer, flavour: str
+) -> None:
+    name = f"read-only in {flavour}"
+    read_only = make_conninfo(server.url, options="-c default_transaction_read_only=on")
+    async with (
+        PostgresStore(server.url, deadline=PATIENCE) as writing,
+        PostgresStore(read_only, deadline=PATIENCE) as reading,
+    ):
+        writing.bind(name, (fixed_window("10/day"),)).hit("full", 10, None, None)
+        hit = hitting(reading, flavour, name)
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            await hit("a")
+        assert not await hit("full")
+
+
+def test_a_database_that_may_be_written_again_is_found_again(
+    server: PostgresServer, store: PostgresStore
+) -> None:
+    limiter = Limiter("10/day", name="failover", store=store)
+    limiter.hit("a")
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+        store._lines.idle[0].close()  # the setting is for new connections
+        assert limiter.hit("a").degraded
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = off")
+    come_back(limiter)
+    assert limiter.hit("a").remaining == 8
+
+
+# --- Secrets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://someone:hunter2@127.0.0.1:1/limits",
+        "postgresql://someone@127.0.0.1:1/limits?password=hunter2",
+        "host=127.0.0.1 port=1 user=someone password=hunter2 dbname=limits",
+    ],
+)
+def test_credentials_appear_in_no_message_and_no_log_line(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with PostgresStore(url, deadline=DEADLINE) as store:
+        assert Limiter("5/day", name="x", store=store).hit("a").degraded
+        with pytest.raises(StoreError) as caught:
+            Limiter("5/day", name="x", store=store, on_store_error="raise").reset("a")
+        texts = [caplog.text, repr(store), store.endpoint.name]
+        error: BaseException | None = caught.value
+        while error is not None:
+            texts.append(str(error))
+            error = error.__cause__
+    assert "hunter2" not in "".join(texts)
+    assert "PostgreSQL at 127.0.0.1:1/limits" in caplog.text

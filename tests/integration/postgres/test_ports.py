@@ -1,0 +1,249 @@
+"""The SQL functions decide exactly like the Python functions that they are ports of, also at the edges of 2^53."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from headgate.algorithms import Algorithm, FixedWindow, SlidingWindow, State, TokenBucket
+from headgate.errors import CostTooHigh
+from headgate.quota import MAX_UNITS
+from headgate.stores.postgres.codec import _shape
+
+EXAMPLES = 400
+LATEST = 2**53 - 1
+NOW = 1_700_000_000_000_000
+
+ADMITTED, NEVER, UNCOUNTABLE, NOT_OURS = -1, -2, -3, -4
+
+sizes = st.one_of(st.integers(1, 20), st.integers(1, MAX_UNITS), st.sampled_from([MAX_UNITS, 2**52, 2**35]))
+instants = st.one_of(st.integers(0, 200), st.integers(NOW, NOW + 200), st.integers(0, LATEST))
+births = st.integers(0, MAX_UNITS - 1)
+
+
+@pytest.fixture(scope="module")
+def ask(url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+@st.composite
+def fixed_windows(draw: st.DrawFn) -> tuple[FixedWindow, State | None]:
+    algorithm = FixedWindow("rule", draw(st.just(0) | sizes), draw(st.integers(1, 100) | sizes))
+    index = draw(instants) // algorithm.period
+    state = draw(st.none() | st.tuples(births, st.just(index), sizes))
+    return algorithm, state
+
+
+@st.composite
+def sliding_windows(draw: st.DrawFn) -> tuple[SlidingWindow, State | None]:
+    width = draw(st.integers(1, 50) | st.sampled_from([1, 60_000_000, 527_040_000_000]))
+    lifetime = width * draw(st.integers(1, 60)) + draw(st.integers(0, 1)) * width
+    algorithm = SlidingWindow("rule", draw(st.just(0) | sizes), width, lifetime)
+    steps = draw(st.lists(st.integers(1, 5), max_size=8))
+    index = draw(instants) // width
+    state: list[int] = [draw(births)]
+    for step in steps:
+        units = draw(st.integers(1, 20) | st.integers(1, MAX_UNITS // 8))
+        state += index, units
+        index += step
+    return algorithm, tuple(state) if steps else None
+
+
+@st.composite
+def token_buckets(draw: st.DrawFn) -> tuple[TokenBucket, State | None]:
+    algorithm = draw(shapes())
+    level, d = draw(sizes), algorithm.d
+    if draw(st.booleans()):
+        level, d = draw(st.integers(1, MAX_UNITS)), draw(st.integers(1, 2**35))
+    other = draw(shapes())
+    shape = (algorithm.n, algorithm.d, algorithm.burst) if draw(st.booleans()) else (other.n, d, other.burst)
+    assume(shape[0])
+    state = (draw(births), level, draw(instants) // algorithm.tick, draw(st.just(0) | sizes), *shape)
+    return algorithm, draw(st.sampled_from([None, state]))
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> TokenBucket:
+    d = draw(st.integers(1, 100) | st.integers(1, 2**35))
+    burst = draw(st.integers(1, 20) | st.integers(1, MAX_UNITS // d))
+    n = draw(st.integers(0, 100) | st.integers(0, MAX_UNITS))
+    return TokenBucket("rule", burst, n, d, draw(st.sampled_from([1, 1000])))
+
+
+cases = st.one_of(fixed_windows(), sliding_windows(), token_buckets())
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> tuple[Algorithm, State | None, int]:
+    """Return a rule, a state and a time, which is often one at which something changes."""
+    algorithm, state = draw(cases)
+    turning_points = [draw(instants)]
+    if state is not None:
+        turning_points.append(algorithm.fresh_at(state))
+    if state is not None and isinstance(algorithm, SlidingWindow):
+        turning_points += [index * algorithm.width + algorithm.lifetime for index in state[1::2]]
+    now = draw(st.sampled_from(turning_points)) + draw(st.integers(-1, 1))
+    assume(0 <= now <= LATEST)
+    return algorithm, state, now
+
+
+def kept(algorithm: Algorithm, state: State | None) -> list[int] | None:
+    """Return a state as the database keeps it."""
+    if state is None or not isinstance(algorithm, SlidingWindow):
+        return state and list(state)
+    return [state[0], sum(state[2::2]), *state[1:]]
+
+
+def decide(
+    ask: psycopg.Connection,
+    algorithm: Algorithm,
+    state: State | None,
+    now: int,
+    cost: int,
+    birth: int,
+    forced: bool,
+) -> list[int]:
+    arguments = (*_shape(algorithm), kept(algorithm, state), now, cost, birth, forced)
+    row = ask.execute(
+        "SELECT headgate_decide_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", arguments
+    ).fetchone()
+    assert row is not None
+    answer: list[int] = row[0]
+    return answer
+
+
+@settings(max_examples=EXAMPLES)
+@given(moments(), st.integers(0, 25) | st.integers(0, MAX_UNITS), births)
+@example((TokenBucket("rule", 1, MAX_UNITS, 2**35, 1), (1, 1, 0, 0, 1, 2**35, 1), LATEST), 1, 2)
+@example((TokenBucket("rule", 1, 1, 2**35, 1), (1, MAX_UNITS, 5, 0, MAX_UNITS, 1, MAX_UNITS), 5), 1, 2)
+@example((TokenBucket("rule", 5, 3, 2, 1), (1, 10, 0, 0, 3, 2, 5), 4), 1, 2)
+def test_decide_is_a_port(
+    ask: psycopg.Connection, case: tuple[Algorithm, State | None, int], cost: int, birth: int
+) -> None:
+    algorithm, state, now = case
+    if algorithm.capacity:
+        cost = min(cost, algorithm.capacity)  # a cost above it never reaches a store
+    after, verdict = algorithm.decide(state, now, cost, birth)
+    answer = decide(ask, algorithm, state, now, cost, birth, forced=False)
+    without = algorithm.decide(state, now, 0, birth)[1]
+    if verdict.allowed:
+        assert answer[0] == ADMITTED
+        assert answer[1] - cost == verdict.remaining
+        assert answer[3] == (verdict.reset_after_us or 0)
+    else:
+        assert answer[0] == (NEVER if verdict.retry_after_us is None else verdict.retry_after_us)
+        assert answer[1] == verdict.remaining
+        assert answer[2] == (verdict.reset_after_us or 0)
+    assert (answer[1], answer[2]) == (without.remaining, without.reset_after_us or 0)
+    if verdict.allowed and cost:
+        assert after is not None
+        assert answer[8:] == kept(algorithm, after)
+        assert answer[3] == algorithm.fresh_at(after) - now
+        *receipt, held = algorithm.receipt(after, cost)
+        assert held == cost
+        assert answer[4:8] == [*receipt, 0, 0][:4]
+    else:
+        assert answer[8:] == []
+
+
+@settings(max_examples=EXAMPLES)
+@given(moments(), st.integers(1, 25) | st.integers(1, MAX_UNITS), births)
+@example((TokenBucket("rule", 1, 1, 2**35, 1), None, 5), MAX_UNITS, 2)
+def test_record_is_a_port(
+    ask: psycopg.Connection, case: tuple[Algorithm, State | None, int], cost: int, birth: int
+) -> None:
+    algorithm, state, now = case
+    answer = decide(ask, algorithm, state, now, cost, birth, forced=True)
+    after, room = record(algorithm, state, now, cost, birth)
+    if room is not None:
+        assert answer == [UNCOUNTABLE, room, 0, 0, 0, 0, 0, 0]
+    elif isinstance(algorithm, TokenBucket) and not algorithm.n:
+        assert answer == [ADMITTED, 0, 0, 0, 0, 0, 0, 0]  # the state is left as it is
+    else:
+        assert after is not None
+        assert answer[0] == ADMITTED
+        assert answer[8:] == kept(algorithm, after)
+        assert answer[3] == algorithm.fresh_at(after) - now
+
+
+def record(
+    algorithm: Algorithm, state: State | None, now: int, cost: int, birth: int
+) -> tuple[State | None, int | None]:
+    """Return the state with the units counted, or how many more could have been."""
+    try:
+        return algorithm.record(state, now, cost, birth), None
+    except CostTooHigh as error:
+        return None, error.capacity
+
+
+@settings(max_examples=EXAMPLES)
+@given(cases, st.lists(instants, min_size=3, max_size=3), st.data())
+def test_refund_is_a_port(
+    ask: psycopg.Connection, case: tuple[Algorithm, State | None], times: list[int], data: st.DataObject
+) -> None:
+    algorithm, state = case
+    cost = data.draw(st.integers(1, max(1, min(algorithm.capacity, 30)))) if algorithm.capacity else 1
+    after, verdict = algorithm.decide(state, times[0], cost, data.draw(births))
+    assume(verdict.allowed and after is not None)
+    assert after is not None
+    receipt = algorithm.receipt(after, cost)
+    hits = data.draw(st.integers(0, 2))
+    for _ in range(hits):  # others come in between, who may also get their units back
+        following, verdict = algorithm.decide(after, times[1], 1, data.draw(births))
+        if verdict.allowed and following is not None:
+            after = following
+            if data.draw(st.booleans()):
+                after = algorithm.refund(after, algorithm.receipt(following, 1), 1, times[1]) or following
+    if data.draw(st.integers(0, 5)) == 0:
+        after = None
+    if after and isinstance(algorithm, SlidingWindow) and data.draw(st.booleans()):
+        after = (*after[:-1], 1)  # less than was held there: somebody gave back what was not theirs
+    if after and isinstance(algorithm, TokenBucket) and data.draw(st.booleans()):
+        after = (*after[:3], data.draw(st.integers(MAX_UNITS - 5, MAX_UNITS)), *after[4:])
+    back = data.draw(st.integers(0, cost + 3))
+    expected = algorithm.refund(after, receipt, back, times[2])
+    *charged, held = receipt
+    arguments = (*_shape(algorithm), kept(algorithm, after), charged, held, back, times[2])
+    row = ask.execute(
+        "SELECT headgate_refund_v1(%s, %s, %s, %s, %s, %s, %s::bigint[], %s, %s, %s)", arguments
+    ).fetchone()
+    assert row is not None
+    answer = row[0]
+    if answer is None:
+        assert expected == after
+    elif len(answer) == 1:
+        assert expected is None
+    else:
+        assert expected is not None
+        assert answer == [algorithm.fresh_at(expected), *(kept(algorithm, expected) or [])]
+
+
+def test_a_bucket_gives_back_no_more_than_it_holds(ask: psycopg.Connection) -> None:
+    window, state, receipt = SlidingWindow("rule", 9, 10, 60), (7, 5, 3, 6, 1), (7, 6, 4)
+    after = window.refund(state, receipt, 4, 65)
+    assert after == (7, 5, 3)
+    row = ask.execute(
+        "SELECT headgate_refund_v1(%s, %s, %s, %s, %s, %s, %s::bigint[], %s, %s, %s)",
+        (*_shape(window), kept(window, state), list(receipt[:2]), receipt[2], 4, 65),
+    ).fetchone()
+    assert row == ([window.fresh_at(after), *(kept(window, after) or [])],)
+
+
+@pytest.mark.parametrize("state", [[1], [1, 2], [1, 2, 3, 4, 5], [1] * 9])
+@pytest.mark.parametrize(
+    "algorithm", [FixedWindow("r", 5, 10), SlidingWindow("r", 5, 1, 10), TokenBucket("r", 5, 1, 1, 1)]
+)
+def test_a_state_of_another_shape_is_noticed(
+    ask: psycopg.Connection, algorithm: Algorithm, state: list[int]
+) -> None:
+    arguments = (*_shape(algorithm), state, 100, 1, 2, False)
+    row = ask.execute(
+        "SELECT headgate_decide_v1(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", arguments
+    ).fetchone()
+    assert row is not None
+    assert row[0] == [NOT_OURS, 0, 0, 0, 0, 0, 0, 0]

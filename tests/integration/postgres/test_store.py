@@ -1,0 +1,638 @@
+"""The store itself: how often it asks, what it writes, what it locks, what it clears away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from headgate import (
+    AsyncHold,
+    AsyncLimiter,
+    ConfigError,
+    Limiter,
+    MemoryStore,
+    StoreConflict,
+    StoreUnavailable,
+    fixed_window,
+    open_async_store,
+    open_store,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.keys import storage_key, storage_prefix
+from headgate.rules import Rule
+from headgate.stores.postgres import PostgresStore, migrate
+from headgate.stores.postgres.codec import Arguments
+from headgate.stores.postgres.endpoint import Statement, Wire
+from headgate.stores.postgres.janitor import NEW_STATES_PER_CLEANING
+from headgate.stores.postgres.tasks import MOST_PER_CALL
+from headgate.testing import FakeClock
+
+PATIENT = 60.0
+"""Seconds: how long a call may take is not what these tests are about."""
+
+THREE_RULES = (
+    sliding_window("1000/day", scope="user"),
+    token_bucket("1000/minute", burst=200, scope="realm"),
+    fixed_window("100000/day", scope="*"),
+)
+ALL_KINDS = (fixed_window, sliding_window, sliding_log, token_bucket)
+
+
+def key_of(name: str, rule: Rule, key: str) -> bytes:
+    """Return where a state is."""
+    return storage_key(storage_prefix("headgate", name, rule), key)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    with PostgresStore(url, deadline=PATIENT) as store:
+        yield store
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that are sent, by name."""
+    names: list[str] = []
+    send = Wire.send
+
+    def note(self: Wire, statement: Statement, arguments: Arguments) -> bool:
+        names.append(statement.name.decode())
+        return send(self, statement, arguments)
+
+    monkeypatch.setattr(Wire, "send", note)
+    return names
+
+
+# --- One call per request, and fewer when there are many ----------------------------------------------------
+
+
+def test_a_request_is_one_call_however_many_rules_it_has(
+    store: PostgresStore, name: str, sent: list[str]
+) -> None:
+    one = Limiter("5/minute", name=name, store=store)
+    several = Limiter(*THREE_RULES, name=name, store=store)
+    key = {"user": "u", "realm": "r"}
+    one.hit("a")
+    several.hit(key)
+    several.check(key)
+    several.record(key)
+    several.hold(key).release()
+    several.reset(key)
+    assert sent == ["one", "many", "many", "many", "many", "many", "many"]
+
+
+async def test_a_lone_task_sends_each_call_alone(url: str, name: str, sent: list[str]) -> None:
+    async with PostgresStore(url) as store:
+        limiter = AsyncLimiter("50/minute", name=name, store=store)
+        for _ in range(5):
+            await limiter.hit("a")
+    assert sent == ["one"] * 5
+
+
+async def test_calls_that_wait_leave_together(url: str, name: str, sent: list[str]) -> None:
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter("100/minute", name=name, store=store)
+        decisions = await asyncio.gather(*(limiter.hit("a") for _ in range(300)))
+        assert sum(decision.allowed for decision in decisions) == 100
+        # Connecting took a while, so all were there when the first left.
+        assert sent == ["many"] * -(300 // -MOST_PER_CALL)
+
+
+async def test_a_batch_answers_each_of_its_different_requests(url: str, name: str) -> None:
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        one = AsyncLimiter("2/minute", name=name, store=store, on_store_error="raise")
+        several = AsyncLimiter(*THREE_RULES, name=name, store=store, on_store_error="raise")
+        key = {"user": "u", "realm": "r"}
+        held = await several.hold(key, 5)
+        first, _, second, third, release, several_hit, check, reset = await asyncio.gather(
+            one.hit("a"),
+            one.record("b", 7),
+            one.hit("a"),
+            one.hit("a"),
+            held.release(),
+            several.hit(key),
+            one.check("b", 0),
+            one.reset("a"),
+        )
+        assert (first.remaining, second.remaining, third.allowed) == (1, 0, False)
+        assert (release, reset, check.remaining) == (0, None, 0)
+        assert [result.remaining for result in several_hit.results] == [999, 199, 99_999]
+        assert (await one.hit("a")).remaining == 1
+
+
+@pytest.mark.parametrize("keys", [3, 40])
+async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: str, keys: int) -> None:
+    """Few keys are read and written one by one, many together; both must answer like memory does."""
+    clock = FakeClock()
+    rules = (
+        fixed_window("5/minute", name="fixed"),
+        sliding_window("7/minute", name="sliding"),
+        sliding_log("6/minute", name="log"),
+        token_bucket("8/minute", name="token"),
+    )
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        memory = MemoryStore()
+        limiters = [
+            (
+                AsyncLimiter(rule, name=name, store=store, clock=clock, on_store_error="raise"),
+                AsyncLimiter(rule, name=name, store=memory, clock=clock),
+            )
+            for rule in rules
+        ]
+        chance = random.Random(keys)
+        held: list[tuple[AsyncHold, AsyncHold]] = []
+        for _ in range(12):
+            clock.advance_us(chance.choice([0, 1, 5_000_000, 30_000_000]))
+            trace = [
+                (
+                    chance.choice(limiters),
+                    f"key {chance.randrange(keys)}",
+                    chance.randint(0, 3),
+                    chance.random(),
+                )
+                for _ in range(60)
+            ]
+            releases, held = held, []
+            ours = [pair[0].release() for pair in releases]
+            theirs = [pair[1].release() for pair in releases]
+            for (mine, other), key, cost, dice in trace:
+                for limiter, calls in ((mine, ours), (other, theirs)):
+                    calls.append(
+                        limiter.hit(key, cost)  # type: ignore[arg-type]
+                        if dice < 0.4
+                        else limiter._take(key, cost, None, None)
+                        if dice < 0.6
+                        else limiter.check(key, cost)
+                        if dice < 0.8
+                        else limiter.record(key, cost)
+                        if dice < 0.95
+                        else limiter.reset(key)
+                    )
+            batch = await asyncio.gather(*ours)
+            one_by_one = [await call for call in theirs]
+            for answer, expected in zip(batch, one_by_one, strict=True):
+                if isinstance(answer, AsyncHold) and isinstance(expected, AsyncHold):
+                    assert answer.decision == expected.decision
+                    held.append((answer, expected))
+                else:
+                    assert answer == expected
+
+
+def test_batches_of_several_processes_get_exactly_the_limit(url: str, name: str) -> None:
+    """Event loops in threads stand for processes: each has a connection of its own."""
+    keys = [f"key {number}" for number in range(12)]
+
+    async def race() -> list[str]:
+        async with PostgresStore(url, deadline=PATIENT) as store:
+            limiter = AsyncLimiter("30/day", name=name, store=store, on_store_error="raise")
+            tries = keys * 20
+            decisions = await asyncio.gather(*(limiter.hit(key) for key in tries))
+            return [key for key, decision in zip(tries, decisions, strict=True) if decision]
+
+    with ThreadPoolExecutor(4) as pool:
+        won = [key for job in [pool.submit(asyncio.run, race()) for _ in range(4)] for key in job.result()]
+    assert {key: won.count(key) for key in keys} == dict.fromkeys(keys, 30)
+
+
+# --- What is written ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", ALL_KINDS)
+def test_a_refusal_or_a_look_does_not_touch_the_row(
+    store: PostgresStore, name: str, connection: psycopg.Connection, make: Callable[[str], Rule]
+) -> None:
+    rule = make("2/day")
+    limiter = Limiter(rule, name=name, store=store)
+    limiter.hit("a", 2)
+
+    def row() -> object:
+        query = "SELECT xmin, xmax, ctid, state, expires FROM headgate_states WHERE key = %s"
+        return connection.execute(query, (key_of(name, rule, "a"),)).fetchone()
+
+    before = row()
+    assert before is not None
+    assert not limiter.hit("a")
+    limiter.check("a")
+    limiter.hit("a", 0)
+    assert not limiter.hold("a")
+    assert row() == before
+
+
+def test_a_refusal_of_one_rule_leaves_no_row_of_the_others(
+    store: PostgresStore, name: str, connection: psycopg.Connection
+) -> None:
+    rules = (fixed_window("5/day", name="open"), fixed_window("0/day", name="shut"))
+    assert not Limiter(*rules, name=name, store=store).hit("a")
+    keys = [key_of(name, rule, "a") for rule in rules]
+    assert connection.execute("SELECT FROM headgate_states WHERE key = ANY(%s)", (keys,)).fetchall() == []
+
+
+@pytest.mark.parametrize(("durable", "commit"), [(False, "off"), (True, "on")])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "SELECT headgate_one_v1('x', 1, 1, 5, 60000000, 0, 0, -1, 1, 1, %s)",
+        "SELECT headgate_many_v1('{x}', 1, '{1,-1,1,1,1,1,1,5,60000000,0,0}', %s)",
+    ],
+)
+def test_a_call_chooses_its_own_commit_and_leaves_the_session_alone(
+    connection: psycopg.Connection, call: str, durable: bool, commit: str
+) -> None:
+    with connection.transaction(force_rollback=True):
+        connection.execute(call, (durable,))  # type: ignore[arg-type]
+        assert connection.execute("SHOW synchronous_commit").fetchone() == (commit,)
+    assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+def test_time_is_the_databases(store: PostgresStore, name: str, connection: psycopg.Connection) -> None:
+    rule = fixed_window("5/day")
+    Limiter(rule, name=name, store=store).hit("a")
+    row = connection.execute(
+        "SELECT state[2], extract(epoch FROM clock_timestamp())::bigint / 86400 FROM headgate_states WHERE key = %s",
+        (key_of(name, rule, "a"),),
+    ).fetchone()
+    assert row is not None
+    assert row[1] - row[0] in (0, 1)  # a day may have begun in between
+
+
+# --- Rows come and go ---------------------------------------------------------------------------------------
+
+
+def test_states_that_have_become_fresh_are_cleared_away_as_it_goes(empty_url: str, name: str) -> None:
+    with PostgresStore(empty_url, deadline=PATIENT) as store, psycopg.connect(empty_url) as connection:
+        store.migrate()
+        lasting = Limiter("5/day", name=name, store=store, on_store_error="raise")
+        for number in range(40):
+            lasting.hit(f"lasting {number}")
+        brief = Limiter(fixed_window("1/1ms"), name=name, store=store, on_store_error="raise")
+        for number in range(6 * NEW_STATES_PER_CLEANING):
+            brief.hit(f"brief {number}")
+        found = connection.execute("SELECT count(*) FROM headgate_states").fetchone()
+        assert found is not None
+        assert found[0] < 40 + 3 * NEW_STATES_PER_CLEANING
+        assert all(lasting.check(f"lasting {number}", 0).remaining == 4 for number in range(40))
+
+
+async def test_tasks_clear_away_too(empty_url: str, name: str) -> None:
+    async with PostgresStore(empty_url, deadline=PATIENT) as store:
+        store.migrate()
+        limiter = AsyncLimiter(fixed_window("1/1ms"), name=name, store=store, on_store_error="raise")
+        for start in range(0, 6 * NEW_STATES_PER_CLEANING, 50):
+            await asyncio.gather(*(limiter.hit(f"{number}") for number in range(start, start + 50)))
+    with psycopg.connect(empty_url) as connection:
+        found = connection.execute("SELECT count(*) FROM headgate_states").fetchone()
+        assert found is not None
+        assert found[0] < 3 * NEW_STATES_PER_CLEANING
+
+
+def test_cleaning_waits_for_nobody_and_takes_nothing_that_is_in_use(empty_url: str, name: str) -> None:
+    rule = fixed_window("5/1ms")
+    with PostgresStore(empty_url, deadline=PATIENT) as store, psycopg.connect(empty_url) as holder:
+        store.migrate()
+        Limiter(rule, name=name, store=store, on_store_error="raise").hit("a")
+        mark = "UPDATE headgate_states SET expires = 0 WHERE key = %s"
+        holder.execute(mark, (key_of(name, rule, "a"),))
+        with psycopg.connect(empty_url, autocommit=True) as cleaner:
+            cleaner.execute("SET lock_timeout = '30s'")
+            assert cleaner.execute("SELECT headgate_clean_v1('', 10)").fetchone() == (None,)
+        assert holder.execute("SELECT count(*) FROM headgate_states").fetchone() == (1,)
+        holder.commit()
+        holder.execute("SELECT headgate_clean_v1('', 10)")
+        assert holder.execute("SELECT count(*) FROM headgate_states").fetchone() == (0,)
+
+
+def test_a_state_at_a_callers_own_time_outlives_that_by_an_hour(
+    store: PostgresStore, name: str, connection: psycopg.Connection
+) -> None:
+    rule = fixed_window("5/1ms")
+    Limiter(rule, name=name, store=store).hit("a", now=1_000.0)
+    row = connection.execute(
+        "SELECT expires - extract(epoch FROM clock_timestamp())::bigint * 1000000 FROM headgate_states WHERE key = %s",
+        (key_of(name, rule, "a"),),
+    ).fetchone()
+    assert row is not None
+    assert row[0] > 3_000_000_000
+
+
+# --- Nobody waits for each other for ever -------------------------------------------------------------------
+
+
+def test_requests_that_name_the_same_keys_in_any_order_never_deadlock(empty_url: str, name: str) -> None:
+    """Threads and batches of tasks, over a handful of keys in random orders; PostgreSQL counts the deadlocks itself."""
+    scopes = ("a", "b", "c", "d")
+    keys = [f"key {number}" for number in range(5)]
+
+    def limiters(make: Callable[..., object], store: PostgresStore) -> list[object]:
+        orders = [random.Random(number).sample(range(len(scopes)), len(scopes)) for number in range(6)]
+        return [
+            make(
+                *(
+                    sliding_window("1000000/day", scope=scopes[place], name=f"rule {place}")
+                    for place in order
+                ),
+                name=name,
+                store=store,
+                on_store_error="raise",
+            )
+            for order in orders
+        ]
+
+    def pick(chance: random.Random) -> dict[str, str]:
+        return dict(zip(scopes, chance.choices(keys, k=len(scopes)), strict=True))
+
+    def work(number: int) -> int:
+        chance = random.Random(number)
+        with PostgresStore(empty_url, deadline=PATIENT) as store:
+            made = limiters(Limiter, store)
+            return sum(bool(chance.choice(made).hit(pick(chance))) for _ in range(120))  # type: ignore[attr-defined]
+
+    async def work_in_batches(number: int) -> int:
+        chance = random.Random(number)
+        async with PostgresStore(empty_url, deadline=PATIENT) as store:
+            made = limiters(AsyncLimiter, store)
+            hits = (chance.choice(made).hit(pick(chance)) for _ in range(600))  # type: ignore[attr-defined]
+            return sum(map(bool, await asyncio.gather(*hits)))
+
+    migrate(empty_url)
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(work, number) for number in range(5)]
+        jobs += [pool.submit(lambda n=number: asyncio.run(work_in_batches(n))) for number in range(3)]
+        assert [job.result() for job in jobs] == [120] * 5 + [600] * 3
+    with psycopg.connect(empty_url, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        ).fetchone()
+        assert row == (0,)
+
+
+def test_threads_have_no_more_connections_than_they_may(url: str, name: str) -> None:
+    address = make_conninfo(url, application_name=name)
+    with PostgresStore(address, max_connections=2, deadline=PATIENT) as store:
+        limiter = Limiter("1000/day", name=name, store=store, on_store_error="raise")
+        most = 0
+        with ThreadPoolExecutor(8) as pool, psycopg.connect(url, autocommit=True) as connection:
+            jobs = [pool.submit(limiter.hit, "a") for _ in range(400)]
+            while not all(job.done() for job in jobs):
+                row = connection.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", (name,)
+                ).fetchone()
+                assert row is not None
+                most = max(most, row[0])
+            assert all(job.result() for job in jobs)
+        assert limiter.check("a", 0).remaining == 600
+        assert 1 <= most <= 2
+
+
+# --- One bad request in a batch -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        pytest.param([1], id="not a state of this kind"),
+        pytest.param(
+            [1, 5, 1, 0, 0, 1, 5], id="the database itself fails"
+        ),  # drains 0 per tick: division by zero
+    ],
+)
+async def test_a_bad_request_fails_alone(
+    url: str, name: str, connection: psycopg.Connection, spoilt: list[int]
+) -> None:
+    rule = token_bucket("5/minute")
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter(rule, name=name, store=store, on_store_error="raise")
+        connection.execute(
+            "INSERT INTO headgate_states VALUES (%s, %s, 0)", (key_of(name, rule, "bad"), spoilt)
+        )
+        names = ["a", "b", "bad", "c", "a", "bad", "d"]
+        answers = await asyncio.gather(*(limiter.hit(key) for key in names), return_exceptions=True)
+        for key, answer in zip(names, answers, strict=True):
+            assert isinstance(answer, StoreConflict) if key == "bad" else answer
+        left = [(await limiter.check(key, 0)).remaining for key in "abcd"]
+        assert left == [3, 4, 4, 4]  # each was charged once, though the batch was sent again
+
+
+# --- Cancelled callers --------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_caller_leaves_the_others_alone(url: str, name: str) -> None:
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
+        await limiter.hit("warm")
+        first = asyncio.create_task(limiter.hit("a"))
+        await asyncio.sleep(0)  # it has left
+        waiting = [asyncio.create_task(limiter.hit("a")) for _ in range(4)]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        first.cancel()
+        results = await asyncio.gather(first, *waiting, return_exceptions=True)
+        assert [isinstance(result, asyncio.CancelledError) for result in results] == [
+            True,
+            False,
+            True,
+            False,
+            False,
+        ]
+        # The one that had left counts as charged; the one that had not was not sent.
+        assert (await limiter.check("a", 0)).remaining == 96
+
+
+async def test_a_hold_whose_caller_is_cancelled_is_released(url: str, name: str) -> None:
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter(
+            "100/day", token_bucket("100/day"), name=name, store=store, on_store_error="raise"
+        )
+        await limiter.hit("warm")
+        gate = store.bind_async(name, limiter.rules)
+        hold = asyncio.ensure_future(gate.hold("a", 10, None, None))
+        await asyncio.sleep(0)
+        hold.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hold
+        await limiter.hit("b")  # the reply has come, and the release has left, before this one's
+        await limiter.hit("b")
+        assert [result.remaining for result in (await limiter.check("a", 0)).results] == [100, 100]
+
+
+async def test_what_was_used_is_recorded_even_if_its_caller_is_cancelled(url: str, name: str) -> None:
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
+        await limiter.hit("warm")
+        gate = store.bind_async(name, limiter.rules)
+        first = asyncio.ensure_future(gate.hit("b", 1, None, None))
+        record = asyncio.ensure_future(gate.record("a", 5, None, None))
+        await asyncio.sleep(0)
+        record.cancel()  # it waits behind the first
+        await asyncio.gather(first, record, return_exceptions=True)
+        assert (await limiter.check("a", 0)).remaining == 95
+
+
+# --- Loops, forks, ends -------------------------------------------------------------------------------------
+
+
+def test_a_store_serves_one_event_loop_after_the_other(store: PostgresStore, name: str) -> None:
+    limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
+
+    async def hit() -> int | None:
+        return (await limiter.hit("a")).remaining
+
+    assert [asyncio.run(hit()) for _ in range(3)] == [99, 98, 97]
+
+
+def test_a_store_serves_event_loops_side_by_side(store: PostgresStore, name: str) -> None:
+    limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
+
+    async def hits() -> list[bool]:
+        return [bool(await limiter.hit("a")) for _ in range(20)]
+
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(lambda: asyncio.run(hits())) for _ in range(4)]
+        assert all(all(job.result()) for job in jobs)
+    assert asyncio.run(_remaining(limiter)) == 20
+
+
+async def _remaining(limiter: AsyncLimiter) -> int | None:
+    return (await limiter.check("a", 0)).remaining
+
+
+async def test_a_reply_that_is_there_but_unread_is_not_late(url: str, name: str) -> None:
+    """As after the event loop was blocked, if it looks at its timers first."""
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
+        await limiter.hit("a")
+        hit = asyncio.ensure_future(limiter.hit("a"))
+        await asyncio.sleep(0)
+        (pipe,) = store._pipes._pipes.values()
+        (call,) = pipe._under_way
+        assert pipe._wire is not None
+        while not pipe._wire.has_news():
+            assert time.monotonic() < call.due
+        call.due = time.monotonic()
+        pipe._on_due()
+        assert (await hit).remaining == 98
+
+
+async def test_calls_under_way_end_before_the_store_is_closed(url: str, name: str) -> None:
+    store = PostgresStore(url, deadline=PATIENT)
+    limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
+    hits = [asyncio.create_task(limiter.hit("a")) for _ in range(5)]
+    await asyncio.sleep(0)
+    await store.aclose()
+    assert [decision.remaining for decision in await asyncio.gather(*hits)] == [99, 98, 97, 96, 95]
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await limiter.hit("a")
+
+
+def test_a_closed_store_says_so(url: str, name: str) -> None:
+    store = PostgresStore(url)
+    limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
+    limiter.hit("a")
+    store.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        limiter.hit("a")
+
+
+async def test_closing_from_a_thread_fails_what_is_under_way(url: str, name: str) -> None:
+    store = PostgresStore(url, deadline=PATIENT)
+    limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
+    await limiter.hit("a")
+    await asyncio.to_thread(store.close)
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await limiter.hit("a")
+
+
+# --- Addresses and settings ---------------------------------------------------------------------------------
+
+
+async def test_urls_name_the_store(url: str, name: str) -> None:
+    for scheme in ("postgresql", "postgres"):
+        address = scheme + url[url.index(":") :]
+        with open_store(address) as store:  # type: ignore[attr-defined]
+            assert isinstance(store, PostgresStore)
+            assert Limiter("5/day", name=name, store=store).hit(scheme)
+        async with open_async_store(address) as store:  # type: ignore[attr-defined]
+            assert await AsyncLimiter("5/day", name=name, store=store).hit(scheme)
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+def test_a_database_with_another_isolation_level_is_refused(url: str, name: str, prepare: bool) -> None:
+    address = make_conninfo(url, options="-c default_transaction_isolation=serializable")
+    with PostgresStore(address, prepare=prepare) as store:
+        limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
+        with pytest.raises(StoreConflict, match="READ COMMITTED"):
+            limiter.hit("a")
+        with pytest.raises(StoreConflict, match="READ COMMITTED"):
+            limiter.reset("a")
+
+
+def test_nothing_depends_on_the_session_if_nothing_is_prepared(url: str, name: str) -> None:
+    """As behind a pooler in transaction mode, where each call may meet another session."""
+    with PostgresStore(url, prepare=False, deadline=PATIENT) as store:
+        limiter = Limiter("5/day", "50/week", name=name, store=store, on_store_error="raise")
+        for expected in (4, 3, 2):
+            assert limiter.hit("a").remaining == expected
+            (wire,) = store._lines.idle
+            wire._pgconn.exec_(b"DISCARD ALL")
+
+
+async def test_a_call_that_the_network_takes_in_pieces_arrives_whole(url: str, name: str) -> None:
+    """More than the network takes at once: what is left is sent when there is room."""
+    rules = [fixed_window("1000/day", name=f"{'x' * 2000}{number}") for number in range(40)]
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter(*rules, name=name, store=store, on_store_error="raise")
+        decisions = await asyncio.gather(*(limiter.hit(f"{number}") for number in range(100)))
+        assert all(decisions)
+    with PostgresStore(url, deadline=PATIENT) as store:
+        again = Limiter(*rules, name=name, store=store, on_store_error="raise")
+        assert [result.remaining for result in again.hit("7").results] == [998] * len(rules)
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (partial(PostgresStore, "postgresql://user:sec/secret@host/x"), "cannot be read"),
+        (partial(PostgresStore, "postgresql://user:secret%zz@host/x"), "cannot be read"),
+        (partial(PostgresStore, "postgresql://localhost/x?unknown=1"), "cannot be read"),
+        (partial(PostgresStore, None), "cannot be read"),
+        (partial(PostgresStore, "postgresql://localhost/x", deadline=0), "deadline"),
+        (partial(PostgresStore, "postgresql://localhost/x", deadline=float("nan")), "deadline"),
+        (partial(PostgresStore, "postgresql://localhost/x", max_connections=0), "max_connections"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(bad: Callable[[], PostgresStore], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        bad()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_store_that_was_interrupted_goes_on_with_another_connection(
+    store: PostgresStore, name: str
+) -> None:
+    """A reply that nobody has read must not be taken for that to the next call."""
+    limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
+    limiter.hit("a")
+    (wire,) = store._lines.idle
+    interrupted = threading.Event()
+
+    def interrupt(self: Wire) -> bool:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, "receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            limiter.hit("a")
+    assert interrupted.is_set()
+    assert wire not in store._lines.idle
+    assert limiter.hit("b").remaining == 4

@@ -363,9 +363,12 @@ def test_a_fork_while_other_threads_are_at_work_leaves_no_lock_behind(hasty_thre
     limiter, stop = Limiter("1000000/minute"), threading.Event()
 
     def work() -> None:
-        while not stop.is_set():
-            limiter.hold("ada").release()
-            limiter.hit("bob")
+        while not stop.wait(
+            0.000_1
+        ):  # else the lock is taken again before anybody else gets it, least of all a fork
+            for _ in range(20):
+                limiter.hold("ada").release()
+                limiter.hit("bob")
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -36,9 +36,10 @@ class Proxy:
         assert self._lost.wait(10), "the server has answered nothing"
 
     def close(self) -> None:
-        self._listener.close()
-        for end in self._open:
-            with contextlib.suppress(OSError):
+        for end in (self._listener, *self._open):
+            with contextlib.suppress(
+                OSError
+            ):  # whoever waits on it is woken by this, and by closing alone is not
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 

@@ -33,8 +33,9 @@ def test_two(headgate_redis_url):
         assert not limiter.hit("alice")
 """
 HOLDER = """
-import sys
+import signal, sys
 from headgate.testing.servers import RedisServer
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 print(RedisServer(sys.argv[1]).start().pid, flush=True)
 sys.stdin.read()
 """

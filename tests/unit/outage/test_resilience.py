@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -119,17 +120,20 @@ def limiter_on(store: Flaky, **options: Any) -> Limiter:
 
 def let_probe(limiter: Limiter, store: Flaky, time: Time) -> None:
     """Let a probe be due, a call start it, and wait for its end."""
-    store.probed.clear()
-    time.now += LONGEST_PAUSE
-    limiter.hit("starts the probe")
-    assert store.probed.wait(10)
-    join_probes()
+    with probes_joined():
+        store.probed.clear()
+        time.now += LONGEST_PAUSE
+        limiter.hit("starts the probe")
+        assert store.probed.wait(10)
 
 
-def join_probes() -> None:
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
-            thread.join(10)
+@contextmanager
+def probes_joined() -> Iterator[None]:
+    """Wait for the end of all threads that a block has started."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
 
 
 def test_a_store_over_a_network_is_open_by_default(store: Flaky) -> None:
@@ -265,9 +269,8 @@ def test_a_call_with_a_mistake_neither_ends_an_outage_nor_prolongs_it(store: Fla
     limiter.hit("alice")
     store.mend()
     time.now += LONGEST_PAUSE
-    with pytest.raises(ConfigError):
+    with probes_joined(), pytest.raises(ConfigError):
         limiter.hit({"user": "alice"})  # starts a probe that asks for the impossible as well
-    join_probes()
     assert limiter.hit("alice").degraded
     let_probe(limiter, store, time)
     with pytest.raises(ConfigError):

@@ -33,7 +33,7 @@ from headgate.keys import storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.codec import Arguments
-from headgate.stores.postgres.endpoint import Statement, Wire
+from headgate.stores.postgres.endpoint import Endpoint, Statement, Wire
 from headgate.stores.postgres.janitor import NEW_STATES_PER_CLEANING
 from headgate.stores.postgres.tasks import MOST_PER_CALL
 from headgate.testing import FakeClock
@@ -584,6 +584,43 @@ def test_nothing_depends_on_the_session_if_nothing_is_prepared(url: str, name: s
             assert limiter.hit("a").remaining == expected
             (wire,) = store._lines.idle
             wire._pgconn.exec_(b"DISCARD ALL")
+
+
+def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, name: str) -> None:
+    with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
+        limiter.hit("a")
+        (wire,) = store._lines.idle
+        wire._pgconn.exec_(b"DEALLOCATE ALL")
+        with pytest.raises(StoreConflict, match="prepare=False"):
+            limiter.hit("a")
+
+
+def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks are cancelled, the one that connects among them."""
+    store = PostgresStore(url, deadline=PATIENT)
+    limiter = AsyncLimiter("5/day", name=name, store=store, on_store_error="raise")
+    reached, go_on = threading.Event(), threading.Event()
+    connect = Endpoint.connect
+
+    def hang(self: Endpoint, due: float) -> Wire:
+        reached.set()
+        assert go_on.wait(PATIENT)
+        return connect(self, due)
+
+    async def give_up() -> None:
+        hit = asyncio.ensure_future(limiter.hit("a"))
+        assert await asyncio.to_thread(reached.wait, PATIENT)
+        hit.cancel()
+        asyncio.get_running_loop().call_soon(go_on.set)
+
+    monkeypatch.setattr(Endpoint, "connect", hang)
+    asyncio.run(give_up())
+    monkeypatch.undo()
+    assert asyncio.run(_remaining(limiter)) == 5
+    store.close()
 
 
 async def test_a_call_that_the_network_takes_in_pieces_arrives_whole(url: str, name: str) -> None:

@@ -110,7 +110,11 @@ class PostgresServer:
         self.start()
 
     def __enter__(self) -> PostgresServer:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
@@ -176,9 +180,7 @@ class PostgresServer:
                 )
                 self._programs = installed
             except PermissionError:
-                copy = self.folder / "postgres"
-                shutil.copytree(installed.parent, copy)
-                self._programs = copy / "bin"
+                self._programs = _copy(installed, self.folder / "programs")
         return self._programs
 
     def _processes(self) -> list[int]:
@@ -235,6 +237,16 @@ def _identity(folder: Path) -> dict[str, Any]:
     nobody = pwd.getpwnam("nobody")
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "cwd": folder}
+
+
+def _copy(programs: Path, target: Path) -> Path:
+    """Copy an installation, and the libraries that the wheel has beside its package, and return where the programs are."""
+    version, package = programs.parent, programs.parent.parent
+    libraries = package.with_name(f"{package.name}.libs")
+    shutil.copytree(version, target / package.name / version.name)
+    if libraries.exists():
+        shutil.copytree(libraries, target / libraries.name)
+    return target / package.name / version.name / "bin"
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -203,6 +203,26 @@ def test_names_are_quoted(connection: psycopg.Connection) -> None:
     connection.execute(f"DROP SCHEMA {quoted[schema]} CASCADE".encode())
 
 
+@pytest.mark.parametrize(
+    "table", ["time", "usage", "live", "old", "asked", "counted", "numbers", "locked", "order"]
+)
+def test_a_table_may_be_called_anything(url: str, table: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            f'CREATE TEMPORARY TABLE "{table}" ("at" text, units timestamptz, kept int, UNIQUE ("at", units))'.encode()
+        )
+        rules = (sliding_window("1/hour", scope="user"), sliding_window("2/hour", scope="*"))
+        buckets = BucketTable(*rules, table=table, key="at", bucket="units", count="kept", plain="user")
+        assert buckets.hold(connection, {"user": "ada"}, now=at(0))
+        assert not buckets.hold(connection, {"user": "ada"}, now=at(0))
+        buckets.record(connection, {"user": "ada"}, now=at(0))
+        assert [usage.count for usage in buckets.check(connection, {"user": "ada"}, now=at(0)).usages] == [
+            2,
+            2,
+        ]
+        assert buckets.cleanup(connection, now=at(600)).deleted == 2
+
+
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kathmandu"])
 def test_daylight_saving_and_time_zones_change_nothing(
     connection: psycopg.Connection, table: str, zone: str

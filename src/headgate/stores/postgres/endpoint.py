@@ -22,6 +22,7 @@ _READ_ONLY = "25006"
 _MISSING = ("42883", "42P01", "42704")  # function, table, type
 _FORBIDDEN = "42501"
 _WRONG_ISOLATION = "25000"
+_NOT_PREPARED = ("26000", "42P05")  # a prepared statement that is not there, or is there already
 # What the database is short of or busy with, or how it says that it is going or refuses us.
 _UNAVAILABLE = ("08", "28", "3D", "40", "53", "55", "57", "58")
 
@@ -100,13 +101,18 @@ class Endpoint:
     def connect(self, due: float) -> Wire:
         """Return a new connection, by the time that is due on the monotonic clock."""
         pgconn = pq.PGconn.connect_start(self.conninfo.encode())
-        while (step := pgconn.connect_poll()) != PollingStatus.OK:
-            if step == PollingStatus.FAILED or pgconn.status == ConnStatus.BAD:
-                raise OperationalError(pgconn.get_error_message())
-            _wait(pgconn.socket, select.POLLIN if step == PollingStatus.READING else select.POLLOUT, due)
-        wire = Wire(pgconn, self._prepare)
-        if self._prepare:
-            wire.prepare(due)
+        try:
+            while (step := pgconn.connect_poll()) != PollingStatus.OK:
+                if step == PollingStatus.FAILED or pgconn.status == ConnStatus.BAD:
+                    raise OperationalError(pgconn.get_error_message())
+                events = select.POLLIN if step == PollingStatus.READING else select.POLLOUT
+                _wait(pgconn.socket, events, due)
+            wire = Wire(pgconn, self._prepare)
+            if self._prepare:
+                wire.prepare(due)
+        except BaseException:
+            pgconn.finish()
+            raise
         return wire
 
     def error(self, cause: BaseException) -> StoreError:
@@ -127,6 +133,10 @@ class Endpoint:
         if sqlstate == _WRONG_ISOLATION:
             return StoreConflict(
                 f"{self.name}: {text}; ALTER ROLE ... SET default_transaction_isolation = 'read committed'"
+            )
+        if sqlstate in _NOT_PREPARED:
+            return StoreConflict(
+                f"{self.name}: {text}; behind a pooler in transaction mode set prepare=False"
             )
         if sqlstate is None or sqlstate == _READ_ONLY or sqlstate.startswith(_UNAVAILABLE):
             return StoreUnavailable(f"{self.name}: {text}")

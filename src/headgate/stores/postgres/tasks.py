@@ -92,6 +92,7 @@ class Pipe:
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._idle: asyncio.Future[None] | None = None  # for who closes
         self._closed = False
 
@@ -112,10 +113,12 @@ class Pipe:
         if self._closed:
             raise StoreUnavailable(f"{self.endpoint.name}: the store was closed")
         future: asyncio.Future[Reply] = self._loop.create_future()
-        call = Call(request, future, time.monotonic() + deadline, must_leave, abandoned)
-        self._waiting.append(call)
-        self._leave()
-        self._keep_time(call.due)
+        due = time.monotonic() + deadline
+        self._waiting.append(Call(request, future, due, must_leave, abandoned))
+        if not self._under_way:
+            self._leave()
+        if self._timer is None or self._timer_due > due:
+            self._keep_time(due)
         return future
 
     async def aclose(self) -> None:
@@ -217,17 +220,14 @@ class Pipe:
         if was_cleaning:
             self._janitor.cleaned(value)
             return
-        requests = [call.request for call in batch]
+        reply = numbers(value)
+        replies = [reply] if len(batch) == 1 else split([call.request for call in batch], reply)
         new = 0
-        for call, reply in zip(batch, split(requests, numbers(value)), strict=True):
-            new += call.request.new_states(reply)
-            call.answer(reply)
-        self._clean(wire, new)
-
-    def _clean(self, wire: Wire, new: int) -> None:
-        """Clear away what has become fresh, now and then, in a round trip of its own."""
-        arguments = self._janitor.next(new)
-        if arguments is not None:
+        for call, own in zip(batch, replies, strict=True):
+            new += call.request.new_states(own)
+            call.answer(own)
+        if new and (arguments := self._janitor.next(new)) is not None:
+            # What has become fresh is cleared away now and then, in a round trip of its own.
             self._is_cleaning = True
             self._send(wire, CLEAN, arguments)
 
@@ -239,6 +239,10 @@ class Pipe:
             self._connecting = None
             self._fail_all(cause)
             return
+        except asyncio.CancelledError:
+            self._connecting = None
+            self._fail_all(ConnectionAbortedError("the event loop is shutting down"))
+            raise
         self._connecting = None
         if self._closed and not self._waiting:
             wire.close()
@@ -258,11 +262,10 @@ class Pipe:
 
     def _keep_time(self, due: float) -> None:
         """See to it that somebody looks when a call is due."""
-        timer = self._timer
-        if timer is None or timer.when() > due + 0.001:
-            if timer is not None:
-                timer.cancel()
-            self._timer = self._loop.call_at(due, self._on_due)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._on_due)
+        self._timer_due = due
 
     def _on_due(self) -> None:
         self._timer = None
@@ -272,12 +275,12 @@ class Pipe:
         now = time.monotonic()
         # If the event loop was blocked, the reply may be there and just unread: then nobody is late.
         if self._wire is not None and self._wire.has_news():
-            self._timer = self._loop.call_later(0.1, self._on_due)
+            self._keep_time(now + 0.1)
         elif any(call.due <= now for call in calls):
             # Those who wait have not left, and fail too: they would only find out once more that nobody answers.
             self._fail_all(Overdue())
         else:
-            self._timer = self._loop.call_at(min(call.due for call in calls), self._on_due)
+            self._keep_time(min(call.due for call in calls))
 
     def _fail_all(self, cause: BaseException) -> None:
         calls = [*self._under_way, *self._suspects, *self._waiting]

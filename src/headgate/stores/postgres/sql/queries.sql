@@ -1,4 +1,5 @@
--- The statements that are sent, by name. Those of a BucketTable have its names and types filled in, safely quoted.
+-- The statements that are sent, by name. Those of a BucketTable have its names and types filled in, safely quoted; what they
+-- call things themselves begins with headgate_, so that a table may have any other name.
 
 -- name: one
 -- Answer one request about one key.
@@ -30,14 +31,14 @@ INSERT INTO headgate_migrations (number, name) VALUES (%s, %s)
 
 -- name: buckets_time
 -- What all parts of a statement on a BucketTable take for the time: $1, or the database's clock when it begins.
-time AS MATERIALIZED (SELECT coalesce($1::timestamptz, clock_timestamp()) AS at)
+headgate_time AS MATERIALIZED (SELECT coalesce($1::timestamptz, clock_timestamp()) AS at)
 
 -- name: buckets_usage
 -- What one rule counts: the sum of its live buckets, and the bucket whose end lets $2 more units in. `kept` is what is
 -- counted in younger buckets, so the oldest bucket with little enough of that is the one to wait for.
 SELECT
     {place} AS place,
-    (SELECT at FROM time) AS at,
+    (SELECT at FROM headgate_time) AS at,
     coalesce(sum(units), 0)::bigint AS count,
     min(bucket) AS oldest,
     max(bucket) AS newest,
@@ -51,7 +52,7 @@ FROM (
         ) AS kept
     FROM {table}
     WHERE {key} = ${key_value}::{type}
-        AND {bucket} > (SELECT at FROM time) - {lifetime}
+        AND {bucket} > (SELECT at FROM headgate_time) - {lifetime}
 ) AS live
 
 -- name: buckets_check
@@ -62,22 +63,22 @@ WITH {time}
 -- name: buckets_hold
 -- The same, and count $2 units for every key if all rules have room for them.
 WITH {time},
-usage AS ({usage}),
-charged AS (
+headgate_usage AS ({usage}),
+headgate_charge AS (
     INSERT INTO {table} AS old ({key}, {bucket}, {count})
-    SELECT DISTINCT asked, date_bin({width}, time.at, 'epoch'), $2::bigint
-    FROM time, unnest(ARRAY[{keys}]::{type}[]) AS asked
-    WHERE NOT EXISTS (SELECT FROM usage WHERE usage.count + $2::bigint > CASE usage.place {limits} END)
+    SELECT DISTINCT asked, date_bin({width}, headgate_time.at, 'epoch'), $2::bigint
+    FROM headgate_time, unnest(ARRAY[{keys}]::{type}[]) AS asked
+    WHERE NOT EXISTS (SELECT FROM headgate_usage AS counted WHERE counted.count + $2::bigint > CASE counted.place {limits} END)
     ON CONFLICT ({key}, {bucket}) DO UPDATE SET {count} = old.{count} + excluded.{count}
 )
-SELECT * FROM usage ORDER BY place
+SELECT * FROM headgate_usage ORDER BY place
 
 -- name: buckets_record
 -- Count $2 units for every key, even beyond the limits.
 WITH {time}
 INSERT INTO {table} AS old ({key}, {bucket}, {count})
-SELECT DISTINCT asked, date_bin({width}, time.at, 'epoch'), $2::bigint
-FROM time, unnest($3::{type}[]) AS asked
+SELECT DISTINCT asked, date_bin({width}, headgate_time.at, 'epoch'), $2::bigint
+FROM headgate_time, unnest($3::{type}[]) AS asked
 ON CONFLICT ({key}, {bucket}) DO UPDATE SET {count} = old.{count} + excluded.{count}
 
 -- name: buckets_lock
@@ -100,20 +101,20 @@ SELECT
 
 -- name: buckets_cleanup
 -- Remove up to $2 buckets that began before $1 seconds ago, the oldest first, if nobody else is doing so.
-WITH turn AS MATERIALIZED (
+WITH headgate_turn AS MATERIALIZED (
     SELECT
-        pg_try_advisory_xact_lock(hashtextextended('cleanup', '{table_text}'::regclass::oid::bigint)) AS mine,
+        pg_try_advisory_xact_lock(hashtextextended('cleanup', -('{table_text}'::regclass::oid::bigint))) AS mine,
         coalesce($3::timestamptz, clock_timestamp()) - make_interval(secs => $1::double precision) AS cutoff
 ),
-expired AS MATERIALIZED (
+headgate_expired AS MATERIALIZED (
     SELECT old.ctid AS place
     FROM {table} AS old
-    WHERE (SELECT mine FROM turn) AND old.{bucket} < (SELECT cutoff FROM turn)
+    WHERE (SELECT mine FROM headgate_turn) AND old.{bucket} < (SELECT cutoff FROM headgate_turn)
     ORDER BY old.{bucket}
     LIMIT $2::bigint
     FOR UPDATE OF old SKIP LOCKED
 ),
-deleted AS (
-    DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT place FROM expired)) RETURNING 1
+headgate_deleted AS (
+    DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT place FROM headgate_expired)) RETURNING 1
 )
-SELECT mine, cutoff, (SELECT count(*) FROM deleted) FROM turn
+SELECT mine, cutoff, (SELECT count(*) FROM headgate_deleted) FROM headgate_turn

@@ -10,7 +10,7 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.testing import FakeClock
-from tests.unit.processes import Interrupted, Interruptions
+from tests.unit.processes import Interrupted, Interruptions, untraced
 
 
 @pytest.fixture
@@ -59,10 +59,8 @@ def interruptions() -> Iterator[Interruptions]:
     # A tracer, such as that of coverage, opens gaps for signals where the interpreter alone has none.
     tracer = sys.gettrace()
     sys.settrace(None)
-    # Whatever measures coverage has locks of its own, and is not made to be interrupted.
-    tracing, handling = sys.gettrace(), signal.signal(signal.SIGALRM, interrupt)
-    sys.settrace(None)
-    yield interrupted
-    sys.settrace(tracing)
-    signal.signal(signal.SIGALRM, handling)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    with untraced():
+        yield interrupted
+    signal.signal(signal.SIGALRM, before)
     sys.settrace(tracer)

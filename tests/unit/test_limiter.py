@@ -25,7 +25,9 @@ from headgate.decision import UNLIMITED
 from headgate.quota import MAX_UNITS
 from headgate.testing import FakeClock
 from tests.unit.flavours import close, done, entered
-from tests.unit.processes import in_child
+from tests.unit.processes import forking, in_child
+
+pytestmark = forking
 
 Flavour = type[Limiter] | type[AsyncLimiter]
 

@@ -24,7 +24,9 @@ from headgate import (
 )
 from headgate.stores.memory import OVERFLOW
 from headgate.testing import FakeClock
-from tests.unit.processes import Interruptions, in_child
+from tests.unit.processes import Interruptions, forking, in_child
+
+pytestmark = forking
 
 KINDS = (fixed_window, sliding_window, sliding_log, token_bucket)
 every_kind = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
@@ -87,6 +89,17 @@ def test_the_quick_way_answers_like_the_general_one(rule: Rule, clock: FakeClock
         assert answer == general.hit(key, cost, tier=tier, now=clock.now)
         refused += not answer
     assert 300 < refused < 2_700, "the script must try both"
+
+
+@every_kind
+@pytest.mark.parametrize("key", [["ada"], None, 5, {"user": "ada"}])
+def test_the_quick_way_leaves_it_to_the_general_one_what_is_wrong_with_a_key(make: Make, key: Any) -> None:
+    store = MemoryStore()
+    limiter = Limiter(make("5/minute"), name="x", store=store)
+    with pytest.raises(ConfigError, match=r"a key is|the key is"):
+        limiter.hit(key)
+    assert len(store) == 0
+    assert limiter.hit("ada")
 
 
 @pytest.mark.parametrize("rule", QUICK.values(), ids=QUICK)

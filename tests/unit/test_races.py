@@ -27,7 +27,9 @@ from headgate import (
     token_bucket,
 )
 from headgate.testing import FakeClock
-from tests.unit.processes import came_out_right, fork
+from tests.unit.processes import came_out_right, fork, forking
+
+pytestmark = forking
 
 LIMIT = 100
 THREADS = 8

@@ -28,8 +28,10 @@ from headgate import (
     token_bucket,
 )
 from headgate.testing import FakeClock
-from tests.unit.processes import Interruptions, came_out_right, fork, in_child
+from tests.unit.processes import Interruptions, came_out_right, fork, forking, in_child
 from tests.unit.worlds import rows
+
+pytestmark = forking
 
 
 @pytest.fixture
@@ -180,6 +182,15 @@ def test_rows_that_have_become_fresh_are_removed_as_it_goes(path: Path, clock: F
             limiter.hit(f"{number}")
             clock.advance(0.01)
         assert len(counted(path)) < 500, "about 100 are alive at any time"
+
+
+def test_what_a_limit_of_nothing_records_leaves_no_row(path: Path, clock: FakeClock) -> None:
+    """No bucket, so nothing that could ever drain away."""
+    with SQLiteStore(path, clock=clock) as store:
+        limiter = Limiter(token_bucket("0/minute"), name="x", store=store)
+        limiter.record("ada", 5)
+        assert not limiter.hit("ada")
+        assert counted(path) == {}
 
 
 def test_a_live_row_stays_among_dead_ones(path: Path, clock: FakeClock) -> None:

@@ -23,10 +23,13 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
+from headgate._concurrency import AsyncEvent
 from headgate.clock import SteadyClock, WallClock
 from headgate.testing import FakeClock
 from tests.unit.flavours import done
-from tests.unit.processes import in_child
+from tests.unit.processes import forking, in_child
+
+pytestmark = forking
 
 Flavour = type[Limiter] | type[AsyncLimiter]
 PATIENCE = 10  # seconds after which a test that hangs is called a failure
@@ -426,6 +429,13 @@ def test_a_loop_that_ended_with_waiters_leaves_no_queue_behind() -> None:
     assert queued(limiter) == 0
     clock.advance(61)
     assert asyncio.run(limiter.wait("ada", timeout=0))
+
+
+def test_a_turn_passed_on_to_a_loop_that_is_closed_is_no_error() -> None:
+    async def take_a_ticket() -> AsyncEvent:
+        return AsyncEvent()
+
+    asyncio.run(take_a_ticket()).set()
 
 
 def test_a_child_does_not_queue_behind_the_parents_threads() -> None:

@@ -200,6 +200,9 @@ class TokenBucketPacking:
         if (0, n, d, burst) != self._shape:
             return None  # the limit was changed while states of the old one are about
         capacity = burst * d
+        even = (
+            n == 1 and tick == 1
+        )  # as of most quotas: then a part drains per microsecond, and nothing is divided
         values = cast(dict[Any, Any], table.values)
         get, begin = values.get, table.begin
         monotonic_ns, epoch_ns = _ticker(clock)
@@ -235,12 +238,15 @@ class TokenBucketPacking:
                         after = level + units * d
                         if after <= capacity:
                             values[key] = time << _BITS | after
-                            reset_after = (time - after // -n) * tick - at
+                            reset_after = after if even else (time - after // -n) * tick - at
                             left = (capacity - after) // d
                             return Decision((True, burst, left, None, reset_after, names, 0, None, False))
                         left = 0 if units == 1 or level > capacity else (capacity - level) // d
-                        retry_after = (time - (after - capacity) // -n) * tick - at
-                        reset_after = (time - level // -n) * tick - at
+                        if even:
+                            retry_after, reset_after = after - capacity, level
+                        else:
+                            retry_after = (time - (after - capacity) // -n) * tick - at
+                            reset_after = (time - level // -n) * tick - at
                         return Decision((False, burst, left, retry_after, reset_after, names, 0, None, False))
             return general(key, cost, tier, now_us if now is None else instant(now))
 

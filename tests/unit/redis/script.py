@@ -45,14 +45,15 @@ class FakeServer:
         if operation == Operation.RECORD:
             return self._record(request, algorithms, cost, now, birth)
         after, verdicts = decide_all(algorithms, states, now, cost, birth)
-        reply = [part for a, v in zip(algorithms, verdicts, strict=True) for part in _packed(a, v)]
+        reply = b"".join(pack_verdict(a, v) for a, v in zip(algorithms, verdicts, strict=True))
         if operation == Operation.PEEK or not cost or not all(verdict.allowed for verdict in verdicts):
             return reply
         self._save(request, after)
         if operation == Operation.HOLD:
             for algorithm, state in zip(algorithms, after, strict=True):
                 assert state is not None
-                reply += algorithm.receipt(state, cost)[: 4 if isinstance(algorithm, TokenBucket) else 2]
+                own = algorithm.receipt(state, cost)[: 4 if isinstance(algorithm, TokenBucket) else 2]
+                reply += struct.pack(f"<{len(own)}q", *own)
         return reply
 
     def _record(
@@ -99,10 +100,11 @@ def _algorithms(body: bytes, size: int) -> Iterator[Algorithm]:
             yield TokenBucket(str(i), a, b, c, d)
 
 
-def _packed(algorithm: Algorithm, verdict: Verdict) -> list[int | None]:
+def pack_verdict(algorithm: Algorithm, verdict: Verdict) -> bytes:
     """Return a verdict as the script replies it; times of a bucket are counted in ticks from a little before now."""
     tick = algorithm.tick if isinstance(algorithm, TokenBucket) else 1
     times = (verdict.retry_after_us, verdict.reset_after_us)
     lag = next((time % tick for time in times if time), 0) - (tick if tick > 1 else 0)
-    packed = [time and (time - lag) // tick for time in times]
-    return [int(verdict.allowed), verdict.remaining, *packed, lag]
+    flags = verdict.allowed + 2 * (times[0] is not None) + 4 * (times[1] is not None)
+    packed = [(time - lag) // tick if time else 0 for time in times]
+    return struct.pack("<Bqqqq", flags, verdict.remaining, *packed, lag)

@@ -117,11 +117,17 @@ def test_several_requests_travel_in_one_command() -> None:
     assert ASKING == [command(b"ASKING")] == [b"*1\r\n$6\r\nASKING\r\n"]
 
 
+def packed(allowed: int, remaining: int, retry_after: int | None, reset_after: int | None, lag: int) -> bytes:
+    """Return a verdict as the script replies it."""
+    flags = allowed + 2 * (retry_after is not None) + 4 * (reset_after is not None)
+    return struct.pack("<Bqqqq", flags, remaining, retry_after or 0, reset_after or 0, lag)
+
+
 # --- Replies ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_rule_admits() -> None:
-    decision = plan_of(fixed_window("5/minute")).decision([1, 4, None, 60_000_000, 0])
+    decision = plan_of(fixed_window("5/minute")).decision(packed(1, 4, None, 60_000_000, 0))
     assert decision.allowed
     assert (decision.limit, decision.remaining) == (5, 4)
     assert (decision.retry_after, decision.reset_after) == (None, 60.0)
@@ -130,7 +136,7 @@ def test_one_rule_admits() -> None:
 
 
 def test_one_rule_refuses() -> None:
-    decision = plan_of(fixed_window("5/minute")).decision([0, 0, 1, 2, 0])
+    decision = plan_of(fixed_window("5/minute")).decision(packed(0, 0, 1, 2, 0))
     assert not decision
     assert (decision.retry_after_us, decision.reset_after_us) == (1, 2)
     assert decision.denied_by == "fixed_window/1m"
@@ -138,27 +144,29 @@ def test_one_rule_refuses() -> None:
 
 def test_a_bucket_replies_in_ticks() -> None:
     plan = plan_of(token_bucket("1/day"))
-    decision = plan.decision([0, 0, 86_400_000, 86_400_000, -999])
+    decision = plan.decision(packed(0, 0, 86_400_000, 86_400_000, -999))
     assert decision.retry_after_us == 86_400_000_000 - 999
     assert decision.reset_after_us == 86_400_000_000 - 999
 
 
 def test_times_beyond_the_exact_range_of_doubles_are_exact() -> None:
-    decision = plan_of(token_bucket("1/day", burst=10_000_000)).decision([0, 0, 2**53 - 1, 2**53 - 1, -1])
+    decision = plan_of(token_bucket("1/day", burst=10_000_000)).decision(
+        packed(0, 0, 2**53 - 1, 2**53 - 1, -1)
+    )
     assert decision.retry_after_us == (2**53 - 1) * 1000 - 1
 
 
 def test_a_fresh_bucket_is_reset_now_whatever_the_lag() -> None:
-    assert plan_of(token_bucket("1/day")).decision([1, 1, None, 0, -999]).reset_after_us == 0
+    assert plan_of(token_bucket("1/day")).decision(packed(1, 1, None, 0, -999)).reset_after_us == 0
 
 
 def test_a_rule_that_admits_nothing_has_no_times() -> None:
-    decision = plan_of(token_bucket("0/day")).decision([0, 0, None, None, 0])
+    decision = plan_of(token_bucket("0/day")).decision(packed(0, 0, None, None, 0))
     assert (decision.retry_after_us, decision.reset_after_us, decision.limit) == (None, None, 0)
 
 
 def test_several_rules_reply_one_after_the_other() -> None:
-    reply = [1, 4, None, 10, 0, 0, 0, 20, 30, 0, 1, 7, None, 0, -5]
+    reply = packed(1, 4, None, 10, 0) + packed(0, 0, 20, 30, 0) + packed(1, 7, None, 0, -5)
     plan = plan_of(*RULES)
     assert plan.verdicts(reply) == [
         Verdict(True, 5, 4, None, 10),
@@ -169,12 +177,12 @@ def test_several_rules_reply_one_after_the_other() -> None:
     assert plan.decision(reply).verdicts == tuple(plan.verdicts(reply))
 
 
-def test_a_refused_hold_has_no_receipts() -> None:
-    assert plan_of(RULES[0]).receipts(ALICE, [0, 0, 1, 2, 0], 3) is None
+def test_a_hold_that_takes_nothing_has_no_receipts() -> None:
+    assert plan_of(RULES[0]).receipts(ALICE, packed(0, 0, 1, 2, 0), 3) is None
 
 
 def test_an_admitted_hold_has_receipts_as_the_pure_functions_write_them() -> None:
-    reply = [1, 2, None, 10, 0] * 3 + [11, 12] + [21, 22] + [31, 32, 33, 34]
+    reply = packed(1, 2, None, 10, 0) * 3 + struct.pack("<8q", 11, 12, 21, 22, 31, 32, 33, 34)
     receipts = plan_of(*RULES).receipts((b"a", b"b", b"c"), reply, 3)
     assert receipts == (
         (b"a", (11, 12, 3)),
@@ -197,7 +205,7 @@ def test_what_could_not_be_recorded_is_said_in_units() -> None:
 def test_parts_of_a_plan_keep_the_names_and_the_order() -> None:
     part = plan_of(*RULES).part([2, 0])
     assert part.names == ("token_bucket/1d", "fixed_window/1m")
-    assert part.verdicts([1, 7, None, 1, -1, 1, 5, None, 1, 0])[0].reset_after_us == 999
+    assert part.verdicts(packed(1, 7, None, 1, -1) + packed(1, 5, None, 1, 0))[0].reset_after_us == 999
 
 
 # --- Keys ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
-from struct import Struct
+from struct import Struct, unpack
 from typing import Any, Literal, NamedTuple
 
 from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, TokenBucket, check_cost
@@ -22,7 +22,7 @@ from headgate.stores.base import Receipts, Tiers, births, check_whole
 from headgate.stores.redis.script import SHA, SOURCE
 
 Reply = Any
-"""What the script answers to one request: a number, or a list of numbers and `None`."""
+"""What the script answers to one request: packed verdicts, a number, or two."""
 
 Tag = Literal["limiter", "key"]
 """What the states that lie in one slot of a cluster have in common."""
@@ -30,7 +30,8 @@ Tag = Literal["limiter", "key"]
 _HEAD = Struct("<BHddd")
 _SHAPE = Struct("<Bdddd")
 _SERVER_CLOCK = -1
-_PER_VERDICT = 5
+_VERDICT = Struct("<Bqqqq")
+_ALLOWED, _RETRY_IS_KNOWN, _RESET_IS_KNOWN = 1, 2, 4
 
 
 class Operation(IntEnum):
@@ -90,20 +91,22 @@ class Keys:
         self._pick = key_picker(rules)
         self._prefixes = tuple(storage_prefix(namespace, limiter, rule) for rule in rules)
         self._tag_key = blake2b(f"{len(namespace)}:{namespace}{limiter}".encode(), digest_size=32).digest()
-        self.of: Callable[[Key | None], tuple[bytes, ...]] = self._plain
+        self.of: Callable[[Key | None], tuple[bytes, ...]] = self._picked
         if tag == "limiter":
             brace = b"{%b}" % self._tag_key[:8].hex().encode()
             self._prefixes = tuple(brace + prefix for prefix in self._prefixes)
-        elif tag == "key":
+        if tag == "key":
             self.of = self._tagged
-        elif len(rules) == 1 and rules[0].scope is None:
-            self.of = self._single
+        elif all(rule.scope is None for rule in rules):
+            self.of = self._plain
 
-    def _plain(self, key: Key | None) -> tuple[bytes, ...]:
+    def _picked(self, key: Key | None) -> tuple[bytes, ...]:
         return tuple(map(storage_key, self._prefixes, self._pick(key)))
 
-    def _single(self, key: Key | None) -> tuple[bytes, ...]:
-        return (storage_key(self._prefixes[0], check_plain(key)),)
+    def _plain(self, key: Key | None) -> tuple[bytes, ...]:
+        """As `_picked` where all rules count by the plain key, and quicker."""
+        end = storage_key(b"", check_plain(key))
+        return tuple([prefix + end for prefix in self._prefixes])
 
     def _tagged(self, key: Key | None) -> tuple[bytes, ...]:
         picked = self._pick(key)
@@ -186,16 +189,16 @@ class Plan:
         """Return the decision in a reply."""
         if self._size > 1:
             return Decision.make(self.names, self.verdicts(reply))
-        allowed, remaining, retry_after, reset_after, lag = reply[:_PER_VERDICT]
+        flags, remaining, retry_after, reset_after, lag = _VERDICT.unpack_from(reply)
         limit, tick = self._scales[0]
         return tuple.__new__(
             Decision,
             (
-                allowed == 1,
+                flags & _ALLOWED > 0,
                 limit,
                 remaining,
-                None if retry_after is None else retry_after * tick + lag,
-                reset_after * tick + lag if reset_after else reset_after,
+                retry_after * tick + lag if flags & _RETRY_IS_KNOWN else None,
+                (reset_after * tick + lag if reset_after else 0) if flags & _RESET_IS_KNOWN else None,
                 self.names,
                 0,
                 None,
@@ -208,17 +211,17 @@ class Plan:
         verdicts = []
         place = 0
         for limit, tick in self._scales:
-            allowed, remaining, retry_after, reset_after, lag = reply[place : place + _PER_VERDICT]
-            place += _PER_VERDICT
+            flags, remaining, retry_after, reset_after, lag = _VERDICT.unpack_from(reply, place)
+            place += _VERDICT.size
             # The constructor of a named tuple would take as long as all the rest.
             verdict: Verdict = tuple.__new__(
                 Verdict,
                 (
-                    allowed == 1,
+                    flags & _ALLOWED > 0,
                     limit,
                     remaining,
-                    None if retry_after is None else retry_after * tick + lag,
-                    reset_after * tick + lag if reset_after else reset_after,
+                    retry_after * tick + lag if flags & _RETRY_IS_KNOWN else None,
+                    (reset_after * tick + lag if reset_after else 0) if flags & _RESET_IS_KNOWN else None,
                 ),
             )
             verdicts.append(verdict)
@@ -226,18 +229,18 @@ class Plan:
 
     def receipts(self, keys: tuple[bytes, ...], reply: Reply, cost: int) -> Receipts | None:
         """Return the receipts of a hold, or `None` if nothing was charged."""
-        place = self._size * _PER_VERDICT
-        if len(reply) == place:
+        rest = reply[self._size * _VERDICT.size :]
+        if not rest:
             return None
+        numbers = unpack(f"<{len(rest) // 8}q", rest)
         receipts: list[tuple[object, Receipt]] = []
         for key, algorithm in zip(keys, self.algorithms, strict=True):
             if isinstance(algorithm, TokenBucket):
-                shape = (algorithm.n, algorithm.d, algorithm.burst)
-                receipts.append((key, (*reply[place : place + 4], *shape, cost)))
-                place += 4
+                own, numbers = numbers[:4], numbers[4:]
+                receipts.append((key, (*own, algorithm.n, algorithm.d, algorithm.burst, cost)))
             else:
-                receipts.append((key, (*reply[place : place + 2], cost)))
-                place += 2
+                own, numbers = numbers[:2], numbers[2:]
+                receipts.append((key, (*own, cost)))
         return tuple(receipts)
 
     def check_recorded(self, reply: Reply, cost: int) -> None:

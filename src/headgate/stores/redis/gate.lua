@@ -9,9 +9,11 @@
 --          and, to refund, per rule as many doubles as its receipt has.
 --          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset.
 -- Reply    one entry per request:
---            hit, peek, hold   per rule: allowed (1 or 0), remaining, retry_after, reset_after, lag. The last three mean
---                              retry_after * tick + lag microseconds, and so on (windows: a tick of 1, no lag); nil: None.
---                              An admitted hold goes on with the receipt of each rule, without what the caller knows.
+--            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
+--                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
+--                              retry_after * tick + lag microseconds, and so on (windows: a tick of 1, no lag). An
+--                              admitted hold goes on with each rule's receipt, an "i8" per number, without what the
+--                              caller knows. (Text, because the server takes longer to reply a table than to decide.)
 --            record            0, or the number of the rule whose count would leave the exact range, and its count
 --            refund, reset     0
 --            an error          if this request failed; the others have not noticed
@@ -27,11 +29,8 @@
 --   token bucket     birth, level, time, refunded, n, d, burst
 
 local MAX_UNITS = 9007199254740991
-local GRACE = 3600000000 -- how much longer a state lives that was written at a time of the caller's own
-local LONGEST = 8000000000000000 -- no state is kept for more than 253 years: the server's own limit is not far
-
-local HIT, PEEK, HOLD, RECORD, REFUND, RESET = 1, 2, 3, 4, 5, 6
-local FIXED, SLIDING, BUCKET = 1, 2, 3
+local PEEK, HOLD, RECORD, REFUND, RESET = 2, 3, 4, 5, 6
+local FIXED, BUCKET = 1, 3
 
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
@@ -125,17 +124,6 @@ local function decide_sliding(state, now, cost, birth, beyond, limit, width, lif
   return 1, remaining, false, index * width - now + lifetime, 0, after, birth, index
 end
 
--- Returns level * to / from, rounded up, or more than MAX_UNITS. The product may have 88 bits, so it is divided in parts:
--- `from` and `to` stay below 2^35, so that 17 bits of `to` at a time keep every step below 2^53.
-local function convert(level, from, to)
-  local rest = fmod(level, from)
-  local low = fmod(to, 131072)
-  local high = (to - low) / 131072
-  local carried = fmod(rest * high, from)
-  local parts = (rest * high - carried) / from * 131072
-  return (level - rest) / from * to + parts + ceil((carried * 131072 + rest * low) / from)
-end
-
 local function decide_bucket(state, now, cost, birth, beyond, burst, n, d, tick)
   if n == 0 then
     return (cost == 0 or beyond) and 1 or 0, 0, false, false, 0
@@ -151,7 +139,13 @@ local function decide_bucket(state, now, cost, birth, beyond, burst, n, d, tick)
     if old_level > old_n * (time - old_time) then
       fresh_after = ceil(old_level / old_n) - (time - old_time)
       if old_n ~= n or old_d ~= d or old_burst ~= burst then
-        old_level = min(convert(old_level, old_d, d), burst * d)
+        -- old_level * d / old_d, rounded up. The product may have 88 bits, so it is divided in parts: d and old_d stay
+        -- below 2^35, so that 17 bits of d at a time keep every step below 2^53, or above every capacity.
+        local rest, low = fmod(old_level, old_d), fmod(d, 131072)
+        local product = rest * (d - low) / 131072
+        local carried = fmod(product, old_d)
+        local parts = (product - carried) / old_d * 131072 + ceil((carried * 131072 + rest * low) / old_d)
+        old_level = min((old_level - rest) / old_d * d + parts, burst * d)
         old_birth, old_refunded = birth, 0
       end
       old_level = old_level - n * (time - old_time)
@@ -181,187 +175,191 @@ end
 
 local DECIDE = { decide_fixed, decide_sliding, decide_bucket }
 
--- Every refund returns the state after (nil: the very same, "": a fresh one) and how long it will be counted in
--- microseconds.
-
-local function refund_fixed(state, now, cost, period, birth, index, held)
-  if #state ~= 24 then
-    error("not a fixed window")
-  end
-  local state_birth, state_index, count = unpack("<ddd", state)
-  if state_birth ~= birth or state_index ~= index then
-    return nil
-  end
-  count = count - min(cost, held)
-  if count <= 0 then
-    return ""
-  end
-  return pack("<ddd", birth, index, count), index * period - now + period
-end
-
-local function refund_sliding(state, now, cost, width, lifetime, birth, index, held)
-  local last = #state - 15
-  if last < 17 or fmod(last - 1, 16) ~= 0 then
-    error("not a sliding window")
-  end
-  local state_birth, count = unpack("<dd", state)
-  if state_birth ~= birth then
-    return nil
-  end
-  local low, high = 0, (last - 17) / 16 -- the bucket is between these two, if it is still there
-  while low < high do
-    local middle = floor((low + high) / 2)
-    if unpack("<d", state, 17 + 16 * middle) < index then
-      low = middle + 1
-    else
-      high = middle
-    end
-  end
-  local place = 17 + 16 * low
-  local found, units = unpack("<dd", state, place)
-  if found ~= index then
-    return nil
-  end
-  local back = min(units, cost, held)
-  if back == count then
-    return ""
-  end
-  local kept = back < units and pack("<dd", index, units - back) or ""
-  local after = pack("<dd", birth, count - back) .. sub(state, 17, place - 1) .. kept .. sub(state, place + 16)
-  return after, unpack("<d", after, #after - 15) * width - now + lifetime
-end
-
-local function refund_bucket(state, now, cost, tick, birth, level_before, at, refunded_before, n, d, burst, held)
-  if #state ~= 56 then
-    error("not a token bucket")
-  end
-  local state_birth, level, time, refunded, state_n, state_d, state_burst = unpack("<ddddddd", state)
-  if state_birth ~= birth or state_n ~= n or state_d ~= d or state_burst ~= burst then
-    return nil
-  end
-  local later = max(floor(now / tick), time)
-  level = max(0, level - n * (later - time))
-  cost = min(cost, held)
-  level_before = level_before + (held - cost) * d
-  local gone = max(0, n * (later - at) - level_before + (refunded - refunded_before))
-  local back = min(level, max(0, cost * d - gone))
-  if level == back then
-    return ""
-  end
-  level = level - back
-  refunded = refunded + back
-  if refunded > MAX_UNITS then
-    birth, refunded = fmod(birth + 1, MAX_UNITS), 0
-  end
-  local after = pack("<ddddddd", birth, level, later, refunded, n, d, burst)
-  return after, (later * tick - now) + ceil(level / n) * tick
-end
-
 local function save(key, state, counted_for, explicit)
-  local expires = clock + max(0, counted_for) + (explicit and GRACE or 0)
-  -- A millisecond on top, because a state may outlive its last unit but never the other way round.
-  call("SET", key, state, "PXAT", ceil(min(expires, LONGEST) / 1000) + 1)
+  local expires = clock + max(0, counted_for)
+  if explicit then
+    expires = expires + 3600000000 -- an hour: the time of the caller's own may go slower than ours
+  end
+  -- No state is kept for more than 253 years, because the server's own limit is not far. A millisecond on top, because a
+  -- state may outlive its last unit but never the other way round.
+  call("SET", key, state, "PXAT", ceil(min(expires, 8000000000000000) / 1000) + 1)
+end
+
+local function packed(allowed, remaining, retry_after, reset_after, lag)
+  local flags = allowed + (retry_after and 2 or 0) + (reset_after and 4 or 0)
+  return pack("<Bi8i8i8i8", flags, remaining, retry_after or 0, reset_after or 0, lag)
+end
+
+local function packed_receipt(kind, r1, r2, r3, r4)
+  return kind == BUCKET and pack("<i8i8i8i8", r1, r2, r3, r4) or pack("<i8i8", r1, r2)
 end
 
 local function decide_one(operation, request, key, now, cost, birth, explicit)
   local kind, a, b, c, d = unpack("<Bdddd", request, 28)
   local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4 =
     DECIDE[kind](call("GET", key), now, cost, birth, operation == RECORD, a, b, c, d)
+  if operation == RECORD and allowed == 0 then
+    return { 1, remaining }
+  end
   if after and operation ~= PEEK then
     save(key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
     if operation == HOLD then
-      return { allowed, remaining, retry_after, reset_after, lag, r1, r2, r3, r4 }
+      return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4)
     end
   end
-  if operation == RECORD then
-    return allowed == 1 and 0 or { 1, remaining }
-  end
-  return { allowed, remaining, retry_after, reset_after, lag }
+  return operation == RECORD and 0 or packed(allowed, remaining, retry_after, reset_after, lag)
 end
 
 local function decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
-  local reply, states, after, counted_for = {}, {}, {}, {}
-  local receipts = operation == HOLD and {}
-  local all_allowed, beyond = true, operation == RECORD
+  local reply, after, counted_for = {}, {}, {}
+  local refused, beyond = false, operation == RECORD
   for i = 1, rules do
     local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
-    states[i] = call("GET", KEYS[first_key + i])
     local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4 =
-      DECIDE[kind](states[i], now, cost, birth, beyond, a, b, c, d)
+      DECIDE[kind](call("GET", KEYS[first_key + i]), now, cost, birth, beyond, a, b, c, d)
     if beyond and allowed == 0 then
       return { i, remaining }
     end
-    local n = 5 * i
-    reply[n - 4], reply[n - 3], reply[n - 2], reply[n - 1], reply[n] = allowed, remaining, retry_after, reset_after, lag
+    refused = refused or allowed == 0
+    reply[i] = packed(allowed, remaining, retry_after, reset_after, lag)
     after[i] = changed
     counted_for[i] = kind == BUCKET and reset_after and reset_after * d + lag or reset_after
-    all_allowed = all_allowed and allowed == 1
-    if receipts then
-      receipts[i] = { r1, r2, r3, r4 }
+    if changed and operation == HOLD then
+      reply[rules + i] = packed_receipt(kind, r1, r2, r3, r4)
     end
   end
-  if not all_allowed then
+  if refused then
     -- A rule that would have admitted shows what it has left without this call.
     for i = 1, rules do
-      local n = 5 * i
-      if reply[n - 4] == 1 then
+      if unpack("<B", reply[i]) % 2 == 1 then
         local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
-        local _
-        _, reply[n - 3], _, reply[n - 1], reply[n] = DECIDE[kind](states[i], now, 0, birth, false, a, b, c, d)
+        reply[i] = packed(DECIDE[kind](call("GET", KEYS[first_key + i]), now, 0, birth, false, a, b, c, d))
       end
     end
-    return reply
+    return table.concat(reply, "", 1, rules)
   end
-  if operation == PEEK or cost == 0 then
-    return reply
-  end
-  for i = 1, rules do
-    if after[i] then
-      save(KEYS[first_key + i], after[i], counted_for[i], explicit)
-    end
-    if receipts then
-      for _, part in ipairs(receipts[i]) do
-        reply[#reply + 1] = part
+  if operation ~= PEEK then
+    for i = 1, rules do
+      if after[i] then
+        save(KEYS[first_key + i], after[i], counted_for[i], explicit)
       end
     end
   end
-  return beyond and 0 or reply
+  return beyond and 0 or table.concat(reply)
 end
 
-local function refund_all(request, first_key, rules, now, cost, explicit)
-  local place = 28
-  local receipt = place + 33 * rules
-  for i = 1, rules do
-    local key = KEYS[first_key + i]
-    local state = call("GET", key)
-    local kind, a, b, c, d = unpack("<Bdddd", request, place)
-    local after, counted_for
-    if kind == BUCKET then
-      local birth, level_before, at, refunded, n, per_unit, burst, held = unpack("<dddddddd", request, receipt)
-      if state then
-        after, counted_for =
-          refund_bucket(state, now, cost, d, birth, level_before, at, refunded, n, per_unit, burst, held)
-      end
-      receipt = receipt + 64
-    else
-      local birth, index, held = unpack("<ddd", request, receipt)
-      if state and kind == FIXED then
-        after, counted_for = refund_fixed(state, now, cost, b, birth, index, held)
-      elseif state then
-        after, counted_for = refund_sliding(state, now, cost, b, c, birth, index, held)
-      end
-      receipt = receipt + 24
+-- Returns what refunds. It is put together only when it is needed: to make these functions takes as long as a decision.
+-- Each returns the state after (nil: the very same, "": a fresh one) and how long it will be counted in microseconds.
+local function refunding()
+  local function refund_fixed(state, now, cost, period, birth, index, held)
+    if #state ~= 24 then
+      error("not a fixed window")
     end
-    if after == "" then
-      call("DEL", key)
-    elseif after then
-      save(key, after, counted_for, explicit)
+    local state_birth, state_index, count = unpack("<ddd", state)
+    if state_birth ~= birth or state_index ~= index then
+      return nil
     end
-    place = place + 33
+    count = count - min(cost, held)
+    if count <= 0 then
+      return ""
+    end
+    return pack("<ddd", birth, index, count), index * period - now + period
   end
-  return 0
+
+  local function refund_sliding(state, now, cost, width, lifetime, birth, index, held)
+    local last = #state - 15
+    if last < 17 or fmod(last - 1, 16) ~= 0 then
+      error("not a sliding window")
+    end
+    local state_birth, count = unpack("<dd", state)
+    if state_birth ~= birth then
+      return nil
+    end
+    local low, high = 0, (last - 17) / 16 -- the bucket is between these two, if it is still there
+    while low < high do
+      local middle = floor((low + high) / 2)
+      if unpack("<d", state, 17 + 16 * middle) < index then
+        low = middle + 1
+      else
+        high = middle
+      end
+    end
+    local place = 17 + 16 * low
+    local found, units = unpack("<dd", state, place)
+    if found ~= index then
+      return nil
+    end
+    local back = min(units, cost, held)
+    if back == count then
+      return ""
+    end
+    local kept = back < units and pack("<dd", index, units - back) or ""
+    local after = pack("<dd", birth, count - back) .. sub(state, 17, place - 1) .. kept .. sub(state, place + 16)
+    return after, unpack("<d", after, #after - 15) * width - now + lifetime
+  end
+
+  local function refund_bucket(state, now, cost, tick, birth, level_before, at, refunded_before, n, d, burst, held)
+    if #state ~= 56 then
+      error("not a token bucket")
+    end
+    local state_birth, level, time, refunded, state_n, state_d, state_burst = unpack("<ddddddd", state)
+    if state_birth ~= birth or state_n ~= n or state_d ~= d or state_burst ~= burst then
+      return nil
+    end
+    local later = max(floor(now / tick), time)
+    level = max(0, level - n * (later - time))
+    cost = min(cost, held)
+    level_before = level_before + (held - cost) * d
+    local gone = max(0, n * (later - at) - level_before + (refunded - refunded_before))
+    local back = min(level, max(0, cost * d - gone))
+    if level == back then
+      return ""
+    end
+    level = level - back
+    refunded = refunded + back
+    if refunded > MAX_UNITS then
+      birth, refunded = fmod(birth + 1, MAX_UNITS), 0
+    end
+    local after = pack("<ddddddd", birth, level, later, refunded, n, d, burst)
+    return after, (later * tick - now) + ceil(level / n) * tick
+  end
+
+  return function(request, first_key, rules, now, cost, explicit)
+    local place = 28
+    local receipt = place + 33 * rules
+    for i = 1, rules do
+      local key = KEYS[first_key + i]
+      local state = call("GET", key)
+      local kind, a, b, c, d = unpack("<Bdddd", request, place)
+      local after, counted_for
+      if kind == BUCKET then
+        local birth, level_before, at, refunded, n, per_unit, burst, held = unpack("<dddddddd", request, receipt)
+        if state then
+          after, counted_for =
+            refund_bucket(state, now, cost, d, birth, level_before, at, refunded, n, per_unit, burst, held)
+        end
+        receipt = receipt + 64
+      else
+        local birth, index, held = unpack("<ddd", request, receipt)
+        if state and kind == FIXED then
+          after, counted_for = refund_fixed(state, now, cost, b, birth, index, held)
+        elseif state then
+          after, counted_for = refund_sliding(state, now, cost, b, c, birth, index, held)
+        end
+        receipt = receipt + 24
+      end
+      if after == "" then
+        call("DEL", key)
+      elseif after then
+        save(key, after, counted_for, explicit)
+      end
+      place = place + 33
+    end
+    return 0
+  end
 end
 
+local refund_all
 local function run(request, first_key)
   local operation, rules, now, cost, birth = unpack("<BHddd", request)
   local explicit = now >= 0
@@ -374,6 +372,7 @@ local function run(request, first_key)
     end
     return 0
   elseif operation == REFUND then
+    refund_all = refund_all or refunding()
     return refund_all(request, first_key, rules, now, cost, explicit)
   elseif rules == 1 then
     return decide_one(operation, request, KEYS[first_key + 1], now, cost, birth, explicit)

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 
@@ -86,9 +86,10 @@ async def _cleaning(parts: Parts) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        # More than once: a statement that is broken off may end in an error of the database's, which the task outlives.
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=1)
 
 
 def main(host: str | None = None, port: int | None = None) -> int:

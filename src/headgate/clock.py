@@ -73,11 +73,12 @@ class SteadyClock(_RealTime):
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.monotonic_ns = monotonic_ns
-        self.epoch_ns = time.time_ns() - monotonic_ns()
-        """Add this to the monotonic reading for nanoseconds since the epoch."""
+        # Whole milliseconds, so that ticks of a millisecond begin and end on both scales together.
+        self.epoch_us = (time.time_ns() - monotonic_ns()) // 1_000_000 * 1000
+        """Add this to the monotonic reading in microseconds for those since the epoch."""
 
     def now_us(self) -> int:
-        return (self.monotonic_ns() + self.epoch_ns) // 1000
+        return self.monotonic_ns() // 1000 + self.epoch_us
 
 
 class WallClock(_RealTime):

@@ -7,6 +7,8 @@ import pytest
 from headgate import Limiter, MemoryStore, fixed_window, sliding_log, sliding_window, token_bucket
 from headgate.rules import Rule
 from headgate.testing import FakeClock, StoreContract
+from headgate.testing.contract.replay import START_US
+from tests.unit.clocks import steady
 
 RULES = (
     fixed_window("3/minute"),
@@ -33,6 +35,19 @@ class TestMemoryByItsOwnClock(MemoryContract):
 
     def make_store(self) -> MemoryStore:
         return MemoryStore(clock=self.clock)
+
+
+class TestMemoryByASteadyClock(MemoryContract):
+    """The clock of real programs, on which token buckets too have a way of their own; it never goes back."""
+
+    own_time = True
+    test_time_going_back_grants_nothing = None
+    test_units_counted_while_the_clock_is_back_count_as_of_the_latest_time = None
+    test_vectors_are_answered_to_the_microsecond = None  # some of them go back, too
+
+    def make_store(self) -> MemoryStore:
+        self.clock.set_us(START_US)
+        return MemoryStore(clock=steady(self.clock))
 
 
 @pytest.fixture

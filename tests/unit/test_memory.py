@@ -24,6 +24,7 @@ from headgate import (
 )
 from headgate.stores.memory import OVERFLOW
 from headgate.testing import FakeClock
+from tests.unit.clocks import steady
 from tests.unit.processes import Interruptions, forking, in_child
 
 pytestmark = forking
@@ -52,10 +53,12 @@ QUICK = {
 }
 
 
+@pytest.mark.parametrize("may_go_back", [True, False])
 @pytest.mark.parametrize("rule", QUICK.values(), ids=QUICK)
-def test_the_quick_way_answers_like_the_general_one(rule: Rule, clock: FakeClock) -> None:
+def test_the_quick_way_answers_like_the_general_one(rule: Rule, clock: FakeClock, may_go_back: bool) -> None:
     """A time given with the call takes the general way; the store's own clock, which shows the same, the quick one."""
-    quick, general = Limiter(rule, clock=clock), Limiter(rule, clock=clock)
+    quick = Limiter(rule, clock=clock if may_go_back else steady(clock))
+    general = Limiter(rule, clock=clock)
     dice = random.Random(1)
     period_us = rule.quota.period_us
     steps = [
@@ -73,9 +76,9 @@ def test_the_quick_way_answers_like_the_general_one(rule: Rule, clock: FakeClock
     ]
     refused = 0
     for turn in range(3_000):
-        clock.advance_us(dice.choice(steps) + dice.choice([-1, 0, 0, 1]))
+        clock.advance_us(max(-may_go_back, dice.choice(steps) + dice.choice([-1, 0, 0, 1])))
         key, cost = dice.choice(["ada", "bob"]), dice.choice([1, 1, 1, 2, 3, 5])
-        if turn % 29 == 0:
+        if turn % 29 == 0 and may_go_back:
             clock.advance_us(-dice.choice(steps))
         if turn % 31 == 0:
             holds = quick.hold(key, cost), general.hold(key, cost, now=clock.now)
@@ -106,8 +109,8 @@ def test_the_quick_way_leaves_it_to_the_general_one_what_is_wrong_with_a_key(mak
 def test_a_changed_limit_takes_the_quick_way_no_further_than_it_goes(rule: Rule, clock: FakeClock) -> None:
     """Of two limiters that share their states, the second finds what the first one has packed in its own way."""
     both, dice = [], random.Random(2)
-    for _ in range(2):
-        store = MemoryStore(clock=clock)
+    for each_clock in (steady(clock), clock):
+        store = MemoryStore(clock=each_clock)
         raised = dataclasses.replace(rule, quota=dataclasses.replace(rule.quota, limit=rule.quota.limit + 4))
         both.append([Limiter(each, name="x", store=store) for each in (rule, raised)])
     for _ in range(1_000):
@@ -410,6 +413,24 @@ def test_two_threads_that_fork_at_once_leave_no_lock_behind(hasty_threads: None)
     assert all(limiter.hit("ada") for limiter in limiters)
 
 
+# --- The lock --------------------------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_hit_waits_for_whoever_is_inside(make: Make) -> None:
+    store = MemoryStore()
+    limiter = Limiter(make("5/hour"), name="x", store=store)
+    limiter.hit("ada")
+    del store._free[0]  # as another thread does that was interrupted there
+    waiting = threading.Thread(target=limiter.hit, args=("ada",), daemon=True)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    store._free[0] = None
+    waiting.join(60)
+    assert limiter.check("ada", 0).remaining == 3
+
+
 # --- Interruptions ---------------------------------------------------------------------------------------------------
 
 
@@ -421,7 +442,7 @@ def test_an_exception_from_a_signal_handler_leaves_no_lock_behind(
     store = MemoryStore()
     limiter = Limiter(make("1000000/hour"), name="x", store=store)
     for _ in interruptions(lambda: limiter.hit("ada")):
-        assert not store._lock.locked(), "and nobody else is here to let go of it"
+        assert store._free, "and nobody else is here to let go of it"
 
 
 def test_an_interrupted_hit_counts_whole_or_not_at_all(interruptions: Interruptions) -> None:

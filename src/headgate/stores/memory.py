@@ -24,6 +24,7 @@ from headgate.errors import ConfigError
 from headgate.keys import Key, PlainKey, check_plain, key_picker
 from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts, Tiers, births, check_whole
+from headgate.stores.exclusive import Free, exclusive, wait_for
 from headgate.stores.packing import Packed, Packing, QuickHit, packing_for
 
 DEFAULT_MAX_KEYS = 1_000_000
@@ -61,7 +62,7 @@ class MemoryStore:
         self.clock: Clock = SteadyClock() if clock is None else clock
         self.overflowed = 0
         """How many calls were counted under an overflow key so far."""
-        self._lock = threading.Lock()
+        self._free: Free = {0: None}
         self._tables: dict[tuple[str, str], Table] = {}
         self._keys = 0
         with _registry:
@@ -75,12 +76,12 @@ class MemoryStore:
     def bind_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncGate:
         return _as_async(self.bind(limiter, rules))
 
+    @exclusive
     def close(self) -> None:
         """Forget everything."""
-        with self._lock:
-            for table in self._tables.values():
-                table.clear()
-            self._keys = 0
+        for table in self._tables.values():
+            table.clear()
+        self._keys = 0
 
     async def aclose(self) -> None:
         """Forget everything."""
@@ -102,9 +103,9 @@ class MemoryStore:
         """Return how many states are kept, those that have become fresh but were not looked at yet included."""
         return self._keys
 
+    @exclusive
     def _table(self, limiter: str, rule: Rule, packing: Packing) -> Table:
-        with self._lock:
-            return self._tables.setdefault((limiter, rule.identity), Table(self, packing))
+        return self._tables.setdefault((limiter, rule.identity), Table(self, packing))
 
 
 class Table:
@@ -203,14 +204,14 @@ class _MemoryGate:
 
     def __init__(self, store: MemoryStore, limiter: str, rules: tuple[Rule, ...]) -> None:
         self._store = store
-        self._lock = store._lock
+        self._free = store._free
         self._rules = rules
         self._tiers = Tiers(rules)
         self._names = tuple(rule.name for rule in rules)
         self._keys = key_picker(rules)
         self._new_birth = births()
         self._tables = [
-            store._table(limiter, rule, packing_for(algorithm))
+            store._table(limiter, rule, packing_for(algorithm, store.clock))
             for rule, algorithm in zip(rules, self._tiers.algorithms(None), strict=True)
         ]
 
@@ -222,7 +223,7 @@ class _MemoryGate:
         if not algorithm.capacity:
             return None
         table = self._tables[0]
-        return table.packing.quick_hit(algorithm, table, self._lock, self._store.clock, self.hit)
+        return table.packing.quick_hit(algorithm, table, self._free, self._store.clock, self.hit)
 
     def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
         return self._decide(key, cost, tier, now, write=True)[0]
@@ -235,50 +236,50 @@ class _MemoryGate:
     ) -> tuple[Decision, Receipts | None]:
         return self._decide(key, cost, tier, now, write=True, birth=self._new_birth())
 
+    @exclusive
     def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
         check_whole(cost)
         if not cost:
             self._keys(key)  # says what is wrong with it
             return
-        with self._lock:
-            at, keys = self._place(key, now)
-            algorithms = self._tiers.algorithms(tier)
-            states = [
-                algorithm.record(table.load(k), at, cost, 0)
-                for algorithm, table, k in zip(algorithms, self._tables, keys, strict=True)
-            ]
-            self._save(keys, states, now)
+        at, keys = self._place(key, now)
+        algorithms = self._tiers.algorithms(tier)
+        states = [
+            algorithm.record(table.load(k), at, cost, 0)
+            for algorithm, table, k in zip(algorithms, self._tables, keys, strict=True)
+        ]
+        self._save(keys, states, now)
 
+    @exclusive
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        with self._lock:
-            at = self._store.clock.now_us() if now is None else now
-            for algorithm, table, (key, receipt) in zip(
-                self._tiers.algorithms(None), self._tables, receipts, strict=True
-            ):
-                state = table.load(key)  # type: ignore[arg-type]  # a receipt of ours
-                after = algorithm.refund(state, receipt, cost, at)
-                if after is not state:
-                    table.save(key, after, now)  # type: ignore[arg-type]
+        at = self._store.clock.now_us() if now is None else now
+        for algorithm, table, (key, receipt) in zip(
+            self._tiers.algorithms(None), self._tables, receipts, strict=True
+        ):
+            state = table.load(key)  # type: ignore[arg-type]  # a receipt of ours
+            after = algorithm.refund(state, receipt, cost, at)
+            if after is not state:
+                table.save(key, after, now)  # type: ignore[arg-type]
 
+    @exclusive
     def reset(self, key: Key | None) -> None:
-        with self._lock:
-            for table, k in zip(self._tables, self._keys(key), strict=True):
-                table.save(k, None, None)
+        for table, k in zip(self._tables, self._keys(key), strict=True):
+            table.save(k, None, None)
 
+    @exclusive
     def _decide(
         self, key: Key | None, cost: int, tier: str | None, now: int | None, *, write: bool, birth: int = 0
     ) -> tuple[Decision, Receipts | None]:
         algorithms = self._tiers.admitting(tier, cost)
-        with self._lock:
-            at, keys = self._place(key, now)
-            states = [table.load(k) for table, k in zip(self._tables, keys, strict=True)]
-            after, verdicts = decide_all(algorithms, states, at, cost, birth)
-            decision = Decision.make(self._names, verdicts)
-            if not (write and cost and decision.allowed):
-                return decision, None
-            if birth:
-                after = [_with_birth(state, birth) for state in after]
-            self._save(keys, after, now)
+        at, keys = self._place(key, now)
+        states = [table.load(k) for table, k in zip(self._tables, keys, strict=True)]
+        after, verdicts = decide_all(algorithms, states, at, cost, birth)
+        decision = Decision.make(self._names, verdicts)
+        if not (write and cost and decision.allowed):
+            return decision, None
+        if birth:
+            after = [_with_birth(state, birth) for state in after]
+        self._save(keys, after, now)
         if not birth:
             return decision, None
         return decision, tuple(
@@ -353,19 +354,19 @@ def _as_async(gate: Gate) -> AsyncGate:
 # or make a store.
 _live_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 _registry = threading.Lock()
-_forking: list[threading.Lock] = []
+_forking: list[Free] = []
 
 
 def _before_fork() -> None:
     _registry.acquire()
     for store in _live_stores:
-        store._lock.acquire()
-        _forking.append(store._lock)
+        wait_for(store._free)
+        _forking.append(store._free)
 
 
 def _after_fork() -> None:
     while _forking:
-        _forking.pop().release()
+        _forking.pop()[0] = None
     _registry.release()
 
 

@@ -2,22 +2,21 @@
 
 A state that nobody holds units of (its birth is 0), in the shape that its table began with, is packed into one object:
 
-    fixed window     one int: index << 53 | units
-    token bucket     one int: time << 53 | level
+    fixed window     one int: windows since the table began << 31 | units
+    token bucket     one int: what will have drained when it is empty << 48 | time, both since the machine's start
     sliding window   one bytes of 64-bit integers: expiry of the oldest bucket, newest index, total,
                      then index and units of each live bucket, oldest first
 
 `quick_hit` returns the shortest way through `Limiter.hit` for one unscoped rule: it decides on the packed object itself, and
 hands everything out of the ordinary (another tier, a time of the caller's own, held units, a full store, a clock that went
 back, bad arguments) to the general way. It can be called as a gate's hit is and as `Limiter.hit` is, which saves a call. The
-lock is taken by `with`, although `acquire()` and `try` would be quicker: a signal handler that raises between those would
-leave the store locked for ever. The replay property holds both ways to the same answers.
+lock is `headgate.stores.exclusive`, written out. A value that is not packed fails in the first comparison, and so takes the
+general way without having been looked at. The replay property holds both ways to the same answers.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -25,6 +24,7 @@ from headgate.algorithms import Algorithm, FixedWindow, SlidingWindow, State, To
 from headgate.clock import Clock, SteadyClock, instant
 from headgate.decision import Decision
 from headgate.keys import Key
+from headgate.stores.exclusive import Free, wait_for
 
 if TYPE_CHECKING:
     from headgate.stores.memory import Table
@@ -34,8 +34,13 @@ Hit = Callable[[Key | None, int, str | None, int | None], Decision]
 QuickHit = Callable[..., Decision]
 """Takes what a gate's hit takes, in its order, and what `Limiter.hit` takes, by name."""
 
-_BITS = 53
-_MASK: int = 2**_BITS - 1
+# Small numbers are quick. So windows are counted from the first one of a table, and times from the machine's start.
+_BITS = 31
+_STRIDE: int = 2**_BITS
+"""From one window to the next; one that counts as much is not packed."""
+
+_TIME_BITS = 48  # nine years of microseconds
+_TIME: int = 2**_TIME_BITS - 1
 
 
 class Packing(Protocol):
@@ -55,17 +60,17 @@ class Packing(Protocol):
         """Return the first time at which a state, packed or not, equals a fresh one."""
 
     def quick_hit(
-        self, algorithm: Algorithm, table: Table, lock: threading.Lock, clock: Clock, general: Hit
+        self, algorithm: Algorithm, table: Table, free: Free, clock: Clock, general: Hit
     ) -> QuickHit | None:
         """Return a hit on one unscoped rule that answers like the general one; `None` if there is no quicker one."""
 
 
-def packing_for(algorithm: Algorithm) -> Packing:
+def packing_for(algorithm: Algorithm, clock: Clock) -> Packing:
     """Return how states of this algorithm are packed."""
     if isinstance(algorithm, FixedWindow):
-        return FixedWindowPacking(algorithm)
-    if isinstance(algorithm, TokenBucket) and algorithm.n:
-        return TokenBucketPacking(algorithm)
+        return FixedWindowPacking(algorithm, clock)
+    if isinstance(algorithm, TokenBucket) and algorithm.n and type(clock) is SteadyClock:
+        return TokenBucketPacking(algorithm, clock)
     if isinstance(algorithm, SlidingWindow) and algorithm.width > 1:
         return SlidingWindowPacking(algorithm)
     return NoPacking(algorithm)
@@ -87,7 +92,7 @@ class NoPacking:
         return self.algorithm.fresh_at(value)  # type: ignore[arg-type]  # never packed
 
     def quick_hit(
-        self, algorithm: Algorithm, table: Table, lock: threading.Lock, clock: Clock, general: Hit
+        self, algorithm: Algorithm, table: Table, free: Free, clock: Clock, general: Hit
     ) -> QuickHit | None:
         return None
 
@@ -95,31 +100,35 @@ class NoPacking:
 class FixedWindowPacking:
     """One int per key."""
 
-    def __init__(self, algorithm: FixedWindow) -> None:
+    def __init__(self, algorithm: FixedWindow, clock: Clock) -> None:
         self.algorithm = algorithm
+        self._first = clock.now_us() // algorithm.period
 
     def pack(self, state: State) -> Packed | State:
         birth, index, count = state
-        return state if birth else index << _BITS | count
+        return state if birth or count >= _STRIDE else (index - self._first << _BITS) + count
 
     def unpack(self, packed: Packed) -> State:
         assert isinstance(packed, int)
-        return 0, packed >> _BITS, packed & _MASK
+        return 0, (packed >> _BITS) + self._first, packed % _STRIDE
 
     def fresh_at(self, value: Packed | State) -> int:
-        index: int = value >> _BITS if isinstance(value, int) else value[1]
+        index: int = (value >> _BITS) + self._first if isinstance(value, int) else value[1]
         return (index + 1) * self.algorithm.period
 
     def quick_hit(
-        self, algorithm: Algorithm, table: Table, lock: threading.Lock, clock: Clock, general: Hit
+        self, algorithm: Algorithm, table: Table, free: Free, clock: Clock, general: Hit
     ) -> QuickHit | None:
         assert isinstance(algorithm, FixedWindow)
-        limit, period_ns, names = algorithm.limit, algorithm.period * 1000, (algorithm.name,)
+        limit, period, names = algorithm.limit, algorithm.period, (algorithm.name,)
+        if limit >= _STRIDE:
+            return None
+        first = self._first
         values = cast(dict[Any, Any], table.values)
         get, begin = values.get, table.begin
-        monotonic_ns, epoch_ns = _ticker(clock)
+        monotonic_ns, epoch = _ticker(clock)
         one = 1
-        start = end = base = 0  # of the present window
+        start = end = base = full = 0  # of the present window
 
         def hit(
             key: Any = None,
@@ -129,83 +138,81 @@ class FixedWindowPacking:
             *,
             now: float | None = None,
         ) -> Decision:
-            nonlocal start, end, base
-            if tier is None and now_us is None and now is None:
-                units = 1 if cost is one else _whole(cost, limit)
-                with lock:
-                    at = monotonic_ns()
+            nonlocal start, end, base, full
+            if tier is None and now_us is None and now is None and (cost is one or _is_whole(cost, limit)):
+                try:
+                    del free[0]
+                except KeyError:
+                    wait_for(free)
+                try:
+                    at = monotonic_ns() // 1000
                     if not start <= at < end:
-                        index = (at + epoch_ns) // period_ns
-                        start, end = index * period_ns - epoch_ns, (index + 1) * period_ns - epoch_ns
-                        base = index << _BITS
-                    try:
-                        packed = get(key)
-                    except TypeError:  # not hashable: the general way says what is wrong with it
-                        packed = NotImplemented
-                    if packed.__class__ is int:
-                        count = packed - base
-                        if count < 0:
-                            count = 0  # of an earlier window
-                    elif packed is None and units and begin(key, (at + epoch_ns) // 1000):
-                        count = 0
-                    else:
-                        count = _MASK + 1
-                    if count <= _MASK and units:  # more means a later window: the clock went back
-                        after = count + units
-                        reset_after = -((at - end) // 1000)
-                        if after <= limit:
-                            values[key] = base + after
-                            return Decision(
-                                (True, limit, limit - after, None, reset_after, names, 0, None, False)
-                            )
-                        left = limit - count if count < limit else 0
-                        return Decision((False, limit, left, reset_after, reset_after, names, 0, None, False))
+                        index = (at + epoch) // period
+                        start, end = index * period - epoch, (index + 1) * period - epoch
+                        base = index - first << _BITS
+                        full = base + limit
+                    count: Any = get(key)
+                    if count is None and begin(key, at + epoch):
+                        count = base
+                    if count < base:
+                        count = base  # of an earlier window
+                    after = count + cost
+                    if after <= full:
+                        values[key] = after
+                        return Decision((True, limit, full - after, None, end - at, names, 0, None, False))
+                    if count < base + _STRIDE:  # more is of a later window: the clock went back
+                        left = full - count if count < full else 0
+                        return Decision((False, limit, left, end - at, end - at, names, 0, None, False))
+                except TypeError:
+                    pass  # a key that cannot be looked up, or a state that is not packed
+                finally:
+                    free[0] = None
             return general(key, cost, tier, now_us if now is None else instant(now))
 
         return hit
 
 
 class TokenBucketPacking:
-    """One int per key."""
+    """One int per key, which says when the bucket will be empty: if that has passed, nothing is left to calculate.
 
-    def __init__(self, algorithm: TokenBucket) -> None:
+    Time is counted in parts, of which `n` drain per tick. Only on the steady clock, which never goes back.
+    """
+
+    def __init__(self, algorithm: TokenBucket, clock: SteadyClock) -> None:
         self.algorithm = algorithm
         self._shape = (0, algorithm.n, algorithm.d, algorithm.burst)
+        self._epoch = clock.epoch_us // algorithm.tick
 
     def pack(self, state: State) -> Packed | State:
         birth, level, time, *rest = state
-        return state if birth or tuple(rest) != self._shape else time << _BITS | level
+        time -= self._epoch
+        if birth or tuple(rest) != self._shape or not 0 <= time <= _TIME:
+            return state
+        return time * self.algorithm.n + level << _TIME_BITS | time
 
     def unpack(self, packed: Packed) -> State:
         assert isinstance(packed, int)
-        return (0, packed & _MASK, packed >> _BITS, *self._shape)
+        time = packed & _TIME
+        return 0, (packed >> _TIME_BITS) - time * self.algorithm.n, time + self._epoch, *self._shape
 
     def fresh_at(self, value: Packed | State) -> int:
         if isinstance(value, int):
-            own = self.algorithm
-            return ((value >> _BITS) - (value & _MASK) // -own.n) * own.tick
+            return (self._epoch - (value >> _TIME_BITS) // -self.algorithm.n) * self.algorithm.tick
         return self.algorithm.fresh_at(value)  # type: ignore[arg-type]  # else a state
 
     def quick_hit(
-        self, algorithm: Algorithm, table: Table, lock: threading.Lock, clock: Clock, general: Hit
+        self, algorithm: Algorithm, table: Table, free: Free, clock: Clock, general: Hit
     ) -> QuickHit | None:
         assert isinstance(algorithm, TokenBucket)
-        n, d, tick, burst, names = (
-            algorithm.n,
-            algorithm.d,
-            algorithm.tick,
-            algorithm.burst,
-            (algorithm.name,),
-        )
+        n, d, tick, burst = algorithm.n, algorithm.d, algorithm.tick, algorithm.burst
         if (0, n, d, burst) != self._shape:
             return None  # the limit was changed while states of the old one are about
-        capacity = burst * d
-        even = (
-            n == 1 and tick == 1
-        )  # as of most quotas: then a part drains per microsecond, and nothing is divided
+        capacity, up, names = burst * d, n - 1, (algorithm.name,)
+        fine = tick == 1
+        even = fine and n == 1  # as of most quotas: then there is hardly anything to calculate
         values = cast(dict[Any, Any], table.values)
         get, begin = values.get, table.begin
-        monotonic_ns, epoch_ns = _ticker(clock)
+        monotonic_ns, epoch = _ticker(clock)
         one = 1
 
         def hit(
@@ -216,38 +223,42 @@ class TokenBucketPacking:
             *,
             now: float | None = None,
         ) -> Decision:
-            if tier is None and now_us is None and now is None:
-                units = 1 if cost is one else _whole(cost, burst)
-                with lock:
-                    at = (monotonic_ns() + epoch_ns) // 1000
-                    time = at if tick == 1 else at // tick
-                    try:
-                        packed = get(key)
-                    except TypeError:  # not hashable: the general way says what is wrong with it
-                        packed = NotImplemented
-                    if packed.__class__ is int:
-                        passed = time - (packed >> _BITS)
-                        level = (packed & _MASK) - n * passed
-                        if level < 0:
-                            level = 0
-                    elif packed is None and units and begin(key, at):
-                        passed = level = 0
+            if tier is None and now_us is None and now is None and (cost is one or _is_whole(cost, burst)):
+                try:
+                    del free[0]
+                except KeyError:
+                    wait_for(free)
+                try:
+                    at = monotonic_ns() // 1000
+                    time = at if fine else at // tick
+                    drained = time if even else time * n
+                    packed: Any = get(key)
+                    if packed is None and begin(key, at + epoch):
+                        packed = 0
+                    empty = packed >> _TIME_BITS
+                    if empty < drained:
+                        empty = drained
+                    after = empty + (d if cost is one else cost * d)
+                    level = after - drained
+                    if level <= capacity:
+                        values[key] = after << _TIME_BITS | time
+                        reset_after = (
+                            level if even else (level + up) // n if fine else (after + up) // n * tick - at
+                        )
+                        left = (capacity - level) // d
+                        return Decision((True, burst, left, None, reset_after, names, 0, None, False))
+                    if even:
+                        retry_after, reset_after = level - capacity, empty - at
                     else:
-                        passed = -1
-                    if passed >= 0 and units:  # less means that the clock went back
-                        after = level + units * d
-                        if after <= capacity:
-                            values[key] = time << _BITS | after
-                            reset_after = after if even else (time - after // -n) * tick - at
-                            left = (capacity - after) // d
-                            return Decision((True, burst, left, None, reset_after, names, 0, None, False))
-                        left = 0 if units == 1 or level > capacity else (capacity - level) // d
-                        if even:
-                            retry_after, reset_after = after - capacity, level
-                        else:
-                            retry_after = (time - (after - capacity) // -n) * tick - at
-                            reset_after = (time - level // -n) * tick - at
-                        return Decision((False, burst, left, retry_after, reset_after, names, 0, None, False))
+                        retry_after = (after - capacity + up) // n * tick - at
+                        reset_after = (empty + up) // n * tick - at
+                    room = capacity - empty + drained
+                    left = room // d if room > 0 else 0
+                    return Decision((False, burst, left, retry_after, reset_after, names, 0, None, False))
+                except TypeError:
+                    pass  # a key that cannot be looked up, or a state that is not packed
+                finally:
+                    free[0] = None
             return general(key, cost, tier, now_us if now is None else instant(now))
 
         return hit
@@ -275,17 +286,17 @@ class SlidingWindowPacking:
         return newest * self.algorithm.width + self.algorithm.lifetime
 
     def quick_hit(
-        self, algorithm: Algorithm, table: Table, lock: threading.Lock, clock: Clock, general: Hit
+        self, algorithm: Algorithm, table: Table, free: Free, clock: Clock, general: Hit
     ) -> QuickHit | None:
         assert isinstance(algorithm, SlidingWindow)
         limit, names = algorithm.limit, (algorithm.name,)
         width, lifetime = algorithm.width, algorithm.lifetime
         values = cast(dict[Any, Any], table.values)
         get, begin = values.get, table.begin
-        monotonic_ns, epoch_ns = _ticker(clock)
+        monotonic_ns, epoch = _ticker(clock)
         one = 1
         read_head, new_head = _HEAD.unpack_from, _HEAD.pack
-        read_bucket, new_bucket = _BUCKET.unpack_from, _BUCKET.pack
+        read_bucket, new_bucket, new_state = _BUCKET.unpack_from, _BUCKET.pack, _NEW.pack
         beginning, size = _HEAD.size, _BUCKET.size
 
         def hit(
@@ -296,52 +307,53 @@ class SlidingWindowPacking:
             *,
             now: float | None = None,
         ) -> Decision:
-            if tier is None and now_us is None and now is None:
-                units = 1 if cost is one else _whole(cost, limit)
-                with lock:
-                    at = (monotonic_ns() + epoch_ns) // 1000
+            if tier is None and now_us is None and now is None and (cost is one or _is_whole(cost, limit)):
+                try:
+                    del free[0]
+                except KeyError:
+                    wait_for(free)
+                try:
+                    at = monotonic_ns() // 1000 + epoch
                     index = at // width
-                    try:
-                        buckets = get(key)
-                    except TypeError:  # not hashable: the general way says what is wrong with it
-                        buckets = NotImplemented
-                    if buckets.__class__ is bytes and units:
-                        expiry, newest, total = read_head(buckets)
-                        first = beginning
-                        if expiry <= at:
-                            first, total = _first_live(buckets, at - lifetime, width, total)
-                        after = total + units
-                        if newest > index:
-                            pass  # the clock went back
-                        elif after <= limit:
-                            if first > beginning:
-                                oldest = read_bucket(buckets, first)[0] if first < len(buckets) else index
-                                expiry = oldest * width + lifetime
-                            head = new_head(expiry, index, after)
-                            if newest == index:
-                                there = read_bucket(buckets, -size)[1]
-                                values[key] = head + buckets[first:-size] + new_bucket(index, there + units)
-                            else:
-                                values[key] = head + buckets[first:] + new_bucket(index, units)
-                            reset_after = index * width + lifetime - at
-                            return Decision(
-                                (True, limit, limit - after, None, reset_after, names, 0, None, False)
-                            )
-                        else:
-                            oldest, count = read_bucket(buckets, first)
-                            if after - limit <= count:  # the oldest bucket frees enough
-                                left = limit - total if total < limit else 0
-                                retry_after = oldest * width + lifetime - at
-                                reset_after = newest * width + lifetime - at
-                                return Decision(
-                                    (False, limit, left, retry_after, reset_after, names, 0, None, False)
-                                )
-                    elif buckets is None and units and begin(key, at):
+                    buckets: Any = get(key)
+                    if buckets is None and begin(key, at):
                         expiry = index * width + lifetime
-                        values[key] = _NEW.pack(expiry, index, units, index, units)
+                        values[key] = new_state(expiry, index, cost, index, cost)
+                        return Decision((True, limit, limit - cost, None, expiry - at, names, 0, None, False))
+                    expiry, newest, total = read_head(buckets)
+                    first = beginning
+                    if expiry <= at:
+                        first, total = _first_live(buckets, at - lifetime, width, total)
+                    after = total + cost
+                    if newest > index:
+                        pass  # the clock went back
+                    elif after <= limit:
+                        if first > beginning:
+                            oldest = read_bucket(buckets, first)[0] if first < len(buckets) else index
+                            expiry = oldest * width + lifetime
+                        head = new_head(expiry, index, after)
+                        if newest == index:
+                            there = read_bucket(buckets, -size)[1]
+                            values[key] = head + buckets[first:-size] + new_bucket(index, there + cost)
+                        else:
+                            values[key] = head + buckets[first:] + new_bucket(index, cost)
+                        reset_after = index * width + lifetime - at
                         return Decision(
-                            (True, limit, limit - units, None, expiry - at, names, 0, None, False)
+                            (True, limit, limit - after, None, reset_after, names, 0, None, False)
                         )
+                    else:
+                        oldest, count = read_bucket(buckets, first)
+                        if after - limit <= count:  # the oldest bucket frees enough
+                            left = limit - total if total < limit else 0
+                            retry_after = oldest * width + lifetime - at
+                            reset_after = newest * width + lifetime - at
+                            return Decision(
+                                (False, limit, left, retry_after, reset_after, names, 0, None, False)
+                            )
+                except TypeError:
+                    pass  # a key that cannot be looked up, or a state that is not packed
+                finally:
+                    free[0] = None
             return general(key, cost, tier, now_us if now is None else instant(now))
 
         return hit
@@ -352,12 +364,12 @@ _BUCKET = struct.Struct("=2q")  # index, units
 _NEW = struct.Struct("=5q")
 
 
-def _whole(cost: int, most: int) -> int:
-    """Return a cost that the quick way can charge; 0 for any other, which the general way judges.
+def _is_whole(cost: Any, most: int) -> bool:
+    """Return whether the quick way can charge a cost; any other is for the general way to judge.
 
     That a 1 is usually *the* 1 spares most calls this one; 1.0 and True are not.
     """
-    return cost if cost.__class__ is int and 0 < cost <= most else 0
+    return cost.__class__ is int and 0 < cost <= most
 
 
 def _first_live(buckets: bytes, dead_until: int, width: int, total: int) -> tuple[int, int]:
@@ -373,7 +385,7 @@ def _first_live(buckets: bytes, dead_until: int, width: int, total: int) -> tupl
 
 
 def _ticker(clock: Clock) -> tuple[Callable[[], int], int]:
-    """Return a function and what to add to it for nanoseconds since the epoch: a call less for the usual clock."""
+    """Return a function and what to add to its microseconds for those of the epoch: a call less for the usual clock."""
     if type(clock) is SteadyClock:
-        return clock.monotonic_ns, clock.epoch_ns
+        return clock.monotonic_ns, clock.epoch_us
     return (lambda: clock.now_us() * 1000), 0

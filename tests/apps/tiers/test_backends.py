@@ -208,7 +208,7 @@ async def test_an_instance_with_a_wrong_clock_gains_nothing(
     class Skewed(SteadyClock):
         def __init__(self) -> None:
             super().__init__()
-            self.epoch_ns += skew * 10**9
+            self.epoch_us += skew * 10**6
 
     monkeypatch.setattr(backends_module, "SteadyClock", Skewed)
     wrong = patient(other_client, atomic=atomic)

@@ -14,8 +14,10 @@ from headgate.http import Fields, by_header
 from headgate.http.exchange import Exchange
 from headgate.http.headers import all_fields
 from headgate.http.limit import RequestLimit
+from headgate.http.usual import asking_at_once
 from headgate.quota import MAX_UNITS
 from headgate.testing import FakeClock
+from tests.unit.clocks import steady
 
 KINDS = (fixed_window, sliding_window, token_bucket)
 SCOPE: dict[str, Any] = {"type": "http", "client": ("192.0.2.1", 1), "headers": []}
@@ -37,14 +39,17 @@ async def test_both_ways_give_the_same_decisions_and_fields(
     clock = FakeClock()
     fields = Fields(x_ratelimit=reset)
     quick, general = (
-        RequestLimit(AsyncLimiter(kind(f"{limit}/minute"), clock=clock), fields=fields) for _ in range(2)
+        RequestLimit(AsyncLimiter(kind(f"{limit}/minute"), clock=each), fields=fields)
+        for each in (steady(clock), clock)
     )
-    assert quick.at_once is not None
+    quick.clock_ns = general.clock_ns
+    at_once = asking_at_once(quick, quick.limiter)
+    assert at_once is not None
     for step in steps:
         clock.advance_us(step)
         exchange = Exchange(nowhere)
         expected = await exchange.ask(general, SCOPE)
-        decision, written, now = quick.at_once(SCOPE)
+        decision, written, now = at_once(SCOPE)
         assert (decision, now) == (expected, clock.now_us())
         assert written == all_fields(exchange.asked)
 

@@ -1,4 +1,4 @@
-"""Write `src/headgate/_sync` from `src/headgate/_async`; with --check, only say whether it is up to date.
+"""Write every `_sync` from the `_async` beside it; with --check, only say whether they are up to date.
 
 Names are replaced as whole words. What exists on one side only stands between `# begin async only` and
 `# end async only` or, commented out, between `# begin sync only` and `# end sync only`. A replacement that is used
@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "headgate" / "_async"
-TARGET = ROOT / "src" / "headgate" / "_sync"
+PACKAGES = ("src/headgate", "src/headgate/policy")
+"""Where there is an `_async`, and a `_sync` made from it."""
 
 REPLACEMENTS = {
     r"async def": "def",
@@ -25,6 +26,11 @@ REPLACEMENTS = {
     r"AsyncEvent": "Event",
     r"AsyncGate": "Gate",
     r"AsyncStore": "Store",
+    r"AsyncVersion": "Version",
+    r"AsyncShadow": "Shadow",
+    r"AsyncPoliced": "Policed",
+    r"AsyncPolicyLimiter": "PolicyLimiter",
+    r"AsyncLivePolicy": "LivePolicy",
     r"open_async_store": "open_store",
     r"bind_async": "bind",
     r"asleep": "sleep",
@@ -35,7 +41,10 @@ REPLACEMENTS = {
     r"Coroutine\[Any, Any, (\w+)\]": r"\1",
     r"Callable, Coroutine, Generator": "Callable",
     r"coroutine function is called": "function is called",
-    r"for coroutines\. `headgate\._sync` is generated from here by `tools/unasync\.py`\.": "for threads.",
+    r"Awaitable\[(\w+)\]": r"\1",
+    r"Awaitable\[(tuple\[Decision, T \| None\])\]": r"\1",
+    r"import PolicyFile, hangups": "import PolicyFile, Watching",
+    r"for coroutines\. `headgate\.(policy\.)?_sync` is generated from here by `tools/unasync\.py`\.": "for threads.",
 }
 HEADER = "# Generated from {source} by tools/unasync.py. Do not edit.\n"
 
@@ -71,56 +80,46 @@ def generate() -> dict[Path, str]:
     """
     used: set[str] = set()
     files = {
-        TARGET / path.name: HEADER.format(source=path.relative_to(ROOT)) + to_sync(path.read_text(), used)
-        for path in sorted(SOURCE.glob("*.py"))
+        path.parent.with_name("_sync") / path.name: HEADER.format(source=path.relative_to(ROOT))
+        + to_sync(path.read_text(), used)
+        for package in PACKAGES
+        for path in sorted((ROOT / package / "_async").glob("*.py"))
     }
     if unused := REPLACEMENTS.keys() - used:
         raise SystemExit(f"tools/unasync.py: never used: {sorted(unused)}")
-    return {path: tidied(text) for path, text in files.items()}
+    return tidied(files)
 
 
-def tidied(text: str) -> str:
-    """Return the text without imports that only the async side needs, formatted."""
+def tidied(files: dict[Path, str]) -> dict[Path, str]:
+    """Return the texts without imports that only the async side needs, formatted."""
     ruff = [sys.executable, "-m", "ruff"]
-    fixed = subprocess.run(
-        [
-            *ruff,
-            "check",
-            "--quiet",
-            "--select=F401,I",
-            "--fix",
-            "--exit-zero",
-            "--stdin-filename=generated.py",
-            "-",
-        ],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    ).stdout
-    return subprocess.run(
-        [*ruff, "format", "--quiet", "--stdin-filename=generated.py", "-"],
-        input=fixed,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    ).stdout
+    settings = ["--quiet", "--no-cache", f"--config={ROOT / 'pyproject.toml'}"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        places = {path: folder / f"generated_{number}.py" for number, path in enumerate(files)}
+        for path, place in places.items():
+            place.write_text(files[path])
+        fix = ["check", "--select=F401,I", "--fix", "--exit-zero", *settings, name]
+        subprocess.run([*ruff, *fix], check=True)
+        subprocess.run([*ruff, "format", *settings, name], check=True)
+        return {path: place.read_text() for path, place in places.items()}
 
 
 def main() -> None:
     files = generate()
+    found = {
+        path: path.read_text() for package in PACKAGES for path in (ROOT / package / "_sync").glob("*.py")
+    }
     if "--check" in sys.argv:
-        found = {path: path.read_text() for path in TARGET.glob("*.py")}
         if found != files:
-            names = sorted(p.name for p in {*files, *found} if files.get(p) != found.get(p))
-            raise SystemExit(f"src/headgate/_sync is not up to date ({', '.join(names)}): run `make format`")
+            stale = {path for path in {*files, *found} if files.get(path) != found.get(path)}
+            names = ", ".join(sorted(str(path.relative_to(ROOT)) for path in stale))
+            raise SystemExit(f"generated code is not up to date ({names}): run `make format`")
         return
-    for path in set(TARGET.glob("*.py")) - files.keys():
+    for path in found.keys() - files.keys():
         path.unlink()
-    TARGET.mkdir(exist_ok=True)
     for path, text in files.items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
 

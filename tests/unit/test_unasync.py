@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the project as far as the tool sees it, up to date."""
-    package = tmp_path / "src" / "headgate"
-    (package / "_async").mkdir(parents=True)
-    for file in (ROOT / "src" / "headgate" / "_async").glob("*.py"):
-        (package / "_async" / file.name).write_text(file.read_text())
+    """The package in a copy of the project as far as the tool sees it, up to date."""
+    for package in unasync.PACKAGES:
+        source = tmp_path / package / "_async"
+        source.mkdir(parents=True)
+        for file in (ROOT / package / "_async").glob("*.py"):
+            (source / file.name).write_text(file.read_text())
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     monkeypatch.setattr(unasync, "ROOT", tmp_path)
-    monkeypatch.setattr(unasync, "SOURCE", package / "_async")
-    monkeypatch.setattr(unasync, "TARGET", package / "_sync")
     run(monkeypatch)
-    return package
+    return tmp_path / "src" / "headgate"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -47,7 +47,7 @@ def test_a_check_fails_on_stale_output_and_writes_nothing(
     stale = copied / "_sync" / "hold.py"
     stale.write_text(stale.read_text().replace("cost", "price"))
     before = stale.read_text()
-    with pytest.raises(SystemExit, match=r"_sync is not up to date \(hold\.py\): run `make format`"):
+    with pytest.raises(SystemExit, match=r"up to date \(src/headgate/_sync/hold\.py\): run `make format`"):
         run(monkeypatch, "--check")
     assert stale.read_text() == before
 
@@ -57,19 +57,21 @@ def test_a_check_fails_on_a_changed_source_a_missing_file_and_one_too_many(
 ) -> None:
     source = copied / "_async" / "turns.py"
     source.write_text(source.read_text() + "\nMORE = 1\n")
-    (copied / "_sync" / "hold.py").unlink()
-    (copied / "_sync" / "leftover.py").write_text("")
-    with pytest.raises(SystemExit, match=r"\(hold\.py, leftover\.py, turns\.py\)"):
+    (copied / "policy" / "_sync" / "shadow.py").unlink()
+    (copied / "policy" / "_sync" / "leftover.py").write_text("")
+    with pytest.raises(SystemExit) as caught:
         run(monkeypatch, "--check")
+    stale = re.findall(r"src/headgate/([\w/.]+)", str(caught.value))
+    assert stale == ["_sync/turns.py", "policy/_sync/leftover.py", "policy/_sync/shadow.py"]
 
 
 def test_writing_puts_everything_right(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = {path.name: path.read_text() for path in (copied / "_sync").glob("*.py")}
+    expected = {path: path.read_text() for path in copied.rglob("_sync/*.py")}
     (copied / "_sync" / "hold.py").write_text("nonsense")
-    (copied / "_sync" / "limiter.py").unlink()
+    (copied / "policy" / "_sync" / "limiter.py").unlink()
     (copied / "_sync" / "leftover.py").write_text("")
     run(monkeypatch)
-    assert {path.name: path.read_text() for path in (copied / "_sync").glob("*.py")} == expected
+    assert {path: path.read_text() for path in copied.rglob("_sync/*.py")} == expected
 
 
 def test_a_replacement_that_is_used_nowhere_is_an_error(
@@ -107,7 +109,10 @@ def test_what_one_side_alone_has_is_left_out_or_brought_in_word_for_word() -> No
 
 
 def test_generated_files_say_that_they_are(copied: Path) -> None:
-    for file in (copied / "_sync").glob("*.py"):
+    generated = list(copied.rglob("_sync/*.py"))
+    assert {file.parent.parent.name for file in generated} == {"headgate", "policy"}
+    for file in generated:
+        source = file.parent.with_name("_async") / file.name
         assert file.read_text().startswith(
-            f"# Generated from src/headgate/_async/{file.name} by tools/unasync.py."
+            f"# Generated from {source.relative_to(copied.parent.parent)} by tools/unasync.py."
         )

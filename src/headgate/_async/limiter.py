@@ -15,7 +15,7 @@ from headgate._async.turns import AsyncTurns
 from headgate.clock import Clock, SteadyClock, WallClock, instant, to_microseconds
 from headgate.decision import UNLIMITED, Decision
 from headgate.errors import ConfigError, RateLimited
-from headgate.hooks import Hook
+from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_async_store
@@ -76,16 +76,22 @@ class AsyncLimiter:
             else (_unlimited(), Health())
         )
         # A memory of our own has the clock already; to any other store its time goes with every call.
-        self._gate = gate if store is None or clock is None else _timed(gate, clock)
-        self._new_hold: Callable[..., AsyncHold] = AsyncHold
-        if hooks:
-            self._gate, self._new_hold = observed(self._gate, self, self.name, hooks)
+        timed = gate if store is None or clock is None else _timed(gate, clock)
+        self._gate, self._new_hold = self._around(timed, hooks)
         self._hit = self._gate.hit
         if gate.public_hit is not None and self._gate is gate and type(self).hit is AsyncLimiter.hit:
             self.hit = gate.public_hit  # type: ignore[method-assign]  # the method below would only pass it on
         self._clock: Clock = clock or _pace_of(self.store)
         self._turns = AsyncTurns()
         self._turn_of = key_picker(self.rules)
+
+    def _around(self, gate: AsyncGate, hooks: Iterable[Hook]) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
+        """Return the gate with what calls have to pass around it, and what makes its holds."""
+        if not hooks:
+            return gate, AsyncHold
+        told = Hooks(hooks)
+        told.attached(self)
+        return observed(gate, self.name, told)
 
     async def hit(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
@@ -220,6 +226,23 @@ class AsyncLimiter:
             return guarded
 
         return decorate
+
+    # A limiter of a policy file changes with the file. Who prepares what depends on the rules, as the HTTP edges do,
+    # prepares it for `_as_of_now` and is told when that is another one; any other limiter stays what it is.
+
+    _headers: str | None = None
+    """Which header fields a policy asks for."""
+
+    def _as_of_now(self) -> AsyncLimiter:
+        """Return the limiter that decides at present, whose rules and quotas never change."""
+        return self
+
+    def _on_change(self, tell: Callable[[], None]) -> None:
+        """Have a method called whenever `_as_of_now` has become another one, for as long as its object lives."""
+
+    def _decided_as(self) -> Callable[[Key | None, str | None], str | None] | None:
+        """Return what says under which tier a call is decided, from its key and tier; `None` if under the one it names."""
+        return None
 
     async def aclose(self) -> None:
         """Close the store, if it is the limiter's own."""

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from headgate._async.hold import AsyncHold
 from headgate.decision import Decision
-from headgate.hooks import Call, Hook, Hooks
+from headgate.hooks import Call, Hooks
 from headgate.keys import Key
 from headgate.stores.base import AsyncGate, Receipts
 
 
-def observed(
-    gate: AsyncGate, limiter: object, name: str, hooks: Iterable[Hook]
-) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
+def observed(gate: AsyncGate, name: str, hooks: Hooks) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
     """Return the gate with hooks around it, and what makes the holds that tell them of their end."""
-    told = Hooks(hooks)
-    told.attached(limiter)
-    return _observed_gate(gate, name, told), partial(ObservedHold, told, name)
+    return _observed_gate(gate, name, hooks), partial(ObservedHold, hooks, name)
 
 
 class ObservedHold(AsyncHold):

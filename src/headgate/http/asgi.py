@@ -48,7 +48,7 @@ class RateLimitMiddleware:
 
     Args:
         app: The application behind it.
-        limiter: Who decides; or a rule, counted in memory.
+        limiter: Who decides, perhaps one of a policy file; or a rule, counted in memory.
         key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
         cost: How many units, as a number or a function of the scope.
         tier: Which tier, as a name or a function of the scope.
@@ -57,7 +57,7 @@ class RateLimitMiddleware:
             has status 101, an exception 500; a request that is cancelled counts.
         exempt: Which requests are let through unasked, as paths or a function of the scope.
         address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
-        fields: Which header fields to write.
+        fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
 
     Key, cost, tier and exempt see the ASGI scope; the first three may be coroutine functions.
     """
@@ -99,11 +99,12 @@ class RateLimitMiddleware:
         outer = scope.get("app")
         exchange = scope[EXCHANGE] = Exchange(send)
         try:
-            if limit.at_once is None:
+            way = limit.way
+            if way.at_once is None:
                 await self._limited(exchange, scope, receive, exchange.send)
                 return
-            decision, exchange.fields, now = limit.at_once(scope)
-            exchange.asked = [(limit.writer, decision, None, now)]
+            decision, exchange.fields, now = way.at_once(scope)
+            exchange.asked = [(way.writer, decision, None, now)]
             if decision[0]:
                 await self.app(scope, receive, exchange.send)
             else:

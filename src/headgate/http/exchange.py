@@ -60,13 +60,16 @@ class Exchange:
             CostTooHigh: The request costs more than could ever be admitted.
         """
         key, cost, tier = await limit.awaited_question(request) if limit.awaits else limit.question(request)
+        way = limit.way  # once: the limiter's policy may change while it decides
         if limit.counts is None:
-            decision = await limit.limiter.hit(key, cost, tier=tier)
+            decision = await way.limiter.hit(key, cost, tier=tier)
         else:
-            hold = await limit.limiter.hold(key, cost, tier=tier)
+            hold = await way.limiter.hold(key, cost, tier=tier)
             decision = hold.decision
             self._holds = [*self._holds, (len(self.asked), limit, hold)]
-        self.asked = [*self.asked, (limit.writer, decision, tier, limit.now_us())]
+        if way.tier_for is not None:
+            tier = way.tier_for(key, tier)
+        self.asked = [*self.asked, (way.writer, decision, tier, limit.now_us())]
         return decision
 
     def send(self, message: Message) -> Awaitable[None]:

@@ -90,7 +90,7 @@ def limit(
     """Return a dependency that limits the routes which have it.
 
     Args:
-        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter.
+        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, perhaps of a policy file.
         key: Whose units: a function of the request, or one for each scope of the rules. By default the client's address.
         cost: How many units, as a number or a function of the request.
         tier: Which tier, as a name or a function of the request.
@@ -99,7 +99,7 @@ def limit(
         default: Whether a route with a limit of its own, or a nearer default, does without this one.
         exempt: Which requests are let through unasked, as a function of the request.
         address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
-        fields: Which header fields to write.
+        fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
         name: The limiter's name; needed on a given store.
         store: Where it counts; by default in memory of its own.
         clock: Where time comes from.
@@ -174,9 +174,10 @@ class Limit:
             return None
         exchange: Exchange = scope.get(EXCHANGE) or self._unsent(scope)
         decision: Decision
-        if self._sees_scope and asks.at_once is not None and not exchange.asked:
-            decision, exchange.fields, now = asks.at_once(scope)
-            exchange.asked = [(asks.writer, decision, None, now)]
+        way = asks.way
+        if self._sees_scope and way.at_once is not None and not exchange.asked:
+            decision, exchange.fields, now = way.at_once(scope)
+            exchange.asked = [(way.writer, decision, None, now)]
         else:
             request = scope if self._sees_scope else SimpleNamespace(connection=connection, **injected)
             if asks.exempt is not None and asks.exempt(request):

@@ -6,6 +6,7 @@ import inspect
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Container, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headgate import AsyncLimiter, Limiter
@@ -29,6 +30,32 @@ Outcomes = Container[int] | Callable[[int], bool]
 """Statuses that count: `{401, 403}`, `range(200, 300)`, or a function of the status."""
 
 
+STYLES = {
+    "both": Fields(),
+    "ietf": Fields(x_ratelimit=None),
+    "x-ratelimit": Fields(ratelimit=None),
+    "none": Fields(x_ratelimit=None, ratelimit=None),
+}
+"""Which fields a policy asks for, by what it calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way(Generic[AnyLimiter]):
+    """From a request to its answer, as of now: what belongs together, so that a request takes all of it or none.
+
+    Attributes:
+        limiter: Who decides. Its rules never change.
+        writer: Who writes the fields of its decisions.
+        tier_for: Under which tier a call is decided, from its key and tier; `None` if under the one it names.
+        at_once: The whole way from a request to a decision and its fields, if the limit is a usual one.
+    """
+
+    limiter: AnyLimiter
+    writer: Writer
+    tier_for: Callable[[Key | None, str | None], str | None] | None
+    at_once: AtOnce | None
+
+
 class RequestLimit(Generic[AnyLimiter]):
     """A limiter, and whose units a request asks it for, how many, and in which tier.
 
@@ -41,7 +68,9 @@ class RequestLimit(Generic[AnyLimiter]):
             not among these. A request that ends without a status counts.
         exempt: Says which requests are not asked about at all.
         address: Finds the address of a request for which `key` returns `None`.
-        fields: Which fields the response carries.
+        fields: Which fields the response carries; by default what the limiter's policy asks for, or else all.
+
+    A limiter of a policy file may change with the file; the next request is then asked about as the file says.
     """
 
     def __init__(
@@ -58,7 +87,7 @@ class RequestLimit(Generic[AnyLimiter]):
     ) -> None:
         _check_cost(cost, tier, limiter)
         self.own: AnyLimiter = limiter
-        self.writer = Writer(limiter.rules, fields)
+        self._fields = fields
         self.exempt = exempt
         self.counts = _predicate(count)
         self.address = address or by_address()
@@ -69,8 +98,13 @@ class RequestLimit(Generic[AnyLimiter]):
         """Whether the question has to be awaited."""
         self.is_plain = type(cost) is int and tier is None and count is None and not self.awaits
         """Whether nothing but the key depends on the request, and nothing on the response."""
-        self.use(stand_ins[-1](limiter) if stand_ins else limiter)
+        limiter._on_change(self.renew)  # before it is looked at, so that no change is missed
+        self.renew()
         all_limits.add(self)
+
+    def renew(self) -> None:
+        """Ask by what the limiter has become."""
+        self.use(stand_ins[-1](self.own) if stand_ins else self.own)
 
     def use(self, limiter: AnyLimiter) -> None:
         """Ask this limiter from now on: its own, or one that stands in for it in a test."""
@@ -80,10 +114,26 @@ class RequestLimit(Generic[AnyLimiter]):
         self.clock_ns: Callable[[], int] = (
             time.time_ns if type(clock) is SteadyClock else lambda: clock.now_us() * 1000
         )
-        self.at_once: AtOnce | None = None
+        own = self.own._as_of_now()
+        deciding: Any = own if limiter is self.own else limiter
+        writer = Writer(own.rules, self._fields or STYLES[own._headers or "both"])
+        at_once = None
+        if isinstance(deciding, AsyncLimiter):
+            at_once = asking_at_once(self, deciding, writer)
+        self.way: Way[AnyLimiter] = Way(deciding, writer, deciding._decided_as(), at_once)
+        """How requests are asked about."""
+        if self.own._as_of_now() is not own:
+            self.renew()  # another thread has reloaded its policy meanwhile
+
+    @property
+    def writer(self) -> Writer:
+        """Who writes the fields."""
+        return self.way.writer
+
+    @property
+    def at_once(self) -> AtOnce | None:
         """The whole way from a request to a decision and its fields, if the limit is a usual one."""
-        if isinstance(limiter, AsyncLimiter):
-            self.at_once = asking_at_once(self, limiter)
+        return self.way.at_once
 
     def now_us(self) -> int:
         """Return the time to go by in fields, in microseconds since the epoch."""
@@ -149,7 +199,9 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
     if callable(cost):
         return
     check_whole(cost)  # type: ignore[arg-type]  # says what is wrong with it
-    for rule in limiter.rules if tier is None else ():
+    limiter = limiter._as_of_now()
+    has_one_tier = tier is None and limiter._decided_as() is None
+    for rule in limiter.rules if has_one_tier else ():
         capacity = rule.quota.limit if rule.quota.burst is None else rule.quota.burst
         if cost > capacity > 0:  # type: ignore[operator]
             raise ConfigError(f"every request costs {cost}, but {rule} never admits more than {capacity}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headgate import MemoryStore
 from headgate.clock import MICROSECONDS
 from headgate.decision import Decision
-from headgate.http.headers import ROUND_UP, Field
+from headgate.http.headers import ROUND_UP, Field, Writer
 
 if TYPE_CHECKING:
     from headgate import AsyncLimiter
@@ -23,16 +23,22 @@ AtOnce = Callable[[Any], tuple[Decision, list[Field] | None, int]]
 """Takes a request; returns the decision, its fields (`None` if the general way has to write them), and the time (us)."""
 
 
-def asking_at_once(limit: RequestLimit[AsyncLimiter], limiter: AsyncLimiter) -> AtOnce | None:
+def asking_at_once(limit: RequestLimit[Any], limiter: AsyncLimiter, writer: Writer) -> AtOnce | None:
     """Return what asks this limiter about requests in one go; `None` if the limit is not a usual one."""
-    hit, usual = _immediate_hit(limiter), limit.writer.usual
+    hit, usual = _immediate_hit(limiter), writer.usual
     if hit is None or usual is None or not limit.is_plain:
         return None
     key_of, address_of, cost, clock_ns = limit.key, limit.address, limit.cost, limit.clock_ns
-    in_seconds = limit.writer.style.x_ratelimit == "seconds"
+    in_seconds = writer.style.x_ratelimit == "seconds"
     own_limit, policy_field, limit_field, name = usual
+    start = b"%b;r=" % name
+    # What of the fields is the same from second to second, and what it was made of.
+    last: tuple[int, int, bytes, Field] = -1, -1, b"", (b"", b"")
+    if cost > own_limit > 0:
+        return None  # a policy has made the limit too small since; the general way says so to every request
 
     def ask(request: Any) -> tuple[Decision, list[Field] | None, int]:
+        nonlocal last
         key = key_of(request)
         if key is None:
             key = address_of(request).encode()
@@ -44,12 +50,16 @@ def asking_at_once(limit: RequestLimit[AsyncLimiter], limiter: AsyncLimiter) -> 
         left = b"%d" % remaining
         window = (reset_us + ROUND_UP) // MICROSECONDS
         until = window if in_seconds else (now + reset_us + ROUND_UP) // MICROSECONDS
+        last_window, last_until, end, reset_field = last
+        if window != last_window or until != last_until:
+            end, reset_field = b";t=%d" % window, (b"x-ratelimit-reset", b"%d" % until)
+            last = window, until, end, reset_field  # in one step: there may be other threads
         fields = [
             policy_field,
-            (b"ratelimit", b"%b;r=%b;t=%d" % (name, left, window)),
+            (b"ratelimit", start + left + end),
             limit_field,
             (b"x-ratelimit-remaining", left),
-            (b"x-ratelimit-reset", b"%d" % until),
+            reset_field,
         ]
         if not allowed:
             wait = (retry_us + ROUND_UP) // MICROSECONDS

@@ -34,7 +34,7 @@ class RateLimitMiddleware:
 
     Args:
         app: The application behind it.
-        limiter: Who decides; or a rule, counted in memory.
+        limiter: Who decides, perhaps one of a policy file; or a rule, counted in memory.
         key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
         cost: How many units, as a number or a function of the scope.
         tier: Which tier, as a name or a function of the scope.
@@ -42,7 +42,7 @@ class RateLimitMiddleware:
             another status, or if it raises and 500 does not count.
         exempt: Which requests are let through unasked, as paths or a function of the scope.
         address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
-        fields: Which header fields to write.
+        fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
     """
 
     def __init__(
@@ -105,10 +105,15 @@ class RateLimitMiddleware:
     def _ask(self, scope: _Scope) -> tuple[Asked, Hold | None]:
         limit = self.limit
         key, cost, tier = limit.question(scope)
+        way, hold = limit.way, None  # once: the limiter's policy may change while it decides
         if limit.counts is None:
-            return (limit.writer, limit.limiter.hit(key, cost, tier=tier), tier, limit.now_us()), None
-        hold = limit.limiter.hold(key, cost, tier=tier)
-        return (limit.writer, hold.decision, tier, limit.now_us()), hold
+            decision = way.limiter.hit(key, cost, tier=tier)
+        else:
+            hold = way.limiter.hold(key, cost, tier=tier)
+            decision = hold.decision
+        if way.tier_for is not None:
+            tier = way.tier_for(key, tier)
+        return (way.writer, decision, tier, limit.now_us()), hold
 
 
 class _Scope(dict[str, Any]):

@@ -1,7 +1,27 @@
-"""The policy file: limiters, tiers, overrides and shadow rules, in TOML."""
+"""The policy file: limiters, tiers, overrides and shadow rules, in TOML; read once, or followed as it changes."""
 
-from headgate.policy.explain import explain
+from headgate.policy._async.limiter import AsyncPolicyLimiter
+from headgate.policy._async.live import AsyncLivePolicy
+from headgate.policy._sync.limiter import PolicyLimiter
+from headgate.policy._sync.live import LivePolicy
+from headgate.policy.explain import explain, in_words
 from headgate.policy.load import load_policy, parse_policy
-from headgate.policy.model import LimiterPolicy, Policy, PolicyError
+from headgate.policy.model import LimiterPolicy, Policy, PolicyError, ServerPolicy, TokenPolicy
+from headgate.policy.tally import ShadowCount
 
-__all__ = ["LimiterPolicy", "Policy", "PolicyError", "explain", "load_policy", "parse_policy"]
+__all__ = [
+    "AsyncLivePolicy",
+    "AsyncPolicyLimiter",
+    "LimiterPolicy",
+    "LivePolicy",
+    "Policy",
+    "PolicyError",
+    "PolicyLimiter",
+    "ServerPolicy",
+    "ShadowCount",
+    "TokenPolicy",
+    "explain",
+    "in_words",
+    "load_policy",
+    "parse_policy",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headgate.policy.model import LimiterPolicy, Policy
+from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy
 from headgate.quota import Quota, format_period
 from headgate.rules import SHARED, Rule
 
@@ -18,8 +18,16 @@ _NOTES = {
 
 
 def explain(policy: Policy) -> str:
-    """Return the policy in plain words, a paragraph per limiter."""
-    return "\n\n".join("\n".join(_limiter(limiter)) for limiter in policy.limiters.values())
+    """Return the policy in plain words, a paragraph per limiter, and one for the server if there is something to say."""
+    paragraphs = [list(_limiter(limiter)) for limiter in policy.limiters.values()]
+    if policy.server != ServerPolicy():
+        paragraphs.append(list(_server(policy.server)))
+    return "\n\n".join(map("\n".join, paragraphs))
+
+
+def in_words(rule: Rule) -> str:
+    """Return what a rule allows to whom in plain words: `at most 5 in any minute for each key`."""
+    return f"{_quota(rule, rule.quota)} {_whose(rule.scope)}"
 
 
 def _limiter(limiter: LimiterPolicy) -> Iterator[str]:
@@ -33,19 +41,31 @@ def _limiter(limiter: LimiterPolicy) -> Iterator[str]:
     if limiter.default_tier is not None:
         yield f"  Callers without a known tier count as {limiter.default_tier!r}."
     for key, tier in limiter.overrides.items():
-        quotas = ", ".join(f"{_quota(r, r.tiers[tier])} ({r.name})" for r in limiter.rules if tier in r.tiers)
-        yield f"  {_key(key)} has its own: {quotas}."
+        rules = [rule for rule in (*limiter.rules, *limiter.shadow) if tier in rule.tiers]
+        quotas = ", ".join(f"{_quota(rule, rule.tiers[tier])} ({rule.name})" for rule in rules)
+        yield f"  {_key(key)} has its own: {quotas or 'nothing so far'}."
     yield f"  If the store cannot be asked: {_failure(limiter.on_store_error)}."
+
+
+def _server(server: ServerPolicy) -> Iterator[str]:
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    yield f"server: listens on {host}:{server.port}, takes bodies of up to {server.largest_body:,} bytes"
+    for name, token in server.tokens.items():
+        yield f"  - the token {name!r} may {' and '.join(sorted(token.may, reverse=True))}"
+    if not server.tokens:
+        yield "  Without tokens, everybody on this machine may do everything, and nobody else anything."
+    if server.top_keys:
+        yield f"  The dashboard shows the {server.top_keys:,} most refused keys, in plain text."
 
 
 def _rule(rule: Rule) -> str:
     tiers = "".join(
         f"; tier {tier!r}: {_quota(rule, quota)}"
         for tier, quota in rule.tiers.items()
-        if not tier.startswith("override:")
+        if not tier.startswith(OVERRIDE)
     )
     note = f" ({_NOTES[rule.kind]})" if _NOTES[rule.kind] else ""
-    return f"{_quota(rule, rule.quota)} {_whose(rule.scope)}{note}{tiers}  [{rule.name}]"
+    return f"{in_words(rule)}{note}{tiers}  [{rule.name}]"
 
 
 def _quota(rule: Rule, quota: Quota) -> str:

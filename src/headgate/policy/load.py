@@ -21,6 +21,12 @@
     key = "alice"
     rules = { hourly = "5000/hour" }
 
+    [server]                         # of `headgate serve`
+    port = 8080
+    [server.tokens.gateway]
+    sha256 = "…"                     # 64 digits; `headgate token` makes a token and prints them
+    may = ["decide"]                 # and "administer"
+
 `HEADGATE_LIMITERS__LOGIN__RULES='["10/minute"]'` replaces that one value: the path in capitals, its parts joined by two
 underscores, every character that is not a letter or digit written as one underscore. The value is read as TOML, or else
 as text.
@@ -30,7 +36,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -38,22 +44,34 @@ from typing import Any, TypeVar
 from headgate.errors import ConfigError
 from headgate.policy.model import (
     HEADER_STYLES,
+    OVERRIDE,
+    PERMISSIONS,
     LimiterPolicy,
     Policy,
     PolicyError,
+    ServerPolicy,
+    TokenPolicy,
     frozen_key,
+    known_tiers,
     override_tier,
 )
+from headgate.policy.overrides import Override, OverridesError, resolved
 from headgate.policy.positions import Path, positions
 from headgate.quota import Quota
-from headgate.rules import DEFAULT_BUCKETS, Kind, Rule, make_rule, rules_from
+from headgate.rules import DEFAULT_BUCKETS, SHARED, Kind, Rule, make_rule, rules_from
 
 T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "HEADGATE_"
 
 _LIMITER_KEYS = {"rules", "store", "on_store_error", "deadline", "headers", "default_tier", "overrides"}
+_SERVER_KEYS = {"host", "port", "top_keys", "largest_body", "tokens"}
+_TOKEN_KEYS = {"sha256", "may"}
 _RULE_KEYS = {"quota", "kind", "name", "scope", "tiers", "buckets", "strict", "shadow"}
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HIGHEST_PORT = 65_535
+_MOST_TOP_KEYS = 1_000
+_LARGEST_BODY = 2**30
 _KINDS: tuple[Kind, ...] = ("sliding_window", "token_bucket", "fixed_window", "sliding_log")
 
 
@@ -67,12 +85,19 @@ def load_policy(path: str | FilePath, environment: Mapping[str, str] | None = No
     Raises:
         PolicyError: The file cannot be read or used; the message begins with its name, line and column.
     """
-    file = FilePath(path)
+    return parse_policy(read_policy(path), str(path), environment)
+
+
+def read_policy(path: str | FilePath) -> str:
+    """Return the text of a policy file.
+
+    Raises:
+        PolicyError: It cannot be read.
+    """
     try:
-        text = file.read_text(encoding="utf-8")
+        return FilePath(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{file}: {error}") from error
-    return parse_policy(text, str(file), environment)
+        raise PolicyError(f"{path}: {error}") from error
 
 
 def parse_policy(text: str, source: str = "policy", environment: Mapping[str, str] | None = None) -> Policy:
@@ -81,9 +106,13 @@ def parse_policy(text: str, source: str = "policy", environment: Mapping[str, st
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"line (\d+), column (\d+)", str(error))
-        line, column = (int(found[1]), int(found[2])) if found else (None, None)
         message = re.sub(r" \(at .*\)$", "", str(error))
-        raise PolicyError(f"{source}{_place(line, column)}: {message}", line, column) from error
+        if found is not None:
+            line, column = int(found[1]), int(found[2])
+        else:
+            line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
+            message += ": this is the end of the file"
+        raise PolicyError(f"{source}:{line}:{column}: {message}", line, column) from error
     return _Reader(document, source, positions(text), environment or {}).policy()
 
 
@@ -104,7 +133,7 @@ class _Reader:
         self._replace_from(environment)
 
     def policy(self) -> Policy:
-        self._known_keys(self.document, (), {"store", "limiters"})
+        self._known_keys(self.document, (), {"store", "limiters", "server"})
         store = self._table(self.document.get("store", {}), ("store",))
         self._known_keys(store, ("store",), {"url"})
         url = self._text(store.get("url", "memory://"), ("store", "url"))
@@ -112,7 +141,8 @@ class _Reader:
         if not limiters:
             raise self._error((), 'no limiters; write for example [limiters.login] with rules = ["5/minute"]')
         return Policy(
-            MappingProxyType({name: self._limiter(name, value, url) for name, value in limiters.items()})
+            MappingProxyType({name: self._limiter(name, value, url) for name, value in limiters.items()}),
+            self._server(self.document.get("server", {})),
         )
 
     def _limiter(self, name: str, value: object, default_store: str) -> LimiterPolicy:
@@ -130,11 +160,11 @@ class _Reader:
             rules, is_shadow = self._rules(spec, (*path, "rules", index))
             (shadow if is_shadow else live).extend(rules)
         self._trying((*path, "rules"), lambda: rules_from([*live, *shadow]))
-        live, overrides = self._overrides(table.get("overrides", []), (*path, "overrides"), live)
+        rules, overrides = self._overrides(table.get("overrides", []), (*path, "overrides"), [*live, *shadow])
         return LimiterPolicy(
             name=name,
-            rules=tuple(live),
-            shadow=tuple(shadow),
+            rules=tuple(rules[: len(live)]),
+            shadow=tuple(rules[len(live) :]),
             store=self._text(table.get("store", default_store), (*path, "store")),
             on_store_error=self._on_store_error(
                 table.get("on_store_error", "open"), (*path, "on_store_error")
@@ -158,6 +188,9 @@ class _Reader:
             tier: self._quota(text, (*path, "tiers", tier))
             for tier, text in self._table(table.get("tiers", {}), (*path, "tiers")).items()
         }
+        for tier in tiers:
+            if tier.startswith(OVERRIDE):
+                raise self._error((*path, "tiers", tier), f"names that begin with {OVERRIDE!r} are taken")
         default_kind = "sliding_window" if quota.burst is None else "token_bucket"
         kind = self._choice(table.get("kind", default_kind), (*path, "kind"), _KINDS)
         if kind != "sliding_window" and (unfit := {"buckets", "strict"} & table.keys()):
@@ -173,42 +206,116 @@ class _Reader:
     def _overrides(
         self, value: object, path: Path, rules: list[Rule]
     ) -> tuple[list[Rule], dict[object, str]]:
-        """Return the rules with a tier for each override, and the tier by key."""
+        """Return the rules with tiers for the overrides, and the tier by key."""
         if not isinstance(value, list):
             raise self._error(path, "overrides is an array of tables: [[limiters.NAME.overrides]]")
-        by_key: dict[object, str] = {}
+        overrides: dict[object, Override] = {}
         for index, entry in enumerate(value):
-            here = (*path, index)
-            table = self._table(entry, here)
-            self._known_keys(table, here, {"key", "rules"})
-            if "key" not in table or "rules" not in table:
-                raise self._error(here, 'an override needs a key and rules = { NAME = "QUOTA" }')
-            quotas = self._table(table["rules"], (*here, "rules"))
-            if unknown := quotas.keys() - {rule.name for rule in rules}:
-                known = ", ".join(repr(rule.name) for rule in rules)
-                raise self._error(
-                    (*here, "rules", min(unknown)), f"no rule is called {min(unknown)!r}; there is {known}"
-                )
-            tier = override_tier(index)
-            rules = [
-                self._with_tier(rule, tier, quotas[rule.name], (*here, "rules", rule.name))
-                if rule.name in quotas
-                else rule
-                for rule in rules
-            ]
-            key = table["key"]
-            if not isinstance(key, (str, dict)):
-                raise self._error((*here, "key"), "a key is text, or a table with an entry per scope")
-            if frozen_key(key) in by_key:
-                raise self._error((*here, "key"), f"key {key!r} is overridden twice")
-            by_key[frozen_key(key)] = tier
-        return rules, by_key
+            override = self._override(entry, (*path, index), rules)
+            if override.key in overrides:
+                raise self._error((*path, index, "key"), f"key {entry['key']!r} is overridden twice")
+            overrides[override.key] = override
+        try:
+            quotas = resolved(list(overrides.values()))
+        except OverridesError as error:
+            raise self._error((*path, error.index), str(error)) from error
+        tiers = {key: override_tier(number) for number, key in enumerate(quotas)}
+        added = [_override_tiers(tiers[key], own, rules) for key, own in quotas.items()]
+        changed = [
+            self._with_tiers(
+                rule, {tier: quota for all_tiers in added for tier, quota in all_tiers[place].items()}, path
+            )
+            for place, rule in enumerate(rules)
+        ]
+        return changed, tiers
 
-    def _with_tier(self, rule: Rule, tier: str, text: object, path: Path) -> Rule:
-        tiers = {**rule.tiers, tier: self._quota(text, path)}
+    def _override(self, entry: object, path: Path, rules: list[Rule]) -> Override:
+        table = self._table(entry, path)
+        self._known_keys(table, path, {"key", "rules"})
+        if "key" not in table or "rules" not in table:
+            raise self._error(path, 'an override needs a key and rules = { NAME = "QUOTA" }')
+        quotas = self._table(table["rules"], (*path, "rules"))
+        by_name = {rule.name: rule for rule in rules}
+        if unknown := quotas.keys() - by_name.keys():
+            known = ", ".join(map(repr, by_name))
+            raise self._error(
+                (*path, "rules", min(unknown)), f"no rule is called {min(unknown)!r}; there is {known}"
+            )
+        parsed = {name: self._quota(text, (*path, "rules", name)) for name, text in quotas.items()}
+        for name, quota in parsed.items():
+            self._with_tiers(by_name[name], {override_tier(0): quota}, (*path, "rules", name))
+        return Override(self._override_key(table["key"], (*path, "key"), rules), parsed)
+
+    def _override_key(self, key: object, path: Path, rules: list[Rule]) -> object:
+        scopes = {rule.scope for rule in rules} - {SHARED}
+        named = sorted(scope for scope in scopes if scope is not None)
+        if isinstance(key, dict):
+            if not key or not all(isinstance(part, str) for part in key.values()):
+                raise self._error(path, 'a key by scope has text for each, as in { user = "42" }')
+            if unknown := key.keys() - set(named):
+                by = ", ".join(map(repr, named)) or "no scope"
+                raise self._error(
+                    (*path, min(unknown)), f"no rule counts by {min(unknown)!r}; the rules count by {by}"
+                )
+        elif not isinstance(key, str):
+            raise self._error(path, "a key is text, or a table with an entry per scope")
+        elif named:
+            raise self._error(path, f'the rules have scopes, so write for example {{ {named[0]} = "{key}" }}')
+        return frozen_key(key)
+
+    def _with_tiers(self, rule: Rule, added: Mapping[str, Quota], path: Path) -> Rule:
+        tiers = {**rule.tiers, **added}
         return self._trying(
             path,
             lambda: make_rule(rule.kind, rule.quota, rule.scope, tiers, rule.name, rule.buckets, rule.strict),
+        )
+
+    def _server(self, value: object) -> ServerPolicy:
+        path = ("server",)
+        table = self._table(value, path)
+        self._known_keys(table, path, _SERVER_KEYS)
+        usual = ServerPolicy()
+        return ServerPolicy(
+            host=self._text(table.get("host", usual.host), (*path, "host")),
+            port=self._whole(table.get("port", usual.port), (*path, "port"), 0, _HIGHEST_PORT),
+            top_keys=self._whole(
+                table.get("top_keys", usual.top_keys), (*path, "top_keys"), 0, _MOST_TOP_KEYS
+            ),
+            largest_body=self._whole(
+                table.get("largest_body", usual.largest_body), (*path, "largest_body"), 1, _LARGEST_BODY
+            ),
+            tokens=MappingProxyType(self._tokens(table.get("tokens", {}), (*path, "tokens"))),
+        )
+
+    def _tokens(self, value: object, path: Path) -> dict[str, TokenPolicy]:
+        tokens: dict[str, TokenPolicy] = {}
+        names: dict[str, str] = {}
+        for name, entry in self._table(value, path).items():
+            token = tokens[name] = self._token(entry, (*path, name))
+            other = names.setdefault(token.sha256, name)
+            if other != name:
+                raise self._error((*path, name, "sha256"), f"{other!r} has the same token; make another one")
+        return tokens
+
+    def _token(self, value: object, path: Path) -> TokenPolicy:
+        table = self._table(value, path)
+        self._known_keys(table, path, _TOKEN_KEYS)
+        if table.keys() != _TOKEN_KEYS:
+            raise self._error(
+                path, 'a token needs sha256 and may = ["decide"]; `headgate token` makes one and prints both'
+            )
+        digest = self._text(table["sha256"], (*path, "sha256")).lower()
+        if not _SHA256.fullmatch(digest):
+            raise self._error(
+                (*path, "sha256"),
+                "the SHA-256 of a token is 64 hexadecimal digits; `headgate token` makes a token and prints them",
+            )
+        may = table["may"]
+        if not isinstance(may, list) or not may:
+            raise self._error((*path, "may"), 'may is an array of "decide" and "administer"')
+        return TokenPolicy(
+            digest,
+            frozenset(self._choice(one, (*path, "may", place), PERMISSIONS) for place, one in enumerate(may)),
         )
 
     # Values
@@ -239,6 +346,11 @@ class _Reader:
     def _text(self, value: object, path: Path) -> str:
         if not isinstance(value, str) or not value:
             raise self._error(path, f"text is wanted, not {value!r}")
+        return value
+
+    def _whole(self, value: object, path: Path, least: int, most: int) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise self._error(path, f"a whole number from {least} to {most} is wanted, not {value!r}")
         return value
 
     def _flag(self, value: object, path: Path) -> bool:
@@ -281,7 +393,7 @@ class _Reader:
         for part in towards_root:
             if part in self.places:
                 line, column = self.places[part]
-                return PolicyError(f"{self.source}{_place(line, column)}: {message}", line, column)
+                return PolicyError(f"{self.source}:{line}:{column}: {message}", line, column)
         return PolicyError(f"{self.source}: {message}")
 
     def _replace_from(self, environment: Mapping[str, str]) -> None:
@@ -304,6 +416,30 @@ def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
     for name in limiters if isinstance(limiters, dict) else ():
         for key in sorted(_LIMITER_KEYS):
             yield ("limiters", name, key)
+    for key in sorted(_SERVER_KEYS):
+        yield ("server", key)
+    server = document.get("server")
+    tokens = server.get("tokens") if isinstance(server, dict) else None
+    for name in tokens if isinstance(tokens, dict) else ():
+        for key in sorted(_TOKEN_KEYS):
+            yield ("server", "tokens", name, key)
+
+
+def _override_tiers(
+    override: str, quotas: Mapping[str, Quota], rules: Sequence[Rule]
+) -> list[dict[str, Quota]]:
+    """Return the tiers that an override adds to each rule.
+
+    A rule that it says nothing about keeps its tiers, so there is one for it together with each of those.
+    """
+    kept = known_tiers(rule for rule in rules if rule.name not in quotas)
+    names = {override: "", **{override_tier(override, tier): tier for tier in sorted(kept)}}
+    return [
+        dict.fromkeys(names, quotas[rule.name])
+        if rule.name in quotas
+        else {name: rule.tiers[tier] for name, tier in names.items() if tier in rule.tiers}
+        for rule in rules
+    ]
 
 
 def _variable(path: Path) -> str:
@@ -315,7 +451,3 @@ def _toml_or_text(value: str) -> object:
         return tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return value
-
-
-def _place(line: int | None, column: int | None) -> str:
-    return "" if line is None else f":{line}:{column}"

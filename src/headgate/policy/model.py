@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from headgate.errors import ConfigError
-from headgate.keys import Key
+from headgate.keys import Key, PlainKey
 from headgate.rules import Rule
 
 HeaderStyle = Literal["ietf", "x-ratelimit", "both", "none"]
 HEADER_STYLES: tuple[HeaderStyle, ...] = ("ietf", "x-ratelimit", "both", "none")
+
+Permission = Literal["decide", "administer"]
+PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
+
+OVERRIDE = "override:"
+"""What the names of tiers begin with that stand for overrides; no tier of a file may."""
 
 
 class PolicyError(ConfigError):
@@ -34,7 +41,7 @@ class LimiterPolicy:
 
     Attributes:
         name: Its name.
-        rules: The rules that decide. Quotas of overridden keys are among their tiers, under `override_tier`'s names.
+        rules: The rules that decide. Quotas of overridden keys are among their tiers, under names of `override_tier`.
         shadow: Rules that count and report what they would have refused, and refuse nothing.
         store: URL of its store.
         on_store_error: `"open"`, `"closed"`, or the share of each limit to admit locally.
@@ -53,30 +60,121 @@ class LimiterPolicy:
     headers: HeaderStyle
     default_tier: str | None
     overrides: Mapping[object, str]
+    # What a call needs to know, found once.
+    _known: frozenset[str] = field(init=False, repr=False, compare=False)
+    _tiers: frozenset[str] = field(init=False, repr=False, compare=False)
+    _shapes: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        keep = object.__setattr__
+        keep(self, "_known", known_tiers(self.rules))
+        keep(self, "_tiers", frozenset(tier for rule in (*self.rules, *self.shadow) for tier in rule.tiers))
+        keep(self, "_shapes", _shapes(self.overrides))
+
+    @property
+    def decides_alike(self) -> bool:
+        """Whether a call is decided under the tier that it names, whoever calls."""
+        return not self.overrides and (self.default_tier is None or self.default_tier not in self._known)
 
     def tier_for(self, key: Key | None, tier: str | None) -> str | None:
         """Return the tier under which a call is decided."""
-        if self.overrides and key is not None:
-            own = self.overrides.get(frozen_key(key))
-            if own is not None:
-                return own
-        if tier is None or not any(tier in rule.tiers for rule in self.rules):
-            return self.default_tier
-        return tier
+        return self.tier_among(self._known, key, tier)
+
+    def tier_among(self, known: frozenset[str], key: Key | None, tier: str | None) -> str | None:
+        """Return the tier under which a call is decided by rules that know these tiers."""
+        if tier not in known:
+            tier = self.default_tier
+        own = self._override_of(key) if self.overrides and key is not None else None
+        if own is None:
+            return tier
+        both = override_tier(own, tier)
+        return both if both in self._tiers else own
+
+    def _override_of(self, key: Key) -> str | None:
+        if not isinstance(key, Mapping):
+            return self.overrides.get(_text(key))
+        for shape in self._shapes:  # those with most entries first: the nearest counts
+            if all(scope in key for scope in shape):
+                found = self.overrides.get(frozenset((scope, _text(key[scope])) for scope in shape))
+                if found is not None:
+                    return found
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPolicy:
+    """What the bearer of a token may do.
+
+    Attributes:
+        sha256: SHA-256 of the token, as 64 hexadecimal digits in lower case.
+        may: `"decide"`: ask for decisions; `"administer"`: reset what was counted.
+    """
+
+    sha256: str
+    may: frozenset[Permission]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPolicy:
+    """How the server serves the policy.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port to listen on; 0 for any free one.
+        top_keys: How many of the most refused keys the dashboard may show; 0 shows none.
+        largest_body: Bytes of the largest request body.
+        tokens: Who may use it, by name; without any, everybody on this machine.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    top_keys: int = 0
+    largest_body: int = 65_536
+    tokens: Mapping[str, TokenPolicy] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All limiters of a policy file by name."""
+    """A whole policy file.
+
+    Attributes:
+        limiters: All limiters by name.
+        server: How they are served.
+    """
 
     limiters: Mapping[str, LimiterPolicy]
+    server: ServerPolicy = field(default_factory=ServerPolicy)
 
 
-def frozen_key(key: Key) -> object:
-    """Return a key in a form that can be looked up: a mapping by its entries."""
-    return frozenset(key.items()) if isinstance(key, Mapping) else key
+def known_tiers(rules: Iterable[Rule]) -> frozenset[str]:
+    """Return the tiers that callers may name: not those of overrides, which are somebody else's."""
+    return frozenset(tier for rule in rules for tier in rule.tiers if not tier.startswith(OVERRIDE))
 
 
-def override_tier(index: int) -> str:
-    """Return the name of the tier that stands for the override of that number."""
-    return f"override:{index}"
+def frozen_key(key: Mapping[str, PlainKey] | PlainKey) -> object:
+    """Return a key in a form that can be looked up: a mapping by its entries, and all as text."""
+    if isinstance(key, Mapping):
+        return frozenset((scope, _text(part)) for scope, part in key.items())
+    return _text(key)
+
+
+def override_tier(override: int | str, tier: str | None = None) -> str:
+    """Return the name of the tier that stands for an override, or for it together with a caller's tier."""
+    name = override if isinstance(override, str) else f"{OVERRIDE}{override}"
+    return name if tier is None else f"{name}/{tier}"
+
+
+def _text(part: object) -> str | None:
+    """Return part of a key as a policy file would write it; `None` if it is no key, which the rules will say.
+
+    A file cannot write bytes, but addresses of clients are bytes; whoever writes one down means it.
+    """
+    if isinstance(part, bytes):
+        return part.decode("utf-8", "surrogateescape")
+    return part if isinstance(part, str) else None
+
+
+def _shapes(overrides: Mapping[object, str]) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of scopes that keys of overrides have, those with most scopes first."""
+    shapes = {tuple(sorted(scope for scope, _ in key)) for key in overrides if isinstance(key, frozenset)}
+    return tuple(sorted(shapes, key=lambda shape: (-len(shape), shape)))

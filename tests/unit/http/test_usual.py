@@ -43,7 +43,7 @@ async def test_both_ways_give_the_same_decisions_and_fields(
         for each in (steady(clock), clock)
     )
     quick.clock_ns = general.clock_ns
-    at_once = asking_at_once(quick, quick.limiter)
+    at_once = asking_at_once(quick, quick.limiter, quick.writer)
     assert at_once is not None
     for step in steps:
         clock.advance_us(step)

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from headgate import Limiter, sliding_window, token_bucket
-from headgate.policy import Policy, PolicyError, explain, load_policy, parse_policy
+from headgate.policy import (
+    Policy,
+    PolicyError,
+    ServerPolicy,
+    TokenPolicy,
+    explain,
+    in_words,
+    load_policy,
+    parse_policy,
+)
 from headgate.testing import FakeClock
 
 FULL = """
@@ -227,3 +236,122 @@ def test_a_policy_in_plain_words() -> None:
         "  All of these are decided together: either every one is charged, or none.",
         "  If the store cannot be asked: everything is refused.",
     ]
+
+
+# --- The server --------------------------------------------------------------------------------------------------------
+
+DIGEST = "0123456789abcdef" * 4
+
+SERVER = f"""
+[limiters.login]
+rules = ["5/minute"]
+
+[server]
+host = "::1"
+port = 9000
+top_keys = 10
+largest_body = 1000
+
+[server.tokens.gateway]
+sha256 = "{DIGEST.upper()}"
+may = ["decide"]
+
+[server.tokens.operator]
+sha256 = "{DIGEST[::-1]}"
+may = ["decide", "administer"]
+"""
+
+
+def test_without_a_table_the_server_is_as_usual() -> None:
+    server = parse_policy('[limiters.login]\nrules = ["5/minute"]').server
+    assert server == ServerPolicy("127.0.0.1", 8080, 0, 65_536, {})
+    assert "server" not in explain(parse_policy('[limiters.login]\nrules = ["5/minute"]'))
+
+
+def test_everything_that_can_be_written_of_a_server() -> None:
+    policy = parse_policy(SERVER)
+    assert policy.server == ServerPolicy(
+        host="::1",
+        port=9000,
+        top_keys=10,
+        largest_body=1000,
+        tokens={
+            "gateway": TokenPolicy(DIGEST, frozenset({"decide"})),
+            "operator": TokenPolicy(DIGEST[::-1], frozenset({"decide", "administer"})),
+        },
+    )
+    assert explain(policy).split("\n")[-4:] == [
+        "server: listens on [::1]:9000, takes bodies of up to 1,000 bytes",
+        "  - the token 'gateway' may decide",
+        "  - the token 'operator' may decide and administer",
+        "  The dashboard shows the 10 most refused keys, in plain text.",
+    ]
+
+
+def test_a_server_without_tokens_in_plain_words() -> None:
+    text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nport = 81'
+    assert explain(parse_policy(text)).split("\n")[-2:] == [
+        "server: listens on 127.0.0.1:81, takes bodies of up to 65,536 bytes",
+        "  Without tokens, everybody on this machine may do everything, and nobody else anything.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "complaint"),
+    [
+        ("port = 9000", "port = 65536", "7:8", "a whole number from 0 to 65535"),
+        ("port = 9000", 'port = "9000"', "7:8", "a whole number"),
+        ("port = 9000", "port = true", "7:8", "a whole number"),
+        ("port = 9000", "prot = 9000", "7:8", "unknown key 'prot'"),
+        ('host = "::1"', "host = 5", "6:8", "text is wanted"),
+        ("top_keys = 10", "top_keys = -1", "8:12", "from 0 to 1000"),
+        ("largest_body = 1000", "largest_body = 0", "9:16", "from 1"),
+        (DIGEST.upper(), DIGEST[1:], "12:10", "64 hexadecimal digits; `headgate token` makes"),
+        (DIGEST.upper(), "g" * 64, "12:10", "64 hexadecimal digits"),
+        (DIGEST.upper(), DIGEST[::-1], "16:10", "'gateway' has the same token"),
+        ('may = ["decide"]', 'may = ["rule"]', "13:8", "'decide', 'administer'"),
+        ('may = ["decide"]', "may = []", "13:7", "may is an array"),
+        ('may = ["decide"]', 'may = "decide"', "13:7", "may is an array"),
+        ('may = ["decide"]\n', "", "11:1", "`headgate token`"),
+        ('may = ["decide"]', 'may = ["decide"]\ncan = 1', "14:7", "unknown key 'can'"),
+        (
+            "[server.tokens.gateway]",
+            "[server.tokens]\ngateway = 5\n[server.tokens.other]",
+            "12:11",
+            "a table",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_said_with_its_place(
+    old: str, new: str, place: str, complaint: str
+) -> None:
+    assert old in SERVER
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(SERVER.replace(old, new, 1), "headgate.toml")
+    assert str(caught.value).startswith(f"headgate.toml:{place}: ")
+    assert complaint in str(caught.value)
+
+
+def test_environment_variables_replace_values_of_the_server() -> None:
+    environment = {
+        "HEADGATE_SERVER__HOST": "0.0.0.0",
+        "HEADGATE_SERVER__PORT": "80",
+        "HEADGATE_SERVER__TOKENS__GATEWAY__MAY": '["administer"]',
+        "HEADGATE_SERVER__TOKENS__NOBODY__MAY": '["administer"]',
+    }
+    server = parse_policy(SERVER, environment=environment).server
+    assert (server.host, server.port) == ("0.0.0.0", 80)
+    assert server.tokens["gateway"] == TokenPolicy(DIGEST, frozenset({"administer"}))
+    assert set(server.tokens) == {"gateway", "operator"}
+    smallest = '[limiters.login]\nrules = ["5/minute"]'
+    tokens = f'{{ ci = {{ sha256 = "{DIGEST}", may = ["decide"] }} }}'
+    server = parse_policy(smallest, environment={"HEADGATE_SERVER__TOKENS": tokens}).server
+    assert server.tokens == {"ci": TokenPolicy(DIGEST, frozenset({"decide"}))}
+    with pytest.raises(PolicyError, match="environment variable HEADGATE_SERVER__PORT: a whole number"):
+        parse_policy(smallest, environment={"HEADGATE_SERVER__PORT": "http"})
+
+
+def test_a_rule_in_words() -> None:
+    assert in_words(sliding_window("5/minute", scope="user", tiers={"pro": "9/minute"})) == (
+        "at most 5 in any minute for each user"
+    )

@@ -1,0 +1,1 @@
+"""Limiters that follow a policy, for coroutines. `headgate.policy._sync` is generated from here by `tools/unasync.py`."""

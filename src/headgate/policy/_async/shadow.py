@@ -1,0 +1,126 @@
+"""Shadow rules: asked beside the live ones, to see what they would do. They never refuse, and never raise."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+from headgate._async.limiter import AsyncLimiter
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.errors import ConfigError, CostTooHigh
+from headgate.hooks import Call, Hooks
+from headgate.keys import Key
+from headgate.policy.model import LimiterPolicy, known_tiers
+from headgate.policy.tally import Tally
+from headgate.rules import SHARED, Rule
+from headgate.stores.base import AsyncStore, Receipts
+
+T = TypeVar("T")
+
+
+class AsyncShadow:
+    """One shadow rule, decided on its own: what another one would refuse must not keep it from counting.
+
+    Attributes:
+        rule: The rule.
+        tally: What it has answered.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        policy: LimiterPolicy,
+        store: AsyncStore,
+        clock: Clock | None,
+        hooks: Hooks,
+        tally: Tally,
+    ) -> None:
+        self.rule = rule
+        self.tally = tally
+        self._policy = policy
+        self._hooks = hooks
+        # The tiers that would be known if the rule were live.
+        self._known = known_tiers((*policy.rules, rule))
+        limiter = AsyncLimiter(
+            rule,
+            name=policy.name,
+            store=store,
+            clock=clock,
+            on_store_error="open",
+            deadline=policy.deadline,
+        )
+        self._gate = limiter._gate
+
+    async def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        """Take the units if the rule admits, and count what it says."""
+
+        async def ask(own: Key | None, as_tier: str | None) -> tuple[Decision, None]:
+            return await self._gate.hit(own, cost, as_tier, now), None
+
+        await self._ask(ask, key, cost, tier)
+
+    async def hold(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Receipts | None:
+        """As `hit`; return what gives the units back, if any were taken."""
+
+        async def ask(own: Key | None, as_tier: str | None) -> tuple[Decision, Receipts | None]:
+            return await self._gate.hold(own, cost, as_tier, now)
+
+        return await self._ask(ask, key, cost, tier)
+
+    async def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
+        """Count units that have been used already."""
+        try:
+            await self._gate.record(self._own(key), cost, self._tier(key, tier), now)
+        except Exception as error:  # noqa: BLE001  # a shadow must not be felt
+            self.tally.report(error)
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        """Give units back."""
+        try:
+            await self._gate.refund(receipts, cost, now)
+        except Exception as error:  # noqa: BLE001
+            self.tally.report(error)
+
+    async def reset(self, key: Key | None) -> None:
+        """Forget what was counted for a key."""
+        try:
+            await self._gate.reset(self._own(key))
+        except Exception as error:  # noqa: BLE001
+            self.tally.report(error)
+
+    async def _ask(
+        self,
+        ask: Callable[[Key | None, str | None], Awaitable[tuple[Decision, T | None]]],
+        key: Key | None,
+        cost: int,
+        tier: str | None,
+    ) -> T | None:
+        # A hold is told as the hit that it is at first: hooks hear nothing of its end.
+        call = Call(self._policy.name, "hit", key, cost, tier)
+        try:
+            with self._hooks.watch(call) as watch:
+                decision, taken = await ask(self._own(key), self._tier(key, tier))
+        except CostTooHigh:
+            self.tally.count(refused=True)
+            return None
+        except Exception as error:  # noqa: BLE001
+            self.tally.count(failed=True)
+            self.tally.report(error)
+            return None
+        # What the store was not asked about says nothing of the rule; the store's failure is in the log already.
+        self.tally.count(refused=not decision.allowed and not decision.degraded, failed=decision.degraded)
+        self._hooks.decided(call, decision, watch.seconds)
+        return taken
+
+    def _tier(self, key: Key | None, tier: str | None) -> str | None:
+        return self._policy.tier_among(self._known, key, tier)
+
+    def _own(self, key: Key | None) -> Key | None:
+        """Return the part of a call's key that this rule counts by."""
+        scope = self.rule.scope
+        if scope is None or scope == SHARED or not isinstance(key, Mapping):
+            return key
+        if scope not in key:
+            raise ConfigError(f"the key has no entry for {scope!r}, which the rule counts by")
+        return {scope: key[scope]}

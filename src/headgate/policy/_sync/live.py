@@ -1,0 +1,229 @@
+# Generated from src/headgate/policy/_async/live.py by tools/unasync.py. Do not edit.
+"""A policy that follows its file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from headgate.clock import Clock
+from headgate.errors import HeadgateError
+from headgate.hooks import Hook, Hooks, logger
+from headgate.observe.redaction import redact
+from headgate.policy._sync.limiter import PolicyLimiter, Version
+from headgate.policy.changes import changes
+from headgate.policy.model import LimiterPolicy, Policy, PolicyError
+from headgate.policy.watch import PolicyFile, Watching
+from headgate.stores import MemoryStore, open_store
+from headgate.stores.base import Store
+
+
+class LivePolicy(Mapping[str, PolicyLimiter]):
+    """The limiters of a policy by name, always as the newest policy says.
+
+        live = LivePolicy.from_file("headgate.toml")
+        live["login"].hit("alice")
+
+    A limiter is the same object for life. One that a newer policy no longer has is no longer in the mapping, but goes on
+    working for whoever has it, as it was; if a later policy has it again, it is that one again. There is one store per
+    URL, which all its limiters share, also over reloads; `close` closes them all.
+
+    Args:
+        policy: What to begin with.
+        hooks: Who is told what the limiters decide.
+        shadow_hooks: Who is told what shadow rules would have decided, as `decided` and `failed`, with the limiter's name
+            and the rule's.
+        clock: Where time comes from, instead of the stores' own clocks.
+
+    Attributes:
+        policy: The newest policy that could be used.
+        last_error: Why the newest file is not in force; `None` if it is.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        hooks: Iterable[Hook] = (),
+        shadow_hooks: Iterable[Hook] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.last_error: str | None = None
+        hooks = tuple(hooks)
+        self._hooks = Hooks(hooks) if hooks else None
+        self._shadow_hooks = Hooks(shadow_hooks)
+        self._clock = clock
+        self._file: PolicyFile | None = None
+        self._stores: dict[str, Store] = {}
+        self._ever: dict[str, PolicyLimiter] = {}
+        self._limiters: dict[str, PolicyLimiter] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._reloading = threading.Lock()
+        self.policy = policy
+        self._use(policy)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        hooks: Iterable[Hook] = (),
+        shadow_hooks: Iterable[Hook] = (),
+        clock: Clock | None = None,
+    ) -> LivePolicy:
+        """Return the policy of a file, which `reload` and `watch` read again.
+
+        Args:
+            path: The file.
+            environment: Variables that may replace single values, usually `os.environ`; by default none.
+            hooks: As for the class; so are the rest.
+
+        Raises:
+            PolicyError: The file cannot be read or used.
+        """
+        file = PolicyFile(path, environment)
+        policy = file.read()
+        try:
+            live = cls(policy, hooks=hooks, shadow_hooks=shadow_hooks, clock=clock)
+        except PolicyError as error:
+            raise PolicyError(f"{file.path}: {error}") from error
+        live._file = file
+        return live
+
+    def __getitem__(self, name: str) -> PolicyLimiter:
+        return self._limiters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._limiters)
+
+    def __len__(self) -> int:
+        return len(self._limiters)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self._limiters)}>"
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Have a function called after every reload that changed something, on the thread that reloads."""
+        self._listeners.append(tell)
+
+    def reload(self) -> bool:
+        """Read the file again, and return whether anything changed. Any thread may call it.
+
+        Limits apply at once to what has been counted already.
+
+        Raises:
+            PolicyError: The file cannot be read or used; everything stays as it was.
+        """
+        file = self._followed()
+        with self._reloading:
+            try:
+                changed = self._renew(file)
+            except PolicyError as error:
+                self.last_error = str(error)
+                raise
+            self.last_error = None
+        if changed:
+            logger.info("%s is in force: %s", file.path, "; ".join(changed))
+            self._tell()
+        return bool(changed)
+
+    def watch(self, every: float = 1.0) -> Watching:
+        """Reload whenever the file changes, and on SIGHUP, in a thread that ends with `stop()` or its `with` block.
+
+        A file that cannot be used is said so in the log, and in `last_error`; the policy before stays in force. SIGHUP
+        is heard if this is called in the main thread; elsewhere the file alone is watched.
+
+        Args:
+            every: Seconds between two looks at the file.
+        """
+        self._followed()
+        return Watching(self._look, every)
+
+    def _look(self, asked: bool) -> None:
+        """Reload if the file has changed, or somebody asked for it."""
+        file = self._followed()
+        if not asked and not file.has_changed():
+            return
+        known = self.last_error
+        try:
+            if not self.reload() and (asked or known is not None):
+                logger.info("%s was read again: nothing has changed", file.path)
+        except PolicyError as error:
+            if asked or str(error) != known:
+                logger.error("the policy stays as it was: %s", error)
+
+    def close(self) -> None:
+        """Close all stores."""
+        for store in self._stores.values():
+            store.close()
+
+    def __enter__(self) -> LivePolicy:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _followed(self) -> PolicyFile:
+        if self._file is None:
+            raise PolicyError("this policy did not come from a file; make it with from_file")
+        return self._file
+
+    def _renew(self, file: PolicyFile) -> list[str]:
+        """Put what the file says in force, and return what has changed."""
+        policy = file.read()
+        changed = changes(self.policy, policy)
+        try:
+            self._use(policy)
+        except PolicyError as error:
+            file.forget()  # what is wrong is not in the file alone, so it is worth another try
+            raise PolicyError(f"{file.path}: {error}") from error
+        return changed
+
+    def _use(self, policy: Policy) -> None:
+        """Put a policy in force, or raise and change nothing."""
+        versions = {name: self._version(limiter) for name, limiter in policy.limiters.items()}
+        # Everything is there; from here on nothing can fail.
+        for name in self._limiters.keys() - versions.keys():
+            logger.warning("limiter %r is no longer in the policy; whoever has it goes on as before", name)
+        self._limiters = {name: self._limiter(version) for name, version in versions.items()}
+        self.policy = policy
+
+    def _version(self, policy: LimiterPolicy) -> Version:
+        known = self._ever.get(policy.name)
+        before = None if known is None else known._current
+        if before is not None and before.policy == policy:
+            return before
+        try:
+            store = self._store(policy.store)
+            # A memory has the clock already; to any other store its time goes with every call.
+            clock = None if isinstance(store, MemoryStore) else self._clock
+            return Version(policy, store, clock, self._hooks, self._shadow_hooks, before)
+        except HeadgateError as error:
+            raise PolicyError(f"limiter {policy.name!r}: {redact(str(error))}") from error
+
+    def _limiter(self, version: Version) -> PolicyLimiter:
+        """Return the limiter of a version, new or now deciding by it."""
+        limiter = self._ever.get(version.name)
+        before = None if limiter is None else limiter.store
+        if limiter is None:
+            limiter = self._ever[version.name] = PolicyLimiter(version)
+        elif limiter._current is not version:
+            limiter._use(version)
+        if self._hooks is not None and limiter.store is not before:
+            self._hooks.attached(limiter)
+        return limiter
+
+    def _store(self, url: str) -> Store:
+        if url not in self._stores:
+            is_memory = url.lower().startswith("memory:")
+            self._stores[url] = MemoryStore(clock=self._clock) if is_memory else open_store(url)
+        return self._stores[url]
+
+    def _tell(self) -> None:
+        for tell in self._listeners:
+            try:
+                tell()
+            except Exception:  # noqa: BLE001  # the policy is in force, whatever listeners make of it
+                logger.exception("%r failed when told of a new policy", tell)

@@ -1,0 +1,52 @@
+"""What is different between two policies, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from headgate.policy.model import LimiterPolicy, Policy
+from headgate.rules import Rule
+
+
+def changes(old: Policy, new: Policy) -> list[str]:
+    """Return what has changed, a few words each; nothing secret is among them."""
+    found = list(_limiters(old.limiters, new.limiters))
+    if old.server != new.server:
+        found.append("server")
+    return found
+
+
+def _limiters(old: Mapping[str, LimiterPolicy], new: Mapping[str, LimiterPolicy]) -> Iterator[str]:
+    for name, limiter in new.items():
+        if name not in old:
+            yield f"{name} is new"
+        elif limiter != old[name]:
+            yield f"{name}: {', '.join(_parts(old[name], limiter)) or 'order of rules'}"
+    for name in old.keys() - new.keys():
+        yield f"{name} is gone"
+
+
+def _parts(old: LimiterPolicy, new: LimiterPolicy) -> Iterator[str]:
+    yield from _rules(old.rules, new.rules, "")
+    yield from _rules(old.shadow, new.shadow, "shadow ")
+    for part in fields(LimiterPolicy):
+        # A store's URL may have a password in it, and overrides may be many, so only their names are told.
+        told = part.compare and part.name not in ("name", "rules", "shadow")
+        if told and getattr(old, part.name) != getattr(new, part.name):
+            yield part.name
+
+
+def _rules(old: tuple[Rule, ...], new: tuple[Rule, ...], what: str) -> Iterator[str]:
+    before: dict[str, Any] = {rule.name: rule for rule in old}
+    after = {rule.name: rule for rule in new}
+    for name, rule in after.items():
+        if name not in before:
+            yield f"{what}{name} {rule.quota} added"
+        elif rule.quota != before[name].quota:
+            yield f"{what}{name} {before[name].quota} -> {rule.quota}"
+        elif rule != before[name]:
+            yield f"{what}{name} changed"
+    for name in before.keys() - after.keys():
+        yield f"{what}{name} removed"

@@ -1,0 +1,58 @@
+"""What shadow rules would have done."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from headgate.hooks import logger
+
+
+class ShadowCount(NamedTuple):
+    """What a shadow rule would have done, since it was read or changed, in this process.
+
+    Attributes:
+        asked: How many hits and holds it was asked about: those that the live rules admitted.
+        refused: How many of these it would have refused.
+        failed: How many it could not say anything about: the store was down, or the key lacks its scope.
+    """
+
+    asked: int
+    refused: int
+    failed: int
+
+
+class Tally:
+    """Counts what a shadow rule answers; any thread may count."""
+
+    def __init__(self, limiter: str, rule: str) -> None:
+        self._limiter = limiter
+        self._rule = rule
+        self._counts = [0, 0, 0]
+        self._has_reported = False
+        self._lock = threading.Lock()
+
+    def count(self, *, refused: bool = False, failed: bool = False) -> None:
+        """Count one answer."""
+        with self._lock:
+            self._counts[0] += 1
+            self._counts[1] += refused
+            self._counts[2] += failed
+
+    def report(self, error: Exception) -> None:
+        """Say, the first time, why the rule could not count."""
+        with self._lock:
+            if self._has_reported:
+                return
+            self._has_reported = True
+        logger.warning(
+            "shadow rule %r of limiter %r could not count a call; this is logged only once: %s",
+            self._rule,
+            self._limiter,
+            error,
+        )
+
+    def so_far(self) -> ShadowCount:
+        """Return the counts."""
+        with self._lock:
+            return ShadowCount(*self._counts)

@@ -1,0 +1,128 @@
+"""Noticing that a policy file has changed, or that somebody asks for it to be read again (SIGHUP).
+
+The file is read and compared every so often. It is small, and that notices what times and sizes do not: editors that
+replace it, swapped links (as Kubernetes mounts its ConfigMaps), and a second change within one tick of the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+
+from headgate.policy.load import parse_policy, read_policy
+from headgate.policy.model import Policy, PolicyError
+
+_HANGUP: int | None = getattr(signal, "SIGHUP", None)
+"""The signal; not every system has it."""
+
+
+class PolicyFile:
+    """A policy file, and the variables that may replace single values.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    def __init__(self, path: str | Path, environment: Mapping[str, str] | None) -> None:
+        self.path = Path(path)
+        self._environment = environment
+        self._seen: tuple[str, str] | None = None
+
+    def read(self) -> Policy:
+        """Return the policy that the file has now.
+
+        Raises:
+            PolicyError: It cannot be read or used.
+        """
+        self._seen = text, problem = self._glance()
+        if problem:
+            raise PolicyError(problem)
+        return parse_policy(text, str(self.path), self._environment)
+
+    def forget(self) -> None:
+        """Take the file for changed until it is read again."""
+        self._seen = None
+
+    def has_changed(self) -> bool:
+        """Return whether the file says something else than when it was read last."""
+        return self._glance() != self._seen
+
+    def _glance(self) -> tuple[str, str]:
+        """Return the text, and what keeps us from reading it."""
+        try:
+            return read_policy(self.path), ""
+        except PolicyError as error:
+            return "", str(error)
+
+
+class Watching:
+    """A thread that looks at a policy file; it ends with `stop`, with its `with` block, or with the process."""
+
+    def __init__(self, look: Callable[[bool], None], every: float) -> None:
+        self._look = look
+        self._every = every
+        # A simple queue, because a signal handler may put into it while it is being put into.
+        self._calls: SimpleQueue[str] = SimpleQueue()
+        self._restore = _on_hangup(lambda *_: self._calls.put("look"))
+        self._thread = threading.Thread(target=self._run, name="headgate-policy", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it, and wait until it has ended."""
+        self._calls.put("stop")
+        self._thread.join()
+        self._restore()
+
+    def _run(self) -> None:
+        call = ""
+        while call != "stop":
+            try:
+                call = self._calls.get(timeout=self._every)
+            except Empty:
+                call = ""
+            if call != "stop":
+                self._look(bool(call))
+
+    def __enter__(self) -> Watching:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@contextmanager
+def hangups(tell: Callable[[], None]) -> Iterator[None]:
+    """Call a function of the running event loop at every SIGHUP, within a block; in the main thread only."""
+    if _HANGUP is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, loop = signal.getsignal(_HANGUP), asyncio.get_running_loop()
+    loop.add_signal_handler(_HANGUP, tell)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(_HANGUP)
+        _set(before)
+
+
+def _on_hangup(handler: Callable[..., None]) -> Callable[[], None]:
+    """Handle SIGHUP, and return what undoes that; outside of the main thread neither does anything."""
+    if _HANGUP is None or threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = signal.signal(_HANGUP, handler)
+    return lambda: _set(before)
+
+
+def _set(handler: object) -> None:
+    """Have SIGHUP handled as it was before."""
+    # A handler that was not set from Python cannot be set again from there; the default is the nearest to it.
+    assert _HANGUP is not None
+    signal.signal(_HANGUP, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]

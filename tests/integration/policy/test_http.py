@@ -1,0 +1,332 @@
+"""HTTP edges with limiters of a policy file: they write what it asks for, and notice when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI, Response
+from starlette.responses import PlainTextResponse
+
+from headgate import ConfigError
+from headgate.http import Fields, Writer, by_header
+from headgate.http.asgi import RateLimitMiddleware
+from headgate.http.fastapi import install, limit
+from headgate.http.testing import fresh_limits, limits_off
+from headgate.http.wsgi import RateLimitMiddleware as WSGIRateLimitMiddleware
+from headgate.policy import AsyncLivePolicy, LivePolicy
+from headgate.testing import FakeClock
+from tests.integration.http.clients import client_of, is_complete, left, policies
+
+ONE = '[limiters.api]\nrules = ["{}"]\n'
+TIERS = """
+[limiters.api]
+rules = [{ quota = "2/minute", name = "r", tiers = { free = "3/minute", pro = "5/minute" } }]
+default_tier = "free"
+[[limiters.api.overrides]]
+key = "192.0.2.9"
+rules = { r = "7/minute" }
+"""
+X_RATELIMIT = {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"}
+IETF = {"ratelimit", "ratelimit-policy"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "headgate.toml"
+
+
+def asgi(live: Any, **arguments: Any) -> Any:
+    return RateLimitMiddleware(PlainTextResponse("ok"), live["api"], **arguments)
+
+
+def fast(live: Any, **arguments: Any) -> Any:
+    app = FastAPI(dependencies=[Depends(limit(live["api"], **arguments))])
+    install(app)
+
+    @app.get("/")
+    async def home(status: int = 200) -> Response:
+        return PlainTextResponse("ok", status)
+
+    return app
+
+
+@pytest.fixture(params=[asgi, fast])
+def edge(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Both edges for coroutines."""
+    made: Callable[..., Any] = request.param
+    return made
+
+
+def rewrite(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+def follow(file: Path, text: str, **arguments: Any) -> AsyncLivePolicy:
+    file.write_text(text)
+    return AsyncLivePolicy.from_file(file, clock=FakeClock(), **arguments)
+
+
+def rate_limit_fields(response: httpx.Response) -> set[str]:
+    return {name for name in response.headers if "ratelimit" in name}
+
+
+# --- Coroutines ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_edge_asks_a_limiter_of_a_policy_and_notices_a_reload(
+    file: Path, edge: Callable[..., Any]
+) -> None:
+    live = follow(file, ONE.format("2/minute"))
+    async with client_of(edge(live)) as client:
+        codes = [(await client.get("/")).status_code for _ in range(3)]
+        assert codes == [200, 200, 429]
+        rewrite(file, ONE.format("4/minute"))
+        live.reload()
+        response = await client.get("/")
+        assert response.status_code == 200
+        assert is_complete(response)
+        assert left(response) == {"sliding_window/1m": 1}
+        assert policies(response) == {"sliding_window/1m": 4}
+        assert response.headers["x-ratelimit-limit"] == "4"
+        rewrite(file, ONE.format("4/minute").replace('"]', '", "9/hour"]'))
+        live.reload()
+        response = await client.get("/")
+        assert left(response) == {"sliding_window/1m": 0, "sliding_window/1h": 8}
+
+
+async def test_the_usual_limit_keeps_its_short_way(file: Path, edge: Callable[..., Any]) -> None:
+    live = follow(file, ONE.format("2/minute"))
+    app = edge(live)
+    asks = (
+        app.limit
+        if isinstance(app, RateLimitMiddleware)
+        else app.router.dependencies[0].dependency.request_limit
+    )
+    assert asks.at_once is not None
+    rewrite(file, TIERS)
+    live.reload()
+    assert asks.at_once is None, "whose limit depends on the key"
+    rewrite(file, ONE.format("3/minute"))
+    live.reload()
+    assert asks.at_once is not None
+    async with client_of(app) as client:
+        assert (await client.get("/")).headers["x-ratelimit-limit"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("style", "written"),
+    [("both", IETF | X_RATELIMIT), ("ietf", IETF), ("x-ratelimit", X_RATELIMIT), ("none", set())],
+)
+async def test_the_fields_are_those_that_the_policy_asks_for(
+    file: Path, edge: Callable[..., Any], style: str, written: set[str]
+) -> None:
+    live = follow(file, ONE.format("1/minute") + f'headers = "{style}"')
+    async with client_of(edge(live)) as client:
+        assert rate_limit_fields(await client.get("/")) == written
+        refused = await client.get("/")
+        assert rate_limit_fields(refused) == written
+        assert "retry-after" in refused.headers
+        rewrite(file, ONE.format("5/minute") + 'headers = "ietf"')
+        live.reload()
+        assert rate_limit_fields(await client.get("/")) == IETF
+    async with client_of(edge(live, fields=Fields(ratelimit=None))) as client:
+        assert rate_limit_fields(await client.get("/")) == X_RATELIMIT, "unless they are given"
+
+
+async def test_tiers_and_overrides_show_in_the_fields(file: Path, edge: Callable[..., Any]) -> None:
+    app = edge(follow(file, TIERS), tier=lambda _: "pro")
+    async with client_of(app) as client:
+        response = await client.get("/")
+    assert (policies(response), left(response)) == ({"r": 5}, {"r": 4})
+    app = edge(follow(file, TIERS))
+    async with client_of(app) as client:
+        response = await client.get("/")
+    assert (policies(response), left(response)) == ({"r": 3}, {"r": 2})
+    async with client_of(app, "192.0.2.9") as client:
+        response = await client.get("/")
+    assert (policies(response), left(response)) == ({"r": 7}, {"r": 6})
+
+
+async def test_a_limit_that_became_smaller_than_the_cost_is_a_413_and_not_a_500(
+    file: Path, edge: Callable[..., Any]
+) -> None:
+    live = follow(file, ONE.format("9/minute"))
+    app = edge(live, cost=3)
+    async with client_of(app) as client:
+        assert (await client.get("/")).status_code == 200
+        rewrite(file, ONE.format("2/minute"))
+        live.reload()
+        assert (await client.get("/")).status_code == 413
+    with pytest.raises(ConfigError, match="every request costs 3"):
+        edge(live, cost=3)
+
+
+async def test_a_fixed_cost_is_compared_with_no_limit_that_may_be_another(file: Path) -> None:
+    app = asgi(follow(file, TIERS), cost=3)
+    async with client_of(app) as client:
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_outcomes_are_counted_by_the_policy_of_the_request(file: Path) -> None:
+    live = follow(file, ONE.format("1/minute"))
+    async with client_of(fast(live, count={401})) as client:
+        assert [(await client.get("/")).status_code for _ in range(3)] == [200] * 3
+        assert (await client.get("/?status=401")).status_code == 401
+        assert (await client.get("/")).status_code == 429
+
+
+async def test_a_policy_that_changes_between_question_and_answer_breaks_no_response(file: Path) -> None:
+    """The answer is written by the rules that decided it, however many there are by now."""
+    live = follow(file, ONE.format("5/minute"))
+    app = asgi(live, cost=lambda _: 1)
+    version: Any = live["api"]._as_of_now()
+    hit = version.hit
+
+    async def reloading(*args: Any, **kwargs: Any) -> Any:
+        decision = await hit(*args, **kwargs)
+        rewrite(file, ONE.format("5/minute").replace('"]', '", "9/hour"]'))
+        live.reload()
+        return decision
+
+    version.hit = reloading
+    async with client_of(app) as client:
+        response = await client.get("/")
+        assert (response.status_code, left(response)) == (200, {"sliding_window/1m": 4})
+        response = await client.get("/")
+        assert left(response) == {"sliding_window/1m": 3, "sliding_window/1h": 8}
+
+
+async def test_requests_while_another_thread_reloads_are_all_answered(file: Path) -> None:
+    live = follow(file, ONE.format("50/minute"))
+    app, is_over = asgi(live), threading.Event()
+
+    def reload() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            second = '", "60/hour"]' if number % 2 else '"]'
+            rewrite(file, ONE.format("50/minute").replace('"]', second))
+            live.reload()
+
+    reloading = asyncio.create_task(asyncio.to_thread(reload))
+    try:
+        async with client_of(app) as client:
+            codes = [(await client.get("/")).status_code for _ in range(150)]
+    finally:
+        is_over.set()
+        await reloading
+    assert codes == [200] * 50 + [429] * 100
+
+
+async def test_an_edge_that_is_made_while_a_policy_changes_goes_by_the_newer_one(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = follow(file, ONE.format("1/minute"))
+
+    def reloading(*args: Any) -> Writer:
+        """Make the writer of the old rules, but late: another thread has put new ones in force."""
+        monkeypatch.undo()
+        writer = Writer(*args)
+        rewrite(file, ONE.format("2/minute"))
+        live.reload()
+        return writer
+
+    monkeypatch.setattr("headgate.http.limit.Writer", reloading)
+    async with client_of(asgi(live)) as client:
+        assert policies(await client.get("/")) == {"sliding_window/1m": 2}
+
+
+async def test_help_for_tests_reaches_limits_of_a_policy(file: Path, edge: Callable[..., Any]) -> None:
+    live = follow(file, ONE.format("1/minute"))
+    app = edge(live)
+    async with client_of(app) as client:
+        assert (await client.get("/")).status_code == 200
+        with fresh_limits():
+            assert [(await client.get("/")).status_code for _ in range(2)] == [200, 429]
+            rewrite(file, ONE.format("2/minute"))
+            live.reload()
+            assert [(await client.get("/")).status_code for _ in range(3)] == [200, 200, 429]
+        with limits_off():
+            assert [(await client.get("/")).status_code for _ in range(3)] == [200] * 3
+        assert [(await client.get("/")).status_code for _ in range(2)] == [200, 429]
+
+
+async def test_the_openapi_document_has_the_fields_of_the_policy(file: Path) -> None:
+    app = fast(follow(file, ONE.format("1/minute") + 'headers = "ietf"'))
+    headers = app.openapi()["paths"]["/"]["get"]["responses"]["429"]["headers"]
+    assert set(headers) == {"Retry-After", "RateLimit-Policy", "RateLimit"}
+
+
+def test_an_edge_that_is_gone_is_not_kept_by_its_limiter(file: Path) -> None:
+    live = follow(file, ONE.format("1/minute"))
+    for _ in range(3):
+        asgi(live)
+    asgi(live)
+    assert len(live["api"]._listeners) <= 2
+
+
+# --- Threads -------------------------------------------------------------------------------------------------------------
+
+
+def echo(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"body"]
+
+
+def wsgi_client(app: Any, address: str = "192.0.2.1") -> httpx.Client:
+    return httpx.Client(transport=httpx.WSGITransport(app, remote_addr=address), base_url="http://service")
+
+
+def test_wsgi_asks_a_limiter_of_a_policy_and_notices_a_reload(file: Path) -> None:
+    file.write_text(ONE.format("2/minute") + 'headers = "x-ratelimit"')
+    live = LivePolicy.from_file(file, clock=FakeClock())
+    with wsgi_client(WSGIRateLimitMiddleware(echo, live["api"])) as client:
+        responses = [client.get("/") for _ in range(3)]
+        assert [response.status_code for response in responses] == [200, 200, 429]
+        assert rate_limit_fields(responses[0]) == X_RATELIMIT
+        rewrite(file, TIERS)
+        live.reload()
+        response = client.get("/")
+        assert (policies(response), left(response)) == ({"r": 3}, {"r": 2}), (
+            "another rule, that of its default tier"
+        )
+    with wsgi_client(WSGIRateLimitMiddleware(echo, live["api"]), "192.0.2.9") as client:
+        assert policies(client.get("/")) == {"r": 7}
+
+
+def test_wsgi_counts_outcomes_by_a_policy(file: Path) -> None:
+    file.write_text(ONE.format("1/minute"))
+    live = LivePolicy.from_file(file, clock=FakeClock())
+    app = WSGIRateLimitMiddleware(echo, live["api"], key=by_header("x-user"), count={401})
+    with wsgi_client(app) as client:
+        assert [client.get("/").status_code for _ in range(3)] == [200] * 3
+
+
+def test_wsgi_requests_while_another_thread_reloads_are_all_answered(file: Path) -> None:
+    file.write_text(ONE.format("50/minute"))
+    live, is_over = LivePolicy.from_file(file, clock=FakeClock()), threading.Event()
+    app = WSGIRateLimitMiddleware(echo, live["api"])
+
+    def reload() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            second = '", "60/hour"]' if number % 2 else '"]'
+            rewrite(file, ONE.format("50/minute").replace('"]', second))
+            live.reload()
+
+    with ThreadPoolExecutor() as pool, wsgi_client(app) as client:
+        reloading = pool.submit(reload)
+        try:
+            codes = list(pool.map(lambda _: client.get("/").status_code, range(150)))
+        finally:
+            is_over.set()
+        reloading.result()
+    assert sorted(codes) == [200] * 50 + [429] * 100

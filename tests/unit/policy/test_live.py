@@ -1,0 +1,630 @@
+"""Policies that follow their file: what a reload changes, and what it must not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import ConfigError, CostTooHigh, RateLimited
+from headgate.hooks import Call, Hook
+from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
+from headgate.testing import FakeClock
+from tests.unit.clocks import steady
+from tests.unit.flavours import done, entered
+from tests.unit.policy.conftest import Author
+
+Follow = Callable[..., Any]
+
+LOGIN = """
+[limiters.login]
+rules = ["5/minute"]
+"""
+
+
+async def admitted(limiter: Any, times: int, key: Any = "ada", **arguments: Any) -> int:
+    return sum([bool(await done(limiter.hit(key, **arguments))) for _ in range(times)])
+
+
+# --- Limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{folder}/limits.db"])
+@pytest.mark.parametrize("kind", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"])
+@pytest.mark.parametrize("is_steady", [False, True], ids=["any clock", "steady clock"])
+async def test_a_changed_limit_applies_at_once_to_what_was_counted(
+    follow: Follow, author: Author, clock: FakeClock, tmp_path: Path, store: str, kind: str, is_steady: bool
+) -> None:
+    def write(quota: str) -> None:
+        author.write(
+            f'[limiters.login]\nrules = [{{ quota = "{quota}", kind = "{kind}" }}]\n'
+            f'store = "{store.format(folder=tmp_path)}"'
+        )
+
+    write("5/minute")
+    live = follow(clock=steady(clock) if is_steady else clock)  # memory has a quicker way with a steady one
+    limiter = live["login"]
+    assert await admitted(limiter, 4) == 4
+    write("3/minute")
+    assert live.reload() is True
+    refusal = await done(limiter.check("ada"))
+    assert (refusal.allowed, refusal.limit, refusal.remaining) == (False, 3, 0)
+    write("6/minute")
+    assert live.reload() is True
+    assert await admitted(limiter, 9) == 2
+
+
+async def test_a_limiter_is_the_same_object_for_life(follow: Follow, author: Author) -> None:
+    live = follow(LOGIN)
+    limiter, hit = live["login"], live["login"].hit
+    author.limit("1/minute")
+    live.reload()
+    assert live["login"] is limiter
+    assert limiter.rules[0].quota.limit == limiter.policy.rules[0].quota.limit == 1
+    assert [bool(await done(hit("ada"))) for _ in range(2)] == [True, False], "also a method taken before"
+
+
+async def test_nothing_changed_is_no_change(follow: Follow, author: Author) -> None:
+    told: list[str] = []
+    live = follow(LOGIN)
+    live.on_change(lambda: told.append("changed"))
+    version = live["login"]._as_of_now()
+    assert live.reload() is False
+    author.write(LOGIN + "# with a remark\n")
+    assert live.reload() is False
+    assert live["login"]._as_of_now() is version
+    assert told == []
+
+
+async def test_who_wants_to_know_is_told_after_the_change(follow: Follow, author: Author) -> None:
+    live = follow(LOGIN)
+    seen: list[int] = []
+
+    def broken() -> None:
+        raise RuntimeError("listener")
+
+    live.on_change(broken)
+    live.on_change(lambda: seen.append(live["login"].rules[0].quota.limit))
+    author.limit("7/minute")
+    assert live.reload() is True
+    assert seen == [7]
+
+
+async def test_an_unchanged_limiter_is_left_alone(follow: Follow, author: Author) -> None:
+    two = LOGIN + '[limiters.api]\nrules = ["{}"]\n'
+    live = follow(two.format("1/minute"))
+    login, api = (live[name]._as_of_now() for name in ("login", "api"))
+    author.write(two.format("2/minute"))
+    live.reload()
+    assert live["login"]._as_of_now() is login
+    assert live["api"]._as_of_now() is not api
+
+
+async def test_it_is_a_mapping(follow: Follow) -> None:
+    live = follow(LOGIN + '[limiters.api]\nrules = ["1/s"]\n')
+    assert list(live) == ["login", "api"]
+    assert len(live) == 2
+    assert "login" in live
+    assert live.get("nobody") is None
+    assert repr(live).endswith("LivePolicy: login, api>")
+
+
+# --- Files that cannot be used ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('[limiters.login]\nrules = ["3/fortnight"]', r"headgate\.toml:2:10: .*fortnight"),
+        ("[limiters.login]\nrules = [", r"headgate\.toml:2:10: .*end of the file"),
+        ('[limiters.login]\nrules = ["3/minute"]\nstore = "mongodb://x"', r"'login'.* no store is known for"),
+        ('[limiters.login]\nrules = ["3/minute"]\ndeadline = 2\nstore = "sqlite:///:memory:"', "deadline"),
+        ('[limiters.a]\nrules = ["1/s"]\n[limiters.login]\nrules = ["1/s"]\nstore = "x://"', "'login'"),
+        (None, "No such file"),
+    ],
+)
+async def test_a_bad_file_keeps_the_old_policy_and_says_why(
+    follow: Follow, author: Author, text: str | None, why: str
+) -> None:
+    live = follow(LOGIN)
+    before, policy = live["login"]._as_of_now(), live.policy
+    if text is None:
+        author.path.unlink()
+    else:
+        author.write(text)
+    with pytest.raises(PolicyError, match=why) as caught:
+        live.reload()
+    assert live.last_error == str(caught.value)
+    assert str(author.path) in live.last_error
+    assert live.policy is policy
+    assert list(live) == ["login"]
+    assert live["login"]._as_of_now() is before
+    assert await admitted(live["login"], 9) == 5
+    author.write(LOGIN)
+    assert live.reload() is False
+    assert live.last_error is None
+
+
+async def test_a_store_that_cannot_be_opened_is_said_with_the_file(follow: Follow, author: Author) -> None:
+    author.limit("5/minute", "mongodb://x")
+    with pytest.raises(
+        PolicyError, match=r"headgate\.toml: limiter 'login': no store is known for 'mongodb'"
+    ):
+        follow()
+
+
+async def test_a_password_is_in_no_error(follow: Follow, author: Author) -> None:
+    live = follow(LOGIN)
+    author.write('[limiters.login]\nrules = ["3/minute"]\nstore = "redis://ada:s3cret@host:nowhere/0"')
+    with pytest.raises(PolicyError) as caught:
+        live.reload()
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_a_store_that_could_not_be_opened_is_tried_again(
+    follow: Follow, author: Author, tmp_path: Path
+) -> None:
+    live = follow(LOGIN)
+    author.limit("5/minute", f"sqlite:///{tmp_path}/later/limits.db")
+    live._look(False)
+    assert "limits.db" in live.last_error
+    (tmp_path / "later").mkdir()
+    live._look(False)
+    assert live.last_error is None
+    assert live["login"].policy.store.endswith("limits.db")
+
+
+def test_a_policy_without_a_file_cannot_be_reloaded() -> None:
+    live = LivePolicy(parse_policy(LOGIN))
+    assert live["login"].hit("ada")
+    with pytest.raises(PolicyError, match="from_file"):
+        live.reload()
+
+
+async def test_environment_variables_replace_single_values_also_later(follow: Follow, author: Author) -> None:
+    environment = {"HEADGATE_LIMITERS__LOGIN__RULES": '["2/minute"]'}
+    live = follow(LOGIN, environment=environment)
+    assert await admitted(live["login"], 9) == 2
+    author.limit("9/minute")
+    live.reload()
+    assert live["login"].rules[0].quota.limit == 2
+    environment.clear()
+    live.reload()
+    assert live["login"].rules[0].quota.limit == 9
+
+
+# --- Limiters that come and go ---------------------------------------------------------------------------------------
+
+
+async def test_a_limiter_that_is_gone_goes_on_for_whoever_has_it(
+    follow: Follow, author: Author, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = follow(LOGIN + '[limiters.api]\nrules = ["1/s"]\n')
+    login = live["login"]
+    assert await admitted(login, 2) == 2
+    author.write('[limiters.api]\nrules = ["1/s"]\n[limiters.new]\nrules = ["2/s"]')
+    assert live.reload() is True
+    assert list(live) == ["api", "new"]
+    with pytest.raises(KeyError):
+        live["login"]
+    assert await admitted(login, 9) == 3, "as it was"
+    assert await admitted(live["new"], 9) == 2
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text for text in warnings if "'login'" in text and "no longer" in text] == warnings
+    assert len(warnings) == 1
+    author.limit("6/minute")
+    live.reload()
+    assert live["login"] is login, "and is that one again"
+    assert await admitted(login, 9) == 1
+
+
+# --- Stores ----------------------------------------------------------------------------------------------------------
+
+
+async def test_one_store_per_url_kept_over_reloads(follow: Follow, author: Author, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/limits.db"
+    text = f'[limiters.a]\nrules = ["{{0}}"]\nstore = "{url}"\n[limiters.b]\nrules = ["{{0}}"]\nstore = "{url}"\n'
+    live = follow(text.format("5/minute"))
+    store = live["a"].store
+    assert live["b"].store is store
+    author.write(text.format("6/minute") + '[limiters.c]\nrules = ["1/s"]\n')
+    live.reload()
+    assert live["a"].store is live["b"].store is store
+    assert live["c"].store is not store
+
+
+async def test_a_limiter_can_move_to_another_store(follow: Follow, author: Author, tmp_path: Path) -> None:
+    live = follow(LOGIN)
+    limiter = live["login"]
+    memory = limiter.store
+    assert await admitted(limiter, 9) == 5
+    author.limit("5/minute", f"sqlite:///{tmp_path}/limits.db")
+    live.reload()
+    assert limiter.store is not memory
+    assert await admitted(limiter, 9) == 5, "nothing was counted there yet"
+    author.limit("5/minute")
+    live.reload()
+    assert limiter.store is memory
+    assert await admitted(limiter, 9) == 0
+
+
+async def test_closing_closes_every_store_and_a_limiter_closes_none(
+    follow: Follow, author: Author, tmp_path: Path
+) -> None:
+    author.limit("5/minute", f"sqlite:///{tmp_path}/limits.db")
+    async with entered(follow()) as live:
+        async with entered(live["login"]) as limiter:
+            assert await done(limiter.hit("ada"))
+        assert await done(live["login"].hit("ada"))
+        store = live["login"].store
+    assert store._closed
+
+
+async def test_what_a_policy_says_of_failures_holds(follow: Follow, tmp_path: Path) -> None:
+    text = f"""
+        [store]
+        url = "sqlite:///{tmp_path}/limits.db"
+        [limiters.open]
+        rules = ["1/minute"]
+        [limiters.closed]
+        rules = ["1/minute"]
+        on_store_error = "closed"
+        [limiters.local]
+        rules = ["8/minute"]
+        on_store_error = {{ local = 0.25 }}
+    """
+    live = follow(text)
+    live["open"].store.close()
+    found = {name: await admitted(live[name], 9) for name in live}
+    assert found == {"open": 9, "closed": 0, "local": 2}
+    assert not live["open"].health.available
+
+
+# --- Tiers and overrides ---------------------------------------------------------------------------------------------
+
+TIERS = """
+[limiters.api]
+rules = [
+  { quota = "1/hour", name = "user", scope = "user", tiers = { free = "2/hour", pro = "3/hour" } },
+  { quota = "9/hour", name = "realm", scope = "realm" },
+]
+default_tier = "free"
+[[limiters.api.overrides]]
+key = { user = "42" }
+rules = { user = "5/hour" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "tier", "limit"),
+    [
+        ("ada", "pro", 3),
+        ("ada", "free", 2),
+        ("ada", None, 2),
+        ("ada", "mystery", 2),
+        ("ada", "override:0", 2),
+        ("42", None, 5),
+        ("42", "pro", 5),
+        (b"42", None, 5),
+    ],
+)
+async def test_calls_are_decided_in_their_tier(
+    follow: Follow, user: Any, tier: str | None, limit: int
+) -> None:
+    limiter = follow(TIERS)["api"]
+    key = {"user": user, "realm": "north"}
+    assert (await done(limiter.check(key, tier=tier))).limit == limit
+    assert await admitted(limiter, 9, key, tier=tier) == limit
+    hold = await done(limiter.hold({"user": user, "realm": "south"}, 1, tier=tier))
+    assert not hold
+
+
+async def test_holds_and_records_are_counted_in_the_tier_of_their_key(follow: Follow) -> None:
+    limiter = follow(TIERS)["api"]
+    key = {"user": "42", "realm": "north"}
+    async with entered(limiter.hold(key, 5)) as hold:
+        assert await done(hold.settle(2)) == 2
+    await done(limiter.record(key, 2))
+    assert await admitted(limiter, 9, key) == 1
+    await done(limiter.reset(key))
+    assert await admitted(limiter, 9, key) == 5
+
+
+async def test_an_override_is_gone_with_the_reload(follow: Follow, author: Author) -> None:
+    live = follow(TIERS)
+    key = {"user": "42", "realm": "north"}
+    assert await admitted(live["api"], 4, key) == 4
+    author.write(TIERS.split("[[")[0])
+    live.reload()
+    refusal = await done(live["api"].check(key))
+    assert (refusal.allowed, refusal.limit) == (False, 2)
+
+
+async def test_what_is_wrong_with_a_call_is_said_as_by_any_limiter(follow: Follow) -> None:
+    limiter = follow(TIERS)["api"]
+    for key in (
+        None,
+        "ada",
+        {"user": "ada"},
+        {"user": "ada", "realm": "x", "rum": "y"},
+        {"user": [], "realm": "x"},
+    ):
+        with pytest.raises(ConfigError):
+            await done(limiter.hit(key))
+    with pytest.raises(CostTooHigh):
+        await done(limiter.hit({"user": "ada", "realm": "x"}, 3))
+
+
+# --- Holds, waiting, guards ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{folder}/limits.db"])
+async def test_a_hold_is_settled_by_the_policy_it_was_taken_by(
+    follow: Follow, author: Author, tmp_path: Path, store: str
+) -> None:
+    url = store.format(folder=tmp_path)
+    author.limit("5/minute", url)
+    live = follow()
+    limiter = live["login"]
+    hold = await done(limiter.hold("ada", 5))
+    author.limit("6/minute", url)
+    live.reload()
+    assert await done(hold.release()) == 0
+    assert await admitted(limiter, 9) == 6
+    author.limit("4/minute", url)
+    live.reload()
+    other = await done(limiter.hold("bob", 3))
+    author.write(f'[limiters.login]\nrules = ["9/hour"]\nstore = "{url}"')
+    live.reload()
+    assert await done(other.settle(4)) == 4, "beyond what was held, in the rule it was held in"
+    assert await admitted(limiter, 10, "bob") == 9, "the new rule has counted nothing"
+    author.limit("5/minute", url)
+    live.reload()
+    assert await admitted(limiter, 9, "bob") == 1, "and the old one all of it"
+
+
+async def test_who_waits_is_decided_by_the_newest_policy(
+    follow: Follow, author: Author, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    author.limit("1/hour")
+    live = follow()
+    limiter = live["login"]
+    assert await done(limiter.hit("ada"))
+    pauses: list[float] = []
+    advance = clock.advance
+
+    def reloading(seconds: float) -> None:
+        """Instead of an hour let nothing pass, but raise the limit."""
+        pauses.append(seconds)
+        author.limit("2/hour")
+        live.reload()
+        advance(0)
+
+    monkeypatch.setattr(clock, "advance", reloading)
+    decision = await done(limiter.wait("ada"))
+    assert decision.limit == 2
+    assert len(pauses) == 1
+
+
+async def test_waiting_in_vain_is_found_out_by_the_newest_policy(
+    follow: Follow, author: Author, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    author.limit("1/minute")
+    live = follow()
+    assert await done(live["login"].hit("ada"))
+
+    def reloading(seconds: float) -> None:
+        author.limit("0/minute")
+        live.reload()
+
+    monkeypatch.setattr(clock, "advance", reloading)
+    with pytest.raises(RateLimited) as caught:
+        await done(live["login"].wait("ada"))
+    assert caught.value.decision.limit == 0
+
+
+async def test_turns_are_kept_over_a_reload(author: Author) -> None:
+    """Whoever queued first comes first, though the policy changed meanwhile."""
+    clock = SlowClock()
+    author.limit("1/minute")
+    live = AsyncLivePolicy.from_file(author.path, clock=clock)
+    limiter = live["login"]
+    await limiter.hit("ada")
+    order: list[str] = []
+
+    async def wait(name: str) -> None:
+        await limiter.wait("ada")
+        order.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        for name in "abc":
+            group.create_task(wait(name))
+            await asyncio.sleep(0)
+        await clock.sleeping.wait()
+        author.limit("9/minute")
+        live.reload()
+        clock.go_on.set()
+    assert order == ["a", "b", "c"]
+
+
+class SlowClock(FakeClock):
+    """A clock on which a task sleeps until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeping = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def asleep(self, seconds: float) -> None:
+        self.sleeping.set()
+        await self.go_on.wait()
+
+
+async def test_guards_follow_the_policy(follow: Follow, author: Author) -> None:
+    author.limit("1/minute")
+    live = follow()
+    limiter = live["login"]
+    if isinstance(live, AsyncLivePolicy):
+
+        @limiter.guard("ada")
+        async def work() -> str:
+            return "done"
+    else:
+
+        @limiter.guard("ada")
+        def work() -> str:
+            return "done"
+
+    assert await done(work()) == "done"
+    with pytest.raises(RateLimited):
+        await done(work())
+    author.limit("2/minute")
+    live.reload()
+    assert await done(work()) == "done"
+
+
+# --- Hooks and the log -----------------------------------------------------------------------------------------------
+
+
+class Listener(Hook):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.limiters: list[Any] = []
+        self.calls: list[tuple[Call, bool]] = []
+        self.ended: list[int | None] = []
+
+    def attached(self, limiter: Any) -> None:
+        self.limiters.append((limiter, limiter.store))
+
+    def decided(self, call: Call, decision: Any, seconds: float) -> None:
+        self.calls.append((call, decision.allowed))
+
+    def settled(self, call: Call, cost: int | None) -> None:
+        self.ended.append(cost)
+
+
+async def test_hooks_hear_of_limiters_and_of_decisions_by_every_policy(
+    follow: Follow, author: Author, tmp_path: Path
+) -> None:
+    hook = Listener()
+    live = follow(LOGIN, hooks=[hook])
+    limiter = live["login"]
+    assert hook.limiters == [(limiter, limiter.store)]
+    await done(limiter.hit("ada"))
+    author.limit("1/minute")
+    live.reload()
+    await done(limiter.hit("ada"))
+    assert len(hook.limiters) == 1
+    assert [(call.limiter, call.operation, allowed) for call, allowed in hook.calls] == [
+        ("login", "hit", True),
+        ("login", "hit", False),
+    ]
+    async with entered(limiter.hold("bob")):
+        author.limit("1/minute", f"sqlite:///{tmp_path}/limits.db")
+        live.reload()
+    assert hook.ended == [1]
+    assert hook.limiters[1:] == [(limiter, limiter.store)], "told again, because of its store"
+
+
+async def test_the_log_says_what_changed(
+    follow: Follow, author: Author, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = follow(
+        """
+        [limiters.login]
+        rules = ["5/minute", { quota = "9/hour", name = "old" }]
+        store = "sqlite:///:memory:"
+        [limiters.gone]
+        rules = ["1/s"]
+        """
+    )
+    author.write(
+        """
+        [limiters.login]
+        rules = ["7/minute", { quota = "2/day", name = "candidate", shadow = true }]
+        store = "memory://"
+        default_tier = "free"
+        [limiters.new]
+        rules = ["1/s"]
+        [server]
+        port = 9000
+        """
+    )
+    with caplog.at_level(logging.INFO, "headgate"):
+        live.reload()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    assert lines == [
+        (
+            f"{author.path} is in force: login: sliding_window/1m 5/minute -> 7/minute, old removed, "
+            "shadow candidate 2/day added, store, default_tier; new is new; gone is gone; server"
+        )
+    ]
+
+
+# --- At the same time ------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_hit_while_others_reload_are_never_admitted_too_often(
+    author: Author, clock: FakeClock, hasty_threads: None
+) -> None:
+    author.limit("40/minute")
+    live = LivePolicy.from_file(author.path, clock=clock)
+    limiter, is_over = live["login"], threading.Event()
+
+    def reload() -> int:
+        """Go to and fro between a limiter with a shadow rule and overrides, and one without."""
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            extra = ', { quota = "3/minute", name = "candidate", shadow = true }' if number % 2 else ""
+            author.write(f'[limiters.login]\nrules = ["{40 - number % 3}/minute"{extra}]')
+            live.reload()
+        return number
+
+    with ThreadPoolExecutor() as pool:
+        reloading = pool.submit(reload)
+        hits = [pool.submit(lambda: sum(bool(limiter.hit("ada")) for _ in range(300))) for _ in range(3)]
+        total = sum(hit.result() for hit in hits)
+        is_over.set()
+        assert reloading.result() > 1
+    assert 38 <= total <= 40
+
+
+async def test_tasks_that_hold_while_the_policy_changes_leave_nothing_behind(
+    author: Author, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/limits.db"
+    author.limit("30/hour", url)
+    async with AsyncLivePolicy.from_file(author.path) as live:
+        limiter = live["login"]
+        most = 0
+
+        async def hold() -> None:
+            nonlocal most
+            for _ in range(5):
+                pending = await limiter.hold("ada", 3)
+                if pending:
+                    most = max(most, 30 - (await limiter.check("ada", 0)).remaining)
+                    await pending.release()
+
+        async def reload() -> None:
+            for number in range(20):
+                author.limit(f"{30 - number % 2}/hour", url)
+                live.reload()
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(reload())
+            for _ in range(12):
+                group.create_task(hold())
+        author.limit("30/hour", url)
+        live.reload()
+        assert 0 < most <= 30
+        assert (await limiter.check("ada")).remaining == 29

@@ -1,0 +1,246 @@
+"""Noticing that a policy file has changed, and being asked to read it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
+from headgate.policy.watch import PolicyFile
+from tests.unit.policy.conftest import Author
+
+NEVER = 3600.0
+OFTEN = 0.001
+PATIENCE = 30.0
+"""Seconds after which a test has failed that waits for something to be noticed."""
+
+
+@pytest.fixture
+def _hangup_handler() -> Iterator[None]:
+    """See that the handler of SIGHUP is afterwards what it was, and that a stray signal does not end the tests."""
+    handler = signal.signal(signal.SIGHUP, lambda *_: None)
+    ours = signal.getsignal(signal.SIGHUP)
+    yield
+    assert signal.getsignal(signal.SIGHUP) is ours
+    signal.signal(signal.SIGHUP, handler)
+
+
+@contextmanager
+def changing(live: LivePolicy) -> Iterator[threading.Event]:
+    """Wait at the end of a block until the policy has changed."""
+    changed = threading.Event()
+    live.on_change(changed.set)
+    yield changed
+    assert changed.wait(PATIENCE)
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+# --- The file ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_way_of_changing_a_file_is_noticed(author: Author, tmp_path: Path) -> None:
+    author.limit("5/minute")
+    file = PolicyFile(author.path, None)
+    file.read()
+    assert not file.has_changed()
+    before = author.path.stat()
+
+    author.limit("6/minute")
+    os.utime(author.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.has_changed(), "same size, same time"
+    file.read()
+    assert not file.has_changed()
+
+    replacement = tmp_path / "new.toml"
+    replacement.write_text('[limiters.login]\nrules = ["7/minute"]\n')
+    replacement.replace(author.path)
+    assert file.has_changed(), "replaced, as editors do"
+    file.read()
+
+    author.path.unlink()
+    assert file.has_changed(), "gone"
+    with pytest.raises(PolicyError, match="No such file"):
+        file.read()
+    assert not file.has_changed(), "still gone"
+
+
+def test_a_swapped_link_is_noticed(tmp_path: Path) -> None:
+    """As Kubernetes mounts a ConfigMap: file -> ..data/file, ..data -> a folder per version."""
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "headgate.toml").write_text(f'[limiters.login]\nrules = ["{version}/minute"]')
+    (tmp_path / "data").symlink_to("1")
+    (tmp_path / "headgate.toml").symlink_to("data/headgate.toml")
+    file = PolicyFile(tmp_path / "headgate.toml", None)
+    assert file.read().limiters["login"].rules[0].quota.limit == 1
+    (tmp_path / "next").symlink_to("2")
+    (tmp_path / "next").replace(tmp_path / "data")
+    assert file.has_changed()
+    assert file.read().limiters["login"].rules[0].quota.limit == 2
+
+
+# --- Threads -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_notices_a_change(author: Author) -> None:
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+    with live.watch(OFTEN):
+        with changing(live):
+            author.limit("6/minute")
+        assert live["login"].rules[0].quota.limit == 6
+
+
+def test_a_thread_that_was_stopped_looks_no_more(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+    watching = live.watch(OFTEN)
+    watching.stop()
+    assert "headgate-policy" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.usefixtures("_hangup_handler")
+def test_a_signal_lets_a_thread_read_the_file(author: Author, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "headgate")
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+    with live.watch(NEVER):
+        with changing(live):
+            author.limit("6/minute")
+            signal.raise_signal(signal.SIGHUP)
+        assert live["login"].rules[0].quota.limit == 6
+
+
+def test_outside_of_the_main_thread_signals_are_left_alone(author: Author) -> None:
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+    before = signal.getsignal(signal.SIGHUP)
+    found: list[object] = []
+
+    def elsewhere() -> None:
+        with live.watch(NEVER):
+            found.append(signal.getsignal(signal.SIGHUP))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(PATIENCE)
+    assert found == [before]
+
+
+# --- Tasks ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def watched(live: AsyncLivePolicy, every: float) -> Iterator[asyncio.Task[None]]:
+    task = asyncio.create_task(live.watch(every))
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+async def test_a_task_notices_a_change(author: Author) -> None:
+    author.limit("5/minute")
+    live, changed = AsyncLivePolicy.from_file(author.path), asyncio.Event()
+    live.on_change(changed.set)
+    with watched(live, OFTEN):
+        author.limit("6/minute")
+        async with asyncio.timeout(PATIENCE):
+            await changed.wait()
+    assert live["login"].rules[0].quota.limit == 6
+
+
+@pytest.mark.usefixtures("_hangup_handler")
+async def test_a_signal_lets_a_task_read_the_file(author: Author, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "headgate")
+    author.limit("5/minute")
+    live, changed = AsyncLivePolicy.from_file(author.path), asyncio.Event()
+    live.on_change(changed.set)
+    with watched(live, NEVER) as task:
+        await asyncio.sleep(0)
+        author.limit("6/minute")
+        signal.raise_signal(signal.SIGHUP)
+        async with asyncio.timeout(PATIENCE):
+            await changed.wait()
+        assert live["login"].rules[0].quota.limit == 6
+        assert not task.done()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_task_in_another_thread_watches_the_file_alone(author: Author) -> None:
+    author.limit("5/minute")
+    live, changed = AsyncLivePolicy.from_file(author.path), threading.Event()
+    live.on_change(changed.set)
+
+    async def elsewhere() -> None:
+        with watched(live, OFTEN):
+            author.limit("6/minute")
+            assert await asyncio.to_thread(changed.wait, PATIENCE)
+
+    await asyncio.to_thread(asyncio.run, elsewhere())
+    assert live["login"].rules[0].quota.limit == 6
+
+
+async def test_only_a_file_can_be_watched() -> None:
+    policy = parse_policy('[limiters.login]\nrules = ["5/minute"]')
+    with pytest.raises(PolicyError, match="from_file"):
+        await AsyncLivePolicy(policy).watch()
+    with pytest.raises(PolicyError, match="from_file"):
+        LivePolicy(policy).watch()
+
+
+# --- What is said --------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_logged_once_and_what_puts_it_right_too(
+    author: Author, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headgate")
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+    author.limit("5/fortnight")
+    live._look(False)
+    live._look(False)
+    author.write('[limiters.login]\n# still not right\nrules = ["5/fortnight"]')
+    live._look(False)
+    assert len(errors_in(caplog)) == 2
+    assert all("the policy stays as it was: " in line and "fortnight" in line for line in errors_in(caplog))
+    live._look(True)
+    assert len(errors_in(caplog)) == 3, "whoever asks is answered"
+    author.path.unlink()
+    live._look(False)
+    live._look(False)
+    assert len(errors_in(caplog)) == 4
+    assert live.last_error is not None
+    caplog.clear()
+    author.limit("5/minute")
+    live._look(False)
+    assert live.last_error is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == f"{author.path} was read again: nothing has changed"
+
+
+def test_whoever_asks_is_told_that_nothing_has_changed(
+    author: Author, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headgate")
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+    live._look(False)
+    assert not caplog.records
+    live._look(True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{author.path} was read again: nothing has changed"
+    ]

@@ -4,8 +4,8 @@ A state that nobody holds units of (its birth is 0), in the shape that its table
 
     fixed window     one int: windows since the table began << 31 | units
     token bucket     one int: what will have drained when it is empty << 48 | time, both since the machine's start
-    sliding window   one bytes of 64-bit integers: expiry of the oldest bucket, newest index, total,
-                     then index and units of each live bucket, oldest first
+    sliding window   one bytes of 64-bit integers: expiry of the oldest bucket, newest index, total, newest units,
+                     then index and units of the buckets before, oldest first
 
 `quick_hit` returns the shortest way through `Limiter.hit` for one unscoped rule: it decides on the packed object itself, and
 hands everything out of the ordinary (another tier, a time of the caller's own, held units, a full store, a clock that went
@@ -275,11 +275,13 @@ class SlidingWindowPacking:
         if birth:
             return state
         expiry = buckets[0] * self.algorithm.width + self.algorithm.lifetime
-        return struct.pack(f"={3 + len(buckets)}q", expiry, buckets[-2], sum(buckets[1::2]), *buckets)
+        *before, newest, units = buckets
+        return struct.pack(f"={4 + len(before)}q", expiry, newest, sum(buckets[1::2]), units, *before)
 
     def unpack(self, packed: Packed) -> State:
         assert isinstance(packed, bytes)
-        return 0, *struct.unpack_from(f"={len(packed) // 8 - 3}q", packed, _HEAD.size)
+        _, newest, _, units, *before = struct.unpack(f"={len(packed) // 8}q", packed)
+        return 0, *before, newest, units
 
     def fresh_at(self, value: Packed | State) -> int:
         newest: int = _HEAD.unpack_from(value)[1] if isinstance(value, bytes) else value[-2]  # type: ignore[index]  # else a state
@@ -296,8 +298,8 @@ class SlidingWindowPacking:
         monotonic_ns, epoch = _ticker(clock)
         one = 1
         read_head, new_head = _HEAD.unpack_from, _HEAD.pack
-        read_bucket, new_bucket, new_state = _BUCKET.unpack_from, _BUCKET.pack, _NEW.pack
-        beginning, size = _HEAD.size, _BUCKET.size
+        read_bucket, new_bucket = _BUCKET.unpack_from, _BUCKET.pack
+        beginning = _HEAD.size
 
         def hit(
             key: Any = None,
@@ -318,37 +320,34 @@ class SlidingWindowPacking:
                     buckets: Any = get(key)
                     if buckets is None and begin(key, at):
                         expiry = index * width + lifetime
-                        values[key] = new_state(expiry, index, cost, index, cost)
+                        values[key] = new_head(expiry, index, cost, cost)
                         return Decision((True, limit, limit - cost, None, expiry - at, names, 0, None, False))
-                    expiry, newest, total = read_head(buckets)
+                    expiry, newest, total, units = read_head(buckets)
                     first = beginning
                     if expiry <= at:
-                        first, total = _first_live(buckets, at - lifetime, width, total)
+                        first, expiry, total = _without_dead(buckets, at, width, lifetime)
                     after = total + cost
                     if newest > index:
                         pass  # the clock went back
                     elif after <= limit:
-                        if first > beginning:
-                            oldest = read_bucket(buckets, first)[0] if first < len(buckets) else index
-                            expiry = oldest * width + lifetime
-                        head = new_head(expiry, index, after)
                         if newest == index:
-                            there = read_bucket(buckets, -size)[1]
-                            values[key] = head + buckets[first:-size] + new_bucket(index, there + cost)
+                            values[key] = new_head(expiry, index, after, units + cost) + buckets[first:]
+                        elif total:
+                            before = buckets[first:] + new_bucket(newest, units)
+                            values[key] = new_head(expiry, index, after, cost) + before
                         else:
-                            values[key] = head + buckets[first:] + new_bucket(index, cost)
+                            values[key] = new_head(index * width + lifetime, index, cost, cost)
                         reset_after = index * width + lifetime - at
                         return Decision(
                             (True, limit, limit - after, None, reset_after, names, 0, None, False)
                         )
                     else:
-                        oldest, count = read_bucket(buckets, first)
+                        count = read_bucket(buckets, first)[1] if first < len(buckets) else units
                         if after - limit <= count:  # the oldest bucket frees enough
                             left = limit - total if total < limit else 0
-                            retry_after = oldest * width + lifetime - at
                             reset_after = newest * width + lifetime - at
                             return Decision(
-                                (False, limit, left, retry_after, reset_after, names, 0, None, False)
+                                (False, limit, left, expiry - at, reset_after, names, 0, None, False)
                             )
                 except TypeError:
                     pass  # a key that cannot be looked up, or a state that is not packed
@@ -359,9 +358,8 @@ class SlidingWindowPacking:
         return hit
 
 
-_HEAD = struct.Struct("=3q")  # expiry of the oldest bucket, newest index, total
+_HEAD = struct.Struct("=4q")  # expiry of the oldest bucket, newest index, total, newest units
 _BUCKET = struct.Struct("=2q")  # index, units
-_NEW = struct.Struct("=5q")
 
 
 def _is_whole(cost: Any, most: int) -> bool:
@@ -372,16 +370,19 @@ def _is_whole(cost: Any, most: int) -> bool:
     return cost.__class__ is int and 0 < cost <= most
 
 
-def _first_live(buckets: bytes, dead_until: int, width: int, total: int) -> tuple[int, int]:
-    """Return where the first bucket stands that began after `dead_until`, and the total without those before it."""
+def _without_dead(buckets: bytes, at: int, width: int, lifetime: int) -> tuple[int, int, int]:
+    """Return where the first live bucket before the newest stands, the expiry of the oldest live one, and the total."""
+    _, newest, total, _ = _HEAD.unpack_from(buckets)
     first = _HEAD.size
     while first < len(buckets):
         index, units = _BUCKET.unpack_from(buckets, first)
-        if index * width > dead_until:
-            break
+        expiry: int = index * width + lifetime
+        if expiry > at:
+            return first, expiry, total
         total -= units
         first += _BUCKET.size
-    return first, total
+    expiry = newest * width + lifetime
+    return first, expiry, total if expiry > at else 0
 
 
 def _ticker(clock: Clock) -> tuple[Callable[[], int], int]:

@@ -94,6 +94,19 @@ def test_the_quick_way_answers_like_the_general_one(rule: Rule, clock: FakeClock
     assert 300 < refused < 2_700, "the script must try both"
 
 
+def test_of_several_buckets_the_oldest_is_gone_to_the_microsecond(clock: FakeClock) -> None:
+    limiter = Limiter(sliding_window("7/second", buckets=10), clock=clock)
+    for _ in range(3):
+        last = limiter.hit("ada")
+        clock.advance_us(100_000)
+    assert last.reset_after_us is not None
+    oldest_expires_in = last.reset_after_us - 3 * 100_000
+    clock.advance_us(oldest_expires_in - 1)
+    assert limiter.hit("ada").remaining == 3
+    clock.advance_us(1)
+    assert limiter.hit("ada").remaining == 3
+
+
 @every_kind
 @pytest.mark.parametrize("key", [["ada"], None, 5, {"user": "ada"}])
 def test_the_quick_way_leaves_it_to_the_general_one_what_is_wrong_with_a_key(make: Make, key: Any) -> None:

@@ -85,5 +85,10 @@ def storage_key(prefix: bytes, key: PlainKey) -> bytes:
     return prefix + kind + raw
 
 
+def note_key(namespace: str, name: str) -> bytes:
+    """Return the name of a note in a store; it is none that a state can have, because there a length would follow."""
+    return storage_key(_part(namespace.encode("utf-8", "surrogatepass")) + b"note:", name)
+
+
 def _part(raw: bytes) -> bytes:
     return b"%d:%b" % (len(raw), raw)

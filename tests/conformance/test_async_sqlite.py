@@ -6,8 +6,16 @@ from headgate import SQLiteStore
 from headgate.testing import AsyncStoreContract
 
 
-class TestAsyncSQLite(AsyncStoreContract):
+class TestAsyncSQLiteAtGivenTimes(AsyncStoreContract):
     effort = 0.2
 
     def make_store(self) -> SQLiteStore:
         return SQLiteStore(self.folder / "limits.db")
+
+
+class TestAsyncSQLiteByItsOwnClock(AsyncStoreContract):
+    own_time = True
+    effort = 0.1
+
+    def make_store(self) -> SQLiteStore:
+        return SQLiteStore(self.folder / "limits.db", clock=self.clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +13,10 @@ from typing import NamedTuple
 import pytest
 from hypothesis import Phase, settings
 
-from headgate import Decision, Rule
+from headgate import Decision, MemoryStore, Rule
 from headgate.keys import Key
 from headgate.stores.base import Gate, Receipts
-from headgate.testing import FakeClock, ReferenceStore, StoreContract
+from headgate.testing import AsyncStoreContract, FakeClock, ReferenceStore, StoreContract
 from headgate.testing.contract.traces import START_US
 
 
@@ -170,6 +171,49 @@ def test_a_broken_store_is_noticed_in_random_traces(test: str, tmp_path: Path) -
     contract = broken_contract(admits_a_microsecond_early, tmp_path)
     with pytest.raises(AssertionError):
         getattr(contract, test)()
+
+
+class LastNoteStands(MemoryStore):
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        self._notes.clear()
+        return await super().note(name, text, seconds)
+
+
+class LooksThenNotes(MemoryStore):
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        kept = await self.noted(name)
+        await asyncio.sleep(0)
+        if kept is None:
+            self._notes.clear()
+            kept = await super().note(name, text, seconds)
+        return kept
+
+
+class NotesForgetEarly(MemoryStore):
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        return await super().note(name, text, seconds - 0.000001)
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (LastNoteStands, "test_the_first_note_stands"),
+        (LooksThenNotes, "test_of_tasks_that_race_one_decides_and_all_are_told"),
+        (NotesForgetEarly, "test_a_note_is_kept_as_long_as_it_was_asked_for"),
+    ],
+)
+def test_broken_notes_are_noticed(broken: type[MemoryStore], test: str, tmp_path: Path) -> None:
+    class Broken(AsyncStoreContract):
+        own_time = True
+
+        def make_store(self) -> MemoryStore:
+            return broken(clock=self.clock)
+
+    contract = Broken()
+    contract.clock, contract.folder, contract.prefix = FakeClock(), tmp_path, ""
+    with pytest.raises(AssertionError):
+        getattr(contract, test)()
+    contract.store.close()
 
 
 # --- Outside this project ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ memory://                     this process
 sqlite:///relative/path.db    a file; sqlite:////absolute/path.db; sqlite:///:memory:
 redis://host:6379/0           a Redis or Valkey server; rediss:// for TLS, unix:///path.sock, valkey://, valkeys://
 postgresql://host/database    a PostgreSQL server
+http://host:8080              a Headgate server, which decides by its own rules; https://:TOKEN@host with a token
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from importlib import import_module
 from typing import Any
 
 from headgate.errors import ConfigError
-from headgate.stores.base import AsyncGate, AsyncStore, Gate, Guarantees, Store
+from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guarantees, Store
 from headgate.stores.memory import MemoryStore
 from headgate.stores.outage import Health, OnStoreError, local
 from headgate.stores.sqlite import SQLiteStore
 
 __all__ = [
     "AsyncGate",
+    "AsyncNotes",
     "AsyncStore",
     "Gate",
     "Guarantees",
@@ -33,10 +35,17 @@ __all__ = [
 ]
 
 _REMOTE = {
-    **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), ("redis", "RedisStore")),
-    **dict.fromkeys(("postgres", "postgresql"), ("postgres", "PostgresStore")),
+    **dict.fromkeys(
+        ("redis", "rediss", "unix", "valkey", "valkeys"), ("headgate.stores.redis", "RedisStore", "redis")
+    ),
+    **dict.fromkeys(("postgres", "postgresql"), ("headgate.stores.postgres", "PostgresStore", "postgres")),
+    **dict.fromkeys(("http", "https"), ("headgate.client", "ServerStore", "client")),
 }
-"""By scheme: the module under `headgate.stores`, which is also the name of the extra that it needs, and the class."""
+"""By scheme: the module, the class, and the extra that it needs.
+
+They are named here and imported on demand, so this package depends on none of them. The client lies outside of it: it makes
+limiters, which are made of stores.
+"""
 
 
 def open_store(url: str) -> Store:
@@ -75,12 +84,12 @@ def _open(url: str) -> Any:
 
 def _remote_class(scheme: str) -> Any:
     """Import a store only when it is asked for: its packages are extras."""
-    module, name = _REMOTE[scheme]
+    module, name, extra = _REMOTE[scheme]
     try:
-        return getattr(import_module(f"headgate.stores.{module}"), name)
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("headgate"):
             raise
         raise ConfigError(
-            f"a store at {scheme}:// needs the package {error.name!r}: pip install 'headgate[{module}]'"
+            f"a store at {scheme}:// needs the package {error.name!r}: pip install 'headgate[{extra}]'"
         ) from error

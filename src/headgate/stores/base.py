@@ -13,17 +13,21 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from headgate.algorithms import Algorithm, Receipt, algorithm_for, check_cost
+from headgate.clock import to_microseconds
 from headgate.decision import Decision
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, StoreConflict
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 
 Receipts = tuple[tuple[object, Receipt], ...]
 """What a hold needs to give its units back: per rule, where they were charged and the algorithm's receipt."""
+
+LONGEST_NOTE = 3_000_000_000
+"""Seconds, about 95 years: the longest that a note may be asked to be kept."""
 
 NewBirth = Callable[[], int]
 """Returns a number that no other state has as its birth."""
@@ -107,6 +111,31 @@ class AsyncStore(Protocol):
         """Let go of connections and files; calls after this may raise StoreUnavailable."""
 
 
+@runtime_checkable
+class AsyncNotes(Protocol):
+    """What a store may be able to do besides: keep a short text under a name, decided once for everybody.
+
+    Whoever comes first decides what the text is, whatever the concurrency, in tasks and processes, and everybody is told
+    the same. So that what must be done once is done once, also after a restart. To note the same again does nothing, so
+    a call whose outcome is unknown may be repeated. Notes share nothing with states: neither names nor room.
+    """
+
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        """Keep a text under a name for at least so long, unless there is one already, and return the one that is kept.
+
+        Raises:
+            ConfigError: These are no name, text and time.
+            StoreError: It could not be kept, or nobody knows whether it was.
+        """
+
+    async def noted(self, name: str) -> str | None:
+        """Return the text that is kept under a name; `None` if there is none, or none any more.
+
+        Raises:
+            StoreError: The store could not be asked.
+        """
+
+
 AnyStore = TypeVar("AnyStore", Store, AsyncStore)
 
 
@@ -162,3 +191,29 @@ def check_whole(cost: int) -> None:
     """Refuse a cost that is not a whole number of units."""
     if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
         raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")
+
+
+def check_note(name: str, text: str, seconds: float) -> int:
+    """Return for how many microseconds a note is to be kept, if it can be."""
+    if not isinstance(name, str) or not isinstance(text, str):
+        raise ConfigError(f"a note is a text under a name, not {type(text).__name__} under {name!r}")
+    if not 0 < seconds <= LONGEST_NOTE:  # also false for NaN
+        raise ConfigError(f"a note is kept for more than 0 and up to {LONGEST_NOTE} seconds, not {seconds!r}")
+    return max(1, to_microseconds(seconds))
+
+
+def note_bytes(text: str) -> bytes:
+    """Return the text of a note as it is stored."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def note_text(stored: bytes) -> str:
+    """Return the text of a note that is stored so.
+
+    Raises:
+        StoreConflict: It is none of ours.
+    """
+    try:
+        return stored.decode("utf-8", "surrogatepass")
+    except (AttributeError, UnicodeDecodeError) as error:
+        raise StoreConflict(f"what is stored as a note is none: {stored!r:.80}") from error

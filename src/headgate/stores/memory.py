@@ -16,20 +16,32 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 from headgate.algorithms import State, decide_all
 from headgate.clock import Clock, SteadyClock
 from headgate.decision import Decision
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, StoreError
 from headgate.keys import Key, PlainKey, check_plain, key_picker
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts, Tiers, births, check_whole
+from headgate.stores.base import (
+    AsyncGate,
+    Gate,
+    Guarantees,
+    Receipts,
+    Tiers,
+    births,
+    check_note,
+    check_whole,
+)
 from headgate.stores.exclusive import Free, exclusive, wait_for
 from headgate.stores.packing import Packed, Packing, QuickHit, packing_for
 
 DEFAULT_MAX_KEYS = 1_000_000
+DEFAULT_MAX_NOTES = 200_000
 _LOOKED_AT_PER_NEW_KEY = 2
 _LOOKED_AT_WHEN_FULL = 32
+_DROPPED_PER_NEW_NOTE = 2
 _GRACE_US = 3_600_000_000  # how much longer a state lives that was written at a time of the caller's own
 
 
@@ -51,20 +63,31 @@ class MemoryStore:
         max_keys: How many states may live at once, over all rules; beyond it, new keys share an overflow key.
         clock: Where time comes from; by default the monotonic clock, so that setting the machine's clock neither
             blocks nor grants anything.
+        max_notes: How many notes may be kept at once. A live one is never dropped to make room: beyond it, new ones are
+            refused with `StoreError`.
     """
 
     guarantees = Guarantees(may_lose="everything when the process ends; each process counts for itself")
 
-    def __init__(self, *, max_keys: int = DEFAULT_MAX_KEYS, clock: Clock | None = None) -> None:
-        if type(max_keys) is not int or max_keys < 1:
-            raise ConfigError(f"max_keys must be a whole number of at least 1, not {max_keys!r}")
+    def __init__(
+        self,
+        *,
+        max_keys: int = DEFAULT_MAX_KEYS,
+        clock: Clock | None = None,
+        max_notes: int = DEFAULT_MAX_NOTES,
+    ) -> None:
+        for name, most in (("max_keys", max_keys), ("max_notes", max_notes)):
+            if type(most) is not int or most < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {most!r}")
         self.max_keys = max_keys
+        self.max_notes = max_notes
         self.clock: Clock = SteadyClock() if clock is None else clock
         self.overflowed = 0
         """How many calls were counted under an overflow key so far."""
         self._free: Free = {0: None}
         self._tables: dict[tuple[str, str], Table] = {}
         self._keys = 0
+        self._notes = Notes(self)
         with _registry:
             _live_stores.add(self)
 
@@ -76,9 +99,22 @@ class MemoryStore:
     def bind_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncGate:
         return _as_async(self.bind(limiter, rules))
 
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        """See `AsyncNotes.note`.
+
+        Raises:
+            StoreError: There are `max_notes` notes already, and none of them may be forgotten yet.
+        """
+        return self._notes.add(name, text, check_note(name, text, seconds))
+
+    async def noted(self, name: str) -> str | None:
+        """See `AsyncNotes.noted`."""
+        return self._notes.get(name)
+
     @exclusive
     def close(self) -> None:
         """Forget everything."""
+        self._notes.clear()
         for table in self._tables.values():
             table.clear()
         self._keys = 0
@@ -197,6 +233,55 @@ class Table:
         if key in self._kept_until:
             return self._kept_until[key] <= now
         return self.packing.fresh_at(value) <= now
+
+
+class Notes:
+    """The notes of a store by name."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._free = store._free
+        self._by_name: dict[str, tuple[int, str]] = {}  # when it may be forgotten, and the text
+        self._expiring: list[tuple[int, str]] = []  # a heap of the same times, with the names
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def clear(self) -> None:
+        """Forget all of them, while the store's lock is held."""
+        self._by_name.clear()
+        self._expiring.clear()
+
+    @exclusive
+    def get(self, name: str) -> str | None:
+        expires, text = self._by_name.get(name, (0, None))
+        return text if expires > self._store.clock.now_us() else None
+
+    @exclusive
+    def add(self, name: str, text: str, lasting: int) -> str:
+        """Keep a text under a name, unless there is one, and return the one that is there."""
+        now = self._store.clock.now_us()
+        self._drop_expired(now)
+        expires, kept = self._by_name.get(name, (0, text))
+        if expires > now:
+            return kept
+        if name not in self._by_name and len(self._by_name) >= self._store.max_notes:
+            raise StoreError(
+                f"the memory store keeps {self._store.max_notes} notes already and none has expired; "
+                f"make it with a higher max_notes=, or use a store outside of this process, like 'sqlite:///limits.db'"
+            )
+        self._by_name[name] = now + lasting, text
+        heappush(self._expiring, (now + lasting, name))
+        return text
+
+    def _drop_expired(self, now: int) -> None:
+        """Drop the few that expired first: more than come with each call, so that they never pile up."""
+        for _ in range(_DROPPED_PER_NEW_NOTE):
+            if not self._expiring or self._expiring[0][0] > now:
+                return
+            expired = heappop(self._expiring)
+            if self._by_name.get(expired[1], expired)[0] == expired[0]:  # and not noted anew since
+                self._by_name.pop(expired[1], None)
 
 
 class _MemoryGate:

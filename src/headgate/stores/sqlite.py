@@ -24,9 +24,20 @@ from headgate.algorithms import State, decide_all
 from headgate.clock import Clock, WallClock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
-from headgate.keys import Key, key_picker, storage_key, storage_prefix
+from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts, Tiers, births, check_whole
+from headgate.stores.base import (
+    AsyncGate,
+    Gate,
+    Guarantees,
+    Receipts,
+    Tiers,
+    births,
+    check_note,
+    check_whole,
+    note_bytes,
+    note_text,
+)
 
 T = TypeVar("T")
 
@@ -34,6 +45,8 @@ _WRITES_PER_CLEANING = 64
 _ROWS_PER_CLEANING = 128
 _PAUSE_BETWEEN_SWITCHES = 0.005  # seconds
 _GRACE_US = 3_600_000_000  # how much longer a state lives that was written at a time of the caller's own
+
+_NOTES_PER_CLEANING = 2
 
 _CREATE = """
     CREATE TABLE IF NOT EXISTS headgate_states (
@@ -46,6 +59,22 @@ _SELECT = "SELECT state FROM headgate_states WHERE id = ?"
 _UPSERT = "INSERT OR REPLACE INTO headgate_states VALUES (?, ?, ?)"
 _DELETE = "DELETE FROM headgate_states WHERE id = ?"
 _NEXT = "SELECT id, expires FROM headgate_states WHERE id > ? ORDER BY id LIMIT ?"
+
+_CREATE_NOTES = """
+    CREATE TABLE IF NOT EXISTS headgate_notes (
+        id BLOB PRIMARY KEY,
+        note BLOB NOT NULL,      -- text in UTF-8
+        expires INTEGER NOT NULL -- microseconds since the epoch, by this store's clock
+    ) WITHOUT ROWID
+"""
+_INDEX_NOTES = "CREATE INDEX IF NOT EXISTS headgate_notes_expires ON headgate_notes (expires)"
+_SELECT_NOTE = "SELECT note FROM headgate_notes WHERE id = ? AND expires > ?"
+_KEEP_NOTE = "INSERT OR REPLACE INTO headgate_notes VALUES (?, ?, ?)"
+_CLEAN_NOTES = """
+    DELETE FROM headgate_notes WHERE id IN (
+        SELECT id FROM headgate_notes WHERE expires <= ? ORDER BY expires LIMIT ?
+    )
+"""
 
 
 class SQLiteStore:
@@ -129,6 +158,35 @@ class SQLiteStore:
 
         return AsyncGate(hit, peek, hold, record, refund, reset)
 
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        """See `AsyncNotes.note`."""
+        lasting = check_note(name, text, seconds)
+        row, note = note_key(self.namespace, name), note_bytes(text)
+
+        def work(connection: sqlite3.Connection) -> bytes:
+            now = self.clock.now_us()
+            kept = connection.execute(_SELECT_NOTE, (row, now)).fetchone()
+            if kept is not None:
+                return kept[0]  # type: ignore[no-any-return]  # a column has no type
+            connection.execute(_KEEP_NOTE, (row, note, now + lasting))
+            connection.execute(_CLEAN_NOTES, (now, _NOTES_PER_CLEANING))
+            return note
+
+        return note_text(await self._in_worker(partial(self.transact, work, write=True)))
+
+    async def noted(self, name: str) -> str | None:
+        """See `AsyncNotes.noted`."""
+        row = note_key(self.namespace, name)
+
+        def work(connection: sqlite3.Connection) -> tuple[bytes] | None:
+            kept: tuple[bytes] | None = connection.execute(
+                _SELECT_NOTE, (row, self.clock.now_us())
+            ).fetchone()
+            return kept
+
+        kept = await self._in_worker(partial(self.transact, work, write=False))
+        return None if kept is None else note_text(kept[0])
+
     def close(self) -> None:
         """Close the file."""
         with self._lock:
@@ -205,7 +263,8 @@ class SQLiteStore:
             try:
                 _switch_to_wal(connection, self.timeout)
                 connection.execute("PRAGMA synchronous = NORMAL")
-                connection.execute(_CREATE)
+                for statement in (_CREATE, _CREATE_NOTES, _INDEX_NOTES):
+                    connection.execute(statement)
             except sqlite3.Error:
                 connection.close()
                 raise

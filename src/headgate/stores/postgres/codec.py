@@ -68,6 +68,18 @@ class Request(NamedTuple):
         return reply[BIRTH::PER_RULE].count(self.birth)
 
 
+class NoteRequest(NamedTuple):
+    """A note to be kept, or, without a text, to be looked up."""
+
+    key: bytes
+    text: bytes | None = None
+    lasting_us: int = 0
+
+    def arguments(self, durable: bytes) -> Arguments:
+        """Return the arguments of `headgate_note_v1`."""
+        return [self.key, self.text, b"%d" % self.lasting_us, durable]
+
+
 def one(request: Request, durable: bytes) -> Arguments:
     """Return the arguments of `headgate_one_v1`."""
     _, operation, at, cost, birth, _, plan = request

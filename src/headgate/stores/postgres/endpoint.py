@@ -37,6 +37,8 @@ class Statement(NamedTuple):
     text: bytes
     formats: list[int]
     """Of the arguments: 0 text, 1 binary."""
+    is_frequent: bool = True
+    """Whether it is worth having it parsed when a connection begins."""
 
 
 def _statement(name: str, formats: list[int]) -> Statement:
@@ -46,6 +48,8 @@ def _statement(name: str, formats: list[int]) -> Statement:
 ONE = _statement("one", [1] + [0] * 10)
 MANY = _statement("many", [1, 0, 1, 0])
 CLEAN = _statement("clean", [1, 0])
+# Parsed when it is sent: so decisions go on in a database that was not migrated since there are notes.
+NOTE = _statement("note", [1, 1, 0, 0])._replace(is_frequent=False)
 
 
 class Overdue(Exception):
@@ -128,7 +132,7 @@ class Endpoint:
         if sqlstate == _FORBIDDEN:
             return StoreUnavailable(
                 f"{self.name}: {text}; whoever ran 'headgate migrate' can GRANT SELECT, INSERT, UPDATE, DELETE "
-                f"ON headgate_states"
+                f"ON headgate_states, headgate_notes"
             )
         if sqlstate == _WRONG_ISOLATION:
             return StoreConflict(
@@ -175,8 +179,8 @@ class Wire:
 
     def send(self, statement: Statement, arguments: Arguments) -> bool:
         """Send a statement; true if `flush` must be called for the rest of it."""
-        pgconn, (name, text, formats) = self._pgconn, statement
-        if self._prepared:
+        pgconn, (name, text, formats, is_frequent) = self._pgconn, statement
+        if self._prepared and is_frequent:
             pgconn.send_query_prepared(name, arguments, formats, _BINARY)
         else:
             pgconn.send_query_params(text, arguments, None, formats, _BINARY)

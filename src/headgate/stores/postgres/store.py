@@ -14,10 +14,18 @@ from functools import partial
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError
-from headgate.keys import Key
+from headgate.keys import Key, note_key
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts
-from headgate.stores.postgres.codec import HIT, PEEK, Codec, Reply, Request
+from headgate.stores.base import (
+    AsyncGate,
+    Gate,
+    Guarantees,
+    Receipts,
+    check_note,
+    note_bytes,
+    note_text,
+)
+from headgate.stores.postgres.codec import HIT, PEEK, Codec, NoteRequest, Reply, Request
 from headgate.stores.postgres.endpoint import Endpoint
 from headgate.stores.postgres.migrations import migrate
 from headgate.stores.postgres.tasks import Pipes
@@ -96,6 +104,19 @@ class PostgresStore:
         codec = Codec(limiter, rules, self.namespace, self.clock)
         gate = _AsyncGate(codec, self._pipes, self.deadline if deadline is None else _checked(deadline))
         return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        """See `AsyncNotes.note`. The time is the database's, whatever `clock` the store has."""
+        lasting = check_note(name, text, seconds)
+        request = NoteRequest(note_key(self.namespace, name), note_bytes(text), lasting)
+        kept = await self._pipes.note(request, self.deadline)
+        assert kept is not None  # it is ours if nobody else's was there
+        return note_text(kept)
+
+    async def noted(self, name: str) -> str | None:
+        """See `AsyncNotes.noted`."""
+        kept = await self._pipes.note(NoteRequest(note_key(self.namespace, name)), self.deadline)
+        return None if kept is None else note_text(kept)
 
     def migrate(self) -> list[str]:
         """Make or update Headgate's tables and functions; see `headgate.stores.postgres.migrate`."""

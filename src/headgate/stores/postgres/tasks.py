@@ -16,15 +16,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from psycopg import OperationalError
 
 from headgate.errors import StoreUnavailable
-from headgate.stores.postgres.codec import Arguments, Reply, Request, many, numbers, one, split
+from headgate.stores.postgres.codec import Arguments, NoteRequest, Reply, Request, many, numbers, one, split
 from headgate.stores.postgres.endpoint import (
     CLEAN,
     FAILURES,
     MANY,
+    NOTE,
     ONE,
     Endpoint,
     Overdue,
@@ -52,11 +54,11 @@ class Call:
 
     def __init__(
         self,
-        request: Request,
-        future: asyncio.Future[Reply],
+        request: Request | NoteRequest,
+        future: asyncio.Future[Any],
         due: float,
-        must_leave: bool,
-        abandoned: Abandoned | None,
+        must_leave: bool = False,
+        abandoned: Abandoned | None = None,
     ) -> None:
         self.request = request
         self.future = future
@@ -64,7 +66,7 @@ class Call:
         self.must_leave = must_leave
         self.abandoned = abandoned
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: Any) -> None:
         """Hand over the reply."""
         if not self.future.done():
             self.future.set_result(reply)
@@ -85,7 +87,8 @@ class Pipe:
         self._durable = b"t" if durable else b"f"
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Call] = deque()
-        self._suspects: deque[Call] = deque()  # one of them spoilt a call for all, so each leaves alone
+        # Those who leave alone: for a note; or because one of several spoilt a call for all.
+        self._alone: deque[Call] = deque()
         self._under_way: Sequence[Call] = ()
         self._is_cleaning = False
         self._janitor = Janitor()
@@ -110,15 +113,15 @@ class Pipe:
         unless it must; the reply to one that has goes to `abandoned`. The future raises StoreUnavailable or
         StoreConflict.
         """
-        if self._closed:
-            raise StoreUnavailable(f"{self.endpoint.name}: the store was closed")
         future: asyncio.Future[Reply] = self._loop.create_future()
         due = time.monotonic() + deadline
-        self._waiting.append(Call(request, future, due, must_leave, abandoned))
-        if not self._under_way:
-            self._leave()
-        if self._timer is None or self._timer_due > due:
-            self._keep_time(due)
+        self._queue(self._waiting, Call(request, future, due, must_leave, abandoned))
+        return future
+
+    def note(self, request: NoteRequest, deadline: float) -> asyncio.Future[bytes | None]:
+        """Send a note, once, and return the future of what is kept under its name; as `call`."""
+        future: asyncio.Future[bytes | None] = self._loop.create_future()
+        self._queue(self._alone, Call(request, future, time.monotonic() + deadline))
         return future
 
     async def aclose(self) -> None:
@@ -134,6 +137,15 @@ class Pipe:
         self._closed = True
         self._fail_all(ConnectionAbortedError("the store was closed"))
 
+    def _queue(self, queue: deque[Call], call: Call) -> None:
+        if self._closed:
+            raise StoreUnavailable(f"{self.endpoint.name}: the store was closed")
+        queue.append(call)
+        if not self._under_way:
+            self._leave()
+        if self._timer is None or self._timer_due > call.due:
+            self._keep_time(call.due)
+
     @property
     def _is_busy(self) -> bool:
         return bool(self._under_way) or self._is_cleaning or self._connecting is not None
@@ -142,23 +154,25 @@ class Pipe:
         """Send those who wait, if there are any and nothing else is under way."""
         if self._is_busy:
             return
-        if not self._waiting and not self._suspects:
+        if not self._waiting and not self._alone:
             self._rest()
             return
         if self._wire is None or self._wire.is_over():
             self._hang_up()
             self._connecting = self._loop.create_task(self._connect())
             return
-        batch = [self._suspects.popleft()] if self._suspects else self._next_batch()
+        batch = [self._alone.popleft()] if self._alone else self._next_batch()
         if not batch:
             self._rest()
             return
         self._under_way = batch
         request = batch[0].request
-        if len(batch) == 1 and request.is_single:
+        if isinstance(request, NoteRequest):
+            self._send(self._wire, NOTE, request.arguments(self._durable))
+        elif len(batch) == 1 and request.is_single:
             self._send(self._wire, ONE, one(request, self._durable))
         else:
-            self._send(self._wire, MANY, many([call.request for call in batch], self._durable))
+            self._send(self._wire, MANY, many(_requests(batch), self._durable))
 
     def _next_batch(self) -> list[Call]:
         waiting = self._waiting
@@ -208,7 +222,7 @@ class Pipe:
             if was_cleaning:
                 logger.warning("%s", self.endpoint.error(cause))
             elif len(batch) > 1 and blames_one(cause):
-                self._suspects.extend(batch)
+                self._alone.extend(batch)
             else:
                 self._fail(batch, cause)
             if not spares_connection(cause):
@@ -220,11 +234,14 @@ class Pipe:
         if was_cleaning:
             self._janitor.cleaned(value)
             return
-        reply = numbers(value)
-        replies = [reply] if len(batch) == 1 else split([call.request for call in batch], reply)
+        if isinstance(batch[0].request, NoteRequest):
+            batch[0].answer(value)
+            return
+        requests, reply = _requests(batch), numbers(value)
+        replies = [reply] if len(batch) == 1 else split(requests, reply)
         new = 0
-        for call, own in zip(batch, replies, strict=True):
-            new += call.request.new_states(own)
+        for call, request, own in zip(batch, requests, replies, strict=True):
+            new += request.new_states(own)
             call.answer(own)
         if new and (arguments := self._janitor.next(new)) is not None:
             # What has become fresh is cleared away now and then, in a round trip of its own.
@@ -232,7 +249,7 @@ class Pipe:
             self._send(wire, CLEAN, arguments)
 
     async def _connect(self) -> None:
-        due = min((call.due for call in (*self._suspects, *self._waiting)), default=time.monotonic())
+        due = min((call.due for call in (*self._alone, *self._waiting)), default=time.monotonic())
         try:
             wire = await self._loop.run_in_executor(None, self.endpoint.connect, due)
         except FAILURES as cause:
@@ -244,7 +261,7 @@ class Pipe:
             self._fail_all(ConnectionAbortedError("the event loop is shutting down"))
             raise
         self._connecting = None
-        if self._closed and not self._waiting:
+        if self._closed and not self._waiting and not self._alone:
             wire.close()
             self._rest()
             return
@@ -269,7 +286,7 @@ class Pipe:
 
     def _on_due(self) -> None:
         self._timer = None
-        calls = [*self._under_way, *self._suspects, *self._waiting]
+        calls = [*self._under_way, *self._alone, *self._waiting]
         if not calls:
             return
         now = time.monotonic()
@@ -283,10 +300,10 @@ class Pipe:
             self._keep_time(min(call.due for call in calls))
 
     def _fail_all(self, cause: BaseException) -> None:
-        calls = [*self._under_way, *self._suspects, *self._waiting]
+        calls = [*self._under_way, *self._alone, *self._waiting]
         self._under_way = ()
         self._is_cleaning = False
-        self._suspects.clear()
+        self._alone.clear()
         self._waiting.clear()
         self._hang_up()
         self._fail(calls, cause)
@@ -313,6 +330,11 @@ class Pipe:
             self._idle.set_result(None)
 
 
+def _requests(batch: Sequence[Call]) -> list[Request]:
+    """Return the requests of a batch that is not a note."""
+    return cast(list[Request], [call.request for call in batch])
+
+
 class Pipes:
     """The pipes of this process to one database, one per event loop."""
 
@@ -337,6 +359,10 @@ class Pipes:
         if pipe is None or asyncio.get_running_loop() is not loop:
             pipe = self._of_running_loop()
         return pipe.call(request, deadline, must_leave=must_leave, abandoned=abandoned)
+
+    def note(self, request: NoteRequest, deadline: float) -> asyncio.Future[bytes | None]:
+        """Send a note on the pipe of the running event loop; see `Pipe.note`."""
+        return self._of_running_loop().note(request, deadline)
 
     def close(self) -> None:
         """Close all connections: each in its event loop, as soon as that runs."""

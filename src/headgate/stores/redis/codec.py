@@ -22,7 +22,7 @@ from headgate.stores.base import Receipts, Tiers, births, check_whole
 from headgate.stores.redis.script import SHA, SOURCE
 
 Reply = Any
-"""What the script answers to one request: packed verdicts, a number, or two."""
+"""What the script answers to one request: packed verdicts, a number, or two; of a note its text."""
 
 Tag = Literal["limiter", "key"]
 """What the states that lie in one slot of a cluster have in common."""
@@ -43,6 +43,7 @@ class Operation(IntEnum):
     RECORD = 4
     REFUND = 5
     RESET = 6
+    NOTE = 7
 
 
 class Request(NamedTuple):
@@ -50,6 +51,16 @@ class Request(NamedTuple):
 
     keys: tuple[bytes, ...]
     body: bytes
+
+
+def note(key: bytes, text: bytes, lasting_us: int) -> Request:
+    """Return the request to keep a text for so long, unless there is one."""
+    return Request((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, -(lasting_us // -1000), 0) + text)
+
+
+def noted(key: bytes) -> Request:
+    """Return the request for the text that is kept."""
+    return Request((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, 0, 0))
 
 
 def call_by_name(requests: Sequence[Request]) -> list[bytes]:

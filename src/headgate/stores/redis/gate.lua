@@ -7,7 +7,8 @@
 --            2 sliding window   limit, width (us), lifetime (us), -
 --            3 token bucket     burst, n, d, tick (us)
 --          and, to refund, per rule as many doubles as its receipt has.
---          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset.
+--          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has no rule but one key, for a
+--          cost the milliseconds to keep it (0: only look), and then its text.
 -- Reply    one entry per request:
 --            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
 --                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
@@ -16,6 +17,7 @@
 --                              caller knows. (Text, because the server takes longer to reply a table than to decide.)
 --            record            0, or the number of the rule whose count would leave the exact range, and its count
 --            refund, reset     0
+--            note              the text that is kept under that name, or nil
 --            an error          if this request failed; the others have not noticed
 --
 -- Every number is whole. Doubles are exact below 2^53: a product or sum that passes it still compares as larger than
@@ -29,7 +31,7 @@
 --   token bucket     birth, level, time, refunded, n, d, burst
 
 local MAX_UNITS = 9007199254740991
-local PEEK, HOLD, RECORD, REFUND, RESET = 2, 3, 4, 5, 6
+local PEEK, HOLD, RECORD, REFUND, RESET, NOTE = 2, 3, 4, 5, 6, 7
 local FIXED, BUCKET = 1, 3
 
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
@@ -374,6 +376,12 @@ local function run(request, first_key)
   elseif operation == REFUND then
     refund_all = refund_all or refunding()
     return refund_all(request, first_key, rules, now, cost, explicit)
+  elseif operation == NOTE then
+    local key = KEYS[first_key + 1]
+    if cost > 0 then
+      call("SET", key, sub(request, 28), "NX", "PX", cost)
+    end
+    return call("GET", key)
   elseif rules == 1 then
     return decide_one(operation, request, KEYS[first_key + 1], now, cost, birth, explicit)
   end

@@ -17,9 +17,18 @@ from redis.asyncio import RedisCluster as AsyncRedisCluster
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, StoreError
-from headgate.keys import Key
+from headgate.keys import Key, note_key
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts
+from headgate.stores.base import (
+    AsyncGate,
+    Gate,
+    Guarantees,
+    Receipts,
+    check_note,
+    note_bytes,
+    note_text,
+)
+from headgate.stores.redis import codec
 from headgate.stores.redis.cluster import ClusterLines, ClusterPipes, SlotMap
 from headgate.stores.redis.codec import Operation, Tag
 from headgate.stores.redis.endpoint import Endpoint, Target
@@ -104,15 +113,20 @@ class RedisStore:
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
-        seconds = self.deadline if deadline is None else _checked(deadline)
-        pipes = self._pipes.get(seconds)
-        if pipes is None:
-            self.endpoint.async_connection(seconds)  # fails here rather than at the first call
-            pipes = self._pipes[seconds] = (
-                ClusterPipes(self._slots, seconds) if self._cluster else Pipes(self.endpoint, seconds)
-            )
+        pipes = self._pipes_within(self.deadline if deadline is None else _checked(deadline))
         gate = _AsyncRedisGate(self._flows(limiter, rules), pipes)
         return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        """See `AsyncNotes.note`. The time is the server's, whatever `clock` the store has."""
+        lasting = check_note(name, text, seconds)
+        request = codec.note(note_key(self.namespace, name), note_bytes(text), lasting)
+        return note_text(await self._pipes_within(self.deadline).call(request))
+
+    async def noted(self, name: str) -> str | None:
+        """See `AsyncNotes.noted`."""
+        kept = await self._pipes_within(self.deadline).call(codec.noted(note_key(self.namespace, name)))
+        return None if kept is None else note_text(kept)
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
@@ -127,6 +141,16 @@ class RedisStore:
             await pipes.aclose()
         for lines in self._lines.values():
             lines.close()
+
+    def _pipes_within(self, seconds: float) -> Pipes | ClusterPipes:
+        """Return the connections for tasks whose calls are given up after so many seconds."""
+        pipes = self._pipes.get(seconds)
+        if pipes is None:
+            self.endpoint.async_connection(seconds)  # fails here rather than at the first call
+            pipes = self._pipes[seconds] = (
+                ClusterPipes(self._slots, seconds) if self._cluster else Pipes(self.endpoint, seconds)
+            )
+        return pipes
 
     def _flows(self, limiter: str, rules: tuple[Rule, ...]) -> Flows:
         return Flows(limiter, rules, self.namespace, self._tag, self.clock)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from headgate.testing.contract.holds import HoldTests
 from headgate.testing.contract.keys import KeyTests
+from headgate.testing.contract.notes import NoteTests
 from headgate.testing.contract.races import ProcessRaceTests, ThreadRaceTests
 from headgate.testing.contract.replay import ReplayTests
-from headgate.testing.contract.tasks import TaskRaceTests
 from headgate.testing.contract.times import TimeTests
 
 __all__ = ["AsyncStoreContract", "StoreContract"]
@@ -26,8 +26,9 @@ class StoreContract(ReplayTests, TimeTests, HoldTests, KeyTests, ThreadRaceTests
     """What every store must do. Subclass it and write `make_store`."""
 
 
-class AsyncStoreContract(TaskRaceTests, ReplayTests, TimeTests, HoldTests, KeyTests, ProcessRaceTests):
+class AsyncStoreContract(NoteTests, ReplayTests, TimeTests, HoldTests, KeyTests, ProcessRaceTests):
     """What every asynchronous store must do. Subclass it and write `make_store`, which returns an `AsyncStore`.
 
-    It is the same contract: every call is awaited on an event loop, and the races are between tasks.
+    It is the same contract: every call is awaited on an event loop, and the races are between tasks. A store that keeps
+    notes (`AsyncNotes`) is held to these too.
     """

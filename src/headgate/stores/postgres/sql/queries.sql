@@ -13,6 +13,10 @@ SELECT headgate_many_v1($1, $2, $3, $4)
 -- Remove states that equal a fresh one.
 SELECT headgate_clean_v1($1, $2)
 
+-- name: note
+-- Keep a note, or look one up.
+SELECT headgate_note_v1($1, $2, $3, $4)
+
 -- name: lock_migrations
 -- Wait until no other process migrates this database.
 SELECT pg_advisory_xact_lock(hashtextextended('headgate_migrations', 0))

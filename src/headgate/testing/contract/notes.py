@@ -1,0 +1,160 @@
+"""Notes: of all who write one, one decides what it is, and everybody is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+import pytest
+
+from headgate import ConfigError
+from headgate.stores.base import AsyncNotes
+from headgate.testing.contract.blocking import BlockingStore
+from headgate.testing.contract.keys import HOSTILE_KEYS
+from headgate.testing.contract.races import PROCESSES, in_processes
+from headgate.testing.contract.tasks import TASKS, TaskRaceTests
+
+HOSTILE_TEXTS = tuple(key for key in HOSTILE_KEYS if isinstance(key, str))
+BAD_SECONDS = (0, -1, float("nan"), float("inf"), 1e18)
+BAD_TEXTS: tuple[Any, ...] = (None, b"a", 7)
+
+
+class NoteTests(TaskRaceTests):
+    """Left out for a store that keeps no notes, whose users can do without."""
+
+    @pytest.fixture(autouse=True)
+    def _begin_notes(self) -> None:
+        self.prefix = secrets.token_hex(8)  # stores of several tests may be one
+
+    def note(self, name: str, text: str, seconds: float = 60, store: BlockingStore | None = None) -> str:
+        """Note something, and return what is kept."""
+        blocking = self.blocking if store is None else store
+        return blocking.run(self._notes(blocking).note(self.prefix + name, text, seconds))
+
+    def noted(self, name: str, store: BlockingStore | None = None) -> str | None:
+        """Return what is kept."""
+        blocking = self.blocking if store is None else store
+        return blocking.run(self._notes(blocking).noted(self.prefix + name))
+
+    def _notes(self, blocking: BlockingStore) -> AsyncNotes:
+        if not isinstance(blocking.store, AsyncNotes):
+            pytest.skip("this store keeps no notes")
+        return blocking.store
+
+    def test_the_first_note_stands(self) -> None:
+        assert self.noted("a") is None
+        assert self.note("a", "first") == "first"
+        assert self.note("a", "second") == "first"
+        assert self.noted("a") == "first"
+
+    def test_to_note_the_same_again_does_nothing(self) -> None:
+        assert [self.note("a", "same") for _ in range(3)] == ["same"] * 3
+
+    def test_every_name_has_a_note_of_its_own(self) -> None:
+        for number, name in enumerate(HOSTILE_TEXTS):
+            assert self.note(name, str(number)) == str(number)
+        assert [self.noted(name) for name in HOSTILE_TEXTS] == [str(n) for n in range(len(HOSTILE_TEXTS))]
+
+    def test_any_text_comes_back_as_it_was(self) -> None:
+        for number, text in enumerate(HOSTILE_TEXTS):
+            assert self.note(str(number), text) == text
+        assert [self.noted(str(number)) for number in range(len(HOSTILE_TEXTS))] == list(HOSTILE_TEXTS)
+
+    def test_notes_and_counts_leave_each_other_alone(self) -> None:
+        limiter = self.limiter(self.rule(self.kinds[0], 5), name=self.prefix)
+        limiter.hit("a", 2)
+        assert self.note("a", "kept") == "kept"
+        assert limiter.check("a", 0).remaining == 3
+        limiter.reset("a")
+        assert self.noted("a") == "kept"
+
+    def test_a_note_is_seen_by_another_store_and_after_a_restart(self) -> None:
+        self.require("shared")
+        assert self.note("a", "first") == "first"
+        other = self.open_store()
+        assert isinstance(other, BlockingStore)
+        try:
+            assert self.noted("a", store=other) == "first"
+            assert self.note("a", "second", store=other) == "first"
+        finally:
+            other.close()
+
+    def test_a_note_is_seen_from_another_event_loop(self) -> None:
+        assert self.note("a", "first") == "first"
+        self.blocking.change_loop()
+        assert self.note("a", "second") == "first"
+
+    def test_of_tasks_that_race_one_decides_and_all_are_told(self) -> None:
+        notes = self._notes(self.blocking)
+
+        async def race() -> list[str]:
+            name = self.prefix + "race"
+            return await asyncio.gather(*(notes.note(name, str(number), 60) for number in range(TASKS)))
+
+        told = self.blocking.run(race())
+        assert len(set(told)) == 1
+        assert told[0] in {str(number) for number in range(TASKS)}
+        assert self.noted("race") == told[0]
+
+    def test_of_processes_that_race_one_decides_and_all_are_told(self) -> None:
+        """Also through a store that was made before the processes were forked."""
+        self.require("shared")
+        rounds = 25
+        inherited = self.blocking
+        self._notes(inherited)
+
+        def race(number: int) -> int:
+            store = inherited if number % 2 else self.open_store()
+            assert isinstance(store, BlockingStore)
+            try:
+                told = [int(self.note(f"race {i}", str(number), store=store)) for i in range(rounds)]
+            finally:
+                if store is not inherited:
+                    store.close()
+            return sum(PROCESSES**place * winner for place, winner in enumerate(told))
+
+        told = in_processes(PROCESSES, race)
+        assert len(set(told)) == 1
+        stands = [int(self.noted(f"race {i}") or -1) for i in range(rounds)]
+        assert sum(PROCESSES**place * winner for place, winner in enumerate(stands)) == told[0]
+
+    def test_a_cancelled_caller_leaves_one_answer(self) -> None:
+        notes = self._notes(self.blocking)
+
+        async def race() -> list[str]:
+            name = self.prefix + "cancelled"
+            racers = [asyncio.ensure_future(notes.note(name, str(number), 60)) for number in range(32)]
+            await asyncio.sleep(0)
+            for racer in racers[::2]:
+                racer.cancel()
+            told = await asyncio.gather(*racers, return_exceptions=True)
+            return [answer for answer in told if isinstance(answer, str)]
+
+        told = self.blocking.run(race())
+        assert set(told) == {self.note("cancelled", "too late")}
+
+    def test_a_note_is_kept_as_long_as_it_was_asked_for(self) -> None:
+        if not self.own_time or getattr(self.blocking.store, "remote", False):
+            pytest.skip("notes of this store do not expire by the clock of this test")
+        assert self.note("a", "first", 10) == "first"
+        self.clock.advance_us(9_999_999)
+        assert self.note("a", "second", 10) == "first"
+        assert self.noted("a") == "first"
+        self.clock.advance_us(1)
+        assert self.noted("a") is None
+        assert self.note("a", "second", 10) == "second"
+        self.clock.advance_us(9_999_999)
+        assert self.noted("a") == "second"
+
+    def test_what_is_no_note_is_refused(self) -> None:
+        for seconds in BAD_SECONDS:
+            with pytest.raises(ConfigError):
+                self.note("a", "text", seconds)
+        notes = self._notes(self.blocking)
+        for bad in BAD_TEXTS:
+            with pytest.raises(ConfigError):
+                self.blocking.run(notes.note("a", bad, 60))
+            with pytest.raises(ConfigError):
+                self.blocking.run(notes.note(bad, "text", 60))
+        assert self.noted("a") is None

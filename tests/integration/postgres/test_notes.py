@@ -1,0 +1,157 @@
+"""Notes in a real database: what a race leaves behind, how rows go away, and databases of an earlier version."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import psycopg
+import pytest
+
+from headgate import AsyncLimiter, StoreConflict, StoreUnavailable
+from headgate.keys import note_key
+from headgate.stores.postgres import PostgresStore, migrate
+from headgate.stores.postgres.sql import migrations
+from headgate.testing.postgres_server import PostgresServer
+
+PATIENT = 60.0
+
+NOTE = "SELECT headgate_note_v1(%b, %b, %s, false)"
+
+
+def row_of(connection: psycopg.Connection, name: str) -> tuple[bytes, int] | None:
+    query = (
+        "SELECT note, expires - (extract(epoch FROM clock_timestamp()) * 1000000)::bigint "
+        "FROM headgate_notes WHERE key = %b"
+    )
+    found: tuple[bytes, int] | None = connection.execute(query, (note_key("headgate", name),)).fetchone()
+    return found
+
+
+async def test_a_note_is_kept_as_long_as_it_was_asked_for(
+    url: str, name: str, connection: psycopg.Connection
+) -> None:
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        await store.note(name, "text", 90)
+        await store.note(name, "another", 9_000)
+        note, left = row_of(connection, name) or (b"", 0)
+        assert note == b"text"
+        assert 0 < left <= 90_000_000
+        connection.execute(
+            "UPDATE headgate_notes SET expires = 0 WHERE key = %b", (note_key("headgate", name),)
+        )
+        assert await store.noted(name) is None
+        assert await store.note(name, "another", 3_000_000_000) == "another"
+        assert await store.noted(name) == "another"
+
+
+async def test_rows_that_have_expired_are_removed_as_it_goes(empty_url: str) -> None:
+    migrate(empty_url)
+    with psycopg.connect(empty_url, autocommit=True) as connection:
+        async with PostgresStore(empty_url, deadline=PATIENT) as store:
+            for number in range(20):
+                await store.note(f"old {number}", "text", 60)
+            connection.execute("UPDATE headgate_notes SET expires = 0")
+            for number in range(10):
+                await store.note(f"new {number}", "text", 60)
+            rows = connection.execute("SELECT key FROM headgate_notes").fetchall()
+            assert sorted(rows) == [(note_key("headgate", f"new {number}"),) for number in range(10)]
+
+
+async def test_removing_waits_for_nobody(empty_url: str) -> None:
+    """A row that somebody has locked is left to another call."""
+    migrate(empty_url)
+    async with PostgresStore(empty_url, deadline=PATIENT) as store:
+        await store.note("old", "text", 60)
+        with psycopg.connect(empty_url) as connection:
+            connection.execute("UPDATE headgate_notes SET expires = 0")
+            connection.commit()
+            connection.execute("SELECT FROM headgate_notes FOR UPDATE")
+            assert await store.note("new", "text", 60) == "text"
+
+
+def test_whoever_waits_for_another_is_told_what_that_one_wrote(url: str, name: str) -> None:
+    """At READ COMMITTED the statement that waited does not see it by itself."""
+    key = note_key("headgate", name)
+    told: list[bytes] = []
+
+    def second() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            waiting.set()
+            told.append(connection.execute(NOTE, (key, b"second", 60_000_000)).fetchone()[0])  # type: ignore[index]
+
+    waiting = threading.Event()
+    thread = threading.Thread(target=second)
+    with psycopg.connect(url) as first, psycopg.connect(url, autocommit=True) as observer:
+        assert first.execute(NOTE, (key, b"first", 60_000_000)).fetchone() == (b"first",)
+        thread.start()
+        assert waiting.wait(PATIENT)
+        while not observer.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall():
+            assert thread.is_alive()
+        first.commit()
+        thread.join(PATIENT)
+    assert told == [b"first"]
+
+
+def test_whoever_waits_for_another_that_gives_up_decides(url: str, name: str) -> None:
+    key = note_key("headgate", name)
+    with psycopg.connect(url) as first, psycopg.connect(url, autocommit=True) as second:
+        first.execute(NOTE, (key, b"first", 60_000_000))
+        first.rollback()
+        assert second.execute(NOTE, (key, b"second", 60_000_000)).fetchone() == (b"second",)
+
+
+def test_another_isolation_level_is_refused(url: str, name: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with pytest.raises(psycopg.errors.InvalidTransactionState):
+            connection.execute(NOTE, (note_key("headgate", name), b"text", 60_000_000))
+
+
+@pytest.mark.parametrize("prepare", [True, False])
+async def test_notes_and_decisions_take_turns_on_one_connection(url: str, name: str, prepare: bool) -> None:
+    async with PostgresStore(url, deadline=PATIENT, prepare=prepare) as store:
+        limiter = AsyncLimiter("50/minute", name=name, store=store)
+        work = [
+            limiter.hit("a") if number % 2 else store.note(f"{name}{number}", "text", 60)
+            for number in range(200)
+        ]
+        answers = await asyncio.gather(*work)
+        assert answers[::2] == ["text"] * 100
+        assert sum(bool(answer) for answer in answers[1::2]) == 50
+        assert len(store._pipes._pipes) == 1
+
+
+async def test_closing_lets_notes_end_that_are_on_their_way(url: str, name: str) -> None:
+    store = PostgresStore(url, deadline=PATIENT)
+    noting = [asyncio.ensure_future(store.note(f"{name}{number}", "text", 60)) for number in range(5)]
+    await asyncio.sleep(0)
+    await store.aclose()
+    assert await asyncio.gather(*noting) == ["text"] * 5
+    with pytest.raises(StoreUnavailable):
+        await store.noted(name)
+
+
+async def test_a_database_of_an_earlier_version_decides_and_says_what_notes_need(empty_url: str) -> None:
+    with psycopg.connect(empty_url, autocommit=True) as connection:
+        connection.execute(migrations()[0].text.encode())
+        connection.execute("INSERT INTO headgate_migrations (number, name) VALUES (1, 'create states')")
+    async with PostgresStore(empty_url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter("5/minute", name="old", store=store, on_store_error="raise")
+        assert (await limiter.hit("alice")).remaining == 4
+        with pytest.raises(StoreConflict, match="headgate migrate"):
+            await store.note("a", "text", 60)
+        assert (await limiter.hit("alice")).remaining == 3
+        assert store.migrate() == ["0002 create notes"]
+        assert await store.note("a", "text", 60) == "text"
+        assert (await limiter.hit("alice")).remaining == 2
+
+
+async def test_a_server_that_went_away_is_found_again(server: PostgresServer) -> None:
+    async with PostgresStore(server.url, deadline=PATIENT, durable=True) as store:
+        assert await store.note("a", "first", 60) == "first"
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            await store.note("a", "second", 60)
+        server.start()
+        assert await store.note("a", "second", 60) == "first"

@@ -1,0 +1,108 @@
+"""Notes on a real server: where they lie, how long, and what happens when the server does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+
+from headgate import AsyncLimiter, StoreConflict, StoreUnavailable
+from headgate.keys import note_key
+from headgate.stores.redis import RedisStore
+from headgate.testing.servers import RedisServer
+from tests.integration.redis.cluster import running_cluster
+from tests.integration.redis.proxy import Proxy
+
+
+async def test_the_server_forgets_a_note_after_its_time(url: str, name: str, client: redis.Redis) -> None:
+    async with RedisStore(url) as store:
+        await store.note(name, "text", 90.0004)
+        left: Any = client.pttl(note_key("headgate", name))
+        assert 80_000 < left <= 90_001
+        client.pexpire(note_key("headgate", name), 0)
+        assert await store.noted(name) is None
+        assert await store.note(name, "another", 3_000_000_000) == "another"
+        left = client.pttl(note_key("headgate", name))
+        assert 2_999_999_000_000 < left <= 3_000_000_000_000
+
+
+async def test_a_second_note_does_not_make_the_first_one_last_longer(
+    url: str, name: str, client: redis.Redis
+) -> None:
+    async with RedisStore(url) as store:
+        await store.note(name, "text", 60)
+        await store.note(name, "another", 6_000)
+        left: Any = client.pttl(note_key("headgate", name))
+        assert left <= 60_000
+
+
+async def test_namespaces_keep_notes_apart(url: str, name: str) -> None:
+    async with RedisStore(url, namespace="one") as one, RedisStore(url, namespace="two") as two:
+        assert await one.note(name, "first", 60) == "first"
+        assert await two.note(name, "second", 60) == "second"
+
+
+async def test_notes_and_decisions_share_round_trips(url: str, name: str) -> None:
+    async with RedisStore(url, deadline=30) as store:
+        limiter = AsyncLimiter("50/minute", name=name, store=store)
+        work = [
+            limiter.hit("a") if number % 2 else store.note(f"{name}{number}", "text", 60)
+            for number in range(200)
+        ]
+        answers = await asyncio.gather(*work)
+        assert answers[::2] == ["text"] * 100
+        assert sum(bool(answer) for answer in answers[1::2]) == 50
+
+
+async def test_something_else_under_the_name_of_a_note_is_a_conflict(
+    url: str, name: str, client: redis.Redis
+) -> None:
+    client.rpush(note_key("headgate", name), "not a note")
+    async with RedisStore(url) as store:
+        with pytest.raises(StoreConflict):
+            await store.note(name, "text", 60)
+        with pytest.raises(StoreConflict):
+            await store.noted(name)
+        client.delete(note_key("headgate", name))
+        client.set(note_key("headgate", name), b"\xff")
+        with pytest.raises(StoreConflict):
+            await store.noted(name)
+
+
+async def test_a_server_that_has_forgotten_the_script_is_told_it_again(server: RedisServer) -> None:
+    async with RedisStore(server.url) as store:
+        with redis.Redis.from_url(server.url) as client:
+            assert await store.note("a", "first", 60) == "first"
+            client.script_flush()
+            assert await store.note("a", "second", 60) == "first"
+
+
+async def test_a_note_whose_reply_was_lost_may_be_noted_again(proxy: Proxy) -> None:
+    async with RedisStore(proxy.url, deadline=5) as store:
+        assert await store.noted("a") is None
+        proxy.lose_replies()
+        with pytest.raises(StoreUnavailable):
+            await store.note("a", "mine", 60)
+        proxy.await_loss()
+        proxy.forward_again()
+        assert await store.note("a", "theirs", 60) == "mine"
+        assert await store.note("a", "mine", 60) == "mine"
+
+
+async def test_a_closed_store_raises(url: str, name: str) -> None:
+    store = RedisStore(url)
+    await store.note(name, "text", 60)
+    await store.aclose()
+    with pytest.raises(StoreUnavailable):
+        await store.noted(name)
+
+
+async def test_notes_lie_all_over_a_cluster_and_braces_choose_no_harm() -> None:
+    with running_cluster("redis") as cluster:
+        async with RedisStore(cluster.url, cluster=True, deadline=30) as store:
+            names = ["{a}", "{}", "}{", "a{b}c", *map(str, range(50))]
+            kept = await asyncio.gather(*(store.note(name, f"text of {name}", 60) for name in names))
+            assert kept == [f"text of {name}" for name in names]
+            assert await asyncio.gather(*map(store.noted, names)) == kept

@@ -1,0 +1,203 @@
+"""Notes in memory and in SQLite: how much room they take, and what a full store says."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from headgate import (
+    ConfigError,
+    Limiter,
+    MemoryStore,
+    SQLiteStore,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+)
+from headgate.keys import note_key, storage_key, storage_prefix
+from headgate.rules import sliding_window
+from headgate.stores import AsyncNotes
+from headgate.stores.kv import KVStore, MemoryKV
+from headgate.testing import FakeClock
+from tests.unit.processes import forking, in_child
+
+
+def test_stores_that_keep_notes_say_so() -> None:
+    assert isinstance(MemoryStore(), AsyncNotes)
+    assert not isinstance(KVStore(MemoryKV()), AsyncNotes)
+
+
+@pytest.mark.parametrize("name", ["", "8:headgate", "t", "5:login18:rulealice", "\ud800", "x" * 200])
+def test_no_state_has_the_name_of_a_note(name: str) -> None:
+    """After the namespace, a state's name goes on with a length and a note's with a letter."""
+    found = note_key("headgate", name)
+    assert found.startswith(b"8:headgatenote:")
+    prefix = storage_prefix("headgate", "ote:", sliding_window("5/minute", name="n"))
+    assert storage_key(prefix, name)[len("8:headgate") :][:1].isdigit()
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+async def test_notes_that_have_expired_make_room() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    for number in range(2_000):
+        await store.note(f"note {number}", "text", 60)
+        clock.advance(1)
+    assert len(store._notes) <= 61
+    assert len(store._notes._expiring) <= 61
+
+
+async def test_a_burst_of_notes_is_gone_after_as_many_more() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    for number in range(1_000):
+        await store.note(f"burst {number}", "text", 60)
+    clock.advance(60)
+    for number in range(1_000):
+        await store.note(f"later {number}", "text", 60)
+    assert len(store._notes) == 1_000
+
+
+async def test_a_full_store_refuses_new_notes_and_forgets_no_live_one() -> None:
+    clock = FakeClock()
+    store = MemoryStore(max_notes=3, clock=clock)
+    for number in range(3):
+        await store.note(f"note {number}", "first", 60)
+    with pytest.raises(StoreError, match="max_notes="):
+        await store.note("one more", "text", 60)
+    assert [await store.note(f"note {number}", "second", 60) for number in range(3)] == ["first"] * 3
+    assert await store.noted("one more") is None
+    clock.advance(60)
+    assert await store.note("one more", "text", 60) == "text"
+
+
+async def test_a_note_that_was_noted_anew_is_not_dropped_at_its_first_end() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    for number in range(5):  # more than are dropped at once
+        await store.note(f"early {number}", "text", 1)
+    await store.note("a", "first", 2)
+    clock.advance(2)
+    assert await store.note("a", "second", 60) == "second"
+    for number in range(10):
+        await store.note(f"other {number}", "text", 60)
+    assert await store.noted("a") == "second"
+
+
+async def test_notes_take_no_room_from_counts() -> None:
+    store = MemoryStore(max_keys=1)
+    for number in range(10):
+        await store.note(f"note {number}", "text", 60)
+    assert len(store) == 0
+    assert Limiter("1/minute", name="a", store=store).hit("alice")
+    assert store.overflowed == 0
+
+
+async def test_a_closed_memory_store_has_forgotten_its_notes() -> None:
+    store = MemoryStore()
+    await store.note("a", "text", 60)
+    store.close()
+    assert await store.noted("a") is None
+    assert await store.note("a", "another", 60) == "another"
+
+
+@pytest.mark.parametrize("most", [0, -1, 1.5, True])
+def test_a_number_of_notes_that_is_none_is_refused(most: object) -> None:
+    with pytest.raises(ConfigError, match="max_notes"):
+        MemoryStore(max_notes=most)  # type: ignore[arg-type]
+
+
+@forking
+def test_notes_can_be_kept_after_a_fork_beside_a_busy_thread() -> None:
+    """The lock that they share with the counts is never left locked in a child."""
+    store = MemoryStore()
+    limiter = Limiter("1000000/minute", name="busy", store=store)
+    over = threading.Event()
+
+    def hit() -> None:
+        while not over.is_set():
+            limiter.hit("a")
+
+    thread = threading.Thread(target=hit)
+    thread.start()
+    try:
+        for _ in range(20):
+            assert in_child(lambda: _run(store) == "text")
+    finally:
+        over.set()
+        thread.join()
+
+
+def _run(store: MemoryStore) -> str:
+    """Keep a note without an event loop: that of a parent must not be run in its child, and none of this ever waits."""
+    try:
+        store.note("a", "text", 60).send(None)
+    except StopIteration as stop:
+        kept: str = stop.value
+        return kept
+    raise AssertionError("a note in memory has waited")
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------------
+
+
+async def test_rows_of_notes_that_have_expired_are_removed_as_it_goes(tmp_path: Path) -> None:
+    clock = FakeClock()
+    path = tmp_path / "limits.db"
+    async with SQLiteStore(path, clock=clock) as store:
+        for number in range(300):
+            await store.note(f"note {number}", "text", 60)
+            clock.advance(1)
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT count(*) FROM headgate_notes").fetchone()[0] <= 61
+
+
+async def test_a_file_of_an_earlier_version_gets_room_for_notes(tmp_path: Path) -> None:
+    path = tmp_path / "limits.db"
+    with SQLiteStore(path) as store:
+        Limiter("5/minute", name="old", store=store).hit("alice")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE headgate_notes")
+    async with SQLiteStore(path) as store:
+        assert await store.note("a", "text", 60) == "text"
+        assert Limiter("5/minute", name="old", store=store).check("alice", 0).remaining == 4
+
+
+async def test_namespaces_keep_notes_apart(tmp_path: Path) -> None:
+    path = tmp_path / "limits.db"
+    async with SQLiteStore(path, namespace="one") as one, SQLiteStore(path, namespace="two") as two:
+        assert await one.note("a", "first", 60) == "first"
+        assert await two.note("a", "second", 60) == "second"
+
+
+async def test_a_row_that_holds_no_note_is_a_conflict(tmp_path: Path) -> None:
+    path = tmp_path / "limits.db"
+    async with SQLiteStore(path) as store:
+        await store.note("a", "text", 60)
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("UPDATE headgate_notes SET note = x'ff'")
+        with pytest.raises(StoreConflict):
+            await store.noted("a")
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("UPDATE headgate_notes SET note = 7")
+        with pytest.raises(StoreConflict):
+            await store.note("a", "text", 60)
+
+
+async def test_a_closed_or_locked_file_raises_as_for_decisions(tmp_path: Path) -> None:
+    path = tmp_path / "limits.db"
+    store = SQLiteStore(path, timeout=0)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable):
+            await store.note("a", "text", 60)
+        assert await store.noted("a") is None
+    await store.aclose()
+    with pytest.raises(StoreUnavailable):
+        await store.noted("a")

@@ -1,4 +1,4 @@
-"""Write constraints.txt: the versions of everything that dev and bench need, as they install together today.
+"""Write constraints.txt: the versions of everything that dev, bench and browser need, as they install together today.
 
 The file holds `name==version` lines and nothing else, so it says nothing about where this machine gets its packages
 from. Works from plain python3 in a throw-away environment, so that nothing installed here by hand gets in.
@@ -15,9 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
-HEADER = (
-    "# Made by `make constraints`; do not edit. One set for dev and bench, so that both install together.\n"
-)
+HEADER = "# Made by `make constraints`; do not edit. One set for dev, bench and browser, so that all install together.\n"
 
 
 def main() -> None:
@@ -25,7 +23,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         pip = [str(Path(folder, "bin", "pip")), "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "--editable", f"{ROOT}[dev,bench]"], check=True)
+        subprocess.run([*pip, "install", "--quiet", "--editable", f"{ROOT}[dev,bench,browser]"], check=True)
         freeze = [*pip, "freeze", "--exclude-editable"]
         frozen = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines()
     odd = [line for line in frozen if not PIN.fullmatch(line)]

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-ORDER = ("unit", "conformance", "integration", "apps", "server", "browser", "docs")
+ORDER = ("unit", "conformance", "integration", "apps", "server", "demo", "browser", "docs")
 MEASURED = ("unit", "conformance")
 BUDGET_SECONDS = 600
 

@@ -41,16 +41,20 @@ MAY_IMPORT = {
     "observe": INSIDE | {"headgate"},
     "policy": INSIDE | {"headgate", "observe"},
     "testing": INSIDE | {"headgate"},
+    "client": INSIDE | {"headgate"},
     "server": INSIDE | {"headgate", "http", "observe", "policy"},
     "apps": INSIDE | {"headgate", "http", "observe", "policy"},
     "tour": INSIDE | {"headgate", "testing"},
-    "cli": INSIDE | {"headgate", "http", "observe", "policy", "server", "apps", "testing", "tour"},
+    "demo": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing"},
+    "cli": INSIDE
+    | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing", "tour", "demo"},
 }
 """Which parts of headgate each part may import, besides itself."""
 
 THIRD_PARTIES = {
     "stores.redis": {"redis"},
     "stores.kv.cloudflare": {"httpx"},
+    "client": {"httpx"},
     "stores.kv.redis": {"redis"},
     "_async.redis": {"redis"},
     "_sync.redis": {"redis"},
@@ -64,7 +68,8 @@ THIRD_PARTIES = {
     "observe.opentelemetry": {"opentelemetry"},
     "testing": {"hypothesis", "pytest"},
     "testing.postgres_server": {"psycopg"},
-    "server": {"granian", "prometheus_client", "starlette", "uvicorn", "uvloop"},
+    "server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
+    "demo": {"httpx", "structlog", "uvicorn", "uvloop"},
     "apps.mail": {
         "aiosmtplib",
         "fastapi",

@@ -2,6 +2,7 @@
 
     metrics = PrometheusHook()
     limiter = Limiter("5/minute", name="login", hooks=[metrics])
+    live = AsyncLivePolicy.from_file("headgate.toml", hooks=[metrics], shadow_hooks=[ShadowHook()])
 
 One hook serves all limiters. Labels have few values: the names of limiters and rules, never a key. Who is refused most can
 be shown on request (`top_keys=10`), and is then bounded, in the process and in every scrape.
@@ -9,6 +10,7 @@ be shown on request (`top_keys=10`), and is then bounded, in the process and in 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -19,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headgate.decision import Decision
-from headgate.errors import StoreError
+from headgate.errors import CostTooHigh, StoreError
 from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.observe.top import TopKeys
@@ -90,19 +92,23 @@ class PrometheusHook(Hook, Collector):
         self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
         self._shown = top_keys
         self._refused: TopKeys[tuple[str, str]] = TopKeys(max(1, top_keys * _FOLLOWED_PER_SHOWN))
+        # Finding the child of some labels takes longer than counting, so what was found once is kept.
         self._counters: dict[tuple[str, str, bool, bool], Counter] = {}
+        self._timers: dict[tuple[str, str], Histogram] = {}
+        self._known_up: dict[str, bool] = {}
+        self._lock = threading.Lock()
         registry.register(self)
 
     def attached(self, limiter: Any) -> None:
         if hasattr(limiter.store, "overflowed"):
             self._stores.add(limiter.store)
         self._held.labels(limiter.name)
-        self._up.labels(limiter.name).set(1)
+        self._set_up(limiter.name, True)
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
-        self._up.labels(call.limiter).set(not decision.degraded)
+        self._set_up(call.limiter, not decision.degraded)
         if not decision.degraded:
-            self._seconds.labels(call.limiter, call.operation).observe(seconds)
+            self._timer(call).observe(seconds)
         if call.operation == "check":
             return
         self._counter(call.limiter, decision.rule or "", decision.allowed, decision.degraded).inc()
@@ -113,8 +119,8 @@ class PrometheusHook(Hook, Collector):
             self._held.labels(call.limiter).inc(call.cost)
 
     def completed(self, call: Call, seconds: float) -> None:
-        self._up.labels(call.limiter).set(1)
-        self._seconds.labels(call.limiter, call.operation).observe(seconds)
+        self._set_up(call.limiter, True)
+        self._timer(call).observe(seconds)
 
     def settled(self, call: Call, cost: int | None) -> None:
         self._held.labels(call.limiter).dec(call.cost)
@@ -122,7 +128,7 @@ class PrometheusHook(Hook, Collector):
     def failed(self, call: Call, error: Exception, seconds: float) -> None:
         self._errors.labels(call.limiter, type(error).__name__).inc()
         if isinstance(error, StoreError):
-            self._up.labels(call.limiter).set(0)
+            self._set_up(call.limiter, False)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: what `collect` yields may be empty, and is known by its names alone."""
@@ -147,6 +153,19 @@ class PrometheusHook(Hook, Collector):
                 top.add_metric(labels, count)
             yield top
 
+    def _set_up(self, limiter: str, up: bool) -> None:
+        if self._known_up.get(limiter) is not up:
+            with self._lock:  # so that what is known is what the gauge says
+                self._known_up[limiter] = up
+                self._up.labels(limiter).set(up)
+
+    def _timer(self, call: Call) -> Histogram:
+        found = self._timers.get((call.limiter, call.operation))
+        if found is None:
+            found = self._seconds.labels(call.limiter, call.operation)
+            self._timers[call.limiter, call.operation] = found
+        return found
+
     def _counter(self, limiter: str, rule: str, allowed: bool, degraded: bool) -> Counter:
         found = self._counters.get((limiter, rule, allowed, degraded))
         if found is None:
@@ -154,6 +173,37 @@ class PrometheusHook(Hook, Collector):
             found = self._decisions.labels(limiter, rule, outcome, str(degraded).lower())
             self._counters[limiter, rule, allowed, degraded] = found
         return found
+
+
+class ShadowHook(Hook):
+    """Counts what shadow rules would have decided; for the `shadow_hooks=` of a policy.
+
+        headgate_shadow_decisions_total{limiter, rule, outcome}      outcome: admitted, refused, failed
+
+    A rule has failed if it could not be asked: the store was down, or the key lacks its scope. Which rule that was is not
+    always known; the label is empty then. A cost above what the rule holds is a refusal.
+
+    Args:
+        registry: Where to register; by default the one that `prometheus_client` serves.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._decisions = Counter(
+            "headgate_shadow_decisions",
+            "What shadow rules would have decided.",
+            ["limiter", "rule", "outcome"],
+            registry=registry,
+        )
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        outcome = "failed" if decision.degraded else "admitted" if decision.allowed else "refused"
+        self._decisions.labels(call.limiter, decision.rule or "", outcome).inc()
+
+    def failed(self, call: Call, error: Exception, seconds: float) -> None:
+        rule = getattr(error, "rule", "")
+        self._decisions.labels(
+            call.limiter, rule, "refused" if isinstance(error, CostTooHigh) else "failed"
+        ).inc()
 
 
 def _label(key: Key | None) -> str:

@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headgate import CostTooHigh, Limiter, MemoryStore, StoreUnavailable, sliding_window
 from headgate.hooks import Call
-from headgate.observe.prometheus import PrometheusHook
+from headgate.observe.prometheus import PrometheusHook, ShadowHook
+from headgate.policy import LivePolicy, parse_policy
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
@@ -149,3 +150,46 @@ def test_one_hook_serves_several_limiters(registry: CollectorRegistry) -> None:
     found = samples(registry)
     for name in ("first", "second"):
         assert found["headgate_decisions_total", "false", name, "admitted", "sliding_window/1m"] == 1
+
+
+def test_up_is_told_at_every_change(registry: CollectorRegistry) -> None:
+    limiter, hook = watched(registry, "5/minute")
+    call, decision = Call("login", "hit", "a", 1, None), limiter.hit("a")
+    seen = []
+    for answer in (decision, decision.as_degraded(), decision.as_degraded(), decision):
+        hook.decided(call, answer, 0.0)
+        seen.append(samples(registry)["headgate_store_up", "login"])
+    hook.failed(call, StoreUnavailable("down"), 0.0)
+    seen.append(samples(registry)["headgate_store_up", "login"])
+    assert seen == [1, 0, 0, 1, 0]
+
+
+SHADOWED = """
+[limiters.api]
+rules = ["100/minute", { quota = "2/hour", name = "candidate", shadow = true }]
+[limiters.scoped]
+rules = [{ quota = "9/minute", scope = "*" }, { quota = "1/hour", name = "other", scope = "user", shadow = true }]
+"""
+
+
+def test_shadow_rules_are_counted_by_what_they_would_have_done(registry: CollectorRegistry) -> None:
+    live = LivePolicy(parse_policy(SHADOWED), shadow_hooks=[ShadowHook(registry)])
+    for _ in range(5):
+        live["api"].hit("alice")
+    live["api"].hit("bob", 3)  # more than the rule ever admits
+    live["scoped"].hit("alice")  # a key without its scope
+    found = samples(registry)
+    # labels in the order of their names: limiter, outcome, rule
+    counts = {labels: value for (name, *labels_), value in found.items() if (labels := tuple(labels_))}
+    assert counts == {
+        ("api", "admitted", "candidate"): 2,
+        ("api", "refused", "candidate"): 4,
+        ("scoped", "failed", ""): 1,
+    }
+
+
+def test_a_shadow_rule_whose_store_is_down_has_failed(registry: CollectorRegistry) -> None:
+    hook = ShadowHook(registry)
+    decision = Limiter("5/minute").hit("a").as_degraded()
+    hook.decided(Call("api", "hit", "a", 1, None), decision, 0.0)
+    assert samples(registry) == {("headgate_shadow_decisions_total", "api", "failed", "sliding_window/1m"): 1}

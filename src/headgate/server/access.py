@@ -1,0 +1,120 @@
+"""Who may do what.
+
+With tokens in the policy, their bearers may do what the policy says, and only what any visitor may see is open. Without
+tokens everything is open, but to this machine alone: the request must have arrived at a loopback address, and be addressed
+to one. The latter keeps out web pages that have had their own name resolved to 127.0.0.1 (DNS rebinding); that bodies must
+be `application/json` keeps out what a page may send without asking.
+
+All of it is read from the newest policy, so a token that was taken out of the file ends with the reload.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from ipaddress import ip_address
+from typing import Any, Literal
+
+from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
+from headgate.server.problems import Field, Problem
+
+Needed = Literal["nothing", "token", "decide", "administer"]
+"""What a request needs: `token` is any valid one."""
+
+_NOTHING: frozenset[Permission] = frozenset()
+_EVERYTHING: frozenset[Permission] = frozenset(PERMISSIONS)
+
+_CHALLENGE: Field = (b"www-authenticate", b'Bearer realm="headgate"')
+_BAD_TOKEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="invalid_token"')
+_TOO_LITTLE: Field = (b"www-authenticate", b'Bearer realm="headgate", error="insufficient_scope"')
+
+
+def check_access(policy: Policy, needed: Needed, scope: Mapping[str, Any]) -> frozenset[Permission]:
+    """Refuse a request that may not be made; return all that whoever made it may do.
+
+    Raises:
+        Problem: 401 without a valid token, 403 if it does not permit this, 421 if the request was meant for another host.
+    """
+    tokens = policy.server.tokens
+    if not tokens:
+        _check_local(scope)
+        return _EVERYTHING
+    return _NOTHING if needed == "nothing" else _check_token(tokens, needed, scope["headers"])
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address, or the name of one, is this machine's own and no other machine's."""
+    return _is_loopback(host)
+
+
+@lru_cache(maxsize=256)
+def _is_loopback(host: str) -> bool:
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _check_local(scope: Mapping[str, Any]) -> None:
+    arrived_at = (scope.get("server") or ("",))[0]
+    if not (_is_loopback(arrived_at) or arrived_at.startswith("/")):  # a path: a socket of this machine
+        raise Problem(
+            403,
+            "there are no tokens in the policy, so only this machine may ask; add [server.tokens.NAME] to it",
+        )
+    if not _is_loopback_authority(_field(scope["headers"], b"host")):
+        raise Problem(
+            421,
+            "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
+        )
+
+
+@lru_cache(maxsize=256)
+def _is_loopback_authority(authority: bytes) -> bool:
+    """Tell whether a `Host` field names this machine; the port does not matter."""
+    text = authority.decode("latin-1").strip()
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        return _is_loopback(host) and (not port or port.startswith(":"))
+    host, _, port = text.partition(":")
+    return _is_loopback(host) and ":" not in port
+
+
+def _check_token(
+    tokens: Mapping[str, TokenPolicy], needed: Needed, headers: Iterable[tuple[bytes, bytes]]
+) -> frozenset[Permission]:
+    scheme, _, token = _field(headers, b"authorization").partition(b" ")
+    if scheme.lower() != b"bearer" or not token.strip():
+        raise Problem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
+    may = _permissions(tokens, token.strip())
+    if may is None:
+        raise Problem(401, "this token is not in the policy", (_BAD_TOKEN,))
+    if needed not in ("token", *may):
+        raise Problem(403, f"this token may not {needed}", (_TOO_LITTLE,))
+    return may
+
+
+def _permissions(tokens: Mapping[str, TokenPolicy], token: bytes) -> frozenset[Permission] | None:
+    """Return what the bearer of a token may do; `None` if nobody has it.
+
+    Every token is compared, each in constant time, so that the answer's time says nothing about any of them.
+    """
+    digest = sha256(token).hexdigest()
+    found: frozenset[Permission] | None = None
+    for entry in tokens.values():
+        if hmac.compare_digest(entry.sha256, digest):
+            found = entry.may if found is None else found | entry.may
+    return found
+
+
+def _field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """Return the value of a header field; empty if it is missing or ambiguous."""
+    values = [value for header, value in headers if header == name]
+    return values[0] if len(values) == 1 else b""

@@ -1,0 +1,397 @@
+"""Holds that outlive the request they were taken in: what the server remembers of them, and where.
+
+A hold is remembered in the store that counts its units: under its id a note says whose they are and how to give them back.
+To settle it is to note the outcome first: of all who try, in whichever worker or after a restart, one is told that its own
+outcome stands, and only that one gives back or records. The others return what stands.
+
+What goes wrong leaves units counted until they expire by themselves, and never gives back twice: a worker that dies between
+the two steps, a store that fails there, a reply that nobody heard.
+
+What a limiter's policy has decided because the store was down cannot be noted there. Such a hold is remembered by the
+worker that took it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple, TypeGuard, TypeVar
+
+from headgate import AsyncHold, AsyncLimiter, Decision, HeadgateError
+from headgate._async.observed import ObservedHold
+from headgate.clock import Clock, SteadyClock, to_microseconds
+from headgate.decision import UNLIMITED
+from headgate.errors import ConfigError, StoreError
+from headgate.keys import Key
+from headgate.policy._async.limiter import AsyncVersion
+from headgate.policy._async.policed import SHADOW
+from headgate.server.noted import (
+    Entry,
+    HoldsUnsupported,
+    cost_in,
+    end_of,
+    hint_of,
+    is_id,
+    keep,
+    look_up,
+    new_claim,
+    new_id,
+    start_of,
+)
+from headgate.stores.base import LONGEST_NOTE, AsyncGate, AsyncNotes, Receipts, check_whole
+
+__all__ = ["Finished", "HoldBook", "HoldsUnsupported", "UnknownHold", "UnknownLimiter"]
+
+logger = logging.getLogger("headgate")
+
+T = TypeVar("T")
+
+MARGIN = 600.0
+"""Seconds for which an id is remembered after its units have expired: until then a late settle is no mistake."""
+
+MOST_OPEN = 20_000
+"""How many open holds a process keeps an eye on, and how many it remembers itself while a store is down."""
+
+_LOOKED_AT = 64
+
+
+class UnknownLimiter(HeadgateError, LookupError):
+    """There is no limiter of that name."""
+
+
+class UnknownHold(HeadgateError, LookupError):
+    """There is no hold of that id, or none any more."""
+
+
+class Finished(NamedTuple):
+    """How a hold ended.
+
+    Attributes:
+        limiter: Name of the limiter that it was taken from.
+        held: The units that it took.
+        cost: The cost that stands: that of whoever settled or released first.
+        first: Whether this call was that first one.
+    """
+
+    limiter: str
+    held: int
+    cost: int
+    first: bool
+
+
+class HoldBook:
+    """What the server remembers of holds.
+
+    Several books, in the workers of a server or in several servers, remember together if they use the same stores.
+
+    Args:
+        live: Limiters by name.
+        clock: What tells when holds that this process keeps an eye on are over.
+    """
+
+    def __init__(self, live: Mapping[str, AsyncLimiter], *, clock: Clock | None = None) -> None:
+        self._live = live
+        self._clock: Clock = SteadyClock() if clock is None else clock
+        self._watched = _OpenHolds()  # taken here and noted in a store; for those who count open holds
+        self._here = _OpenHolds()  # taken here while the store was down; nobody else knows of them
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def take(
+        self, limiter_name: str, key: Key | None = None, cost: int = 1, tier: str | None = None
+    ) -> tuple[Decision, str | None, float | None]:
+        """Take units that are not final yet; return the decision, the id of the hold, and after how long its units expire.
+
+        Id and seconds are `None` if the units were refused. The id is good for `MARGIN` seconds longer than the units
+        count. That of a degraded decision is known to this book alone.
+
+        Raises:
+            UnknownLimiter: There is no such limiter.
+            HoldsUnsupported: Its store cannot remember holds.
+            StoreError: The hold could not be remembered, so it was released.
+            CostTooHigh: The cost is above what a rule could ever admit at once.
+            ConfigError: The key does not fit the rules, or the cost is not a whole number.
+        """
+        limiter = self._limiter(limiter_name)
+        notes = _notes_of(limiter)
+        rules = tuple(rule.identity for rule in limiter.rules)
+        hold = await limiter.hold(key, cost, tier=tier)
+        if not hold:
+            return hold.decision, None, None
+        hold_id, expires_after = new_id(limiter_name), _expires_after(hold)
+        kept_for = min(expires_after + MARGIN, LONGEST_NOTE)
+        due = self._clock.now_us() + to_microseconds(kept_for)
+        if hold.decision.degraded:
+            self._here.add(hold_id, limiter_name, hold, due)
+            return hold.decision, hold_id, expires_after
+        is_watched = isinstance(hold, ObservedHold) and not self._watched.is_full
+        try:
+            entry = Entry(
+                limiter_name, hold._key, cost, hold._tier, rules, hold._receipts, kept_for, is_watched
+            )
+            await keep(notes, start_of(hold_id), entry.text(), kept_for)
+        except BaseException:
+            await self._to_the_end(_release(hold))
+            raise
+        if is_watched:
+            self._watched.add(hold_id, limiter_name, hold, due)
+        return hold.decision, hold_id, expires_after
+
+    async def finish(self, hold_id: str, cost: int) -> Finished:
+        """Make a hold final at its true cost; a cost of 0 releases it.
+
+        Only the first call counts, whoever makes it; later ones return its outcome. Units held beyond the cost are given
+        back as far as they still count and the limiter still has the rules that counted them. Units above what was held
+        are recorded, even beyond the limit.
+
+        Raises:
+            UnknownHold: There is none, or none any more, or another worker took it while the store was down.
+            StoreError: The store could not be asked; or it failed in between, and then the hold is final.
+            CostTooHigh: So many units can never be counted.
+            ConfigError: The cost is not a whole number.
+        """
+        check_whole(cost)
+        here = self._here.get(hold_id)
+        if here is not None:
+            is_first = here.hold._final is None
+            return Finished(here.limiter, here.hold.cost, await here.hold.settle(cost), is_first)
+        notes, entry = await self._find(hold_id)
+        return await self._to_the_end(self._finish(hold_id, notes, entry, cost))
+
+    async def tidy(self) -> None:
+        """Forget holds that are over, and tell the limiters' hooks of those that nobody settled.
+
+        Call it now and then, more often than every `MARGIN` seconds.
+        A hold that was taken here may be settled by another worker, whose hooks hear of that; ours do not. So over all
+        workers together the units of open holds add up.
+        """
+        now = self._clock.now_us()
+        for hold_id in self._here.due(now):
+            self._here.drop(hold_id)
+        looked_at = self._watched.due(now)
+        if self._watched.is_half_full:  # room is made by finding those that others have settled
+            looked_at += self._watched.next_few(_LOOKED_AT)
+        settled = await asyncio.gather(*map(self._was_settled, looked_at))
+        for hold_id, was_settled in zip(looked_at, settled, strict=True):
+            if was_settled:
+                self._watched.disarm(hold_id)
+            elif was_settled is False and self._watched.is_due(hold_id, now):
+                self._watched.drop(hold_id)
+
+    def _limiter(self, name: str) -> AsyncLimiter:
+        try:
+            return self._live[name]
+        except KeyError:
+            raise UnknownLimiter(f"there is no limiter called {name!r}") from None
+
+    async def _finish(self, hold_id: str, notes: AsyncNotes, entry: Entry, cost: int) -> Finished:
+        claim = new_claim(cost)
+        # Longer than the hold itself: were it forgotten first, the next call would be the first again. And long enough for
+        # whoever took the hold to see, when that is forgotten, that somebody has settled it.
+        kept_for = min(entry.kept_for + MARGIN, LONGEST_NOTE)
+        stands = await keep(notes, end_of(hold_id), claim, kept_for)
+        self._watched.disarm(hold_id)
+        if stands != claim:
+            return Finished(entry.limiter, entry.cost, cost_in(stands), first=False)
+        limiter = self._live.get(entry.limiter)
+        if limiter is not None:
+            await _settle(limiter._as_of_now(), notes, entry, cost)
+        return Finished(entry.limiter, entry.cost, cost, first=True)
+
+    async def _find(self, hold_id: str) -> tuple[AsyncNotes, Entry]:
+        """Return where a hold is noted, and what."""
+        failure: StoreError | None = None
+        for notes, is_likely in self._places(hold_id) if is_id(hold_id) else ():
+            try:
+                text = await look_up(notes, start_of(hold_id))
+            except StoreError as error:
+                if is_likely:
+                    raise
+                failure = error
+            else:
+                if text is not None:
+                    return notes, Entry.read(text)
+        raise failure or UnknownHold(
+            f"there is no hold {hold_id!r:.40}, or none any more: its units may have expired"
+        )
+
+    def _places(self, hold_id: str) -> Iterator[tuple[AsyncNotes, bool]]:
+        """Yield the stores where a hold may be noted, each once; first, and marked so, the one that its id speaks of.
+
+        The others are for holds of a limiter that the policy no longer has, or has in another store.
+        """
+        seen: set[int] = set()
+        limiters = [(hint_of(name) == hold_id[-4:], limiter.store) for name, limiter in self._live.items()]
+        for is_likely, store in sorted(limiters, key=lambda place: not place[0]):
+            if id(store) not in seen and _keeps_notes(store):
+                seen.add(id(store))
+                yield store, is_likely
+
+    async def _was_settled(self, hold_id: str) -> bool | None:
+        """Return whether somebody has settled a hold; `None` if its store cannot be asked just now."""
+        for notes, is_likely in self._places(hold_id):
+            if is_likely:
+                try:
+                    return await look_up(notes, end_of(hold_id)) is not None
+                except StoreError:
+                    return None
+        return False
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something even if whoever asked for it goes away meanwhile."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)  # an event loop alone does not keep its tasks
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has seen it; if nobody did, there is nobody to tell
+
+
+class _Open(NamedTuple):
+    """A hold that is open as far as this process knows."""
+
+    limiter: str
+    hold: AsyncHold
+    due: int
+
+
+class _OpenHolds:
+    """Holds by id, so many at most."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, _Open] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._by_id) >= MOST_OPEN
+
+    @property
+    def is_half_full(self) -> bool:
+        return len(self._by_id) >= MOST_OPEN // 2
+
+    def add(self, hold_id: str, limiter: str, hold: AsyncHold, due: int) -> None:
+        """Remember a hold until it is due; if there are too many, forget the oldest."""
+        if self.is_full:
+            self.drop(next(iter(self._by_id)))
+        self._by_id[hold_id] = _Open(limiter, hold, due)
+
+    def get(self, hold_id: str) -> _Open | None:
+        return self._by_id.get(hold_id)
+
+    def drop(self, hold_id: str) -> None:
+        """Forget a hold. If it was not settled, it tells its hooks so."""
+        self._by_id.pop(hold_id, None)
+
+    def disarm(self, hold_id: str) -> None:
+        """Forget a hold that was settled by its id; whoever did that has told the hooks."""
+        found = self._by_id.pop(hold_id, None)
+        if found is not None:
+            found.hold._final = found.hold.cost
+
+    def due(self, now: int) -> list[str]:
+        """Return the ids of those that nobody can settle any more."""
+        return [hold_id for hold_id, (_, _, due) in self._by_id.items() if due <= now]
+
+    def is_due(self, hold_id: str, now: int) -> bool:
+        return hold_id in self._by_id and self._by_id[hold_id].due <= now
+
+    def next_few(self, most: int) -> list[str]:
+        """Return the ids of those that were not looked at for longest."""
+        few = list(islice(self._by_id, most))
+        for hold_id in few:
+            self._by_id[hold_id] = self._by_id.pop(hold_id)
+        return few
+
+
+async def _settle(limiter: AsyncLimiter, notes: AsyncNotes, entry: Entry, cost: int) -> None:
+    """Give back or record as the hold itself would have done, now that nobody else can."""
+    gate, receipts = _belonging(limiter, notes, entry)
+    new_hold: Callable[..., AsyncHold] = limiter._new_hold if entry.is_watched else AsyncHold
+    hold = new_hold(gate, UNLIMITED, receipts, entry.key, entry.cost, entry.tier)
+    try:
+        await hold.settle(cost)
+    except ConfigError as error:
+        logger.warning(
+            "%d units above a hold could not be recorded, because limiter %r counts otherwise by now: %s",
+            cost - entry.cost,
+            limiter.name,
+            error,
+        )
+
+
+def _belonging(limiter: AsyncLimiter, notes: object, entry: Entry) -> tuple[AsyncGate, Receipts | None]:
+    """Return what a hold is settled on, and those of its receipts that still belong there.
+
+    A store that did not charge it has nothing to give back, and neither has a rule that was not there.
+    """
+    receipts = entry.receipts if entry.receipts is not None and limiter.store is notes else ()
+    charged = dict(zip(entry.rules, (r for r in receipts if _shadow_rule(r) is None), strict=False))
+    gate, shadows = _shadowed(limiter, receipts)
+    rules = {rule.identity: rule for rule in limiter.rules}
+    if entry.rules == tuple(rules):
+        return gate, (*charged.values(), *shadows) or None
+    kept = {identity: receipt for identity, receipt in charged.items() if identity in rules}
+    bound = limiter.store.bind_async(limiter.name, tuple(rules[identity] for identity in kept))
+
+    async def refund(receipts: Receipts, cost: int, now: int | None) -> None:
+        if kept:
+            try:
+                await bound.refund(tuple(kept.values()), cost, now)
+            except StoreError as error:
+                logger.warning("a hold could not be given back, so it counts until it expires: %s", error)
+        if shadows:
+            await gate.refund(shadows, cost, now)
+
+    return replace(gate, refund=refund), (*kept.values(), *shadows) or None
+
+
+def _shadowed(limiter: AsyncLimiter, receipts: Receipts) -> tuple[AsyncGate, Receipts]:
+    """Return what a hold is settled on, and the receipts of the shadow rules that the limiter still has."""
+    if not isinstance(limiter, AsyncVersion) or limiter._policed is None:
+        return limiter._gate, ()
+    known = {shadow.rule.identity for shadow in limiter.shadows}
+    shadows = tuple(receipt for receipt in receipts if _shadow_rule(receipt) in known)
+    return limiter._policed.settling(shadows), shadows
+
+
+def _shadow_rule(receipt: tuple[object, object]) -> str | None:
+    """Return the identity of the shadow rule that a receipt is of, or `None`."""
+    match receipt:
+        case ((marked, str(identity), _), _) if marked == SHADOW:
+            return identity
+    return None
+
+
+async def _release(hold: AsyncHold) -> None:
+    with suppress(
+        StoreError
+    ):  # what cannot be given back counts until it expires; the caller hears why soon enough
+        await hold.release()
+
+
+def _notes_of(limiter: AsyncLimiter) -> AsyncNotes:
+    store = limiter.store
+    if _keeps_notes(store):
+        return store
+    raise HoldsUnsupported(
+        f"limiter {limiter.name!r} counts in a {type(store).__name__}, which cannot remember holds; "
+        f"stores in memory, SQLite, Redis and PostgreSQL can"
+    )
+
+
+def _keeps_notes(store: object) -> TypeGuard[AsyncNotes]:
+    """Return whether a store can remember holds; ten times as quick as `isinstance` with a protocol."""
+    return hasattr(store, "note") and hasattr(store, "noted")
+
+
+def _expires_after(hold: AsyncHold) -> float:
+    """Return after how many seconds nothing of a hold counts any more."""
+    if hold._receipts is None:
+        return 0.0
+    return max((result.reset_after or 0.0 for result in hold.decision.results), default=0.0)

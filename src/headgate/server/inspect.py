@@ -1,0 +1,106 @@
+"""The state of one key: how much of each rule it has used, and when there is room again.
+
+Nothing is written. A decision says how much remains, which is 0 for all who are beyond the limit; how far beyond is asked of
+the same rules with limits out of reach. That is the same state, for what a rule counts in does not depend on its limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from headgate.algorithms import algorithm_for
+from headgate.algorithms.token_bucket import TokenBucket
+from headgate.clock import MICROSECONDS, Clock
+from headgate.decision import Verdict
+from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
+from headgate.keys import Key
+from headgate.observe import redact
+from headgate.policy import AsyncPolicyLimiter
+from headgate.quota import MAX_UNITS, Quota
+from headgate.rules import SHARED, Rule
+from headgate.server.wire import LimiterState, RuleState
+from headgate.stores import MemoryStore
+
+
+async def state_of(
+    limiter: AsyncPolicyLimiter, key: Key | None, tier: str | None, clock: Clock | None
+) -> LimiterState:
+    """Return the state of a key in a limiter; what keeps it from being told is in the answer, too.
+
+    Args:
+        limiter: One of a policy.
+        key: Whose state; text stands for every scope.
+        tier: The caller's tier.
+        clock: The policy's clock, if it has one of its own.
+    """
+    try:
+        return LimiterState(limiter.name, await _results(limiter, _fitting(limiter, key), tier, clock))
+    except ConfigError as error:
+        return LimiterState(limiter.name, [], str(error))
+    except HeadgateError as error:
+        return LimiterState(limiter.name, [], f"the store cannot be asked: {redact(str(error))}")
+
+
+def _fitting(limiter: AsyncPolicyLimiter, key: Key | None) -> Key | None:
+    """Return the part of a key that the limiter counts by; text counts for every scope."""
+    rules = (*limiter.policy.rules, *limiter.policy.shadow)
+    scopes = {rule.scope for rule in rules if rule.scope not in (None, SHARED)}
+    if not scopes:
+        return key
+    if isinstance(key, (str, bytes)):
+        return {str(scope): key for scope in scopes}
+    return {scope: part for scope, part in key.items() if scope in scopes} if key else key
+
+
+async def _results(
+    limiter: AsyncPolicyLimiter, key: Key | None, tier: str | None, clock: Clock | None
+) -> list[RuleState]:
+    decision = await limiter.check(key, 1, tier=tier)
+    if decision.degraded:
+        raise StoreUnavailable("it does not answer")
+    policy = limiter.policy
+    scopes = {rule.scope for rule in policy.rules}
+    own = {scope: part for scope, part in key.items() if scope in scopes} if isinstance(key, Mapping) else key
+    gate = limiter.store.bind_async(limiter.name, tuple(_out_of_reach(rule) for rule in policy.rules))
+    # A memory store has the policy's clock itself; to any other one its time goes with every call.
+    now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
+    counted = await gate.peek(own, 0, policy.tier_for(key, tier), now)
+    return [
+        _state(rule, now, high)
+        for rule, now, high in zip(policy.rules, decision.verdicts, counted.verdicts, strict=True)
+    ]
+
+
+def _state(rule: Rule, now: Verdict, high: Verdict) -> RuleState:
+    used = high.limit - high.remaining
+    wait = 0 if now.allowed else now.retry_after_us
+    return RuleState(
+        name=rule.name,
+        limit=now.limit,
+        used=used,
+        remaining=max(0, now.limit - used),
+        reset_after=_seconds(high.reset_after_us),
+        frees_after=_seconds(wait),
+        scope=rule.scope,
+    )
+
+
+def _out_of_reach(rule: Rule) -> Rule:
+    """Return the rule with the same state and limits that nobody reaches."""
+    tiers = {tier: _high(rule, quota) for tier, quota in rule.tiers.items()}
+    return replace(rule, quota=_high(rule, rule.quota), tiers=tiers)
+
+
+def _high(rule: Rule, quota: Quota) -> Quota:
+    if not quota.limit:
+        return quota
+    algorithm = algorithm_for(rule, quota)
+    if isinstance(algorithm, TokenBucket):
+        # It must drain as before, so only what it holds may grow.
+        return Quota(quota.limit, quota.period_us, MAX_UNITS // algorithm.d)
+    return Quota(MAX_UNITS, quota.period_us)
+
+
+def _seconds(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / MICROSECONDS

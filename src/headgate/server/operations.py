@@ -1,0 +1,208 @@
+"""What the API does: every operation on limiters and holds, alone and in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from difflib import get_close_matches
+
+from msgspec import Struct
+
+from headgate.errors import ConfigError, HeadgateError
+from headgate.keys import Key
+from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
+from headgate.server.describe import limiter_shown, store_shown
+from headgate.server.holds import HoldBook, HoldsUnsupported, UnknownHold, UnknownLimiter
+from headgate.server.inspect import state_of
+from headgate.server.problems import Problem, problem_of
+from headgate.server.routing import Request
+from headgate.server.wire import (
+    Ask,
+    BatchAnswer,
+    BatchAnswers,
+    BatchAsk,
+    BatchCall,
+    DecisionAnswer,
+    FinishAnswer,
+    Health,
+    HoldAnswer,
+    InspectAnswer,
+    InspectAsk,
+    LimiterShown,
+    LimitersShown,
+    Readiness,
+    RecordAnswer,
+    ReleaseAsk,
+    ResetAnswer,
+    ResetAsk,
+    SettleAsk,
+    WaitAnswer,
+    decision_answer,
+    key_from,
+)
+
+logger = logging.getLogger("headgate.server")
+
+_TOGETHER = frozenset({"hit", "check", "record", "wait-hint"})
+"""Operations that may be under way together: stores answer them in the order in which they were asked."""
+
+
+class Operations:
+    """The operations, over the limiters of a policy.
+
+    Every one of them raises `Problem` or a `HeadgateError` for what it cannot do; `problem_from` makes one of the other.
+    """
+
+    def __init__(self, live: AsyncLivePolicy, book: HoldBook) -> None:
+        self._live = live
+        self._book = book
+
+    async def hit(self, ask: Ask, name: str) -> DecisionAnswer:
+        limiter = self._limiter(name)
+        return decision_answer(await limiter.hit(key_from(ask.key), ask.cost, tier=ask.tier))
+
+    async def check(self, ask: Ask, name: str) -> DecisionAnswer:
+        limiter = self._limiter(name)
+        return decision_answer(await limiter.check(key_from(ask.key), ask.cost, tier=ask.tier))
+
+    async def record(self, ask: Ask, name: str) -> RecordAnswer:
+        await self._limiter(name).record(key_from(ask.key), ask.cost, tier=ask.tier)
+        return RecordAnswer(ask.cost)
+
+    async def hold(self, ask: Ask, name: str) -> HoldAnswer:
+        self._limiter(name)  # for the message that lists near names
+        decision, hold, expires_after = await self._book.take(name, key_from(ask.key), ask.cost, ask.tier)
+        return HoldAnswer(decision_answer(decision), hold, expires_after)
+
+    async def wait_hint(self, ask: Ask, name: str) -> WaitAnswer:
+        decision = await self._limiter(name).check(key_from(ask.key), ask.cost, tier=ask.tier)
+        return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)
+
+    async def reset(self, ask: ResetAsk, name: str) -> ResetAnswer:
+        await self._limiter(name).reset(key_from(ask.key))
+        return ResetAnswer()
+
+    async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
+        finished = await self._book.finish(hold, ask.cost)
+        return FinishAnswer(hold, finished.limiter, finished.held, finished.cost, finished.first)
+
+    async def release(self, ask: ReleaseAsk, hold: str) -> FinishAnswer:
+        return await self.settle(SettleAsk(0), hold)
+
+    async def limiters(self) -> LimitersShown:
+        return LimitersShown([limiter_shown(limiter) for limiter in self._live.policy.limiters.values()])
+
+    async def limiter(self, name: str) -> LimiterShown:
+        return limiter_shown(self._limiter(name).policy)
+
+    async def inspect(self, ask: InspectAsk) -> InspectAnswer:
+        key = key_from(ask.key)
+        limiters, clock = list(self._live.values()), self._live._clock
+        states = await asyncio.gather(*(state_of(limiter, key, ask.tier, clock) for limiter in limiters))
+        return InspectAnswer(list(states))
+
+    async def healthz(self) -> Health:
+        return Health()
+
+    async def readyz(self) -> Readiness:
+        limiters = list(self._live.values())
+        by_store = {id(limiter.store): limiter for limiter in limiters}
+        await asyncio.gather(*(_ask_store(limiter) for limiter in by_store.values()))
+        stores = [store_shown(limiter, limiter.policy) for limiter in limiters]
+        return Readiness("ready" if all(store.up for store in stores) else "not ready", stores)
+
+    # Batches
+
+    async def batch(self, request: Request, ask: BatchAsk) -> BatchAnswers:
+        """Answer each call as it would be answered alone, in order.
+
+        What only asks a limiter leaves for the store together with its neighbours; everything else waits for what comes
+        before it: whether there is room may depend on what was settled, held or reset.
+        """
+        may_reset = "administer" in request.may
+        answers: list[BatchAnswer] = []
+        together: list[asyncio.Task[BatchAnswer]] = []
+        for call in ask.calls:
+            if call.operation in _TOGETHER:
+                together.append(asyncio.ensure_future(self._answer(call, may_reset)))
+                continue
+            answers += await asyncio.gather(*together)
+            together = []
+            answers.append(await self._answer(call, may_reset))
+        return BatchAnswers(answers + await asyncio.gather(*together))
+
+    async def _answer(self, call: BatchCall, may_reset: bool) -> BatchAnswer:
+        try:
+            return BatchAnswer(200, await self._one(call, may_reset))
+        except Exception as error:  # noqa: BLE001  # one call must not take the answers of the others with it
+            problem = problem_from(error)
+            return BatchAnswer(problem.status, problem.document)
+
+    async def _one(self, call: BatchCall, may_reset: bool) -> Struct:
+        cost = 1 if call.cost is None else call.cost
+        match call:
+            case BatchCall(operation="settle" | "release", hold=str(hold), limiter=None, key=None, tier=None):
+                if (call.cost is None) is (call.operation == "settle"):
+                    raise Problem(400, "settle needs a cost, and release takes none")
+                return await self.settle(SettleAsk(call.cost or 0), hold)
+            case BatchCall(operation="settle" | "release"):
+                raise Problem(400, f"{call.operation} needs the id of a hold, and nothing of a limiter")
+            case BatchCall(limiter=str(name), hold=None):
+                if call.operation == "reset":
+                    return await self._reset_one(call, name, may_reset)
+                return await self._by_name(call.operation)(Ask(call.key, cost, call.tier), name)
+        raise Problem(400, f"{call.operation} needs the name of a limiter, and no hold")
+
+    async def _reset_one(self, call: BatchCall, name: str, may_reset: bool) -> ResetAnswer:
+        if not may_reset:
+            raise Problem(403, "this token may not administer")
+        if call.cost is not None or call.tier is not None:
+            raise Problem(400, "reset takes a key, but neither cost nor tier")
+        return await self.reset(ResetAsk(call.key), name)
+
+    def _by_name(self, operation: str) -> Callable[[Ask, str], Awaitable[Struct]]:
+        return {
+            "hit": self.hit,
+            "check": self.check,
+            "record": self.record,
+            "hold": self.hold,
+            "wait-hint": self.wait_hint,
+        }[operation]
+
+    def _limiter(self, name: str) -> AsyncPolicyLimiter:
+        try:
+            return self._live[name]
+        except KeyError:
+            raise _no_limiter(name, list(self._live)) from None
+
+
+def problem_from(error: Exception) -> Problem:
+    """Return what to answer to a request that raised; what nobody expected is logged, and not shown."""
+    match error:
+        case Problem():
+            return error
+        case UnknownHold() | UnknownLimiter():
+            return Problem(404, str(error))
+        case HoldsUnsupported():
+            return Problem(501, str(error))
+        case HeadgateError():
+            return problem_of(error)
+    logger.error("a request failed", exc_info=error)
+    return Problem(500, "the request could not be answered; the server's log says why")
+
+
+async def _ask_store(limiter: AsyncPolicyLimiter) -> None:
+    """Ask a store something that changes nothing; how that went is told by the limiter's health."""
+    scopes = [rule.scope for rule in limiter.rules if rule.scope not in (None, "*")]
+    key: Key = {str(scope): "readyz" for scope in scopes} if scopes else "readyz"
+    try:
+        await limiter.check(key, 0)
+    except ConfigError:
+        logger.debug("a probe does not fit the rules of %r", limiter.name)
+
+
+def _no_limiter(name: str, known: list[str]) -> Problem:
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "GET /v1/limiters lists them all"
+    return Problem(404, f"there is no limiter {name[:80]!r}; {hint}")

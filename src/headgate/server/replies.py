@@ -1,0 +1,40 @@
+"""Answers, ready to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headgate.server.problems import PROBLEM_JSON, Field, Problem
+
+_encode = msgspec.json.Encoder().encode
+_JSON: Field = (b"content-type", b"application/json")
+
+
+class Reply(NamedTuple):
+    """An answer that is complete."""
+
+    status: int
+    fields: tuple[Field, ...]
+    body: bytes
+
+
+class Stream(NamedTuple):
+    """An answer that goes on."""
+
+    fields: tuple[Field, ...]
+    pieces: AsyncGenerator[bytes, None]
+
+
+def json_reply(answer: Any, status: int = 200) -> Reply:
+    """Return an answer as JSON."""
+    return Reply(status, (_JSON,), _encode(answer))
+
+
+def problem_reply(problem: Problem) -> Reply:
+    """Return a problem as its document."""
+    return Reply(
+        problem.status, ((b"content-type", PROBLEM_JSON), *problem.fields), _encode(problem.document)
+    )

@@ -1,0 +1,59 @@
+"""Putting the application together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from headgate.policy import AsyncLivePolicy
+from headgate.server.app import App
+from headgate.server.board import Board, Demo, Exchange
+from headgate.server.metrics import Metrics
+
+
+def make_app(
+    live: AsyncLivePolicy,
+    *,
+    board: Board | None = None,
+    metrics: Metrics | None = None,
+    demo: Demo | None = None,
+) -> App:
+    """Return the ASGI application of a policy; it closes the policy's stores when it shuts down.
+
+    Args:
+        live: The limiters. They are watched and reloaded if they came from a file.
+        board: What counts the figures of `/v1/events`. It counts what it is told, so the policy must have been made with
+            it among its hooks; `open_app` does all that.
+        metrics: What `/metrics` shows, likewise; without it there are none.
+        demo: The demo that the dashboard shows and switches.
+    """
+    return App(live, Board() if board is None else board, metrics, demo)
+
+
+def open_app(
+    config: str | Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    exchange: Exchange | None = None,
+    demo: Demo | None = None,
+) -> App:
+    """Return the ASGI application of a policy file, with figures and metrics.
+
+    Args:
+        config: The file.
+        environment: Variables that may replace single values; by default those of the process.
+        exchange: How the workers of one server show each other their figures.
+        demo: The demo that the dashboard shows and switches.
+
+    Raises:
+        PolicyError: The file cannot be used.
+    """
+    board, metrics = Board(exchange), Metrics()
+    live = AsyncLivePolicy.from_file(
+        config,
+        os.environ if environment is None else environment,
+        hooks=[board, metrics.hook],
+        shadow_hooks=[metrics.shadow_hook],
+    )
+    return make_app(live, board=board, metrics=metrics, demo=demo)

@@ -1,0 +1,389 @@
+"""What goes over the wire: the types of requests and responses.
+
+They check what comes in, write what goes out, and are the schemas of the OpenAPI document: one source for all three. Times
+are seconds, exact to the microsecond. `None` means that nothing applies, never -1.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from headgate.clock import MICROSECONDS
+from headgate.decision import Decision, Verdict
+from headgate.keys import Key, PlainKey
+from headgate.quota import MAX_UNITS
+from headgate.server.problems import Problem
+
+MOST_CALLS = 1000
+"""Calls in one batch."""
+
+BASE64 = "$base64"
+"""The single entry of an object that stands for bytes."""
+
+Cost = Annotated[int, Meta(ge=0, le=MAX_UNITS, description="Units, a whole number.")]
+WireKey = Annotated[
+    str | dict[str, str | dict[str, str]] | None,
+    Meta(
+        description='Who: text, or an object with an entry per scope. Bytes are written {"$base64": "..."}.',
+        examples=["alice", {"user": "42", "realm": "north"}, {"$base64": "AAEC"}],
+    ),
+]
+Tier = Annotated[str | None, Meta(description="The caller's tier; unknown ones count as the default.")]
+Seconds = float
+
+
+class Body(Struct, forbid_unknown_fields=True):
+    """What every request body has in common: a misspelt field is an error, not a default."""
+
+
+class Ask(Body):
+    """Units for a key."""
+
+    key: WireKey = None
+    cost: Cost = 1
+    tier: Tier = None
+
+
+class ResetAsk(Body):
+    """Whose counts to forget."""
+
+    key: WireKey = None
+
+
+class SettleAsk(Body):
+    """The true cost of what was held."""
+
+    cost: Cost
+
+
+class ReleaseAsk(Body):
+    """Nothing: all units go back."""
+
+
+class InspectAsk(Body):
+    """Whose state to show. Text serves as every scope of a limiter with scopes."""
+
+    key: WireKey = None
+    tier: Tier = None
+
+
+class BatchCall(Body):
+    """One call of a batch: on a limiter, or on a hold."""
+
+    operation: Literal["hit", "check", "record", "hold", "wait-hint", "reset", "settle", "release"]
+    limiter: str | None = None
+    hold: str | None = None
+    key: WireKey = None
+    cost: Cost | None = None
+    tier: Tier = None
+
+
+class BatchAsk(Body):
+    """Calls that are answered each on its own, in order."""
+
+    calls: Annotated[list[BatchCall], Meta(max_length=MOST_CALLS)]
+
+
+class TrafficAsk(Body):
+    """Whether the demo's callers should be busy."""
+
+    on: bool
+
+
+class RuleAnswer(Struct):
+    """What one rule said."""
+
+    name: str
+    allowed: bool
+    limit: int
+    remaining: int
+    retry_after: Seconds | None
+    reset_after: Seconds | None
+
+
+class DecisionAnswer(Struct):
+    """What all rules said; the figures are those of the rule that binds."""
+
+    allowed: bool
+    limit: int | None
+    remaining: int | None
+    retry_after: Seconds | None
+    reset_after: Seconds | None
+    rule: str | None
+    denied_by: str | None
+    degraded: bool
+    results: list[RuleAnswer]
+
+
+class RecordAnswer(Struct):
+    """What was counted."""
+
+    recorded: int
+
+
+class HoldAnswer(Struct):
+    """The decision, and what to call the hold when it is settled; no hold if it was refused."""
+
+    decision: DecisionAnswer
+    hold: str | None
+    expires_after: Seconds | None
+
+
+class WaitAnswer(Struct):
+    """How long until the call would be admitted: 0 is now, null is never."""
+
+    allowed: bool
+    wait: Seconds | None
+
+
+class ResetAnswer(Struct):
+    """Done."""
+
+    reset: bool = True
+
+
+class FinishAnswer(Struct):
+    """What stands for the hold; `first` is false if somebody had settled or released it before."""
+
+    hold: str
+    limiter: str
+    held: int
+    cost: int
+    first: bool
+
+
+class BatchAnswer(Struct):
+    """One answer: the status and body that the call alone would have had."""
+
+    status: int
+    body: Any  # what the document says of it is written in `headgate.server.openapi`
+
+
+class BatchAnswers(Struct):
+    """One answer per call, in the order of the calls."""
+
+    answers: list[BatchAnswer]
+
+
+class RuleShown(Struct):
+    """A rule of the policy file."""
+
+    name: str
+    kind: str
+    quota: str
+    limit: int
+    period: Seconds
+    burst: int | None
+    scope: str | None
+    tiers: dict[str, str]
+    strict: bool
+    buckets: int
+    words: str
+
+
+class LimiterShown(Struct):
+    """A limiter of the policy file."""
+
+    name: str
+    rules: list[RuleShown]
+    shadow: list[RuleShown]
+    store: str
+    on_store_error: str
+    default_tier: str | None
+    headers: str
+
+
+class LimitersShown(Struct):
+    """All limiters."""
+
+    limiters: list[LimiterShown]
+
+
+class RuleState(Struct):
+    """How much of a rule a key has used. `frees_after`: until a cost of 1 would be admitted; 0 is now, null is never."""
+
+    name: str
+    limit: int
+    used: int
+    remaining: int
+    reset_after: Seconds | None
+    frees_after: Seconds | None
+    scope: str | None
+
+
+class LimiterState(Struct):
+    """The state of a key in one limiter, or why it cannot be told."""
+
+    name: str
+    results: list[RuleState]
+    error: str | None = None
+
+
+class InspectAnswer(Struct):
+    """The state of a key in every limiter."""
+
+    limiters: list[LimiterState]
+
+
+class StoreShown(Struct):
+    """How a limiter's store is doing."""
+
+    limiter: str
+    store: str
+    up: bool
+    breaker: Literal["closed", "open"]
+    failures: int
+
+
+class Health(Struct):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Readiness(Struct):
+    """Whether every store answers."""
+
+    status: Literal["ready", "not ready"]
+    stores: list[StoreShown]
+
+
+class Traffic(Struct):
+    """Whether the demo's callers are busy."""
+
+    on: bool
+
+
+class Figures(Struct):
+    """Decisions; those that the failure policy made instead of the store are counted again as degraded."""
+
+    admitted: int = 0
+    refused: int = 0
+    degraded: int = 0
+
+
+class ShadowFigures(Struct):
+    """What a rule that only watches would have done."""
+
+    limiter: str
+    rule: str
+    words: str
+    asked: int
+    refused: int
+    failed: int
+
+
+class RefusedKey(Struct):
+    """One of the keys refused most; at least so often."""
+
+    limiter: str
+    key: str
+    refused: int
+
+
+class DemoService(Struct):
+    """A service of the demo, and what its callers saw."""
+
+    name: str
+    url: str
+    sent: int
+    refused: int
+
+
+class DemoFigures(Struct):
+    """The demo's callers and services."""
+
+    traffic: bool
+    services: list[DemoService]
+
+
+class Tick(Struct):
+    """One second, all workers together."""
+
+    time: int
+    limiters: dict[str, Figures]
+    totals: dict[str, Figures]
+    stores: list[StoreShown]
+    shadow: list[ShadowFigures]
+    top: list[RefusedKey] | None = None
+    policy_error: str | None = None
+    workers: int = 1
+    demo: DemoFigures | None = None
+
+
+class History(Struct):
+    """The ticks of the last minutes, oldest first."""
+
+    ticks: list[Tick] = field(default_factory=list)
+
+
+def key_from(wire: str | dict[str, str | dict[str, str]] | None) -> Key | None:
+    """Return a key as limiters take it.
+
+    Raises:
+        Problem: It is no key: 400.
+    """
+    if type(wire) is str or wire is None:
+        return wire
+    assert isinstance(wire, dict)
+    if wire.keys() == {BASE64}:
+        return _plain(wire)
+    return {scope: _plain(part) for scope, part in wire.items()}
+
+
+def _plain(part: str | dict[str, str | dict[str, str]] | dict[str, str]) -> PlainKey:
+    if isinstance(part, str):
+        return part
+    encoded = part.get(BASE64)
+    if len(part) != 1 or not isinstance(encoded, str):
+        raise Problem(400, f'a key is text, or bytes as {{"{BASE64}": "..."}} - at `$.key`')
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Problem(400, f"not base64: {error} - at `$.key`") from error
+
+
+def wire_key(key: Key | None) -> str | dict[str, Any] | None:
+    """Return a key as it goes over the wire; the reverse of `key_from`."""
+    if key is None or isinstance(key, str):
+        return key
+    if isinstance(key, Mapping):
+        return {scope: wire_key(part) for scope, part in key.items()}
+    return {BASE64: base64.b64encode(key).decode("ascii")}
+
+
+def decision_answer(decision: Decision) -> DecisionAnswer:
+    """Return a decision as it goes over the wire."""
+    plain: Any = decision  # its layout is documented; the properties would read it again and again
+    allowed, limit, remaining, retry_us, reset_us, names, index, verdicts, degraded = plain
+    retry_after, reset_after = _seconds(retry_us), _seconds(reset_us)
+    if verdicts is None and names:
+        results = [RuleAnswer(names[0], allowed, limit, remaining, retry_after, reset_after)]
+    else:
+        results = [_rule_answer(name, one) for name, one in zip(names, verdicts or (), strict=True)]
+    rule = names[index] if names else None
+    return DecisionAnswer(
+        allowed,
+        limit,
+        remaining,
+        retry_after,
+        reset_after,
+        rule,
+        None if allowed else rule,
+        degraded,
+        results,
+    )
+
+
+def _rule_answer(name: str, verdict: Verdict) -> RuleAnswer:
+    allowed, limit, remaining, retry_us, reset_us = verdict
+    return RuleAnswer(name, allowed, limit, remaining, _seconds(retry_us), _seconds(reset_us))
+
+
+def _seconds(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / MICROSECONDS

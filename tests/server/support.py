@@ -1,0 +1,229 @@
+"""A server in this process, asked without a network; and one in processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from headgate.clock import Clock
+from headgate.policy import AsyncLivePolicy, parse_policy
+from headgate.server import Board, make_app
+from headgate.server.app import App
+from headgate.server.board import Demo
+from headgate.server.metrics import Metrics
+from headgate.testing import FakeClock
+
+POLICY = """
+[limiters.login]
+rules = [{ quota = "5/minute", tiers = { pro = "50/minute" } }]
+
+[limiters.llm]
+rules = [{ quota = "1000/minute", name = "tokens", kind = "sliding_log" }]
+
+[limiters.submit]
+rules = [{ quota = "3/hour", scope = "user" }, { quota = "100/day", scope = "*" }]
+
+[limiters.bucket]
+rules = ["10/s burst 20"]
+
+[limiters."odd/näme"]
+rules = ["5/minute"]
+"""
+
+READ_SECONDS = 20.0
+"""How long to wait for something that must happen, before the test fails."""
+
+
+class Server:
+    """A server in this process.
+
+    Attributes:
+        client: Asks it.
+        live: Its limiters.
+        board: Its figures.
+        clock: Its stores' time.
+        app: The application.
+    """
+
+    def __init__(
+        self,
+        policy: str = POLICY,
+        *,
+        clock: Clock | None = None,
+        demo: Demo | None = None,
+        address: str = "http://127.0.0.1",
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.board, self.metrics = Board(), Metrics()
+        self.live = AsyncLivePolicy(
+            parse_policy(policy),
+            hooks=[self.board, self.metrics.hook],
+            shadow_hooks=[self.metrics.shadow_hook],
+            clock=self.clock,
+        )
+        self.app: App = make_app(self.live, board=self.board, metrics=self.metrics, demo=demo)
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app, raise_app_exceptions=True), base_url=address
+        )
+
+    async def post(self, path: str, body: object = None, **arguments: Any) -> httpx.Response:
+        """Send a JSON body."""
+        return await self.client.post(path, json={} if body is None else body, **arguments)
+
+    async def answer(self, path: str, body: object = None) -> Any:
+        """Send a JSON body, and return the body of the answer, which must be a success."""
+        response = await self.post(path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def hit(self, limiter: str = "login", key: object = "alice", **more: object) -> Any:
+        return await self.answer(f"/v1/limiters/{limiter}/hit", {"key": key, **more})
+
+
+@asynccontextmanager
+async def started(app: App) -> AsyncIterator[None]:
+    """Run an application's lifespan around a block, as a server does."""
+    inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    outbox: asyncio.Queue[Any] = asyncio.Queue()
+    running = asyncio.ensure_future(app({"type": "lifespan"}, inbox.get, outbox.put))
+    await inbox.put({"type": "lifespan.startup"})
+    assert (await outbox.get())["type"] == "lifespan.startup.complete"
+    try:
+        yield
+    finally:
+        await inbox.put({"type": "lifespan.shutdown"})
+        assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
+        await running
+
+
+def problem(response: httpx.Response, status: int) -> str:
+    """Return the detail of a problem document, which must be one and have this status."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert document.keys() == {"type", "title", "status", "detail"}
+    assert document["status"] == status
+    detail = document["detail"]
+    assert isinstance(detail, str)
+    return detail
+
+
+SERVE = """
+import sys
+from headgate.errors import HeadgateError
+from headgate.server import serve
+try:
+    sys.exit(serve(sys.argv[1], **eval(sys.argv[2])))
+except HeadgateError as error:
+    sys.exit(f"headgate: {error}")
+"""
+"""What the command `headgate serve` comes down to."""
+
+
+class Process:
+    """A server in processes of its own.
+
+    Attributes:
+        process: The one that was started.
+        url: Where it listens.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        """What it has written to its log so far."""
+        return self._log.read_text()
+
+    @property
+    def workers(self) -> list[int]:
+        """The processes that it has started."""
+        stats = [_stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")]
+        return [
+            int(stat[0]) for stat in stats if stat and int(stat[2]) == self.process.pid and stat[1] != "Z"
+        ]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ask it to stop, and return its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(READ_SECONDS)
+
+
+@contextmanager
+def serving(folder: Path, policy: str, **arguments: object) -> Iterator[Process]:
+    """Run a server on a free port for the length of a block."""
+    config, log = folder / "headgate.toml", folder / "log.txt"
+    config.write_text(policy)
+    command = [sys.executable, "-W", "error", "-c", SERVE, str(config), repr({"port": 0, **arguments})]
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder, env=environment
+        )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, f"{line}{log.read_text()}"
+        yield Process(process, found.group(), log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(READ_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        process.stdout.close()
+
+
+def refusal(folder: Path, policy: str, **arguments: object) -> str:
+    """Return what a server says that does not start, which must be one line, and its exit code 1."""
+    config = folder / "headgate.toml"
+    config.write_text(policy)
+    command = [sys.executable, "-W", "error", "-c", SERVE, str(config), repr(arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=READ_SECONDS, check=False)
+    assert ended.returncode == 1, ended
+    assert ended.stdout == ""
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 1, ended.stderr
+    return lines[0]
+
+
+def eventually(happens: Callable[[], bool], what: str) -> None:
+    """Wait until something is so; fail if it is not after a long time."""
+    deadline = time.monotonic() + READ_SECONDS
+    while not happens():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process is there, and not just waiting for its parent to notice its end."""
+    stat = _stat(pid)
+    return bool(stat) and stat[1] != "Z"
+
+
+def _stat(pid: int) -> list[str]:
+    """Return number, state and parent of a process; nothing if it is gone."""
+    try:
+        about = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [str(pid), *about.rpartition(")")[2].split()[:2]]

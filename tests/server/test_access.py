@@ -1,0 +1,250 @@
+"""Who may do what."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import httpx
+import pytest
+
+from headgate.server.access import is_loopback
+from tests.server.support import Server, problem
+
+TOKENS = {"decider": "tok-decide", "admin": "tok-admin", "both": "tok-both"}
+MAY = {"decider": ["decide"], "admin": ["administer"], "both": ["decide", "administer"]}
+
+
+def policy(*names: str) -> str:
+    tables = "".join(
+        f'[server.tokens.{name}]\nsha256 = "{sha256(TOKENS[name].encode()).hexdigest()}"\nmay = {MAY[name]}\n'
+        for name in names
+    )
+    return f'[limiters.login]\nrules = ["5/minute"]\n{tables}'
+
+
+OPEN = [
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/openapi.json"),
+    ("GET", "/"),
+    ("GET", "/static/app.js"),
+]
+ANY = [("GET", "/metrics"), ("GET", "/v1/limiters"), ("GET", "/v1/limiters/login"), ("HEAD", "/v1/events")]
+DECIDE = [
+    ("POST", f"/v1/limiters/login/{operation}")
+    for operation in ("hit", "check", "record", "hold", "wait-hint")
+] + [
+    ("POST", "/v1/holds/x/settle"),
+    ("POST", "/v1/holds/x/release"),
+    ("POST", "/v1/inspect"),
+    ("POST", "/v1/batch"),
+]
+ADMINISTER = [("POST", "/v1/limiters/login/reset"), ("POST", "/v1/demo/traffic")]
+
+
+async def status(server: Server, method: str, path: str, token: str | None) -> int:
+    headers = {"content-type": "application/json"}
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
+    response = await server.client.request(method, path, headers=headers, content=b"{}")
+    return response.status_code
+
+
+async def test_every_endpoint_needs_what_it_needs() -> None:
+    server = Server(policy("decider", "admin"))
+    refused = (401, 403)
+    for method, path in OPEN:
+        assert await status(server, method, path, None) == 200, path
+    for method, path in ANY + DECIDE + ADMINISTER:
+        assert await status(server, method, path, None) == 401, path
+        assert await status(server, method, path, "guess") == 401, path
+    for method, path in ANY:
+        assert await status(server, method, path, TOKENS["decider"]) == 200, path
+        assert await status(server, method, path, TOKENS["admin"]) == 200, path
+    for method, path in DECIDE:
+        assert await status(server, method, path, TOKENS["decider"]) not in refused, path
+        assert await status(server, method, path, TOKENS["admin"]) == 403, path
+    for method, path in ADMINISTER:
+        assert await status(server, method, path, TOKENS["decider"]) == 403, path
+        assert await status(server, method, path, TOKENS["admin"]) not in refused, path
+
+
+async def test_no_endpoint_was_forgotten_above() -> None:
+    server = Server(policy("decider"))
+    document = (await server.client.get("/openapi.json")).json()
+    concrete = {
+        (method.upper(), path.replace("{name}", "login").replace("{id}", "x"))
+        for path, methods in document["paths"].items()
+        for method in methods
+    }
+    listed = {
+        ("GET" if method == "HEAD" else method, path) for method, path in OPEN + ANY + DECIDE + ADMINISTER
+    }
+    assert concrete <= listed
+
+
+async def test_challenges_say_what_is_missing() -> None:
+    server = Server(policy("decider"))
+    response = await server.post("/v1/limiters/login/hit", {"key": "a"})
+    assert "Authorization: Bearer" in problem(response, 401)
+    assert response.headers["www-authenticate"] == 'Bearer realm="headgate"'
+    response = await server.post("/v1/limiters/login/hit", headers={"authorization": "Bearer wrong"})
+    assert response.headers["www-authenticate"] == 'Bearer realm="headgate", error="invalid_token"'
+    response = await server.post("/v1/limiters/login/reset", headers=bearer("decider"))
+    assert problem(response, 403) == "this token may not administer"
+    assert 'error="insufficient_scope"' in response.headers["www-authenticate"]
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {TOKENS[name]}"}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "tok-decide",
+        "Basic tok-decide",
+        "Bearer",
+        "Bearer ",
+        "Bearer tok-decide x",
+        "Bearer " + sha256(b"tok-decide").hexdigest(),
+        "Bearer tök",
+        "Bearer " + "x" * 10_000,
+    ],
+)
+async def test_what_is_no_token_is_none(field: str) -> None:
+    server = Server(policy("decider"))
+    headers = [("authorization", field.encode())]
+    response = await server.post("/v1/limiters/login/hit", {"key": "a"}, headers=headers)
+    assert problem(response, 401)
+
+
+async def test_the_word_bearer_may_be_written_in_any_case_and_two_fields_are_none() -> None:
+    server = Server(policy("decider"))
+    good = {"authorization": "bEARER tok-decide"}
+    assert (await server.post("/v1/limiters/login/hit", {"key": "a"}, headers=good)).status_code == 200
+    twice = [("authorization", "Bearer tok-decide")] * 2
+    assert problem(await server.post("/v1/limiters/login/hit", {"key": "a"}, headers=twice), 401)
+
+
+async def test_a_token_may_permit_several_things() -> None:
+    server = Server(policy("both"))
+    for operation in ("hit", "reset"):
+        response = await server.post(f"/v1/limiters/login/{operation}", {"key": "a"}, headers=bearer("both"))
+        assert response.status_code == 200
+
+
+async def test_a_reset_in_a_batch_needs_its_own_permission() -> None:
+    server = Server(policy("decider", "both"))
+    calls = {"calls": [{"operation": "reset", "limiter": "login", "key": "a"}]}
+    answers = {
+        name: (await server.post("/v1/batch", calls, headers=bearer(name))).json()["answers"][0]["status"]
+        for name in ("decider", "both")
+    }
+    assert answers == {"decider": 403, "both": 200}
+
+
+async def test_tokens_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(policy("decider"))
+    with caplog.at_level(0):
+        for token in ("tok-decide", "wrong-token"):
+            await server.post(
+                "/v1/limiters/login/hit", {"key": "a"}, headers={"authorization": f"Bearer {token}"}
+            )
+    assert "tok-decide" not in caplog.text
+    assert "wrong-token" not in caplog.text
+
+
+# Without tokens
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "[::1]", "127.8.8.8", "a.localhost"]
+)
+async def test_without_tokens_loopback_names_are_answered(host: str) -> None:
+    response = await Server().client.get("/healthz", headers={"host": host})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8080",
+        "127.0.0.1.evil.example",
+        "0.0.0.0",
+        "",
+        "[::1]x",
+        "10.0.0.1",
+        "::1",
+        "localhost:1:2",
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/limiters"])
+async def test_without_tokens_other_names_are_not(host: str, path: str) -> None:
+    response = await Server().client.get(path, headers={"host": host})
+    assert "loopback" in problem(response, 421)
+
+
+async def test_with_tokens_any_name_will_do() -> None:
+    server = Server(policy("decider"))
+    response = await server.client.get(
+        "/v1/limiters", headers={"host": "limits.example", **bearer("decider")}
+    )
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("address", ["http://192.0.2.7", "http://[2001:db8::1]", "http://limits.example"])
+async def test_without_tokens_what_arrives_from_outside_is_not_answered(address: str) -> None:
+    """As after a reload that has taken the last token out of the file of a public server."""
+    server = Server(address=address)
+    response = await server.client.get("/v1/limiters", headers={"host": "localhost"})
+    assert "no tokens" in problem(response, 403)
+
+
+async def test_a_browser_is_given_no_way_around() -> None:
+    """No CORS: a page of another origin can send only what is refused as 415, and read nothing."""
+    server = Server()
+    origin = {"origin": "https://evil.example"}
+    for response in (
+        await server.client.get("/v1/limiters", headers=origin),
+        await server.client.options("/v1/limiters/login/hit", headers=origin),
+    ):
+        assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost.", True),
+        ("::1%lo", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("example.org", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_recognised(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+async def test_a_request_by_way_of_a_local_socket_is_local() -> None:
+    server = Server()
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/healthz",
+        "raw_path": b"/healthz",
+        "headers": [(b"host", b"localhost")],
+        "server": ("/run/headgate.sock", None),
+    }
+    sent: list[dict[str, object]] = []
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    await server.app(scope, httpx.AsyncByteStream, send)  # type: ignore[arg-type]  # nothing is received
+    assert sent[0]["status"] == 200

@@ -1,0 +1,227 @@
+"""Figures: counted in each worker, added up over all of them."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headgate.policy import AsyncLivePolicy, parse_policy
+from headgate.server.board import TICKS_KEPT, Board, Exchange, Snapshot, merged, shown_key
+from headgate.server.wire import Figures, RefusedKey, ShadowFigures, StoreShown, Tick
+from headgate.testing import FakeClock
+
+POLICY = """
+[limiters.login]
+rules = ["2/minute"]
+[limiters.api]
+rules = ["100/minute", { quota = "1/hour", name = "candidate", shadow = true }]
+"""
+TOP = POLICY + "[server]\ntop_keys = 2\n"
+
+
+def live_with(board: Board, policy: str = POLICY) -> AsyncLivePolicy:
+    return AsyncLivePolicy(parse_policy(policy), hooks=[board], clock=FakeClock())
+
+
+async def test_a_tick_tells_the_second_and_the_total() -> None:
+    board = Board()
+    live = live_with(board)
+    for _ in range(5):
+        await live["login"].hit("alice")
+    await live["login"].check("alice")
+    first = board.tick(live, 100)
+    assert first.limiters["login"] == first.totals["login"] == Figures(admitted=2, refused=3)
+    assert first.limiters["api"] == Figures()
+    async with live["api"].hold("alice"):
+        await live["api"].record("alice")
+    second = board.tick(live, 101)
+    assert (second.time, second.workers) == (101, 1)
+    assert second.limiters["login"] == Figures()
+    assert second.totals["login"] == Figures(admitted=2, refused=3)
+    assert second.limiters["api"] == Figures(admitted=1)
+
+
+async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
+    board = Board()
+    far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"'
+    live = live_with(board, far)
+    await live["far"].hit("alice")
+    tick = board.tick(live, 1)
+    assert tick.limiters["far"] == Figures(admitted=1, degraded=1)
+    (store,) = tick.stores
+    assert (store.limiter, store.store, store.up, store.breaker) == (
+        "far",
+        "redis://***@127.0.0.1:1/0",
+        False,
+        "open",
+    )
+    assert store.failures == 1
+    await live.aclose()
+
+
+async def test_shadow_rules_tell_what_they_would_have_done() -> None:
+    board = Board()
+    live = live_with(board)
+    for _ in range(3):
+        await live["api"].hit("alice")
+    words = "at most 1 in any hour for each key"
+    assert board.tick(live, 1).shadow == [
+        ShadowFigures("api", "candidate", words, asked=3, refused=2, failed=0)
+    ]
+
+
+async def test_keys_are_shown_only_if_the_policy_says_so() -> None:
+    board = Board()
+    live = live_with(board)
+    for _ in range(3):
+        await live["login"].hit("alice")
+    assert board.tick(live, 1).top is None
+    live = live_with(board, TOP)
+    assert board.tick(live, 2).top == []
+    for key, hits in (("alice", 6), ("bob", 4), ("carol", 3)):
+        for _ in range(hits):
+            await live["login"].hit(key)
+    assert board.tick(live, 3).top == [RefusedKey("login", "alice", 4), RefusedKey("login", "bob", 2)]
+    assert board.tick(live_with(board), 4).top is None
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (None, ""),
+        ("alice", "alice"),
+        (b"\x00", "b'\\x00'"),
+        ({"user": "42", "realm": b"n"}, "user: 42, realm: b'n'"),
+        ("\ud800", "\\ud800"),
+        ("x" * 500, "x" * 128),
+    ],
+)
+def test_keys_are_shown_as_text_that_can_be_sent(key: object, text: str) -> None:
+    assert shown_key(key) == text  # type: ignore[arg-type]
+    assert msgspec.json.encode(shown_key(key))  # type: ignore[arg-type]
+
+
+async def test_history_is_bounded() -> None:
+    board = Board()
+    live = live_with(board)
+    for at in range(TICKS_KEPT + 5):
+        board.tick(live, at)
+    assert (len(board.history), board.history[0].time) == (TICKS_KEPT, 5)
+
+
+# Several workers
+
+
+async def test_workers_add_up(tmp_path: Path) -> None:
+    boards = [Board(Exchange(tmp_path, name)) for name in ("0-0", "1-0")]
+    lives = [live_with(board, TOP) for board in boards]
+    for board, live in zip(boards, lives, strict=True):
+        board.tick(live, 0)
+        for _ in range(4):
+            await live["login"].hit("alice")
+        await live["api"].hit("bob")
+        await live["api"].hit("bob")
+    boards[0].tick(lives[0], 1)
+    tick = boards[1].tick(lives[1], 1)
+    assert tick.workers == 2
+    assert tick.totals["login"] == Figures(admitted=4, refused=4)
+    assert tick.top == [RefusedKey("login", "alice", 4)]
+    (shadow,) = tick.shadow
+    assert (shadow.asked, shadow.refused) == (4, 2)
+    assert [store.limiter for store in tick.stores] == ["login", "api"]
+
+
+async def test_totals_do_not_go_backwards_when_a_worker_is_replaced(tmp_path: Path) -> None:
+    seen: list[Tick] = []
+    stays, leaves = Board(Exchange(tmp_path, "0-0")), Board(Exchange(tmp_path, "1-0"))
+    policy = live_with(stays)
+    leaving = live_with(leaves)
+    for _ in range(3):
+        await leaving["login"].hit("alice")
+        await leaving["api"].hit("alice")
+    stays.tick(policy, 0)
+    leaves.tick(leaving, 1)
+    seen.append(stays.tick(policy, 1))
+    Exchange.retire(tmp_path, "1-0")
+    seen.append(stays.tick(policy, 2))
+    comes = Board(Exchange(tmp_path, "1-1"))
+    coming = live_with(comes)
+    await coming["login"].hit("alice")
+    seen.append(comes.tick(coming, 3))
+    seen.append(stays.tick(policy, 3))
+    assert [tick.workers for tick in seen] == [2, 1, 2, 2]
+    assert [tick.totals["login"].admitted for tick in seen] == [2, 2, 3, 3]
+    assert [tick.limiters["login"].admitted for tick in seen] == [2, 0, 1, 1]
+    assert [tick.shadow[0].refused for tick in seen] == [2, 2, 2, 2]
+
+
+async def test_what_is_missing_for_once_does_not_make_totals_less(tmp_path: Path) -> None:
+    """A file that is being renamed while it is looked for."""
+    board, other = Board(Exchange(tmp_path, "0-0")), Board(Exchange(tmp_path, "1-0"))
+    live, more = live_with(board), live_with(other)
+    await more["login"].hit("alice")
+    other.tick(more, 1)
+    assert board.tick(live, 1).totals["login"].admitted == 1
+    (tmp_path / "1-0.worker").rename(tmp_path / "elsewhere")
+    tick = board.tick(live, 2)
+    assert (tick.totals["login"].admitted, tick.limiters["login"].admitted) == (1, 0)
+    (tmp_path / "elsewhere").rename(tmp_path / "1-0.gone")
+    assert board.tick(live, 3).totals["login"].admitted == 1
+
+
+async def test_a_new_worker_knows_the_history(tmp_path: Path) -> None:
+    board = Board(Exchange(tmp_path, "0-0"))
+    live = live_with(board)
+    await live["login"].hit("alice")
+    for at in range(95, 101):
+        board.tick(live, at)
+    late = Board(Exchange(tmp_path, "1-0"))
+    assert [tick.time for tick in late.history] == [95, 96, 97, 98, 99, 100]
+    assert late.tick(live_with(late), 101).limiters["login"] == Figures()
+
+
+def test_retiring_a_worker_that_never_wrote_is_fine(tmp_path: Path) -> None:
+    Exchange.retire(tmp_path, "0-0")
+    assert Exchange(tmp_path, "1-0").read() == ([], [])
+    assert Exchange(tmp_path, "1-0").saved_history() == []
+
+
+def test_nobody_reads_half_a_file(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path, "0-0")
+    exchange.write(Snapshot({"login": Figures(1)}))
+    exchange.write(Snapshot({"login": Figures(2)}))
+    assert [path.name for path in tmp_path.iterdir()] == ["0-0.worker"]
+    assert exchange.read()[0][0].totals == {"login": Figures(2)}
+    assert stat.S_ISREG((tmp_path / "0-0.worker").stat().st_mode)
+
+
+def test_a_store_is_down_if_any_worker_cannot_reach_it() -> None:
+    up = StoreShown("login", "redis://db", True, "closed", 1)
+    down = StoreShown("login", "redis://db", False, "open", 2)
+    for order in ([up, down], [down, up]):
+        tick = merged(1, [Snapshot({}, [store]) for store in order], [], 0, {})
+        assert tick.stores == [StoreShown("login", "redis://db", False, "open", 3)]
+
+
+def test_an_error_of_any_worker_is_shown() -> None:
+    snapshots = [Snapshot({}), Snapshot({}, policy_error="headgate.toml:3:1: no")]
+    assert merged(1, snapshots, [], 0, {}).policy_error == "headgate.toml:3:1: no"
+
+
+class Demo:
+    traffic = True
+
+    def services(self) -> list[dict[str, object]]:
+        return [{"name": "mail", "url": "http://127.0.0.1:8001", "sent": 120, "refused": 7}]
+
+
+async def test_the_demo_is_in_the_tick() -> None:
+    board = Board()
+    board.demo = Demo()
+    assert msgspec.to_builtins(board.tick(live_with(board), 1))["demo"] == {
+        "traffic": True,
+        "services": [{"name": "mail", "url": "http://127.0.0.1:8001", "sent": 120, "refused": 7}],
+    }

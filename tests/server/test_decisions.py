@@ -1,0 +1,367 @@
+"""Every operation on limiters and holds, over HTTP."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from headgate.testing import FakeClock
+from tests.server.support import Server, problem
+
+
+async def test_a_hit_is_answered_with_the_whole_decision() -> None:
+    server = Server()
+    assert await server.hit() == {
+        "allowed": True,
+        "limit": 5,
+        "remaining": 4,
+        "retry_after": None,
+        "reset_after": 60 + 1,
+        "rule": "sliding_window/1m",
+        "denied_by": None,
+        "degraded": False,
+        "results": [
+            {
+                "name": "sliding_window/1m",
+                "allowed": True,
+                "limit": 5,
+                "remaining": 4,
+                "retry_after": None,
+                "reset_after": 61,
+            }
+        ],
+    }
+
+
+async def test_a_refusal_is_an_answer_and_honest_to_the_microsecond() -> None:
+    clock = FakeClock()
+    server = Server(clock=clock)
+    clock.advance_us(123_457)
+    await server.hit(cost=5)
+    clock.advance_us(1)
+    refused = await server.hit()
+    assert (refused["allowed"], refused["denied_by"], refused["remaining"]) == (False, "sliding_window/1m", 0)
+    wait_us = round(refused["retry_after"] * 1_000_000)
+    clock.advance_us(wait_us - 1)
+    assert not (await server.hit())["allowed"]
+    clock.advance_us(1)
+    assert (await server.hit())["allowed"]
+
+
+async def test_all_rules_are_in_the_answer_and_scopes_are_counted_apart() -> None:
+    server = Server()
+    decision = await server.hit("submit", {"user": "42"}, cost=3)
+    assert [result["remaining"] for result in decision["results"]] == [0, 97]
+    assert (await server.hit("submit", {"user": "42"}))["denied_by"] == "sliding_window/1h/user"
+    assert (await server.hit("submit", {"user": "43"}))["allowed"]
+
+
+async def test_a_tier_has_its_own_limit_and_an_unknown_one_has_none() -> None:
+    server = Server()
+    assert (await server.hit(tier="pro"))["limit"] == 50
+    assert (await server.hit(tier="nobody"))["limit"] == 5
+
+
+async def test_without_a_body_worth_mentioning_defaults_apply() -> None:
+    server = Server('[limiters.all]\nrules = [{ quota = "2/minute", scope = "*" }]')
+    assert (await server.answer("/v1/limiters/all/hit"))["remaining"] == 1
+    assert (await server.answer("/v1/limiters/all/hit", {"key": None, "cost": 1, "tier": None}))[
+        "remaining"
+    ] == 0
+
+
+async def test_text_and_bytes_are_different_keys() -> None:
+    server = Server()
+    await server.hit(key="abc", cost=5)
+    encoded = {"$base64": base64.b64encode(b"abc").decode()}
+    assert (await server.hit(key=encoded, cost=5))["allowed"]
+    assert not (await server.hit(key=encoded))["allowed"]
+    assert (await server.hit("submit", {"user": encoded}))["allowed"]
+
+
+async def test_a_check_takes_nothing() -> None:
+    server = Server()
+    for _ in range(10):
+        assert (await server.answer("/v1/limiters/login/check", {"key": "alice", "cost": 5}))["allowed"]
+    assert (await server.hit(cost=5))["allowed"]
+    assert not (await server.answer("/v1/limiters/login/check", {"key": "alice"}))["allowed"]
+
+
+async def test_a_record_counts_beyond_the_limit() -> None:
+    server = Server()
+    assert await server.answer("/v1/limiters/login/record", {"key": "alice", "cost": 8}) == {"recorded": 8}
+    state = (await server.answer("/v1/inspect", {"key": "alice"}))["limiters"][0]["results"][0]
+    assert (state["used"], state["limit"], state["remaining"]) == (8, 5, 0)
+
+
+async def test_a_hint_says_how_long_to_wait() -> None:
+    server = Server()
+    path = "/v1/limiters/login/wait-hint"
+    assert await server.answer(path, {"key": "alice"}) == {"allowed": True, "wait": 0}
+    await server.hit(cost=5)
+    assert await server.answer(path, {"key": "alice"}) == {"allowed": False, "wait": 61}
+    never = Server('[limiters.shut]\nrules = ["0/minute"]')
+    assert await never.answer("/v1/limiters/shut/wait-hint", {"key": "a"}) == {"allowed": False, "wait": None}
+
+
+async def test_a_reset_forgets() -> None:
+    server = Server()
+    await server.hit(cost=5)
+    assert await server.answer("/v1/limiters/login/reset", {"key": "alice"}) == {"reset": True}
+    assert (await server.hit(cost=5))["allowed"]
+
+
+async def test_a_hold_is_settled_once_and_gives_back_the_rest() -> None:
+    server = Server()
+    held = await server.answer("/v1/limiters/llm/hold", {"key": "alice", "cost": 800})
+    assert held["decision"]["remaining"] == 200
+    assert held["expires_after"] == 60
+    path = f"/v1/holds/{held['hold']}"
+    first = await server.answer(f"{path}/settle", {"cost": 300})
+    assert first == {"hold": held["hold"], "limiter": "llm", "held": 800, "cost": 300, "first": True}
+    assert (await server.hit("llm", cost=0))["remaining"] == 700
+    assert await server.answer(f"{path}/settle", {"cost": 5}) == {**first, "first": False}
+    assert await server.answer(f"{path}/release") == {**first, "first": False}
+    assert (await server.hit("llm", cost=0))["remaining"] == 700
+
+
+async def test_a_hold_may_cost_more_than_it_held() -> None:
+    server = Server()
+    held = await server.answer("/v1/limiters/llm/hold", {"key": "alice", "cost": 900})
+    await server.answer(f"/v1/holds/{held['hold']}/settle", {"cost": 1200})
+    state = (await server.answer("/v1/inspect", {"key": "alice"}))["limiters"][1]["results"][0]
+    assert (state["used"], state["remaining"]) == (1200, 0)
+
+
+async def test_a_released_hold_leaves_nothing() -> None:
+    server = Server()
+    held = await server.answer("/v1/limiters/llm/hold", {"key": "alice", "cost": 1000})
+    assert (await server.answer(f"/v1/holds/{held['hold']}/release"))["cost"] == 0
+    assert (await server.hit("llm", cost=1000))["allowed"]
+
+
+async def test_a_refused_hold_is_none() -> None:
+    server = Server()
+    await server.hit("llm", cost=1000)
+    held = await server.answer("/v1/limiters/llm/hold", {"key": "alice"})
+    assert (held["decision"]["allowed"], held["hold"], held["expires_after"]) == (False, None, None)
+
+
+async def test_names_may_be_odd() -> None:
+    server = Server()
+    assert (await server.answer("/v1/limiters/odd%2Fn%C3%A4me/hit", {"key": "a"}))["allowed"]
+    assert problem(await server.post("/v1/limiters/odd/n%C3%A4me/hit", {"key": "a"}), 404)
+
+
+async def test_limiters_are_listed_without_what_is_nobodys_business() -> None:
+    server = Server(
+        """
+        [limiters.api]
+        rules = [
+          { quota = "100/hour", name = "hourly", tiers = { pro = "1000/hour" } },
+          { quota = "10/s burst 20", scope = "*", name = "burst", kind = "token_bucket" },
+        ]
+        default_tier = "free"
+        on_store_error = { local = 0.25 }
+        store = "redis://ada:s3cret@127.0.0.1:1/0"
+        headers = "ietf"
+        [[limiters.api.overrides]]
+        key = "alice"
+        rules = { hourly = "5000/hour" }
+        """.replace('scope = "*", ', "")
+    )
+    (limiter,) = (await server.client.get("/v1/limiters")).json()["limiters"]
+    assert limiter == (await server.client.get("/v1/limiters/api")).json()
+    assert limiter["store"] == "redis://***@127.0.0.1:1/0"
+    assert (limiter["on_store_error"], limiter["default_tier"], limiter["headers"]) == (
+        "local 25%",
+        "free",
+        "ietf",
+    )
+    hourly, burst = limiter["rules"]
+    assert hourly == {
+        "name": "hourly",
+        "kind": "sliding_window",
+        "quota": "100/hour",
+        "limit": 100,
+        "period": 3600,
+        "burst": None,
+        "scope": None,
+        "tiers": {"pro": "1000/hour"},
+        "strict": True,
+        "buckets": 60,
+        "words": "at most 100 in any hour for each key",
+    }
+    assert (burst["burst"], burst["quota"], burst["period"]) == (20, "10/second burst 20", 1)
+
+
+async def test_shadow_rules_are_listed_apart_and_refuse_nothing() -> None:
+    server = Server(
+        '[limiters.api]\nrules = ["5/minute", { quota = "1/hour", name = "candidate", shadow = true }]'
+    )
+    limiter = (await server.client.get("/v1/limiters/api")).json()
+    assert [rule["name"] for rule in limiter["rules"]] == ["sliding_window/1m"]
+    assert [rule["words"] for rule in limiter["shadow"]] == ["at most 1 in any hour for each key"]
+    assert [(await server.hit("api"))["allowed"] for _ in range(3)] == [True, True, True]
+
+
+# Inspecting a key
+
+
+async def inspected(server: Server, key: object, **more: object) -> dict[str, dict[str, object]]:
+    answer = await server.answer("/v1/inspect", {"key": key, **more})
+    return {limiter["name"]: limiter for limiter in answer["limiters"]}
+
+
+async def test_text_is_every_scope_of_a_key() -> None:
+    server = Server()
+    await server.hit("submit", {"user": "42"}, cost=2)
+    found = await inspected(server, "42")
+    assert found["submit"] == {
+        "name": "submit",
+        "error": None,
+        "results": [
+            {
+                "name": "sliding_window/1h/user",
+                "limit": 3,
+                "used": 2,
+                "remaining": 1,
+                "reset_after": 3660.0 - server.clock.now_us() % 60_000_000 / 1_000_000,
+                "frees_after": 0,
+                "scope": "user",
+            },
+            {
+                "name": "sliding_window/1d/*",
+                "limit": 100,
+                "used": 2,
+                "remaining": 98,
+                "reset_after": found["submit"]["results"][1]["reset_after"],  # type: ignore[index]
+                "frees_after": 0,
+                "scope": "*",
+            },
+        ],
+    }
+
+
+async def test_a_mapping_says_why_it_does_not_fit_a_limiter_and_fits_the_others() -> None:
+    server = Server()
+    found = await inspected(server, {"user": "42", "realm": "north"})
+    assert found["submit"]["error"] is None
+    assert "no scope" in str(found["login"]["error"])
+    assert found["login"]["results"] == []
+
+
+async def test_how_a_bucket_drains_is_seen() -> None:
+    clock = FakeClock()
+    server = Server(clock=clock)
+    await server.answer("/v1/limiters/bucket/record", {"key": "alice", "cost": 25})
+    (state,) = (await inspected(server, "alice"))["bucket"]["results"]  # type: ignore[misc]
+    assert (state["used"], state["limit"], state["remaining"], state["frees_after"]) == (25, 20, 0, 0.6)
+    clock.advance(0.6)
+    (state,) = (await inspected(server, "alice"))["bucket"]["results"]  # type: ignore[misc]
+    assert (state["used"], state["remaining"], state["frees_after"]) == (19, 1, 0)
+
+
+async def test_a_key_is_inspected_as_its_tier_and_override_say() -> None:
+    server = Server(
+        """
+        [limiters.api]
+        rules = [{ quota = "5/minute", name = "few", tiers = { pro = "50/minute" } }]
+        [[limiters.api.overrides]]
+        key = "alice"
+        rules = { few = "7/minute" }
+        """
+    )
+    limits = {
+        (key, tier): (await inspected(server, key, tier=tier))["api"]["results"][0]["limit"]  # type: ignore[index]
+        for key, tier in (("bob", None), ("bob", "pro"), ("alice", None))
+    }
+    assert limits == {("bob", None): 5, ("bob", "pro"): 50, ("alice", None): 7}
+
+
+async def test_a_limit_of_nothing_frees_never() -> None:
+    server = Server('[limiters.shut]\nrules = ["0/minute"]')
+    (state,) = (await inspected(server, "a"))["shut"]["results"]  # type: ignore[misc]
+    assert (state["limit"], state["used"], state["frees_after"]) == (0, 0, None)
+
+
+async def test_a_store_that_is_down_is_said_where_it_matters() -> None:
+    server = Server(
+        '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"\n'
+        '[limiters.near]\nrules = ["5/minute"]'
+    )
+    found = await inspected(server, "alice")
+    assert found["near"]["error"] is None
+    assert "cannot be asked" in str(found["far"]["error"])
+    await server.live.aclose()
+
+
+# Batches
+
+
+async def test_a_batch_is_answered_in_order() -> None:
+    server = Server()
+    held = await server.answer("/v1/limiters/llm/hold", {"key": "alice", "cost": 1000})
+    calls = [
+        {"limiter": "llm", "operation": "hit", "key": "alice", "cost": 1},
+        {"hold": held["hold"], "operation": "settle", "cost": 999},
+        {"limiter": "llm", "operation": "hit", "key": "alice", "cost": 1},
+        {"limiter": "llm", "operation": "hit", "key": "alice", "cost": 1},
+        {"limiter": "llm", "operation": "reset", "key": "alice"},
+        {"limiter": "llm", "operation": "check", "key": "alice", "cost": 1000},
+        {"limiter": "llm", "operation": "wait-hint", "key": "alice"},
+        {"limiter": "llm", "operation": "record", "key": "alice", "cost": 7},
+        {"limiter": "llm", "operation": "hold", "key": "alice", "cost": 3},
+        {"hold": held["hold"], "operation": "release"},
+    ]
+    answers = (await server.answer("/v1/batch", {"calls": calls}))["answers"]
+    assert [answer["status"] for answer in answers] == [200] * 10
+    bodies = [answer["body"] for answer in answers]
+    assert [bodies[i]["allowed"] for i in (0, 2, 3, 5, 6)] == [False, True, False, True, True]
+    assert bodies[1]["first"]
+    assert bodies[4] == {"reset": True}
+    assert bodies[7] == {"recorded": 7}
+    assert bodies[8]["decision"]["remaining"] == 990
+    assert (bodies[9]["first"], bodies[9]["cost"]) == (False, 999)
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/limits.db"])
+async def test_hits_of_a_batch_are_admitted_first_come_first_served(store: str, tmp_path: object) -> None:
+    server = Server(f'[limiters.few]\nrules = ["5/minute"]\nstore = "{store.format(tmp_path)}"')
+    calls = [{"limiter": "few", "operation": "hit", "key": "a"}] * 12
+    answers = (await server.answer("/v1/batch", {"calls": calls}))["answers"]
+    assert [answer["body"]["allowed"] for answer in answers] == [True] * 5 + [False] * 7
+    await server.live.aclose()
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "detail"),
+    [
+        ({"operation": "hit", "limiter": "nobody"}, 404, "no limiter"),
+        ({"operation": "hit", "limiter": "login", "key": "a", "cost": 6}, 422, "never be admitted"),
+        ({"operation": "hit", "limiter": "login"}, 422, "key is missing"),
+        ({"operation": "hit", "hold": "x"}, 400, "name of a limiter"),
+        ({"operation": "hit"}, 400, "name of a limiter"),
+        ({"operation": "settle", "limiter": "login", "cost": 1}, 400, "id of a hold"),
+        ({"operation": "settle", "hold": "x"}, 400, "needs a cost"),
+        ({"operation": "release", "hold": "x", "cost": 1}, 400, "takes none"),
+        ({"operation": "release", "hold": "x"}, 404, "hold"),
+        ({"operation": "reset", "limiter": "login", "key": "a", "cost": 1}, 400, "neither cost nor tier"),
+    ],
+)
+async def test_a_bad_call_does_not_spoil_the_others(call: object, status: int, detail: str) -> None:
+    server = Server()
+    good = {"operation": "hit", "limiter": "login", "key": "alice"}
+    first, bad, last = (await server.answer("/v1/batch", {"calls": [good, call, good]}))["answers"]
+    assert (first["status"], last["status"], last["body"]["remaining"]) == (200, 200, 3)
+    assert (bad["status"], bad["body"]["status"]) == (status, status)
+    assert detail in bad["body"]["detail"]
+
+
+async def test_a_batch_is_bounded() -> None:
+    server = Server("[limiters.login]\nrules = ['5/minute']\n[server]\nlargest_body = 1000000")
+    calls = [{"operation": "check", "limiter": "login", "key": "a"}] * 1001
+    assert "1000" in problem(await server.post("/v1/batch", {"calls": calls}), 400)
+    assert len((await server.answer("/v1/batch", {"calls": calls[1:]}))["answers"]) == 1000
+    assert (await server.answer("/v1/batch", {"calls": []})) == {"answers": []}

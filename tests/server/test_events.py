@@ -1,0 +1,163 @@
+"""The stream of figures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from headgate.server import events
+from tests.server.support import Server, started
+
+
+class Reader:
+    """Reads a stream as a browser does, piece by piece; it can stop reading, and go away."""
+
+    def __init__(self, server: Server, method: str = "GET") -> None:
+        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.aborted = False
+        self._leaves: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": "/v1/events",
+            "raw_path": b"/v1/events",
+            "headers": [(b"host", b"localhost")],
+            "server": ("127.0.0.1", 8080),
+            "extensions": {"headgate.abort": {"abort": self._abort}},
+        }
+        self.task = asyncio.ensure_future(server.app(scope, self._leaves.get, self._send))
+
+    async def _send(self, message: Any) -> None:
+        await self.reads.wait()
+        await self.sent.put(message)
+
+    def _abort(self) -> None:
+        self.aborted = True
+        self.leave()
+
+    def leave(self) -> None:
+        self._leaves.put_nowait({"type": "http.request"})
+        self._leaves.put_nowait({"type": "http.disconnect"})
+
+    async def event(self) -> tuple[str, Any]:
+        """Return the name and data of the next event."""
+        message = await self.sent.get()
+        fields = dict(line.split(": ", 1) for line in message["body"].decode().split("\n") if line)
+        return fields["event"], json.loads(fields["data"])
+
+
+async def publish(server: Server, at: int) -> None:
+    await server.app._tick(at)
+
+
+async def test_history_comes_first_and_ticks_follow() -> None:
+    server = Server()
+    await publish(server, 100)
+    await server.hit()
+    reader = Reader(server)
+    start = await reader.sent.get()
+    assert start["status"] == 200
+    assert (b"content-type", b"text/event-stream") in start["headers"]
+    first = await reader.sent.get()
+    assert first["body"].startswith(b"retry: 1000\n\nevent: history\ndata: ")
+    assert [tick["time"] for tick in json.loads(first["body"].split(b"data: ")[1])["ticks"]] == [100]
+    await publish(server, 101)
+    name, tick = await reader.event()
+    assert (name, tick["time"], tick["limiters"]["login"]["admitted"]) == ("tick", 101, 1)
+    await publish(server, 102)
+    assert (await reader.event())[1]["time"] == 102
+    reader.leave()
+    await reader.task
+
+
+async def test_the_server_can_stop_and_readers_come_back() -> None:
+    server = Server()
+    reader = Reader(server)
+    await reader.sent.get()
+    await reader.event()
+    server.app.end_streams()
+    assert await reader.sent.get() == {"type": "http.response.body", "body": b""}
+    await reader.task
+    response = await server.client.get("/v1/events")
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+
+
+async def test_a_reader_that_takes_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.server.app.STALLED", 0.0)
+    server = Server()
+    reader = Reader(server)
+    await reader.sent.get()
+    reader.reads.clear()
+    await reader.task
+    assert reader.aborted
+    assert server.app._events._open == 0
+
+
+async def test_a_reader_that_was_slow_goes_on_with_the_newest() -> None:
+    server = Server()
+    reader = Reader(server)
+    await reader.sent.get()
+    await reader.event()
+    reader.reads.clear()
+    for at in range(10, 20):
+        await publish(server, at)
+        await asyncio.sleep(0)
+    reader.reads.set()
+    times = [(await reader.event())[1]["time"] for _ in range(2)]
+    assert times == [10, 19]
+    reader.leave()
+    await reader.task
+
+
+async def test_streams_are_bounded_and_those_that_left_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_STREAMS", 2)
+    server = Server()
+    readers = [Reader(server), Reader(server)]
+    for reader in readers:
+        await reader.sent.get()
+        await reader.sent.get()
+    assert (await server.client.get("/v1/events")).status_code == 503
+    readers[0].leave()
+    await readers[0].task
+    third = Reader(server)
+    assert (await third.sent.get())["status"] == 200
+    for reader in (readers[1], third):
+        reader.leave()
+        await reader.task
+
+
+async def test_a_head_of_a_stream_ends_at_once() -> None:
+    server = Server()
+    reader = Reader(server, "HEAD")
+    await reader.task
+    assert reader.sent.qsize() == 2
+    assert server.app._events._open == 0
+
+
+async def test_ticks_come_by_themselves_while_the_application_runs() -> None:
+    server = Server()
+    async with started(server.app):
+        reader = Reader(server)
+        await reader.sent.get()
+        assert (await reader.sent.get())["body"].startswith(b"retry")
+        first = (await reader.event())[1]["time"]
+        assert (await reader.event())[1]["time"] == first + 1
+    await reader.task
+
+
+async def test_figures_go_on_after_a_second_that_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server()
+    with monkeypatch.context() as broken:
+        broken.setattr(server.board, "_snapshot", lambda live: 1 / 0)
+        await publish(server, 1)
+    assert "figures of this second are missing" in caplog.text
+    await publish(server, 2)
+    assert [tick.time for tick in server.board.history] == [2]

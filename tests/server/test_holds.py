@@ -1,0 +1,594 @@
+"""The hold book: a hold is settled once, whoever does it, wherever, and whatever happened in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    CostTooHigh,
+    MemoryStore,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.errors import StoreConflict, StoreError, StoreUnavailable
+from headgate.keys import Key
+from headgate.rules import Rule
+from headgate.server.holds import (
+    MARGIN,
+    Finished,
+    HoldBook,
+    HoldsUnsupported,
+    UnknownHold,
+    UnknownLimiter,
+)
+from headgate.server.noted import end_of, new_id, start_of
+from headgate.stores.kv import KVStore, MemoryKV
+from headgate.stores.redis import RedisStore
+from headgate.testing import FakeClock
+from headgate.testing.contract.races import in_processes
+from tests.integration.redis.cluster import running_cluster
+from tests.server.hold_places import PATIENT, InFile, InMemory, InPostgres, NotingStore, OnRedis, Place
+
+RULES = (
+    sliding_window("1000/hour", name="window"),
+    token_bucket("1000/day", name="bucket"),
+    sliding_log("1000/hour", name="log"),
+    fixed_window("1000/366 days", name="fixed"),
+)
+OTHER_RULES = (sliding_window("1000/hour", name="newcomer"), RULES[1], RULES[0])
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis", "valkey", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Each of the stores."""
+    kind: str = request.param
+    if kind == "memory":
+        return InMemory()
+    if kind == "sqlite":
+        return InFile(tmp_path)
+    url: str = request.getfixturevalue(f"headgate_{kind}_url")
+    return InPostgres(url) if kind == "postgres" else OnRedis(url)
+
+
+OpenStore = Callable[[], NotingStore]
+
+
+@pytest.fixture
+async def open_store(place: Place) -> AsyncIterator[OpenStore]:
+    """Open stores that count together, and close them in the end."""
+    opened: list[NotingStore] = []
+
+    def open_one() -> NotingStore:
+        opened.append(place.open())
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        await store.aclose()
+
+
+def limiter_on(store: NotingStore, *rules: str | Rule, name: str = "llm", **options: Any) -> AsyncLimiter:
+    return AsyncLimiter(*(rules or RULES), name=name, store=store, **options)
+
+
+def book_on(store: NotingStore, *rules: str | Rule, **options: Any) -> HoldBook:
+    return HoldBook({"llm": limiter_on(store, *rules, **options)})
+
+
+async def left_on(store: NotingStore, key: Key | None = "alice", *rules: str | Rule) -> list[int]:
+    """Return what each rule has left."""
+    decision = await limiter_on(store, *rules).check(key, 0)
+    return [result.remaining for result in decision.results]
+
+
+# --- Taking and settling ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cost", "left"), [(300, 700), (800, 200), (0, 1000), (999, 1)])
+async def test_a_hold_is_settled_at_its_true_cost(open_store: OpenStore, cost: int, left: int) -> None:
+    store = open_store()
+    book = book_on(store)
+    decision, hold_id, expires_after = await book.take("llm", "alice", 800)
+    assert decision.allowed
+    assert hold_id is not None
+    assert expires_after == max(result.reset_after or 0 for result in decision.results)
+    assert await left_on(store) == [200] * 4
+    assert await book.finish(hold_id, cost) == Finished("llm", 800, cost, first=True)
+    assert await left_on(store) == [left] * 4
+
+
+async def test_a_hold_that_cost_more_than_the_limit_is_recorded(open_store: OpenStore) -> None:
+    store = open_store()
+    book = book_on(store, "1000/hour")
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    assert (await book.finish(hold_id, 1500)).cost == 1500
+    limiter = limiter_on(store, "1000/hour")
+    assert not await limiter.hit("alice")
+    assert (await book.finish(hold_id, 0)).first is False
+    assert not await limiter.hit("alice")
+
+
+async def test_a_refusal_has_no_id_and_takes_nothing(open_store: OpenStore) -> None:
+    store = open_store()
+    book = book_on(store)
+    await book.take("llm", "alice", 800)
+    decision, hold_id, expires_after = await book.take("llm", "alice", 300)
+    assert (decision.allowed, hold_id, expires_after) == (False, None, None)
+    assert await left_on(store) == [200] * 4
+
+
+async def test_ids_are_unlike_each_other(open_store: OpenStore) -> None:
+    book = book_on(open_store())
+    ids = {(await book.take("llm", "alice", 1))[1] for _ in range(20)}
+    assert len(ids) == 20
+
+
+async def test_later_calls_return_the_first_outcome(open_store: OpenStore) -> None:
+    store = open_store()
+    one, other = book_on(store), book_on(open_store())
+    _, hold_id, _ = await one.take("llm", "alice", 800)
+    assert hold_id is not None
+    assert await other.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    for book in (one, other, one):
+        for cost in (300, 0, 900):
+            assert await book.finish(hold_id, cost) == Finished("llm", 800, 300, first=False)
+    assert await left_on(store) == [700] * 4
+
+
+async def test_a_hold_of_nothing_can_be_settled_at_something(open_store: OpenStore) -> None:
+    store = open_store()
+    book = book_on(store)
+    _, hold_id, expires_after = await book.take("llm", "alice", 0)
+    assert hold_id is not None
+    assert expires_after == 0
+    assert await book.finish(hold_id, 5) == Finished("llm", 0, 5, first=True)
+    assert await left_on(store) == [995] * 4
+
+
+async def test_a_limiter_without_rules_has_holds_too(open_store: OpenStore) -> None:
+    book = HoldBook({"free": AsyncLimiter(name="free", store=open_store())})
+    decision, hold_id, expires_after = await book.take("free", "alice", 7)
+    assert (decision.allowed, expires_after) == (True, 0)
+    assert hold_id is not None
+    assert await book.finish(hold_id, 9) == Finished("free", 7, 9, first=True)
+    assert await book.finish(hold_id, 7) == Finished("free", 7, 9, first=False)
+
+
+KEYS: list[Key] = [
+    "",
+    "\x00\r\n'; DROP TABLE headgate_notes; --",
+    "\ud83d",
+    "x" * 60_000,
+    b"",
+    b"\xff\x00",
+    b"x" * 60_000,
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
+async def test_any_key_is_remembered_as_it_was(open_store: OpenStore, key: Key) -> None:
+    store = open_store()
+    _, hold_id, _ = await book_on(store).take("llm", key, 800)
+    _, other_id, _ = await book_on(store).take("llm", key, 100)
+    assert hold_id is not None
+    assert other_id is not None
+    await book_on(store).finish(hold_id, 300)
+    await book_on(store).finish(other_id, 200)
+    assert await left_on(store, key) == [500] * 4
+
+
+async def test_scopes_and_tiers_are_remembered(open_store: OpenStore) -> None:
+    rules = (
+        sliding_window("10/hour", scope="user", tiers={"pro": "1000/hour"}),
+        token_bucket("2000/day", scope="realm"),
+        fixed_window("3000/day", scope="*"),
+    )
+    store = open_store()
+    key: Mapping[str, str | bytes] = {"user": b"\xff", "realm": "north"}
+    _, hold_id, _ = await book_on(store, *rules).take("llm", key, 800, "pro")
+    _, other_id, _ = await book_on(store, *rules).take("llm", key, 100, "pro")
+    assert hold_id is not None
+    assert other_id is not None
+    await book_on(open_store(), *rules).finish(hold_id, 300)
+    await book_on(open_store(), *rules).finish(other_id, 200)
+    decision = await limiter_on(store, *rules).check(key, 0, tier="pro")
+    assert [result.remaining for result in decision.results] == [500, 1500, 2500]
+
+
+async def test_a_cost_that_is_none_changes_nothing(open_store: OpenStore) -> None:
+    store = open_store()
+    book = book_on(store)
+    bad: list[Any] = [-1, 1.5, "1", None, True, 2**53]
+    for cost in bad:
+        with pytest.raises(ConfigError):
+            await book.take("llm", "alice", cost)
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    for cost in bad:
+        with pytest.raises(ConfigError):
+            await book.finish(hold_id, cost)
+    with pytest.raises(CostTooHigh):
+        await book.take("llm", "alice", 1001)
+    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await left_on(store) == [700] * 4
+
+
+# --- Several workers, restarts ----------------------------------------------------------------------------------------
+
+
+async def test_of_workers_that_race_one_settles_and_all_are_told(open_store: OpenStore) -> None:
+    store = open_store()
+    books = [book_on(store), book_on(open_store())]
+    for _ in range(5):
+        before = await left_on(store)
+        _, hold_id, _ = await books[0].take("llm", "alice", 100)
+        assert hold_id is not None
+        costs = [0, 40, 40, 100, 130, 0, 40, 40]  # the same cost twice must not count as the same call
+        told = await asyncio.gather(
+            *(books[i % 2].finish(hold_id, cost) for i, cost in enumerate(costs)),
+        )
+        assert sum(finished.first for finished in told) == 1
+        [stands] = {finished.cost for finished in told}
+        assert next(f.cost for f, cost in zip(told, costs, strict=True) if f.first) == stands
+        assert await left_on(store) == [units - stands for units in before]
+
+
+async def test_of_processes_that_race_one_settles_and_all_are_told(
+    place: Place, open_store: OpenStore
+) -> None:
+    if not place.is_shared:
+        pytest.skip("memory is not shared by processes")
+    store = open_store()
+    ids = []
+    for i in range(10):
+        _, hold_id, _ = await book_on(store).take("llm", f"user {i}", 100)
+        ids.append(hold_id or "")
+
+    async def finish_all(number: int) -> int:
+        async with aclosing(place.open()) as own:
+            told = [await book_on(own).finish(hold_id, 10 * number) for hold_id in ids]
+        return sum(finished.first << i for i, finished in enumerate(told))
+
+    def race(number: int) -> int:
+        return asyncio.run(finish_all(number))
+
+    won = await asyncio.to_thread(in_processes, 4, race)
+    assert sum(won) == 2**10 - 1  # each hold was settled by exactly one of them
+    costs = [(await book_on(store).finish(hold_id, 0)).cost for hold_id in ids]
+    assert costs == [next(10 * n for n in range(4) if won[n] >> i & 1) for i in range(10)]
+    assert [await left_on(store, f"user {i}") for i in range(10)] == [[1000 - cost] * 4 for cost in costs]
+
+
+async def test_a_restart_forgets_no_hold(place: Place, open_store: OpenStore) -> None:
+    if not place.is_shared:
+        pytest.skip("memory is gone with its process")
+    async with aclosing(place.open()) as before:
+        _, open_id, _ = await book_on(before).take("llm", "alice", 400)
+        _, settled_id, _ = await book_on(before).take("llm", "bob", 200)
+        assert settled_id is not None
+        assert open_id is not None
+        await book_on(before).finish(settled_id, 50)
+    after = book_on(open_store())
+    assert await after.finish(open_id, 100) == Finished("llm", 400, 100, first=True)
+    assert await after.finish(settled_id, 100) == Finished("llm", 200, 50, first=False)
+    assert await left_on(open_store(), "alice") == [900] * 4
+    assert await left_on(open_store(), "bob") == [950] * 4
+
+
+async def test_a_worker_that_died_before_it_gave_back_leaves_the_units_counted(open_store: OpenStore) -> None:
+    """It had said that it would: nobody can know whether it did, and twice would be too much."""
+    store = open_store()
+    book = book_on(store)
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    await store.note(end_of(hold_id), '[300, "dead"]', 60)
+    assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    assert await left_on(store) == [200] * 4
+
+
+# --- Ids that are none, or none any more ------------------------------------------------------------------------------
+
+
+async def test_what_is_no_id_is_unknown(open_store: OpenStore) -> None:
+    store = open_store()
+    book = book_on(store)
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    await book.finish(hold_id, 300)
+    hostile: list[Any] = [
+        "",
+        " ",
+        "\x00",
+        "\ud800",
+        "../../etc/passwd",
+        hold_id[:-1],
+        hold_id + "A",
+        hold_id + "\n",
+        hold_id + "/end",
+        start_of(hold_id),
+        hold_id.swapcase(),
+        "x" * 1_000_000,
+        new_id("llm"),
+        new_id("nobody"),
+        None,
+        7,
+        hold_id.encode(),
+    ]
+    for bad in hostile:
+        with pytest.raises(UnknownHold):
+            await book.finish(bad, 0)
+    assert await left_on(store) == [700] * 4
+
+
+async def test_a_hold_is_forgotten_some_time_after_its_units(place: Place, open_store: OpenStore) -> None:
+    book = book_on(open_store())
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    _, settled_id, _ = await book.take("llm", "alice", 100)
+    assert hold_id is not None
+    assert settled_id is not None
+    await book.finish(settled_id, 1)
+    place.let_notes_expire()
+    for gone in (hold_id, settled_id):
+        with pytest.raises(UnknownHold):
+            await book.finish(gone, 0)
+
+
+async def test_an_unknown_limiter_is_named(open_store: OpenStore) -> None:
+    with pytest.raises(UnknownLimiter, match="'nobody'"):
+        await book_on(open_store()).take("nobody", "alice", 1)
+
+
+async def test_what_somebody_else_has_noted_is_a_conflict(open_store: OpenStore) -> None:
+    store = open_store()
+    book = book_on(store)
+    for text in ("", "{}", "[]", "7", "null", '{"limiter": "llm"}', "not JSON"):
+        hold_id = new_id("llm")
+        await store.note(start_of(hold_id), text, 60)
+        with pytest.raises(StoreConflict):
+            await book.finish(hold_id, 0)
+    _, hold_id_taken, _ = await book.take("llm", "alice", 800)
+    assert hold_id_taken is not None
+    await store.note(end_of(hold_id_taken), "not ours", 60)
+    with pytest.raises(StoreConflict):
+        await book.finish(hold_id_taken, 0)
+    assert await left_on(store) == [200] * 4
+
+
+# --- A policy that has changed in between -----------------------------------------------------------------------------
+
+
+async def test_only_rules_that_are_still_there_get_units_back(open_store: OpenStore) -> None:
+    store = open_store()
+    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
+    assert hold_id is not None
+    await limiter_on(store, OTHER_RULES[0]).hit("alice", 500)
+    assert await book_on(store, *OTHER_RULES).finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await left_on(store, "alice", *OTHER_RULES) == [500, 700, 700]
+    assert await left_on(store) == [700, 700, 200, 200]
+
+
+async def test_a_changed_limit_keeps_its_counts_and_gets_units_back(open_store: OpenStore) -> None:
+    store = open_store()
+    _, hold_id, _ = await book_on(store, "1000/hour").take("llm", "alice", 800)
+    assert hold_id is not None
+    await book_on(store, "5000/hour").finish(hold_id, 300)
+    assert await left_on(store, "alice", "5000/hour") == [4700]
+
+
+async def test_rules_that_are_all_new_get_nothing_back(open_store: OpenStore) -> None:
+    store = open_store()
+    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
+    assert hold_id is not None
+    new = token_bucket("50/minute", name="new")
+    await limiter_on(store, new).hit("alice", 50)
+    assert (await book_on(store, new).finish(hold_id, 0)).first
+    assert not await limiter_on(store, new).hit("alice", 50)
+
+
+async def test_units_that_the_new_rules_cannot_count_are_mentioned(
+    open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store()
+    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
+    assert hold_id is not None
+    scoped = sliding_window("1000/hour", scope="user")
+    assert await book_on(store, scoped).finish(hold_id, 900) == Finished("llm", 800, 900, first=True)
+    assert "100 units above a hold could not be recorded" in caplog.text
+
+
+async def test_a_hold_of_a_limiter_that_is_gone_is_settled_without_units(open_store: OpenStore) -> None:
+    store = open_store()
+    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
+    assert hold_id is not None
+    later = HoldBook({"other": limiter_on(store, "5/minute", name="other")})
+    assert await later.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await later.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    assert await left_on(store) == [200] * 4
+
+
+async def test_a_limiter_that_has_moved_gives_nothing_back_elsewhere(open_store: OpenStore) -> None:
+    store, elsewhere = open_store(), MemoryStore()
+    _, hold_id, _ = await book_on(store).take("llm", "alice", 800)
+    assert hold_id is not None
+    moved = limiter_on(elsewhere)
+    await moved.hit("alice", 600)
+    later = HoldBook({"llm": moved, "other": limiter_on(store, "5/minute", name="other")})
+    assert await later.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await left_on(elsewhere) == [400] * 4
+
+
+# --- Time ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_late_settle_gives_nothing_back_and_is_no_mistake() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    book = book_on(store, "1000/minute")
+    _, hold_id, expires_after = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    assert expires_after is not None
+    clock.advance(expires_after)
+    await limiter_on(store, "1000/minute").hit("alice", 600)
+    clock.advance(MARGIN - 0.001)
+    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    clock.advance(1)
+    with pytest.raises(UnknownHold):
+        await book.finish(hold_id, 300)
+
+
+async def test_the_outcome_is_never_forgotten_before_the_hold() -> None:
+    """Or the next one would be the first again."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    book = book_on(store, "1000/minute")
+    _, hold_id, expires_after = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    assert expires_after is not None
+    await book.finish(hold_id, 300)
+    clock.advance(expires_after + MARGIN - 0.001)
+    assert not (await book.finish(hold_id, 0)).first
+
+
+async def test_a_hold_under_the_overflow_key_of_a_full_memory_is_given_back() -> None:
+    store = MemoryStore(max_keys=1)
+    limiter = limiter_on(store, "1000/hour")
+    await limiter.hit("old")
+    book = HoldBook({"llm": limiter})
+    _, hold_id, _ = await book.take("llm", "new", 800)
+    assert hold_id is not None
+    assert (await limiter.check("newer", 0)).remaining == 200
+    await book.finish(hold_id, 300)
+    assert (await limiter.check("newer", 0)).remaining == 700
+
+
+# --- Stores that fail, or cannot ----------------------------------------------------------------------------------------
+
+
+async def test_a_store_without_notes_has_no_holds() -> None:
+    limiter = AsyncLimiter(fixed_window("5/hour"), name="kv", store=KVStore(MemoryKV()))
+    book = HoldBook({"kv": limiter})
+    with pytest.raises(HoldsUnsupported, match="KVStore"):
+        await book.take("kv", "alice", 3)
+    assert (await limiter.check("alice", 0)).remaining == 5
+    with pytest.raises(UnknownHold):
+        await book.finish(new_id("kv"), 0)
+
+
+async def test_a_hold_that_finds_no_room_for_its_note_is_released() -> None:
+    store = MemoryStore(max_notes=1)
+    book = book_on(store)
+    await book.take("llm", "bob", 1)
+    with pytest.raises(StoreError, match="max_notes"):
+        await book.take("llm", "alice", 800)
+    assert await left_on(store) == [1000] * 4
+
+
+class FailingNotes(MemoryStore):
+    """A memory store whose notes fail so many times, before or after they are kept."""
+
+    def __init__(
+        self, failures: int = 0, *, after: bool = False, error: type[Exception] = StoreUnavailable
+    ) -> None:
+        super().__init__()
+        self.failures = failures
+        self.after = after
+        self.error = error
+
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        if self.after:
+            kept = await super().note(name, text, seconds)
+        if self.failures:
+            self.failures -= 1
+            raise self.error("it does not answer")
+        return kept if self.after else await super().note(name, text, seconds)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("error", [StoreUnavailable, StoreConflict, RuntimeError])
+async def test_a_hold_that_cannot_be_noted_is_released(after: bool, error: type[Exception]) -> None:
+    store = FailingNotes(2, after=after, error=error)
+    with pytest.raises(error):
+        await book_on(store).take("llm", "alice", 800)
+    assert await left_on(store) == [1000] * 4
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_note_whose_outcome_is_unknown_is_noted_again(after: bool) -> None:
+    store = FailingNotes(1, after=after)
+    book = book_on(store)
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    store.failures = 1
+    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert await left_on(store) == [700] * 4
+
+
+class SlowNotes(MemoryStore):
+    """A memory store whose notes wait to be let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_through = asyncio.Event()
+        self.let_through.set()
+        self.waiting = asyncio.Event()
+
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        self.waiting.set()
+        await self.let_through.wait()
+        return await super().note(name, text, seconds)
+
+
+async def test_a_caller_that_goes_away_while_its_hold_is_noted_leaves_nothing() -> None:
+    store = SlowNotes()
+    store.let_through.clear()
+    taking = asyncio.ensure_future(book_on(store).take("llm", "alice", 800))
+    await store.waiting.wait()
+    assert await left_on(store) == [200] * 4
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert await left_on(store) == [1000] * 4
+
+
+async def test_a_caller_that_goes_away_while_it_settles_has_settled() -> None:
+    store = SlowNotes()
+    book = book_on(store)
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    store.let_through.clear()
+    store.waiting.clear()
+    settling = asyncio.ensure_future(book.finish(hold_id, 300))
+    await store.waiting.wait()
+    settling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    store.let_through.set()
+    assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    assert await left_on(store) == [700] * 4
+
+
+async def test_rules_all_over_a_cluster_are_given_back() -> None:
+    rules = (
+        sliding_window("1000/hour", scope="user", name="user"),
+        token_bucket("1000/day", scope="realm", name="realm"),
+        sliding_window("1000/hour", scope="*", name="all"),
+    )
+    key = {"user": "42", "realm": "north"}
+    with running_cluster("redis") as cluster:
+        async with RedisStore(cluster.url, cluster=True, deadline=PATIENT) as store:
+            _, hold_id, _ = await book_on(store, *rules).take("llm", key, 800)
+            assert hold_id is not None
+            told = await asyncio.gather(*(book_on(store, *rules).finish(hold_id, 300) for _ in range(4)))
+            assert sum(finished.first for finished in told) == 1
+            assert await left_on(store, key, *rules) == [700] * 3

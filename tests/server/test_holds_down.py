@@ -1,0 +1,284 @@
+"""The hold book when a store is down: what it still answers, whom it asks, and what it never gives back twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headgate import AsyncLimiter, MemoryStore
+from headgate.errors import StoreUnavailable
+from headgate.rules import Rule
+from headgate.server import holds
+from headgate.server.holds import Finished, HoldBook, UnknownHold
+from headgate.server.noted import new_id
+from headgate.stores import local, outage
+from headgate.stores.base import AsyncGate, Receipts
+from headgate.stores.outage import Breaker, OnStoreError
+from headgate.stores.redis import RedisStore
+from headgate.testing import FakeClock
+from headgate.testing.servers import RedisServer, find_free_port
+
+
+def nowhere() -> RedisStore:
+    """Return a store on a server that is not there."""
+    return RedisStore(f"redis://127.0.0.1:{find_free_port()}/0", deadline=5)
+
+
+# --- Holds that only this process knows -------------------------------------------------------------------------------
+
+
+async def test_a_hold_by_policy_is_settled_where_it_was_taken() -> None:
+    async with nowhere() as store:
+        limiter = AsyncLimiter("10/minute", name="llm", store=store, on_store_error=local(share=0.5))
+        book = HoldBook({"llm": limiter})
+        decision, hold_id, expires_after = await book.take("llm", "alice", 4)
+        assert decision.degraded
+        assert hold_id is not None
+        assert expires_after is not None
+        assert 60 <= expires_after <= 61
+        assert (await limiter.check("alice", 0)).remaining == 1
+        assert await book.finish(hold_id, 1) == Finished("llm", 4, 1, first=True)
+        assert (await limiter.check("alice", 0)).remaining == 4
+        assert await book.finish(hold_id, 0) == Finished("llm", 4, 1, first=False)
+        assert (await limiter.check("alice", 0)).remaining == 4
+
+
+async def test_a_hold_by_policy_that_counts_nowhere_has_an_id_too() -> None:
+    async with nowhere() as store:
+        book = HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error="open")})
+        decision, hold_id, expires_after = await book.take("llm", "alice", 4)
+        assert (decision.allowed, decision.degraded, expires_after) == (True, True, 0)
+        assert hold_id is not None
+        assert await book.finish(hold_id, 9) == Finished("llm", 4, 9, first=True)
+        assert await book.finish(hold_id, 4) == Finished("llm", 4, 9, first=False)
+
+
+async def test_a_policy_may_refuse_or_raise_instead() -> None:
+    async with nowhere() as store:
+        policies: tuple[OnStoreError, ...] = ("closed", "raise")
+        refusing, raising = (
+            HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error=policy)})
+            for policy in policies
+        )
+        decision, hold_id, expires_after = await refusing.take("llm", "alice", 4)
+        assert (decision.allowed, decision.degraded, hold_id, expires_after) == (False, True, None, None)
+        with pytest.raises(StoreUnavailable):
+            await raising.take("llm", "alice", 4)
+
+
+async def test_other_workers_do_not_know_it() -> None:
+    with RedisServer() as server:
+        server.kill()
+        async with RedisStore(server.url, deadline=5) as store, RedisStore(server.url, deadline=5) as other:
+            books = [
+                HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store)})
+                for store in (store, other)
+            ]
+            _, hold_id, _ = await books[0].take("llm", "alice", 4)
+            assert hold_id is not None
+            with pytest.raises(StoreUnavailable):
+                await books[1].finish(hold_id, 1)
+            server.start()
+            outage.breaker_of(other)._next_probe = 0
+            with pytest.raises(UnknownHold):
+                await books[1].finish(hold_id, 1)
+            assert (await books[0].finish(hold_id, 4)).first
+
+
+async def test_it_is_forgotten_in_the_end() -> None:
+    clock = FakeClock()
+    async with nowhere() as store:
+        limiter = AsyncLimiter("10/minute", name="llm", store=store, on_store_error=local(share=0.5))
+        book = HoldBook({"llm": limiter}, clock=clock)
+        _, hold_id, expires_after = await book.take("llm", "alice", 4)
+        assert hold_id is not None
+        assert expires_after is not None
+        clock.advance(expires_after + holds.MARGIN - 1)
+        await book.tidy()
+        assert (await book.finish(hold_id, 4)).first
+        clock.advance(1)
+        await book.tidy()
+        with pytest.raises(StoreUnavailable):
+            await book.finish(hold_id, 4)
+
+
+async def test_there_is_room_for_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holds, "MOST_OPEN", 3)
+    async with nowhere() as store:
+        book = HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error="open")})
+        ids = [(await book.take("llm", "alice", 4))[1] or "" for _ in range(5)]
+        for known in ids[2:]:
+            assert (await book.finish(known, 4)).first
+        with pytest.raises(StoreUnavailable):
+            await book.finish(ids[0], 4)
+
+
+# --- A store that goes away between take and finish ---------------------------------------------------------------------
+
+
+class FarMemory(MemoryStore):
+    """A memory store that is taken for one over a network, and can be cut off."""
+
+    remote = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_down = False
+        self.asked = 0
+
+    def _ask(self) -> None:
+        self.asked += 1
+        if self.is_down:
+            raise StoreUnavailable("nobody answers")
+
+    def bind_async(self, limiter: str, rules: tuple[Rule, ...], **options: Any) -> AsyncGate:
+        gate = super().bind_async(limiter, rules)
+
+        async def refund(receipts: Receipts, cost: int, now: int | None) -> None:
+            self._ask()
+            await gate.refund(receipts, cost, now)
+
+        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, refund, gate.reset)
+
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        self._ask()
+        return await super().note(name, text, seconds)
+
+    async def noted(self, name: str) -> str | None:
+        self._ask()
+        return await super().noted(name)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def far(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> FarMemory:
+    """A store whose breaker has a clock that can be set."""
+    store = FarMemory()
+    outage._breakers[store] = Breaker(store, lambda: clock.now_us() / 1_000_000)
+    return store
+
+
+async def taken(store: FarMemory) -> tuple[AsyncLimiter, HoldBook, str]:
+    limiter = AsyncLimiter("1000/hour", name="llm", store=store)
+    book = HoldBook({"llm": limiter})
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    return limiter, book, hold_id
+
+
+async def test_a_store_that_is_down_is_asked_once_and_then_now_and_then(
+    far: FarMemory, clock: FakeClock
+) -> None:
+    limiter, book, hold_id = await taken(far)
+    far.is_down = True
+    far.asked = 0
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            await book.finish(hold_id, 300)
+    assert far.asked == 1
+    assert not limiter.health.available
+    clock.advance(1)
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            await book.finish(hold_id, 300)
+    assert far.asked == 2
+
+
+async def test_settling_alone_brings_a_store_back(far: FarMemory, clock: FakeClock) -> None:
+    """If nobody asks for decisions, nobody else would ever look whether it is there."""
+    limiter, book, hold_id = await taken(far)
+    far.is_down = True
+    with pytest.raises(StoreUnavailable):
+        await book.finish(hold_id, 300)
+    far.is_down = False
+    clock.advance(1)
+    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    assert limiter.health.available
+    assert (await limiter.check("alice", 0)).remaining == 700
+
+
+async def test_a_hold_is_not_unknown_because_its_store_is_down(far: FarMemory) -> None:
+    _, book, _ = await taken(far)
+    far.is_down = True
+    with pytest.raises(StoreUnavailable):
+        await book.finish(new_id("llm"), 0)
+
+
+async def test_the_store_of_other_limiters_keeps_nobody_from_settling(far: FarMemory) -> None:
+    near = MemoryStore()
+    book = HoldBook(
+        {
+            "far": AsyncLimiter("5/hour", name="far", store=far),
+            "llm": AsyncLimiter("1000/hour", name="llm", store=near),
+        }
+    )
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    far.is_down = True
+    assert (await book.finish(hold_id, 300)).first
+    assert far.asked == 0
+    with pytest.raises(StoreUnavailable):  # it may be there
+        await book.finish(new_id("llm"), 0)
+
+
+async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(far: FarMemory) -> None:
+    limiter, book, hold_id = await taken(far)
+    keep = far.note
+
+    async def note_and_go(name: str, text: str, seconds: float) -> str:
+        kept = await keep(name, text, seconds)
+        far.is_down = True
+        return kept
+
+    far.note = note_and_go  # type: ignore[method-assign]
+    assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    far.is_down = False
+    outage.breaker_of(far).probed()
+    assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    assert (await limiter.check("alice", 0)).remaining == 200
+
+
+async def test_units_of_changed_rules_that_cannot_be_given_back_are_mentioned(
+    far: FarMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, hold_id = await taken(far)
+    changed = AsyncLimiter("1000/hour", "5000/day", name="llm", store=far)
+    keep = far.note
+
+    async def note_and_go(name: str, text: str, seconds: float) -> str:
+        kept = await keep(name, text, seconds)
+        far.is_down = True
+        return kept
+
+    far.note = note_and_go  # type: ignore[method-assign]
+    assert (await HoldBook({"llm": changed}).finish(hold_id, 300)).first
+    assert "could not be given back" in caplog.text
+    assert (await changed.check("alice", 0)).results[0].remaining == 200
+
+
+async def test_a_caller_that_goes_away_says_nothing_of_the_store(far: FarMemory, clock: FakeClock) -> None:
+    """It was the one call that was tried; another one must be able to."""
+    limiter, book, hold_id = await taken(far)
+    far.is_down = True
+    with pytest.raises(StoreUnavailable):
+        await book.finish(hold_id, 300)
+    far.is_down = False
+    outage.breaker_of(far).probed()
+    keep = far.note
+
+    async def never(name: str, text: str, seconds: float) -> str:
+        raise asyncio.CancelledError
+
+    far.note = never  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await book.finish(hold_id, 300)
+    assert not limiter.health.available
+    far.note = keep  # type: ignore[method-assign]
+    assert (await book.finish(hold_id, 300)).first
+    assert limiter.health.available

@@ -1,0 +1,196 @@
+"""What hooks hear of holds that live in a store: over all workers together, the units of open holds add up."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headgate import AsyncLimiter, Decision, MemoryStore
+from headgate.errors import StoreUnavailable
+from headgate.hooks import Call, Hook
+from headgate.observe.prometheus import PrometheusHook
+from headgate.server import holds
+from headgate.server.holds import MARGIN, HoldBook
+from headgate.testing import FakeClock
+
+
+class HeldUnits(Hook):
+    """Counts the units of open holds, as the metric does."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.ends: list[int | None] = []
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        if call.operation == "hold" and decision.allowed:
+            self.held += call.cost
+
+    def settled(self, call: Call, cost: int | None) -> None:
+        self.held -= call.cost
+        self.ends.append(cost)
+
+
+class Worker:
+    """A book with hooks of its own."""
+
+    def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
+        self.hook = HeldUnits()
+        limiter = AsyncLimiter("1000000/hour", name="llm", store=store, hooks=[self.hook])
+        self.live = {"llm": limiter}
+        self.book = HoldBook(self.live, clock=clock)
+
+    async def take(self, cost: int = 800) -> str:
+        _, hold_id, _ = await self.book.take("llm", "alice", cost)
+        assert hold_id is not None
+        return hold_id
+
+
+class FlakyStore(MemoryStore):
+    is_down = False
+
+    async def noted(self, name: str) -> str | None:
+        if self.is_down:
+            raise StoreUnavailable("nobody answers")
+        return await super().noted(name)
+
+    async def note(self, name: str, text: str, seconds: float) -> str:
+        if self.is_down:
+            raise StoreUnavailable("nobody answers")
+        return await super().note(name, text, seconds)
+
+
+UNTIL_DUE = 3660 + MARGIN  # an hour, and a minute for the bucket that the units are in
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def store(clock: FakeClock) -> FlakyStore:
+    return FlakyStore(clock=clock)
+
+
+@pytest.fixture
+def worker(store: FlakyStore, clock: FakeClock) -> Worker:
+    return Worker(store, clock)
+
+
+@pytest.fixture
+def other(store: FlakyStore, clock: FakeClock) -> Worker:
+    return Worker(store, clock)
+
+
+async def test_units_are_held_until_they_are_settled(worker: Worker) -> None:
+    hold_id = await worker.take()
+    assert worker.hook.held == 800
+    await worker.book.finish(hold_id, 300)
+    await worker.book.finish(hold_id, 300)
+    assert (worker.hook.held, worker.hook.ends) == (0, [300])
+
+
+async def test_units_that_another_worker_settles_add_up_to_none(
+    worker: Worker, other: Worker, clock: FakeClock
+) -> None:
+    hold_id = await worker.take()
+    await other.book.finish(hold_id, 300)
+    assert worker.hook.held + other.hook.held == 0
+    clock.advance(UNTIL_DUE)
+    await worker.book.tidy()
+    await other.book.tidy()
+    assert worker.hook.held + other.hook.held == 0
+    assert (worker.hook.ends, other.hook.ends) == ([], [300])
+
+
+async def test_whoever_is_told_that_another_was_first_says_nothing_more(
+    worker: Worker, other: Worker
+) -> None:
+    hold_id = await worker.take()
+    await other.book.finish(hold_id, 300)
+    assert not (await worker.book.finish(hold_id, 0)).first
+    assert worker.hook.held + other.hook.held == 0
+    assert worker.book._watched.get(hold_id) is None
+
+
+async def test_units_that_nobody_settles_are_let_go_when_nobody_can(worker: Worker, clock: FakeClock) -> None:
+    await worker.take()
+    clock.advance(UNTIL_DUE - 120)
+    await worker.book.tidy()
+    assert worker.hook.held == 800
+    clock.advance(120)
+    await worker.book.tidy()
+    await worker.book.tidy()
+    assert (worker.hook.held, worker.hook.ends) == (0, [None])
+
+
+async def test_units_of_a_limiter_that_is_gone_are_let_go(worker: Worker, clock: FakeClock) -> None:
+    await worker.take()
+    worker.live.clear()
+    clock.advance(UNTIL_DUE)
+    await worker.book.tidy()
+    assert (worker.hook.held, worker.hook.ends) == (0, [None])
+
+
+async def test_a_store_that_is_down_is_asked_again_later(
+    worker: Worker, other: Worker, store: FlakyStore, clock: FakeClock
+) -> None:
+    settled = await worker.take(1)
+    await worker.take(10)
+    await other.book.finish(settled, 0)
+    clock.advance(UNTIL_DUE)
+    store.is_down = True
+    await worker.book.tidy()
+    assert worker.hook.held == 11
+    store.is_down = False
+    await worker.book.tidy()
+    assert worker.hook.held + other.hook.held == 0
+    assert worker.hook.ends == [None]
+    assert worker.book._watched.due(clock.now_us()) == []
+
+
+async def test_a_hold_that_could_not_be_noted_is_over(worker: Worker, store: FlakyStore) -> None:
+    store.is_down = True
+    with pytest.raises(StoreUnavailable):
+        await worker.take()
+    assert (worker.hook.held, worker.hook.ends) == (0, [0])
+
+
+async def test_there_is_room_for_so_many(
+    worker: Worker, other: Worker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond that is not counted as open, and not counted as settled later."""
+    monkeypatch.setattr(holds, "MOST_OPEN", 2)
+    ids = [await worker.take(cost) for cost in (1, 10, 100, 1000)]
+    assert worker.hook.held == 11
+    assert worker.hook.ends == [None, None]
+    for hold_id in ids:
+        assert (await other.book.finish(hold_id, 0)).first
+    clock.advance(UNTIL_DUE)
+    await worker.book.tidy()
+    assert worker.hook.held + other.hook.held == 0
+
+
+async def test_room_is_made_by_those_that_others_have_settled(
+    worker: Worker, other: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "MOST_OPEN", 4)
+    monkeypatch.setattr(holds, "_LOOKED_AT", 2)
+    ids = [await worker.take(1) for _ in range(4)]
+    await other.book.finish(ids[3], 0)
+    for _ in range(2):  # all are looked at in turn, not the same ones again and again
+        await worker.book.tidy()
+    assert worker.book._watched.get(ids[3]) is None
+    assert not worker.book._watched.is_full
+    assert worker.hook.held + other.hook.held == 3
+
+
+async def test_the_metric_shows_the_units_of_open_holds() -> None:
+    registry = CollectorRegistry()
+    limiter = AsyncLimiter("1000/hour", name="llm", store=MemoryStore(), hooks=[PrometheusHook(registry)])
+    book = HoldBook({"llm": limiter})
+    _, hold_id, _ = await book.take("llm", "alice", 800)
+    assert hold_id is not None
+    assert registry.get_sample_value("headgate_held_units", {"limiter": "llm"}) == 800
+    await book.finish(hold_id, 300)
+    assert registry.get_sample_value("headgate_held_units", {"limiter": "llm"}) == 0

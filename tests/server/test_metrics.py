@@ -1,0 +1,51 @@
+"""Metrics of the server; those of hooks are tested where hooks are."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.support import Server
+
+POLICY = """
+[limiters.api]
+rules = ["2/minute", { quota = "1/hour", name = "candidate", shadow = true }]
+"""
+
+
+async def samples(server: Server) -> dict[tuple[str, ...], float]:
+    response = await server.client.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+async def test_decisions_and_shadow_decisions_are_counted() -> None:
+    server = Server(POLICY)
+    for _ in range(3):
+        await server.hit("api")
+    found = await samples(server)
+    assert found["headgate_decisions_total", "false", "api", "admitted", "sliding_window/1m"] == 2
+    assert found["headgate_decisions_total", "false", "api", "refused", "sliding_window/1m"] == 1
+    assert found["headgate_shadow_decisions_total", "api", "admitted", "candidate"] == 1
+    assert found["headgate_shadow_decisions_total", "api", "refused", "candidate"] == 1
+    assert found["headgate_store_up", "api"] == 1
+    assert ("process_cpu_seconds_total",) in found
+
+
+async def test_open_holds_are_counted_until_they_are_settled() -> None:
+    server = Server(POLICY)
+    held = await server.answer("/v1/limiters/api/hold", {"key": "a", "cost": 2})
+    assert (await samples(server))["headgate_held_units", "api"] == 2
+    await server.answer(f"/v1/holds/{held['hold']}/release")
+    assert (await samples(server))["headgate_held_units", "api"] == 0
+
+
+async def test_no_key_is_in_the_metrics() -> None:
+    server = Server(POLICY + "[server]\ntop_keys = 10\n")
+    for _ in range(5):
+        await server.hit("api", "someone")
+    assert "someone" not in (await server.client.get("/metrics")).text

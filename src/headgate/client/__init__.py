@@ -1,0 +1,15 @@
+"""A client of the Headgate server, which is a store like any other:
+
+    store = ServerStore("http://127.0.0.1:8080")
+    limiter = store.limiter("login")           # or await store.async_limiter("login")
+    limiter.hit("alice")
+
+It needs httpx: pip install 'headgate[client]'.
+"""
+
+from __future__ import annotations
+
+from headgate.client.store import ServerStore
+from headgate.client.values import KeyState, RuleState, ServerLimiter, WaitHint
+
+__all__ = ["KeyState", "RuleState", "ServerLimiter", "ServerStore", "WaitHint"]

@@ -1,0 +1,166 @@
+"""What a limiter asks of a server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from headgate.algorithms import check_cost
+from headgate.client.wire import (
+    NOT_FOUND,
+    UNPROCESSABLE,
+    Answer,
+    Ask,
+    alone,
+    limiter_request,
+    packed_key,
+    read_decision,
+    reading,
+    settle_request,
+    success,
+)
+from headgate.decision import Decision
+from headgate.errors import ConfigError
+from headgate.keys import Key, key_picker
+from headgate.rules import Rule
+from headgate.stores.base import Receipts, Tiers, check_whole
+
+logger = logging.getLogger("headgate")
+
+T = TypeVar("T")
+
+
+class Held(NamedTuple):
+    """Where units are held: under this id, on the server."""
+
+    hold: str
+    cost: int
+
+
+class LimiterAsks:
+    """The operations of a limiter's gate, as what is to be asked of the server.
+
+    The server decides by the rules of its own policy file. That they are those of this limiter is checked by their names,
+    with the first decision. When the policy is changed later, the server's decisions are passed on as they are, and
+    that is logged: a change there must not break every process here.
+
+    Args:
+        server: What the server is called in messages.
+        limiter: The limiter's name.
+        rules: Its rules, as they are believed to be.
+        is_there: Called when the server has refused a question, and so is there. After an outage it would not be found
+            out otherwise: whoever looks whether it is back sees an error that is no answer.
+    """
+
+    def __init__(
+        self, server: str, limiter: str, rules: tuple[Rule, ...], is_there: Callable[[], None]
+    ) -> None:
+        self._server = server
+        self._is_there = is_there
+        self._limiter = limiter
+        self._pick = key_picker(rules)
+        self._tiers = Tiers(rules)
+        self._names = tuple(rule.name for rule in rules)
+        self._is_checked = False
+        self._read_decision = reading(server, self._decision)
+        self._read_hold = reading(server, self._decision_and_hold)
+        self._read_nothing = reading(server, lambda body: None)
+
+    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[Decision]:
+        return self._ask(
+            "hit", key, cost, tier, now, partial(self._admitting, cost, tier, self._read_decision)
+        )
+
+    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[Decision]:
+        return self._ask(
+            "check", key, cost, tier, now, partial(self._admitting, cost, tier, self._read_decision)
+        )
+
+    def hold(
+        self, key: Key | None, cost: int, tier: str | None, now: int | None
+    ) -> Ask[tuple[Decision, Receipts | None]]:
+        read = partial(self._with_receipts, cost)
+        return self._ask("hold", key, cost, tier, now, partial(self._admitting, cost, tier, read))
+
+    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[None]:
+        return self._ask("record", key, cost, tier, now, self._read_nothing)
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Ask[None] | None:
+        """Return what gives units back; `None` if they do not belong to this hold."""
+        _check_time(now)
+        held = receipts[0][0]
+        if not isinstance(held, Held) or cost > held.cost:
+            return None
+        return Ask(settle_request(held.hold, held.cost - cost), self._read_settled)
+
+    def reset(self, key: Key | None) -> Ask[None]:
+        self._pick(key)
+        request = limiter_request(self._limiter, "reset", {"key": packed_key(key)})
+        return Ask(alone(request), self._read_nothing)  # it takes a permission that a batch need not have
+
+    def _ask(
+        self,
+        operation: str,
+        key: Key | None,
+        cost: int,
+        tier: str | None,
+        now: int | None,
+        read: Callable[[Answer], T],
+    ) -> Ask[T]:
+        _check_time(now)
+        check_whole(cost)
+        self._pick(key)  # says what is wrong with it, before anything is sent
+        members = {"key": packed_key(key), "cost": cost, "tier": tier}
+        return Ask(limiter_request(self._limiter, operation, members), read)
+
+    def _admitting(self, cost: int, tier: str | None, read: Callable[[Answer], T], answer: Answer) -> T:
+        """Read an answer; what the server cannot process, and could not by our rules, is a cost that is too high."""
+        try:
+            return read(answer)
+        except ConfigError:
+            self._is_there()
+            if answer.status == UNPROCESSABLE:
+                check_cost(self._tiers.algorithms(tier), cost)
+            raise
+
+    def _with_receipts(self, cost: int, answer: Answer) -> tuple[Decision, Receipts | None]:
+        decision, hold = self._read_hold(answer)
+        return decision, None if hold is None else ((Held(hold, cost), ()),)
+
+    def _read_settled(self, answer: Answer) -> None:
+        if (
+            answer.status != NOT_FOUND
+        ):  # forgotten there: its units have expired, so there is nothing to give back
+            success(self._server, answer)
+
+    def _decision_and_hold(self, body: dict[str, Any]) -> tuple[Decision, str | None]:
+        return self._decision(body["decision"]), body["hold"]
+
+    def _decision(self, body: dict[str, Any]) -> Decision:
+        decision = read_decision(body)
+        if decision.names != self._names or not self._is_checked:
+            self._check_names(decision.names)
+        return decision
+
+    def _check_names(self, names: tuple[str, ...]) -> None:
+        if names == self._names:
+            self._is_checked = True
+        elif self._is_checked:
+            self._names = names
+            logger.warning("%s: limiter %r now has the rules %s", self._server, self._limiter, _listed(names))
+        else:
+            raise ConfigError(
+                f"limiter {self._limiter!r} has the rules {_listed(names)} on {self._server}, but "
+                f"{_listed(self._names)} here; let store.limiter({self._limiter!r}) ask for them"
+            )
+
+
+def _check_time(now: int | None) -> None:
+    if now is not None:
+        raise ConfigError("a server decides by its own time: leave out now= and clock=")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names)) or "(none)"

@@ -1,0 +1,133 @@
+"""Where a server is, how to log in there, and how requests travel.
+
+Requests are sent by httpx's transports rather than its clients: redirects, cookies, proxies of the environment and repeated
+attempts are nothing that a call which charges may meet with on its way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+
+from headgate.client.wire import Answer, Request
+from headgate.errors import ConfigError, StoreUnavailable
+
+Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
+
+KEEP_ALIVE = 3.0
+"""Seconds after which an idle connection is given up. Servers close theirs too, usually after 5 s or more, and a call that
+crosses with that is lost: nobody knows whether it was counted."""
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE)
+
+
+class Endpoint:
+    """A server.
+
+    Attributes:
+        name: What it is called in messages; without credentials.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        base, token_in_url = _parse(url)
+        if token and token_in_url:
+            raise ConfigError(f"{base} has a token in its URL and another in token=; say it once")
+        self.name = str(base).rstrip("/")
+        self._given = transport
+        self._tls: ssl.SSLContext | bool = (
+            False  # for http:// none is made: that takes longer than many calls
+        )
+        if base.scheme == "https":
+            self._tls = tls or ssl.create_default_context()
+        self._headers = {
+            "Host": base.netloc.decode("ascii"),
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+            "User-Agent": "headgate",
+        }
+        if token := token or token_in_url:
+            # Checked here, because what is wrong with a header is otherwise told together with the header.
+            if not _TOKEN.fullmatch(token):
+                raise ConfigError(f"the token for {self.name} has characters that no header can carry")
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def transport(self) -> httpx.BaseTransport:
+        """Return what sends the requests of threads."""
+        if self._given is None:
+            return httpx.HTTPTransport(verify=self._tls, trust_env=False, limits=_LIMITS)
+        if isinstance(self._given, httpx.BaseTransport):
+            return self._given
+        raise ConfigError(f"{self.name} was given a transport for coroutines, which Limiter cannot use")
+
+    def async_transport(self) -> httpx.AsyncBaseTransport:
+        """Return what sends the requests of coroutines."""
+        if self._given is None:
+            return httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=_LIMITS)
+        if isinstance(self._given, httpx.AsyncBaseTransport):
+            return self._given
+        raise ConfigError(f"{self.name} was given a transport for threads, which AsyncLimiter cannot use")
+
+    def packed(self, request: Request, timeout: float | None) -> httpx.Request:
+        """Return a request as it goes over the wire; each of its steps takes so many seconds at most."""
+        return httpx.Request(
+            request.method,
+            self.name + request.path,
+            headers=self._headers,
+            content=request.body,
+            extensions={"timeout": httpx.Timeout(timeout).as_dict()},
+        )
+
+    def error(self, cause: BaseException) -> StoreUnavailable:
+        """Return what it means to us that there was no answer."""
+        if isinstance(cause, (httpx.TimeoutException, TimeoutError)):
+            return StoreUnavailable(f"{self.name} did not answer in time")
+        return StoreUnavailable(f"{self.name}: {str(cause) or type(cause).__name__}")
+
+    def closed(self) -> StoreUnavailable:
+        """Return the error of a call after the store was closed."""
+        return StoreUnavailable(f"{self.name}: the store was closed")
+
+
+def unpacked(response: httpx.Response) -> Answer:
+    """Return the answer in a response that was read; one that is not JSON has no body for us."""
+    try:
+        body: Any = json.loads(response.content)
+    except ValueError:
+        body = None
+    return Answer(response.status_code, body)
+
+
+def is_lost(cause: BaseException) -> bool:
+    """Tell whether the connection broke, so that a call that does no harm twice is worth another try."""
+    return isinstance(cause, httpx.TransportError) and not isinstance(cause, httpx.TimeoutException)
+
+
+def _parse(url: str) -> tuple[httpx.URL, str | None]:
+    """Return a URL without credentials, ending in a slash, and the token that it had."""
+    example = "write for example 'http://127.0.0.1:8080' or 'https://:TOKEN@limits.example.org'"
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        # Not chained, and without the URL: a part of the token may be quoted.
+        raise ConfigError(f"the URL of the server cannot be read; {example}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"a server has a URL of http:// or https:// with a host; {example}")
+    if parsed.query or parsed.fragment:
+        raise ConfigError(f"the URL of a server has neither '?' nor '#'; {example}")
+    user, _, password = parsed.userinfo.decode("ascii").partition(":")
+    if user and password:
+        raise ConfigError(f"a server takes a token, not a user and a password; {example}")
+    path = parsed.path if parsed.path.endswith("/") else f"{parsed.path}/"
+    return parsed.copy_with(userinfo=b"", path=path), unquote(user or password) or None

@@ -1,0 +1,323 @@
+"""The store that is a Headgate server: it decides, by the rules of its policy file, in whatever store that names."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from headgate import AsyncLimiter, Limiter
+from headgate.client.asks import LimiterAsks
+from headgate.client.endpoint import Endpoint, Transport
+from headgate.client.tasks import Pipes
+from headgate.client.threads import Lines
+from headgate.client.values import KeyState, ServerLimiter, WaitHint
+from headgate.client.wire import (
+    Answer,
+    Ask,
+    Request,
+    alone,
+    find_limiter,
+    limiter_request,
+    packed,
+    packed_key,
+    read_key_states,
+    read_limiters,
+    read_wait_hint,
+    reading,
+)
+from headgate.decision import Decision
+from headgate.errors import ConfigError, HeadgateError
+from headgate.hooks import Hook
+from headgate.keys import Key
+from headgate.rules import Rule
+from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts, check_whole
+from headgate.stores.outage import OnStoreError, breaker_of, local
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_DEADLINE = 1.0
+"""Seconds."""
+
+
+class ServerStore:
+    """Counts on a Headgate server.
+
+    Args:
+        url: Where it is, as `http://127.0.0.1:8080`; `https://:TOKEN@host` has the token in it.
+        token: The bearer token to log in with, if the server has tokens.
+        deadline: Seconds after which a call is given up, with `StoreUnavailable`. Threads wait so long for each step of a
+            call (connecting, sending, reading), tasks for the whole of it.
+        tls: How to check the certificate of an https:// server, if not as the operating system does.
+        transport: What to send requests with, instead of httpx's own: a test's.
+
+    The server decides by the rules of its policy file, its stores and its clock. A limiter on this store has the name of one
+    of its limiters; `limiter` and `async_limiter` ask for the rules that belong to it. Times of the caller's own are
+    refused.
+
+    A call that charges is sent at most once. Settling a hold is repeated, once, if the connection broke: the server knows
+    whether it was settled before.
+
+    Threads, tasks, event loops and processes may share a store; one that was made before a fork connects anew.
+    """
+
+    remote = True
+    """Calls go over a network: they take a deadline, and limiters have a policy for when it is missed."""
+
+    guarantees = Guarantees(
+        shared=True,
+        durable=True,
+        may_lose=(
+            "nothing when a client dies. When the server does, what the store of its limiter may lose; with a memory store "
+            "that is everything. If that store is not exact or not all-or-nothing, neither is this"
+        ),
+    )
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        deadline: float = DEFAULT_DEADLINE,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self.endpoint = Endpoint(url, token, tls, transport)
+        self.deadline = _checked(deadline)
+        self._lines = Lines(self.endpoint)
+        self._pipes: dict[float, Pipes] = {}
+
+    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
+        """Return the operations of the server's limiter of that name; calls are given up after `deadline` seconds.
+
+        The first decision raises ConfigError if the server's rules have other names.
+        """
+        seconds = self.deadline if deadline is None else _checked(deadline)
+        asks = self._asks(limiter, rules)
+        send = partial(self._lines.call, deadline=seconds)
+
+        def refund(receipts: Receipts, cost: int, now: int | None) -> None:
+            ask = asks.refund(receipts, cost, now)
+            if ask is not None:
+                ask.read(send(ask.request))
+
+        return Gate(
+            _blocking(asks.hit, send),
+            _blocking(asks.peek, send),
+            _blocking(asks.hold, send),
+            _blocking(asks.record, send),
+            refund,
+            _blocking(asks.reset, send),
+        )
+
+    def bind_async(
+        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
+    ) -> AsyncGate:
+        """As `bind`, for coroutines."""
+        seconds = self.deadline if deadline is None else _checked(deadline)
+        gate = _AsyncServerGate(self._asks(limiter, rules), self._pipes_within(seconds))
+        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+
+    def limiter(
+        self,
+        name: str,
+        *,
+        on_store_error: OnStoreError | None = None,
+        deadline: float | None = None,
+        hooks: Iterable[Hook] = (),
+    ) -> Limiter:
+        """Return a limiter with the rules that the server has for that name.
+
+        What it answers while the server cannot be asked is by default what the server's policy file says of its store.
+
+        Raises:
+            ConfigError: The server has no such limiter, or does not let us in.
+            StoreUnavailable: It cannot be asked.
+        """
+        found = self._call(self._ask_for_limiter(name))
+        policy = on_store_error or _policy_of(found)
+        return Limiter(
+            *found.rules, name=name, store=self, on_store_error=policy, deadline=deadline, hooks=hooks
+        )
+
+    async def async_limiter(
+        self,
+        name: str,
+        *,
+        on_store_error: OnStoreError | None = None,
+        deadline: float | None = None,
+        hooks: Iterable[Hook] = (),
+    ) -> AsyncLimiter:
+        """As `limiter`, for coroutines."""
+        found = await self._acall(self._ask_for_limiter(name))
+        policy = on_store_error or _policy_of(found)
+        return AsyncLimiter(
+            *found.rules, name=name, store=self, on_store_error=policy, deadline=deadline, hooks=hooks
+        )
+
+    def limiters(self) -> tuple[ServerLimiter, ...]:
+        """Return all limiters that the server has.
+
+        This and the calls below raise StoreUnavailable when the server cannot be asked: no policy answers for it.
+        """
+        return self._call(self._ask_for_limiters())
+
+    async def async_limiters(self) -> tuple[ServerLimiter, ...]:
+        """As `limiters`, for coroutines."""
+        return await self._acall(self._ask_for_limiters())
+
+    def wait_hint(
+        self, limiter: str, key: Key | None = None, cost: int = 1, *, tier: str | None = None
+    ) -> WaitHint:
+        """Return when a call would be admitted, and take nothing."""
+        return self._call(self._ask_for_hint(limiter, key, cost, tier))
+
+    async def async_wait_hint(
+        self, limiter: str, key: Key | None = None, cost: int = 1, *, tier: str | None = None
+    ) -> WaitHint:
+        """As `wait_hint`, for coroutines."""
+        return await self._acall(self._ask_for_hint(limiter, key, cost, tier))
+
+    def inspect(self, key: Key, *, tier: str | None = None) -> tuple[KeyState, ...]:
+        """Return what every limiter has counted for a key; a text stands for every scope of a limiter that has scopes."""
+        return self._call(self._ask_for_states(key, tier))
+
+    async def async_inspect(self, key: Key, *, tier: str | None = None) -> tuple[KeyState, ...]:
+        """As `inspect`, for coroutines."""
+        return await self._acall(self._ask_for_states(key, tier))
+
+    def close(self) -> None:
+        """Close all connections; those of event loops as soon as these run. Calls of other threads under way may fail."""
+        self._lines.close()
+        for pipes in self._pipes.values():
+            pipes.close()
+
+    async def aclose(self) -> None:
+        """Close all connections; those of other event loops as soon as these run."""
+        for pipes in self._pipes.values():
+            await pipes.aclose()
+        self._lines.close()
+
+    def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> LimiterAsks:
+        return LimiterAsks(self.endpoint.name, limiter, rules, breaker_of(self).probed)
+
+    def _ask_for_limiters(self) -> Ask[tuple[ServerLimiter, ...]]:
+        return Ask(Request("GET", "/v1/limiters"), reading(self.endpoint.name, read_limiters))
+
+    def _ask_for_limiter(self, name: str) -> Ask[ServerLimiter]:
+        """Ask for all of them, so as to know what there is if there is no such one."""
+        read = partial(find_limiter, self.endpoint.name, name)
+        return Ask(Request("GET", "/v1/limiters"), reading(self.endpoint.name, read))
+
+    def _ask_for_hint(self, limiter: str, key: Key | None, cost: int, tier: str | None) -> Ask[WaitHint]:
+        check_whole(cost)
+        members = {"key": packed_key(key), "cost": cost, "tier": tier}
+        request = limiter_request(limiter, "wait-hint", members)
+        return Ask(alone(request), reading(self.endpoint.name, read_wait_hint))
+
+    def _ask_for_states(self, key: Key, tier: str | None) -> Ask[tuple[KeyState, ...]]:
+        request = Request("POST", "/v1/inspect", packed({"key": packed_key(key), "tier": tier}))
+        return Ask(request, reading(self.endpoint.name, read_key_states))
+
+    def _call(self, ask: Ask[T]) -> T:
+        return ask.read(self._lines.call(ask.request, self.deadline))
+
+    async def _acall(self, ask: Ask[T]) -> T:
+        return ask.read(await self._pipes_within(self.deadline).call(ask.request))
+
+    def _pipes_within(self, deadline: float) -> Pipes:
+        pipes = self._pipes.get(deadline)
+        if pipes is None:
+            pipes = self._pipes.setdefault(deadline, Pipes(self.endpoint, deadline))
+        return pipes
+
+    def __enter__(self) -> ServerStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> ServerStore:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.endpoint.name}>"
+
+
+class _AsyncServerGate:
+    """A limiter's rules, for tasks.
+
+    A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
+    released; and what has been used or is given back is told to the end.
+    """
+
+    def __init__(self, asks: LimiterAsks, pipes: Pipes) -> None:
+        self._asks = asks
+        self._pipes = pipes
+        self.hit = _awaiting(asks.hit, pipes.call)
+        self.peek = _awaiting(asks.peek, pipes.call)
+        self.record = _awaiting(asks.record, pipes.call_to_the_end)
+        self.reset = _awaiting(asks.reset, pipes.call_to_the_end)
+
+    async def hold(
+        self, key: Key | None, cost: int, tier: str | None, now: int | None
+    ) -> tuple[Decision, Receipts | None]:
+        ask = self._asks.hold(key, cost, tier, now)
+        return ask.read(await self._pipes.call_watched(ask.request, partial(self._release, ask, cost)))
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        ask = self._asks.refund(receipts, cost, now)
+        if ask is not None:
+            ask.read(await self._pipes.call_to_the_end(ask.request))
+
+    def _release(self, ask: Ask[tuple[Decision, Receipts | None]], cost: int, answer: Answer) -> None:
+        """Give back a hold whose caller was cancelled; what cannot be given back counts until it expires."""
+        try:
+            _, receipts = ask.read(answer)
+            release = None if receipts is None else self._asks.refund(receipts, cost, None)
+            if release is not None:
+                self._pipes.start(release.request)
+        except HeadgateError:
+            return  # nothing was taken, or the store was closed; nobody is there to be told
+
+
+def _blocking(ask: Callable[P, Ask[T]], send: Callable[[Request], Answer]) -> Callable[P, T]:
+    """Return an operation for threads."""
+
+    def operate(*args: P.args, **kwargs: P.kwargs) -> T:
+        asked = ask(*args, **kwargs)
+        return asked.read(send(asked.request))
+
+    return operate
+
+
+def _awaiting(
+    ask: Callable[P, Ask[T]], send: Callable[[Request], Awaitable[Answer]]
+) -> Callable[P, Awaitable[T]]:
+    """Return an operation for tasks."""
+
+    async def operate(*args: P.args, **kwargs: P.kwargs) -> T:
+        asked = ask(*args, **kwargs)
+        return asked.read(await send(asked.request))
+
+    return operate
+
+
+def _policy_of(limiter: ServerLimiter) -> OnStoreError:
+    """Return the failure policy of a limiter's policy file; a share of less than one percent is told as none."""
+    if limiter.on_store_error == "closed":
+        return "closed"
+    share = re.fullmatch(r"local ([0-9.]+)%", limiter.on_store_error)
+    return local(max(1.0, float(share[1])) / 100) if share else "open"
+
+
+def _checked(deadline: float) -> float:
+    if not 0 < deadline < 3600:  # also false for NaN
+        raise ConfigError(f"a deadline is a number of seconds above 0, not {deadline!r}")
+    return float(deadline)

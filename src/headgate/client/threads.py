@@ -1,0 +1,84 @@
+"""Calls from threads: each has a connection to itself while it lasts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+import httpx
+
+from headgate.client.endpoint import Endpoint, is_lost, unpacked
+from headgate.client.wire import Answer, Request
+
+
+class Lines:
+    """The connections of this process to a server, as many as there were calls at once."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._transport: httpx.BaseTransport | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        _all_lines.add(self)
+
+    def call(self, request: Request, deadline: float) -> Answer:
+        """Send a request and return the answer; each step takes so many seconds at most.
+
+        It is sent once; again only if that does no harm and the connection broke.
+
+        Raises:
+            StoreUnavailable: There is no answer.
+        """
+        try:
+            try:
+                return self._send(request, deadline)
+            except httpx.TransportError as cause:
+                if not (request.may_repeat and is_lost(cause)):
+                    raise
+                return self._send(request, deadline)
+        except httpx.RequestError as cause:
+            raise self.endpoint.error(cause) from cause
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._closed = True
+            transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+    def _send(self, request: Request, deadline: float) -> Answer:
+        transport = self._transport or self._open()
+        response = transport.handle_request(self.endpoint.packed(request, deadline))
+        try:
+            response.read()
+        finally:
+            response.close()
+        return unpacked(response)
+
+    def _open(self) -> httpx.BaseTransport:
+        with self._lock:
+            if self._closed:
+                raise self.endpoint.closed()
+            if self._transport is None:
+                self._transport = self.endpoint.transport()
+            return self._transport
+
+    def _after_fork_in_child(self) -> None:
+        """Leave the parent's connections alone; they are kept, because forgetting them would close them."""
+        _inherited.append(self._transport)
+        self._transport = None
+        self._lock = threading.Lock()
+
+
+_all_lines: weakref.WeakSet[Lines] = weakref.WeakSet()
+_inherited: list[object] = []
+
+
+def _after_fork_in_child() -> None:
+    for lines in list(_all_lines):
+        lines._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

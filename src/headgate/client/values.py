@@ -1,0 +1,80 @@
+"""What a server tells about its limiters and about a key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headgate.rules import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimiter:
+    """A limiter of the server's policy file.
+
+    Attributes:
+        name: Its name.
+        rules: The rules that decide.
+        shadow: Rules that only count what they would have refused.
+        store: Where the server counts; without credentials.
+        on_store_error: What the server answers when that store cannot be asked: `open`, `closed` or `local 25%`.
+        default_tier: The tier of callers that have none, or one that no rule knows.
+        headers: Which headers HTTP edges send.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    shadow: tuple[Rule, ...]
+    store: str
+    on_store_error: str
+    default_tier: str | None
+    headers: str
+
+
+class WaitHint(NamedTuple):
+    """When a call would be admitted, if nobody else came.
+
+    Attributes:
+        allowed: Whether it would be admitted now.
+        wait: Seconds until it would be; 0 now, `None` never.
+    """
+
+    allowed: bool
+    wait: float | None
+
+
+class RuleState(NamedTuple):
+    """What one rule has counted for a key; times in seconds.
+
+    Attributes:
+        name: The rule's name.
+        limit: The most it admits at once.
+        used: Units that count now; more than the limit if some were recorded beyond it.
+        remaining: Units left.
+        reset_after: Seconds until nothing is counted any more; `None` if nothing ever is.
+        frees_after: Seconds until one unit would be admitted; 0 now, `None` never.
+        scope: Whose units are counted.
+    """
+
+    name: str
+    limit: int
+    used: int
+    remaining: int
+    reset_after: float | None
+    frees_after: float | None
+    scope: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """What one limiter has counted for a key.
+
+    Attributes:
+        limiter: The limiter's name.
+        results: One state per rule, in the order of the rules.
+        error: Why there are none, if so.
+    """
+
+    limiter: str
+    results: tuple[RuleState, ...]
+    error: str | None

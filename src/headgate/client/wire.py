@@ -1,0 +1,305 @@
+"""What is said to a server and what its answers mean; nothing here sends anything.
+
+An `Ask` is a request together with the way to read its answer, so that threads and tasks differ in nothing but how they
+carry one to the server and the other back.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from urllib.parse import quote
+
+from headgate.client.values import KeyState, RuleState, ServerLimiter, WaitHint
+from headgate.clock import to_microseconds
+from headgate.decision import Decision, Verdict
+from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreConflict, StoreUnavailable
+from headgate.keys import Key, PlainKey
+from headgate.rules import Kind, Rule, make_rule
+
+T = TypeVar("T")
+
+BYTES = "$base64"
+"""The one entry of an object that stands for bytes."""
+
+BATCH_PATH = "/v1/batch"
+
+NOT_FOUND, UNPROCESSABLE, NOT_IMPLEMENTED = 404, 422, 501
+"""Statuses that mean something of their own; 501 is a limiter whose store cannot remember holds."""
+
+_TRY_LATER = frozenset({408, 425, 429})
+"""Statuses below 500 that say nothing about the request itself."""
+
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
+"""What reading an answer raises that is not what it should be."""
+
+
+class Request(NamedTuple):
+    """Something to be asked of the server.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path below the server's URL.
+        body: JSON, or nothing.
+        entry: The same as an entry of a batch; `None` if it must leave alone.
+        may_repeat: Whether asking twice does no more than asking once.
+    """
+
+    method: str
+    path: str
+    body: bytes = b""
+    entry: bytes | None = None
+    may_repeat: bool = False
+
+
+class Answer(NamedTuple):
+    """What the server has answered: the HTTP status and the JSON document, `None` if there was none."""
+
+    status: int
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[T]):
+    """A request, and how to read its answer; reading raises what the answer means if it is no success."""
+
+    request: Request
+    read: Callable[[Answer], T]
+
+
+# --- Requests ---------------------------------------------------------------------------------------------------------
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def packed(document: object) -> bytes:
+    """Return JSON.
+
+    Raises:
+        ConfigError: There is half a character in a text. JSON could say it, but not so that everybody reads the same: as
+            escapes, the two halves of a character are that character, and thus another key.
+    """
+    try:
+        return _encode(document).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError("text with lone surrogates cannot be sent to a server; make it bytes") from None
+
+
+def packed_key(key: Key | None) -> object:
+    """Return a key as JSON can say it.
+
+    Raises:
+        ConfigError: A mapping that reads like bytes.
+    """
+    if isinstance(key, Mapping):
+        if key.keys() == {BYTES}:
+            raise ConfigError(f"a scope called {BYTES!r} cannot be told from bytes; rename it")
+        return {scope: _packed_plain(entry) for scope, entry in key.items()}
+    return None if key is None else _packed_plain(key)
+
+
+def _packed_plain(key: PlainKey) -> object:
+    return {BYTES: b64encode(key).decode("ascii")} if isinstance(key, bytes) else key
+
+
+def limiter_request(limiter: str, operation: str, members: Mapping[str, object]) -> Request:
+    """Return a call of a limiter's operation that may leave in a batch."""
+    call = {name: value for name, value in members.items() if value is not None}
+    return Request(
+        "POST",
+        f"/v1/limiters/{quote(limiter, safe='')}/{operation}",
+        packed(call),
+        packed({"limiter": limiter, "operation": operation, **call}),
+    )
+
+
+def alone(request: Request) -> Request:
+    """Return a request that leaves in no batch."""
+    return request._replace(entry=None)
+
+
+def settle_request(hold: str, cost: int) -> Request:
+    """Return the request to settle a hold; the first one counts, so it may be asked again."""
+    return Request(
+        "POST",
+        f"/v1/holds/{quote(hold, safe='')}/settle",
+        packed({"cost": cost}),
+        packed({"hold": hold, "operation": "settle", "cost": cost}),
+        may_repeat=True,
+    )
+
+
+def batch_request(entries: list[bytes]) -> Request:
+    """Return a request for several calls at once."""
+    return Request("POST", BATCH_PATH, b'{"calls":[' + b",".join(entries) + b"]}")
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def success(server: str, answer: Answer) -> Any:
+    """Return the body of an answer.
+
+    Raises:
+        ConfigError: What was asked can never be answered: a bad key, an unknown limiter, a missing permission.
+        CostTooHigh: No waiting would ever admit the cost.
+        StoreUnavailable: The server cannot answer now.
+    """
+    if 200 <= answer.status < 300:
+        return answer.body
+    raise failure(server, answer)
+
+
+def failure(server: str, answer: Answer) -> HeadgateError:
+    """Return what an answer means that is no success."""
+    status, body = answer
+    problem = body if isinstance(body, dict) else {}
+    match problem:
+        case {"cost": int(cost), "capacity": int(capacity), "rule": str(rule)}:
+            return CostTooHigh(cost, capacity, rule)
+    detail = problem.get("detail") or problem.get("title")
+    said = f"{server} answered {status}{f': {detail}' if detail else ''}"
+    if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
+        return StoreUnavailable(said)
+    if status == 401:
+        return ConfigError(f"{said}; give the store a token= that the server knows")
+    if status == 403:
+        return ConfigError(f"{said}; what the token may do is said in the server's policy file")
+    if 300 <= status < 400:
+        return ConfigError(f"{said}; give the store the URL that this one redirects to")
+    return ConfigError(said)
+
+
+def batch_answers(answer: Answer, count: int) -> list[Answer]:
+    """Return the answer to each call of a batch; one that is no success is the answer to all of them.
+
+    Raises:
+        ValueError: There are not as many answers as calls.
+    """
+    if not 200 <= answer.status < 300:
+        return [answer] * count
+    try:
+        answers = [Answer(int(each["status"]), each["body"]) for each in answer.body["answers"]]
+    except _UNREADABLE as error:
+        raise ValueError("the answer to a batch is not what it should be") from error
+    if len(answers) != count:
+        raise ValueError(f"{count} calls have {len(answers)} answers")
+    return answers
+
+
+def reading(server: str, read: Callable[[Any], T]) -> Callable[[Answer], T]:
+    """Return a way to read an answer, from the way to read its body.
+
+    It raises what `success` raises, and StoreConflict if the body is not what a Headgate server says.
+    """
+
+    def read_answer(answer: Answer) -> T:
+        body = success(server, answer)
+        try:
+            return read(body)
+        except HeadgateError:
+            raise
+        except _UNREADABLE as error:
+            raise StoreConflict(f"{server} did not answer as a Headgate server does") from error
+
+    return read_answer
+
+
+def read_decision(body: dict[str, Any]) -> Decision:
+    """Return the server's decision, as it is there."""
+    results = body["results"]
+    names = tuple(result["name"] for result in results)
+    verdicts = tuple(
+        Verdict(
+            result["allowed"],
+            result["limit"],
+            result["remaining"],
+            _microseconds(result["retry_after"]),
+            _microseconds(result["reset_after"]),
+        )
+        for result in results
+    )
+    return tuple.__new__(
+        Decision,
+        (
+            body["allowed"],
+            body["limit"],
+            body["remaining"],
+            _microseconds(body["retry_after"]),
+            _microseconds(body["reset_after"]),
+            names,
+            names.index(body["rule"]) if names else 0,
+            verdicts if len(verdicts) > 1 else None,
+            body["degraded"],
+        ),
+    )
+
+
+def _microseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else to_microseconds(seconds)
+
+
+def read_limiters(body: dict[str, Any]) -> tuple[ServerLimiter, ...]:
+    """Return all limiters of the server."""
+    return tuple(read_limiter(limiter) for limiter in body["limiters"])
+
+
+def find_limiter(server: str, name: str, body: dict[str, Any]) -> ServerLimiter:
+    """Return one of all limiters of the server.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    known = {limiter["name"]: limiter for limiter in body["limiters"]}
+    if name not in known:
+        raise ConfigError(f"{server} has no limiter {name!r}; it has {', '.join(map(repr, known))}")
+    return read_limiter(known[name])
+
+
+def read_limiter(body: dict[str, Any]) -> ServerLimiter:
+    """Return a limiter of the server."""
+    return ServerLimiter(
+        name=body["name"],
+        rules=tuple(map(_read_rule, body["rules"])),
+        shadow=tuple(map(_read_rule, body["shadow"])),
+        store=body["store"],
+        on_store_error=body["on_store_error"],
+        default_tier=body["default_tier"],
+        headers=body["headers"],
+    )
+
+
+def _read_rule(body: dict[str, Any]) -> Rule:
+    if body["kind"] not in get_args(Kind):
+        raise ValueError(f"no such kind of rule: {body['kind']!r}")
+    return make_rule(
+        body["kind"],
+        body["quota"],
+        body["scope"],
+        body["tiers"],
+        body["name"],
+        body["buckets"],
+        body["strict"],
+    )
+
+
+def read_wait_hint(body: dict[str, Any]) -> WaitHint:
+    """Return how long to wait."""
+    return WaitHint(body["allowed"], body["wait"])
+
+
+def read_key_states(body: dict[str, Any]) -> tuple[KeyState, ...]:
+    """Return what each limiter has counted for a key."""
+    return tuple(
+        KeyState(
+            limiter["name"],
+            tuple(
+                RuleState(*(result[field] for field in RuleState._fields)) for result in limiter["results"]
+            ),
+            limiter["error"],
+        )
+        for limiter in body["limiters"]
+    )

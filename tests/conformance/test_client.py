@@ -1,0 +1,126 @@
+"""A server in front of a memory keeps every promise of a store.
+
+The clock is the server's and the test's; the contract changes limits from one call to the next, which here is a change of
+the server's policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, ParamSpec, TypeVar
+
+import pytest
+
+from headgate import ConfigError, Rule
+from headgate.client import ServerStore
+from headgate.keys import PlainKey
+from headgate.stores.base import AsyncGate, Gate
+from headgate.testing import AsyncStoreContract, FakeClock, StoreContract
+from headgate.testing.contract import keys
+from headgate.testing.contract.base import Contract
+from tests.server.loopback import LONGEST_WAIT, ThreadedServer, limiter_policy, policy_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MOST_LIMITERS = 8
+"""How many limiters a policy has at once; no test uses more at a time."""
+
+
+def _has_halves(key: PlainKey) -> bool:
+    return isinstance(key, str) and any("\ud800" <= character <= "\udfff" for character in key)
+
+
+HALVES = tuple(key for key in keys.HOSTILE_KEYS if _has_halves(key))
+WHOLE = tuple(key for key in keys.HOSTILE_KEYS if not _has_halves(key))
+
+
+class FollowedStore(ServerStore):
+    """A store whose server always has the rules that were bound last, or are called."""
+
+    def __init__(self, server: ThreadedServer) -> None:
+        super().__init__(server.url, deadline=LONGEST_WAIT)
+        self._server = server
+
+    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
+        self._use(limiter, rules)
+        gate = super().bind(limiter, rules, deadline=deadline)
+        return Gate(*(self._following(limiter, rules, call) for call in _operations(gate)))
+
+    def bind_async(
+        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
+    ) -> AsyncGate:
+        self._use(limiter, rules)
+        gate = super().bind_async(limiter, rules, deadline=deadline)
+        return AsyncGate(*(self._following(limiter, rules, call) for call in _operations(gate)))
+
+    def _following(self, limiter: str, rules: tuple[Rule, ...], call: Callable[P, T]) -> Callable[P, T]:
+        def operate(*args: P.args, **kwargs: P.kwargs) -> T:
+            self._use(limiter, rules)
+            return call(*args, **kwargs)
+
+        return operate
+
+    def _use(self, limiter: str, rules: tuple[Rule, ...]) -> None:
+        known = dict(self._server.live.policy.limiters)
+        if limiter in known and known[limiter].rules is rules:
+            return
+        known.pop(limiter, None)
+        recent = list(known.values())[1 - MOST_LIMITERS :]
+        self._server.use(policy_of(*recent, limiter_policy(limiter, rules)))
+
+
+def _operations(gate: Any) -> tuple[Callable[..., Any], ...]:
+    return gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset
+
+
+class CurrentClock(FakeClock):
+    """The clock of whichever test runs: the server outlives them."""
+
+    of_the_test: FakeClock
+
+    def now_us(self) -> int:
+        return self.of_the_test.now_us()
+
+
+class OnServer(Contract):
+    """Stores that are a server in front of a memory."""
+
+    own_time = True
+    effort: ClassVar[float] = 0.2
+
+    @pytest.fixture(autouse=True)
+    def _leave_out_half_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """JSON has no text for them; `test_half_a_character_is_no_key` says what becomes of them instead."""
+        monkeypatch.setattr(keys, "HOSTILE_KEYS", WHOLE)
+
+    def test_half_a_character_is_no_key(self) -> None:
+        limiter = self.limiter(self.rule("fixed_window", 5))
+        assert len(HALVES) == 4
+        for key in HALVES:
+            with pytest.raises(ConfigError, match="make it bytes"):
+                limiter.hit(key)
+            assert limiter.hit(str(key).encode("utf-8", "surrogatepass")).remaining == 4
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared_server(cls) -> Iterator[tuple[ThreadedServer, CurrentClock]]:
+        clock = CurrentClock()
+        with ThreadedServer(policy_of(), clock=clock) as server:
+            yield server, clock
+
+    @pytest.fixture(autouse=True)
+    def _connect(self, _prepare: None, shared_server: tuple[ThreadedServer, CurrentClock]) -> None:
+        self.server, clock = shared_server
+        clock.of_the_test = self.clock
+
+    def make_store(self) -> FollowedStore:
+        return FollowedStore(self.server)
+
+
+class TestServer(OnServer, StoreContract):
+    pass
+
+
+class TestAsyncServer(AsyncStoreContract, OnServer):
+    pass

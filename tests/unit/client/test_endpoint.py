@@ -1,0 +1,122 @@
+"""Where a server is and how to log in there."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from headgate import ConfigError
+from headgate.client.endpoint import Endpoint, is_lost, unpacked
+from headgate.client.wire import Answer, Request
+
+SECRET = "s3cret-token"
+
+
+def sent(endpoint: Endpoint, path: str = "/v1/limiters") -> httpx.Request:
+    return endpoint.packed(Request("GET", path), 1.5)
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "target"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080", "http://127.0.0.1:8080/v1/limiters"),
+        ("http://localhost:8080/", "http://localhost:8080", "http://localhost:8080/v1/limiters"),
+        (
+            "https://example.org/limits",
+            "https://example.org/limits",
+            "https://example.org/limits/v1/limiters",
+        ),
+        ("http://[::1]:8080", "http://[::1]:8080", "http://[::1]:8080/v1/limiters"),
+    ],
+)
+def test_paths_are_below_the_url(url: str, name: str, target: str) -> None:
+    endpoint = Endpoint(url)
+    assert endpoint.name == name
+    assert str(sent(endpoint).url) == target
+
+
+def test_a_name_in_a_path_stays_escaped() -> None:
+    assert sent(Endpoint("http://x"), "/v1/limiters/a%2Fb").url.raw_path == b"/v1/limiters/a%2Fb"
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        Endpoint("http://x:1", SECRET),
+        Endpoint(f"http://:{SECRET}@x:1"),
+        Endpoint(f"http://{SECRET}@x:1"),
+    ],
+    ids=["given apart", "as password", "as user"],
+)
+def test_a_token_goes_as_a_header_and_nowhere_else(endpoint: Endpoint) -> None:
+    request = sent(endpoint)
+    assert request.headers["authorization"] == f"Bearer {SECRET}"
+    assert SECRET not in str(request.url)
+    assert SECRET not in endpoint.name
+    assert request.headers["host"] == "x:1"
+
+
+def test_a_token_in_a_url_may_be_percent_encoded() -> None:
+    assert sent(Endpoint("http://:a%2Fb%3D@x")).headers["authorization"] == "Bearer a/b="
+
+
+def test_without_a_token_there_is_no_such_header() -> None:
+    request = sent(Endpoint("http://x"))
+    assert "authorization" not in request.headers
+    assert request.headers["content-type"] == "application/json"
+    assert request.extensions["timeout"]["read"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("url", "token"),
+    [
+        ("ftp://x", None),
+        ("x", None),
+        ("http://", None),
+        ("http://x?a=1", None),
+        ("http://x#a", None),
+        (f"http://user:{SECRET}@x", None),
+        (f"http://:{SECRET}@x:port", None),
+        (f"http://:{SECRET}@x", "another"),
+        ("http://x", f"{SECRET}\n"),
+        ("http://x", f"{SECRET} {SECRET}"),
+        ("http://x", f"{SECRET}é"),
+    ],
+)
+def test_what_cannot_work_is_refused_without_telling_the_token(url: str, token: str | None) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Endpoint(url, token)
+    assert SECRET not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_a_transport_for_tasks_is_none_for_threads() -> None:
+    endpoint = Endpoint("http://x", transport=httpx.AsyncHTTPTransport())
+    endpoint.async_transport()
+    with pytest.raises(ConfigError, match="Limiter cannot use"):
+        endpoint.transport()
+    endpoint = Endpoint("http://x", transport=httpx.HTTPTransport())
+    endpoint.transport()
+    with pytest.raises(ConfigError, match="AsyncLimiter cannot use"):
+        endpoint.async_transport()
+
+
+@pytest.mark.parametrize(
+    ("cause", "lost"),
+    [
+        (httpx.ReadError("x"), True),
+        (httpx.RemoteProtocolError("x"), True),
+        (httpx.ConnectError("x"), True),
+        (httpx.ReadTimeout("x"), False),
+        (TimeoutError(), False),
+        (ValueError(), False),
+    ],
+)
+def test_a_lost_connection_is_told_from_a_slow_server(cause: Exception, lost: bool) -> None:
+    assert is_lost(cause) is lost
+
+
+def test_an_answer_that_is_no_json_has_no_body() -> None:
+    assert unpacked(httpx.Response(502, text="<html>")) == Answer(502, None)
+    assert unpacked(httpx.Response(200, content=b"\xff")) == Answer(200, None)
+    assert unpacked(httpx.Response(200, json=[1])) == Answer(200, [1])

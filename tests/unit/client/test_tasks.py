@@ -1,0 +1,405 @@
+"""Tasks whose calls wait leave together; who is cancelled, what fails, and what is repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from headgate import ConfigError, StoreUnavailable
+from headgate.client import ServerStore, tasks
+from headgate.client.tasks import LANES, MOST_BYTES, MOST_PER_BATCH
+from headgate.errors import StoreConflict
+from headgate.rules import sliding_window
+from headgate.stores.base import AsyncGate
+from tests.unit.client.scripted import Asked, Reply, ScriptedServer, problem, usual_reply
+
+RULES = (sliding_window("5/minute"),)
+
+
+class GatedServer(ScriptedServer):
+    """Lets no request through before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer_when_open)
+        self.is_open = asyncio.Event()
+        self.answer = usual_reply
+
+    async def _answer_when_open(self, asked: Asked) -> Any:
+        await self.is_open.wait()
+        return self.answer(asked)
+
+    async def until_asked(self, times: int) -> None:
+        """Return when so many requests have come in."""
+        async with asyncio.timeout(30):
+            while len(self.asked) < times:  # noqa: ASYNC110  # requests come one by one, and few
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def server() -> GatedServer:
+    return GatedServer()
+
+
+@pytest.fixture
+async def gate(server: GatedServer) -> AsyncIterator[AsyncGate]:
+    async with ServerStore("http://x", transport=server.transport, deadline=30) as store:
+        yield store.bind_async("login", RULES)
+        server.is_open.set()
+
+
+def hit(gate: AsyncGate, key: str, cost: int = 1) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(gate.hit(key, cost, None, None))
+
+
+async def busy(gate: AsyncGate, server: GatedServer) -> list[asyncio.Future[Any]]:
+    """Have a round trip under way in every lane, so that everybody else has to wait."""
+    calls = []
+    for lane in range(LANES):
+        calls.append(hit(gate, f"busy {lane}"))
+        await server.until_asked(lane + 1)
+    return calls
+
+
+def calls_of(asked: Asked) -> list[str]:
+    return [call["key"] for call in asked.body["calls"]]
+
+
+async def test_a_lone_call_leaves_at_once_and_alone(gate: AsyncGate, server: GatedServer) -> None:
+    server.is_open.set()
+    for _ in range(3):
+        await gate.hit("alice", 1, None, None)
+    assert server.paths == ["/v1/limiters/login/hit"] * 3
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+async def test_a_call_made_as_soon_as_the_one_before_is_answered_leaves_too(
+    gate: AsyncGate, server: GatedServer, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    """Whoever carried that one has just found that nobody waits."""
+    monkeypatch.setattr(tasks, "LANES", lanes)
+    server.is_open.set()
+
+    async def caller() -> None:
+        for _ in range(20):
+            await gate.hit("alice", 1, None, None)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(caller() for _ in range(lanes)))
+    assert sum(len(asked.body.get("calls", [0])) for asked in server.asked) == 20 * lanes
+
+
+async def test_calls_that_are_made_together_leave_together(gate: AsyncGate, server: GatedServer) -> None:
+    server.is_open.set()
+    decisions = await asyncio.gather(*(gate.hit(f"{number}", 1, None, None) for number in range(50)))
+    assert all(decisions)
+    assert [calls_of(asked) for asked in server.asked] == [[f"{number}" for number in range(50)]]
+
+
+async def test_calls_that_wait_leave_together_in_order(gate: AsyncGate, server: GatedServer) -> None:
+    first = await busy(gate, server)
+    waiting = [hit(gate, f"{number}") for number in range(10)]
+    await asyncio.sleep(0)
+    assert server.paths == ["/v1/limiters/login/hit"] * LANES
+    server.is_open.set()
+    await asyncio.gather(*first, *waiting)
+    assert server.paths[LANES:] == ["/v1/batch"]
+    assert calls_of(server.asked[LANES]) == [f"{number}" for number in range(10)]
+
+
+async def test_a_batch_has_its_bounds(gate: AsyncGate, server: GatedServer) -> None:
+    server.is_open.set()
+    many = [hit(gate, "x") for _ in range(MOST_PER_BATCH + 1)]
+    await asyncio.gather(*many)
+    assert sorted(len(asked.body.get("calls", [0])) for asked in server.asked) == [1, MOST_PER_BATCH]
+    server.asked.clear()
+    await asyncio.gather(
+        *(hit(gate, "x" * (MOST_BYTES // 2 - 100)) for _ in range(3)), hit(gate, "y" * MOST_BYTES)
+    )
+    assert sorted(len(asked.body.get("calls", [0])) for asked in server.asked) == [1, 1, 2]
+
+
+async def test_all_operations_but_a_reset_may_share_a_batch(gate: AsyncGate, server: GatedServer) -> None:
+    first = await busy(gate, server)
+    waiting = [
+        asyncio.ensure_future(operation)
+        for operation in (
+            gate.hit("a", 1, None, None),
+            gate.peek("b", 1, None, None),
+            gate.record("c", 1, None, None),
+            gate.hold("d", 1, None, None),
+            gate.reset("e"),
+            gate.hit("f", 1, None, None),
+        )
+    ]
+    await asyncio.sleep(0)
+    server.is_open.set()
+    await asyncio.gather(*first, *waiting)
+    assert sorted(server.paths[LANES:]) == ["/v1/batch", "/v1/limiters/login/hit", "/v1/limiters/login/reset"]
+    [batch] = [asked for asked in server.asked if asked.path == "/v1/batch"]
+    assert [call["operation"] for call in batch.body["calls"]] == ["hit", "check", "record", "hold"]
+
+
+async def test_one_call_that_fails_does_not_fail_its_neighbours(gate: AsyncGate, server: GatedServer) -> None:
+    def answer(asked: Asked) -> Reply:
+        status, body = usual_reply(asked)
+        if asked.path == "/v1/batch":
+            body["answers"][1] = {"status": 404, "body": problem(404, "no such limiter")[1]}
+            body["answers"][2] = {"status": 503, "body": problem(503, "down")[1]}
+        return status, body
+
+    server.answer = answer
+    server.is_open.set()
+    outcomes = await asyncio.gather(*(hit(gate, f"{number}") for number in range(4)), return_exceptions=True)
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "Decision",
+        "ConfigError",
+        "StoreUnavailable",
+        "Decision",
+    ]
+
+
+async def test_a_batch_that_is_refused_fails_all_of_it(gate: AsyncGate, server: GatedServer) -> None:
+    server.answer = lambda asked: problem(401, "who are you?")
+    server.is_open.set()
+    outcomes = await asyncio.gather(*(hit(gate, "x") for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(outcome, ConfigError) for outcome in outcomes)
+    assert len(server.asked) == 1
+
+
+async def test_a_batch_that_is_too_large_for_the_server_is_sent_one_by_one(
+    gate: AsyncGate, server: GatedServer
+) -> None:
+    server.answer = lambda asked: (
+        problem(413, "too large") if asked.path == "/v1/batch" else usual_reply(asked)
+    )
+    server.is_open.set()
+    assert all(await asyncio.gather(*(hit(gate, "x") for _ in range(3))))
+    assert server.paths == ["/v1/batch", *["/v1/limiters/login/hit"] * 3]
+
+
+async def test_an_answer_to_a_batch_that_is_none_is_a_conflict(gate: AsyncGate, server: GatedServer) -> None:
+    server.answer = lambda asked: (200, {"answers": []})
+    server.is_open.set()
+    outcomes = await asyncio.gather(*(hit(gate, "x") for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(outcome, StoreConflict) for outcome in outcomes)
+
+
+# --- Cancelled callers --------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_that_is_cancelled_before_it_leaves_never_leaves(
+    gate: AsyncGate, server: GatedServer
+) -> None:
+    first = await busy(gate, server)
+    waiting = [hit(gate, f"{number}") for number in range(3)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    await asyncio.sleep(0)
+    server.is_open.set()
+    await asyncio.gather(*first, *waiting, return_exceptions=True)
+    assert calls_of(server.asked[LANES]) == ["0", "2"]
+
+
+async def test_a_cancelled_caller_leaves_the_others_of_its_batch_alone(
+    gate: AsyncGate, server: GatedServer
+) -> None:
+    waiting = [hit(gate, f"{number}") for number in range(3)]
+    await server.until_asked(1)
+    waiting[1].cancel()
+    await asyncio.sleep(0)
+    server.is_open.set()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome).__name__ for outcome in outcomes] == ["Decision", "CancelledError", "Decision"]
+
+
+async def test_a_hold_whose_caller_was_cancelled_is_released(gate: AsyncGate, server: GatedServer) -> None:
+    holding = asyncio.ensure_future(gate.hold("alice", 3, None, None))
+    await server.until_asked(1)
+    holding.cancel()
+    await asyncio.sleep(0)
+    server.is_open.set()
+    await server.until_asked(2)
+    assert server.paths == ["/v1/limiters/login/hold", "/v1/holds/id-alice/settle"]
+    assert server.asked[1].body == {"cost": 0}
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_whenever_its_caller_is_cancelled_a_hold_is_somebodys(
+    gate: AsyncGate, server: GatedServer, steps: int
+) -> None:
+    """Either the caller has it, or it is released, or it was never asked for."""
+    server.is_open.set()
+    holding = asyncio.ensure_future(gate.hold("alice", 3, None, None))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    holding.cancel()
+    await asyncio.wait([holding])
+    await gate.hit("bob", 1, None, None)  # whatever was to leave has left by then
+    taken = server.paths.count("/v1/limiters/login/hold")
+    released = server.paths.count("/v1/holds/id-alice/settle")
+    assert taken == released + (not holding.cancelled())
+
+
+async def test_a_cancelled_hold_that_was_refused_releases_nothing(
+    gate: AsyncGate, server: GatedServer
+) -> None:
+    holding = asyncio.ensure_future(gate.hold("alice", 3, None, None))
+    await server.until_asked(1)
+    holding.cancel()
+    server.answer = lambda asked: problem(503, "down") if "hold" in asked.path else usual_reply(asked)
+    server.is_open.set()
+    await gate.hit("alice", 1, None, None)
+    assert server.paths == ["/v1/limiters/login/hold", "/v1/limiters/login/hit"]
+
+
+async def test_a_cancelled_hold_of_a_store_that_closes_harms_nobody_else(server: GatedServer) -> None:
+    store = ServerStore("http://x", transport=server.transport, deadline=30)
+    gate = store.bind_async("login", RULES)
+    holding = asyncio.ensure_future(gate.hold("alice", 3, None, None))
+    neighbour = hit(gate, "bob")
+    await server.until_asked(1)
+    holding.cancel()
+    closing = asyncio.ensure_future(store.aclose())
+    await asyncio.sleep(0)
+    server.is_open.set()
+    assert await neighbour
+    await closing
+    assert server.paths == ["/v1/batch"]
+
+
+@pytest.mark.parametrize("operation", ["record", "refund", "reset"])
+async def test_what_was_used_or_given_back_is_told_to_the_end(
+    gate: AsyncGate, server: GatedServer, operation: str
+) -> None:
+    server.is_open.set()
+    _, receipts = await gate.hold("alice", 3, None, None)
+    assert receipts is not None
+    server.is_open.clear()
+    server.asked.clear()
+    first = await busy(gate, server)
+    calls = {
+        "record": lambda: gate.record("alice", 1, None, None),
+        "refund": lambda: gate.refund(receipts, 1, None),
+        "reset": lambda: gate.reset("alice"),
+    }
+    telling = asyncio.ensure_future(calls[operation]())
+    await asyncio.sleep(0)
+    telling.cancel()
+    await asyncio.sleep(0)
+    server.is_open.set()
+    await asyncio.gather(*first)
+    await server.until_asked(LANES + 1)
+    assert server.paths[LANES].endswith({"refund": "settle"}.get(operation, operation))
+
+
+# --- Failures -----------------------------------------------------------------------------------------------------------
+
+
+async def test_of_a_lost_batch_only_what_may_be_repeated_is(gate: AsyncGate, server: GatedServer) -> None:
+    server.is_open.set()
+    _, receipts = await gate.hold("alice", 3, None, None)
+    assert receipts is not None
+    server.asked.clear()
+
+    def lose_the_first(asked: Asked) -> Reply:
+        if len(server.asked) == 1:
+            raise httpx.ReadError("reset by peer")
+        return usual_reply(asked)
+
+    server.answer = lose_the_first
+    outcomes = await asyncio.gather(
+        hit(gate, "a"), gate.refund(receipts, 1, None), hit(gate, "b"), return_exceptions=True
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "StoreUnavailable",
+        "NoneType",
+        "StoreUnavailable",
+    ]
+    assert server.paths == ["/v1/batch", "/v1/holds/id-alice/settle"]
+
+
+async def test_each_caller_has_an_error_of_its_own(gate: AsyncGate, server: GatedServer) -> None:
+    """One that several callers raise would gather everybody's tracebacks."""
+
+    def lose(asked: Asked) -> Reply:
+        raise httpx.ReadError("reset by peer")
+
+    server.answer = lose
+    server.is_open.set()
+    outcomes = await asyncio.gather(*(hit(gate, "x") for _ in range(3)), return_exceptions=True)
+    assert len({id(outcome) for outcome in outcomes}) == 3
+
+
+async def test_a_server_that_hangs_fails_those_who_wait_too() -> None:
+    server = GatedServer()
+    async with ServerStore("http://x", transport=server.transport) as store:
+        gate = store.bind_async("login", RULES, deadline=0.05)
+        first = await busy(gate, server)
+        waiting = [hit(gate, f"{number}") for number in range(10)]
+        outcomes = await asyncio.gather(*first, *waiting, return_exceptions=True)
+        assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+        assert all("in time" in str(outcome) for outcome in outcomes)
+        assert len(server.asked) == LANES  # those who waited have not left
+        server.is_open.set()
+        assert await gate.hit("alice", 1, None, None)
+
+
+async def test_a_blocked_event_loop_is_no_slow_server() -> None:
+    """The answer is there, just unread: it must not be given up because nobody could look at it."""
+    server = ScriptedServer()
+    blocked = False
+
+    async def answer_and_block(asked: Asked) -> Reply:
+        nonlocal blocked
+        await asyncio.sleep(0)
+        if not blocked:
+            blocked = True
+            time.sleep(0.2)  # noqa: ASYNC251  # this is what must be survived
+            await asyncio.sleep(0)
+        return usual_reply(asked)
+
+    server.reply = answer_and_block
+    async with ServerStore("http://x", transport=server.transport) as store:
+        assert await store.bind_async("login", RULES, deadline=0.05).hit("alice", 1, None, None)
+    assert blocked
+
+
+# --- Event loops --------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_serves_one_event_loop_after_another() -> None:
+    server = ScriptedServer()
+    store = ServerStore("http://x", transport=server.transport)
+    gate = store.bind_async("login", RULES)
+
+    async def two_hits() -> bool:
+        return all(await asyncio.gather(hit(gate, "a"), hit(gate, "b")))
+
+    assert [asyncio.run(two_hits()) for _ in range(3)] == [True] * 3
+    store.close()
+
+
+def test_an_event_loop_may_end_while_a_call_is_under_way() -> None:
+    """What is left behind would be a warning, and thereby an error here."""
+    outcomes: list[str] = []
+
+    async def call(gate: AsyncGate) -> None:
+        try:
+            await asyncio.shield(hit(gate, "alice"))
+        finally:
+            outcomes.append("over")
+
+    async def main() -> None:
+        server = GatedServer()
+        gate = ServerStore("http://x", transport=server.transport).bind_async("login", RULES)
+        calling = asyncio.ensure_future(call(gate))
+        await server.until_asked(1)
+        assert not calling.done()
+
+    asyncio.run(main())
+    assert outcomes == ["over"]

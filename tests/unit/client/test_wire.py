@@ -1,0 +1,209 @@
+"""What is said to a server and what its answers mean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import ConfigError, CostTooHigh, Decision, StoreUnavailable, sliding_window
+from headgate.client.values import RuleState, WaitHint
+from headgate.client.wire import (
+    Answer,
+    batch_answers,
+    batch_request,
+    failure,
+    limiter_request,
+    packed,
+    packed_key,
+    read_decision,
+    read_key_states,
+    read_limiter,
+    read_wait_hint,
+    reading,
+    settle_request,
+    success,
+)
+from headgate.decision import UNLIMITED, Verdict
+from headgate.errors import StoreConflict
+from headgate.keys import Key
+from tests.unit.client.scripted import LIMITER, decision_document
+
+# --- Requests ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "document"),
+    [
+        ("alice", "alice"),
+        ("", ""),
+        (None, None),
+        (b"\x00\x01\x02", {"$base64": "AAEC"}),
+        (b"", {"$base64": ""}),
+        ({"user": "42", "realm": b"\xff"}, {"user": "42", "realm": {"$base64": "/w=="}}),
+        ({}, {}),
+    ],
+)
+def test_keys_go_as_json_can_say_them(key: Key | None, document: object) -> None:
+    assert packed_key(key) == document
+
+
+def test_a_scope_that_reads_like_bytes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\$base64"):
+        packed_key({"$base64": "AAEC"})
+
+
+def test_text_goes_unescaped_and_compact() -> None:
+    assert packed({"key": "é😀\x00", "cost": 1}) == '{"key":"é😀\\u0000","cost":1}'.encode()
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "\ud83d\ude00"])
+def test_halves_of_characters_are_refused(text: str) -> None:
+    """As escapes, the two halves of a face would be the face itself, and so another key."""
+    with pytest.raises(ConfigError, match="make it bytes"):
+        packed({"key": text})
+
+
+def test_a_limiter_is_named_in_the_path_and_in_a_batch() -> None:
+    request = limiter_request("a/b c", "hit", {"key": "x", "cost": 2, "tier": None})
+    assert (request.method, request.path) == ("POST", "/v1/limiters/a%2Fb%20c/hit")
+    assert json.loads(request.body) == {"key": "x", "cost": 2}
+    assert request.entry is not None
+    assert json.loads(request.entry) == {"limiter": "a/b c", "operation": "hit", "key": "x", "cost": 2}
+    assert not request.may_repeat
+
+
+def test_settling_may_be_repeated() -> None:
+    request = settle_request("id", 3)
+    assert (request.path, request.may_repeat) == ("/v1/holds/id/settle", True)
+    batch = batch_request([request.entry or b"", request.entry or b""])
+    assert json.loads(batch.body) == {"calls": [{"hold": "id", "operation": "settle", "cost": 3}] * 2}
+    assert not batch.may_repeat  # there may be others in it
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+_MOST_US = 366 * 24 * 3_600_000_000  # a period; decisions name nothing much longer
+_waits = st.none() | st.integers(0, 2 * _MOST_US)
+_verdicts = st.builds(
+    Verdict, st.booleans(), st.integers(0, 2**53 - 1), st.integers(0, 2**53 - 1), _waits, _waits
+)
+
+
+@given(st.lists(_verdicts, max_size=4), st.booleans())
+def test_a_decision_comes_back_bit_for_bit(verdicts: list[Verdict], degraded: bool) -> None:
+    names = tuple(f"rule {number}" for number in range(len(verdicts)))
+    decision = Decision.make(names, verdicts, degraded=degraded)
+    read = read_decision(json.loads(json.dumps(decision_document(decision))))
+    assert type(read) is Decision
+    assert tuple(read) == tuple(decision)
+    assert (read.results, read.verdicts) == (decision.results, decision.verdicts)
+
+
+def test_a_decision_without_rules_is_unlimited() -> None:
+    assert read_decision(decision_document(UNLIMITED)) == UNLIMITED
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (500, StoreUnavailable),
+        (502, StoreUnavailable),
+        (503, StoreUnavailable),
+        (408, StoreUnavailable),
+        (429, StoreUnavailable),
+        (301, ConfigError),
+        (400, ConfigError),
+        (401, ConfigError),
+        (403, ConfigError),
+        (404, ConfigError),
+        (413, ConfigError),
+        (415, ConfigError),
+        (421, ConfigError),
+        (422, ConfigError),
+    ],
+)
+def test_a_status_tells_a_mistake_from_an_outage(status: int, error: type[Exception]) -> None:
+    found = failure("http://x", Answer(status, {"detail": "because"}))
+    assert type(found) is error
+    assert "http://x" in str(found)
+    assert "because" in str(found)
+
+
+@pytest.mark.parametrize("body", [None, "<html>", [], {"detail": None}, {}])
+def test_an_error_needs_no_problem_document(body: Any) -> None:
+    assert str(failure("http://x", Answer(502, body))) == "http://x answered 502"
+
+
+def test_a_cost_that_is_too_high_is_told_as_stores_do() -> None:
+    body = {"detail": "…", "cost": 6, "capacity": 5, "rule": "hourly"}
+    found = failure("http://x", Answer(422, body))
+    assert isinstance(found, CostTooHigh)
+    assert (found.cost, found.capacity, found.rule) == (6, 5, "hourly")
+
+
+def test_a_success_is_its_body() -> None:
+    assert success("http://x", Answer(200, {"a": 1})) == {"a": 1}
+    with pytest.raises(StoreUnavailable):
+        success("http://x", Answer(503, {"a": 1}))
+
+
+@pytest.mark.parametrize(
+    "body", [None, "text", [], {}, {"results": 5}, {"results": [{}]}, {"results": [], "allowed": True}]
+)
+def test_what_is_no_decision_is_a_conflict(body: Any) -> None:
+    with pytest.raises(StoreConflict, match="did not answer as a Headgate server"):
+        reading("http://x", read_decision)(Answer(200, body))
+
+
+def test_a_batch_has_an_answer_for_each_call() -> None:
+    body = {"answers": [{"status": 200, "body": {"a": 1}}, {"status": 404, "body": None}]}
+    assert batch_answers(Answer(200, body), 2) == [Answer(200, {"a": 1}), Answer(404, None)]
+
+
+def test_a_batch_that_was_refused_is_refused_to_all() -> None:
+    assert batch_answers(Answer(401, {"detail": "no"}), 3) == [Answer(401, {"detail": "no"})] * 3
+
+
+@pytest.mark.parametrize("body", [None, {}, {"answers": 1}, {"answers": [{}]}, {"answers": []}])
+def test_a_batch_without_its_answers_is_unreadable(body: Any) -> None:
+    with pytest.raises(ValueError, match="answer"):
+        batch_answers(Answer(200, body), 1)
+
+
+def test_rules_are_those_of_the_policy_file() -> None:
+    limiter = read_limiter(LIMITER)
+    assert limiter.rules == (sliding_window("5/minute", tiers={"pro": "50/minute"}),)
+    assert (limiter.name, limiter.on_store_error, limiter.store) == ("login", "closed", "redis://***@host/0")
+
+
+def test_a_kind_of_rule_that_is_not_known_here_is_no_rule() -> None:
+    rule = {**LIMITER["rules"][0], "kind": "leaky_kettle"}
+    with pytest.raises(StoreConflict):
+        reading("http://x", read_limiter)(Answer(200, {**LIMITER, "rules": [rule]}))
+
+
+def test_hints_and_states_are_typed() -> None:
+    assert read_wait_hint({"allowed": False, "wait": 12.5}) == WaitHint(False, 12.5)
+    result = {
+        "name": "r",
+        "limit": 5,
+        "used": 7,
+        "remaining": 0,
+        "reset_after": 60.0,
+        "frees_after": None,
+        "scope": "user",
+    }
+    [good, bad] = read_key_states(
+        {
+            "limiters": [
+                {"name": "login", "results": [result], "error": None},
+                {"name": "api", "results": [], "error": "no such scope"},
+            ]
+        }
+    )
+    assert good.results == (RuleState("r", 5, 7, 0, 60.0, None, "user"),)
+    assert (bad.limiter, bad.results, bad.error) == ("api", (), "no such scope")

@@ -1,0 +1,217 @@
+// Drawings of rates: bars with a readout for a limiter, a line for a headline figure.
+
+import { setAttribute, setText, svg } from "./dom.js";
+import { BIN, BINS, SPAN } from "./history.js";
+import { clockTime, rate } from "./words.js";
+
+const HEIGHT = 148;
+const TOP = 8;
+const BOTTOM = 22;
+const LEFT = 40;
+const NEWEST = BINS - 1;
+
+/**
+ * Admitted and refused per second, stacked, as bars of five seconds.
+ *
+ * Pointer and arrow keys choose a bar; `onRead(bin, chosen)` is told which bar to put into words, the newest while none
+ * is chosen. To assistive technology the chart is a slider over time whose value is that text.
+ */
+export class RateChart {
+  #svg;
+  #grid = svg("g", { class: "grid" });
+  #cursor = svg("rect", { class: "cursor", y: TOP, height: HEIGHT - TOP - BOTTOM, visibility: "hidden" });
+  #admitted = svg("path", { class: "bar-admitted" });
+  #refused = svg("path", { class: "bar-refused" });
+  #nothing = svg("text", { class: "nothing", y: (HEIGHT - BOTTOM + TOP) / 2 - 12, "text-anchor": "middle" });
+  #bins = [];
+  #chosen = null;
+  #width = 0;
+  #drawnScale = "";
+  #onRead;
+
+  constructor(node, name, onRead) {
+    this.node = node;
+    this.#onRead = onRead;
+    this.#svg = svg("svg", { class: "bars", height: HEIGHT, "aria-hidden": "true", focusable: "false" });
+    this.#svg.append(this.#grid, this.#cursor, this.#admitted, this.#refused, this.#nothing);
+    node.append(this.#svg);
+    for (const [attribute, value] of Object.entries({
+      tabindex: 0,
+      role: "slider",
+      "aria-label": `${name}: decisions per second in the last five minutes`,
+      "aria-valuemin": 0,
+      "aria-valuemax": NEWEST,
+      "aria-valuenow": NEWEST,
+      "aria-valuetext": "no figures yet",
+    })) {
+      node.setAttribute(attribute, value);
+    }
+    this.#listen();
+  }
+
+  /** Show these bars. Nothing is drawn while the chart has no width, that is, out of sight. */
+  draw(bins) {
+    const moved = this.#bins.length ? (bins[0].from - this.#bins[0].from) / BIN : 0;
+    // A chosen bar stays the same five seconds while time moves on, until it leaves on the left.
+    if (this.#chosen !== null && this.#chosen !== NEWEST && moved > 0) this.#chosen = Math.max(0, this.#chosen - moved);
+    this.#bins = bins;
+    this.#paint();
+    this.#read(this.#chosen !== null && moved === 0 && document.activeElement === this.node);
+  }
+
+  resize(width) {
+    this.#width = Math.floor(width);
+    if (this.#bins.length) this.#paint();
+  }
+
+  #paint() {
+    if (this.#width <= LEFT) return;
+    const highest = Math.max(...this.#bins.map((bin) => bin.admitted + bin.refused));
+    const top = niceTop(highest);
+    this.#paintGrid(top);
+    setText(this.#nothing, highest ? "" : "Nothing decided in these five minutes");
+    const step = (this.#width - LEFT) / BINS;
+    const gap = step > 4 ? 1.5 : step > 2.5 ? 1 : 0;
+    const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
+    let admitted = "";
+    let refused = "";
+    this.#bins.forEach((bin, index) => {
+      const x = LEFT + index * step;
+      const middle = y(bin.admitted);
+      if (bin.admitted) admitted += bar(x, step - gap, middle, HEIGHT - BOTTOM);
+      if (bin.refused) refused += bar(x, step - gap, y(bin.admitted + bin.refused), middle);
+    });
+    setAttribute(this.#admitted, "d", admitted);
+    setAttribute(this.#refused, "d", refused);
+    this.#placeCursor(step);
+  }
+
+  #paintGrid(top) {
+    const scale = `${this.#width} ${top}`;
+    if (scale === this.#drawnScale) return;
+    this.#drawnScale = scale;
+    setAttribute(this.#svg, "viewBox", `0 0 ${this.#width} ${HEIGHT}`);
+    setAttribute(this.#svg, "width", this.#width);
+    setAttribute(this.#nothing, "x", LEFT + (this.#width - LEFT) / 2);
+    this.#grid.replaceChildren(...yAxis(top, this.#width), ...xAxis(this.#width));
+  }
+
+  #placeCursor(step) {
+    setAttribute(this.#cursor, "visibility", this.#chosen === null ? "hidden" : "visible");
+    if (this.#chosen === null) return;
+    setAttribute(this.#cursor, "x", (LEFT + this.#chosen * step).toFixed(2));
+    setAttribute(this.#cursor, "width", step.toFixed(2));
+  }
+
+  /** Put the chosen bar into words; `quietly` leaves what a screen reader is told as it was. */
+  #read(quietly = false) {
+    const index = this.#chosen ?? NEWEST;
+    const bin = this.#bins[index];
+    if (!bin) return;
+    this.#onRead(bin, this.#chosen !== null);
+    if (quietly) return;
+    setAttribute(this.node, "aria-valuenow", index);
+    setAttribute(this.node, "aria-valuetext", spoken(bin));
+  }
+
+  #choose(index) {
+    this.#chosen = index === null ? null : Math.min(NEWEST, Math.max(0, index));
+    if (!this.#bins.length) return;
+    this.#placeCursor((this.#width - LEFT) / BINS);
+    this.#read();
+  }
+
+  #listen() {
+    const at = (event) => {
+      const x = event.clientX - this.#svg.getBoundingClientRect().left - LEFT;
+      this.#choose(Math.floor((x / (this.#width - LEFT)) * BINS));
+    };
+    this.node.addEventListener("pointermove", at);
+    this.node.addEventListener("pointerdown", at);
+    this.node.addEventListener("pointerleave", () => this.#choose(null));
+    this.node.addEventListener("blur", () => this.#choose(null));
+    this.node.addEventListener("keydown", (event) => {
+      const from = this.#chosen ?? NEWEST;
+      const to = {
+        ArrowLeft: from - 1,
+        ArrowDown: from - 1,
+        ArrowRight: from + 1,
+        ArrowUp: from + 1,
+        PageUp: from + 12,
+        PageDown: from - 12,
+        Home: 0,
+        End: NEWEST,
+        Escape: null,
+      }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      this.#choose(to);
+    });
+  }
+}
+
+function spoken(bin) {
+  const when = `${clockTime(bin.from)} to ${clockTime(bin.from + BIN)}`;
+  if (!bin.known) return `${when}: no figures`;
+  return `${when}: ${rate(bin.admitted)} admitted, ${rate(bin.refused)} refused per second`;
+}
+
+function bar(x, width, top, bottom) {
+  // At least a hair: one refusal among thousands is what people look for.
+  const height = Math.max(bottom - top, 1);
+  return `M${x.toFixed(2)} ${(bottom - height).toFixed(2)}h${width.toFixed(2)}v${height.toFixed(2)}h${(-width).toFixed(2)}z`;
+}
+
+/** The smallest round number that is not below the highest bar; its half makes a readable label, too. */
+function niceTop(highest) {
+  if (highest <= 1) return 1;
+  const power = 10 ** Math.floor(Math.log10(highest));
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((factor) => factor * power).find((top) => top >= highest);
+}
+
+function yAxis(top, width) {
+  return [0, top / 2, top].flatMap((value) => {
+    const y = Math.round(HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM)) + 0.5;
+    const label = svg("text", { x: LEFT - 8, y: y + 3.5, "text-anchor": "end" });
+    setText(label, compact(value));
+    return [svg("line", { x1: LEFT, x2: width, y1: y, y2: y, class: value ? "rule" : "base" }), label];
+  });
+}
+
+function compact(value) {
+  return value >= 10_000 ? `${value / 1000}k` : value.toLocaleString("en");
+}
+
+function xAxis(width) {
+  const places = width < 420 ? [0, 2, 4, 5] : [0, 1, 2, 3, 4, 5]; // as many labels as fit
+  return places.map((index) => {
+    const minutes = SPAN / 60 - index;
+    const x = LEFT + ((width - LEFT) * index) / 5;
+    const anchor = index === 0 ? "start" : index === 5 ? "end" : "middle";
+    const label = svg("text", { x, y: HEIGHT - 4, "text-anchor": anchor });
+    setText(label, minutes ? `−${minutes} min` : "now");
+    return label;
+  });
+}
+
+/** A line without axes: the shape of the last five minutes beside a figure. */
+export class Sparkline {
+  #line = svg("path", { class: "spark-line" });
+  #area = svg("path", { class: "spark-area" });
+
+  constructor() {
+    const shape = { viewBox: "0 0 100 32", preserveAspectRatio: "none", class: "spark" };
+    this.node = svg("svg", { ...shape, "aria-hidden": "true", focusable: "false" }, this.#area, this.#line);
+  }
+
+  /** Draw these values, oldest first, up to `top`. Nothing is known before the first that is not null. */
+  draw(values, top = Math.max(...values)) {
+    const step = 100 / (values.length - 1);
+    const y = (value) => (top ? 30 - (value / top) * 27 : 30).toFixed(2);
+    const points = values.map((value, index) => (value === null ? null : `${(index * step).toFixed(2)} ${y(value)}`));
+    const known = points.filter((point) => point !== null);
+    if (known.length < 2) return;
+    setAttribute(this.#line, "d", `M${known.join("L")}`);
+    setAttribute(this.#area, "d", `M${known.join("L")}V32H${known[0].split(" ")[0]}Z`);
+  }
+}

@@ -1,0 +1,184 @@
+// One card per limiter: its rules in words, its last five minutes, its totals.
+
+import { RateChart } from "./chart.js";
+import { byId, el, entry, keyed, setText, show } from "./dom.js";
+import { BIN } from "./history.js";
+import { clockTime, count, failureWords, plural, rate, share } from "./words.js";
+
+const FILTER_FROM = 7; // limiters: fewer are seen at a glance
+const ROW_BINS = 6; // bars in one row of the table: half a minute
+
+let limiters = [];
+let onTry = () => {};
+let latest = null;
+const widths = new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) target.chart.resize(contentRect.width);
+});
+// Cards out of sight are not drawn; they catch up when they are scrolled to.
+const visible = new Set();
+const sight = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (!isIntersecting) visible.delete(target.card);
+    else {
+      visible.add(target.card);
+      if (latest) drawCard(target.card, latest);
+    }
+  }
+}, { rootMargin: "200px" });
+
+/** `tryLimiter(name)` is what the button of a card does. */
+export function setUpLimiters(tryLimiter) {
+  onTry = tryLimiter;
+  byId("filter").addEventListener("input", showCards);
+}
+
+/** Show these limiters, as GET /v1/limiters describes them. */
+export function setLimiters(described) {
+  limiters = described;
+  setText(byId("no-limiters"), described.length ? "" : "The policy file has no limiters yet.");
+  show(byId("filter-label"), described.length >= FILTER_FROM);
+  showCards();
+}
+
+function showCards() {
+  const label = byId("filter-label");
+  const wanted = label.hidden ? "" : byId("filter").value.trim().toLowerCase();
+  const shown = limiters.filter(({ name }) => name.toLowerCase().includes(wanted));
+  const empty = byId("no-limiters");
+  if (limiters.length) setText(empty, shown.length ? "" : "No limiter has a name like that.");
+  show(empty, shown.length === 0);
+  keyed(byId("cards"), shown, ({ name }) => name, createCard, describeCard);
+}
+
+function createCard({ name }) {
+  const card = {
+    name,
+    rules: el("ul", { class: "rules" }),
+    store: el("p", { class: "store-line" }),
+    badge: el("span", { class: "badge badge-bad", hidden: true }),
+    now: el("p", { class: "card-now" }, "–"),
+    totals: el("dl", { class: "totals" }),
+    when: el("span", { class: "readout-time" }),
+    admitted: el("b"),
+    refused: el("b"),
+    table: el("tbody"),
+    details: el("details", { class: "figures-table" }, el("summary", {}, "Figures as a table")),
+    chartNode: el("div", { class: "chart" }),
+  };
+  card.totalAdmitted = total(card.totals, "Admitted", "total-admitted");
+  card.totalRefused = total(card.totals, "Refused", "total-refused");
+  card.totalShare = total(card.totals, "Share refused", "total-share");
+  card.chart = new RateChart(card.chartNode, name, (bin, chosen) => readOut(card, bin, chosen));
+  card.chartNode.chart = card.chart;
+  widths.observe(card.chartNode);
+  card.details.append(tableAround(card.table, name));
+  card.details.addEventListener("toggle", () => latest && drawCard(card, latest));
+  card.node = assemble(card);
+  card.node.card = card;
+  sight.observe(card.node);
+  return card;
+}
+
+function assemble(card) {
+  const tryButton = el("button", { class: "quiet", type: "button", click: () => onTry(card.name) }, "Try it");
+  tryButton.setAttribute("aria-label", `Try ${card.name}`);
+  return el(
+    "article",
+    { class: "card", "data-limiter": card.name },
+    el("header", { class: "card-head" }, el("h3", { dir: "auto" }, card.name), card.badge, card.now),
+    card.rules,
+    el(
+      "p",
+      { class: "readout" },
+      legend("admitted", "Admitted ", card.admitted),
+      legend("refused", "Refused ", card.refused),
+      card.when,
+    ),
+    card.chartNode,
+    card.totals,
+    el("footer", { class: "card-foot" }, card.store, tryButton),
+    card.details,
+  );
+}
+
+function legend(name, label, value) {
+  return el("span", { class: `legend-${name}` }, el("span", { class: "key-mark", "aria-hidden": "true" }), label, value);
+}
+
+function total(list, label, name) {
+  const value = el("dd", { "data-figure": name }, "0");
+  list.append(el("div", {}, el("dt", {}, label), value));
+  return value;
+}
+
+function tableAround(body, name) {
+  const heads = ["From", "Admitted per second", "Refused per second"].map((text) => el("th", { scope: "col" }, text));
+  const caption = el("caption", { class: "visually-hidden" }, `${name}: means of half a minute each, newest first`);
+  return el("table", {}, caption, el("thead", {}, el("tr", {}, ...heads)), body);
+}
+
+function describeCard(card, limiter) {
+  keyed(card.rules, limiter.rules, (rule) => JSON.stringify(rule), createRule);
+  const failure = `If it cannot be asked, ${failureWords(limiter.on_store_error)}.`;
+  setText(card.store, `Counts in ${limiter.store}. ${failure}`);
+}
+
+function createRule(rule) {
+  const tiers = Object.entries(rule.tiers ?? {}).map(([tier, quota]) =>
+    el("span", { class: "tier", dir: "auto" }, `${tier} ${quota}`),
+  );
+  const words = el("span", { dir: "auto" }, rule.words);
+  return { node: el("li", {}, words, " ", el("code", {}, rule.name), " ", ...tiers) };
+}
+
+/** Draw what is in sight. */
+export function drawLimiters(history) {
+  latest = history;
+  for (const card of visible) drawCard(card, history);
+}
+
+function drawCard(card, history) {
+  const tick = history.newest;
+  if (!tick) return;
+  const bins = history.bins(card.name);
+  card.chart.draw(bins);
+  const now = history.sum(10, card.name);
+  setText(card.now, `${rate(now.seconds ? (now.admitted + now.refused) / now.seconds : 0)}/s`);
+  const totals = entry(tick.totals, card.name) ?? { admitted: 0, refused: 0, degraded: 0 };
+  setText(card.totalAdmitted, count(totals.admitted));
+  setText(card.totalRefused, count(totals.refused));
+  setText(card.totalShare, share(totals.refused, totals.admitted + totals.refused));
+  drawBadge(card, tick, now);
+  if (card.details.open) drawTable(card.table, bins);
+}
+
+function drawBadge(card, tick, now) {
+  const down = tick.stores.some((store) => store.limiter === card.name && !store.up);
+  setText(card.badge, down ? "Store down" : now.degraded ? "Store was not asked" : "");
+  show(card.badge, down || now.degraded > 0);
+  card.badge.title = now.degraded ? `${plural(now.degraded, "decision")} without the store in the last 10 s` : "";
+}
+
+function readOut(card, bin, chosen) {
+  setText(card.when, chosen ? `${clockTime(bin.from)} – ${clockTime(bin.from + BIN)}` : "Now");
+  setText(card.admitted, bin.known ? `${rate(bin.admitted)}/s` : "–");
+  setText(card.refused, bin.known ? `${rate(bin.refused)}/s` : "–");
+}
+
+function drawTable(body, bins) {
+  const rows = [];
+  for (let end = bins.length; end > 0; end -= ROW_BINS) {
+    const part = bins.slice(end - ROW_BINS, end).filter((bin) => bin.known);
+    if (!part.length) continue;
+    const mean = (pick) => rate(part.reduce((sum, bin) => sum + pick(bin), 0) / part.length);
+    const cells = [clockTime(part[0].from), mean((bin) => bin.admitted), mean((bin) => bin.refused)];
+    rows.push({ index: rows.length, cells });
+  }
+  keyed(body, rows, ({ index }) => index, createTableRow, (row, { cells }) => {
+    cells.forEach((text, index) => setText(row.node.children[index], text));
+  });
+}
+
+function createTableRow() {
+  return { node: el("tr", {}, el("th", { scope: "row" }), el("td"), el("td")) };
+}

@@ -1,0 +1,195 @@
+// What is listed rather than drawn: stores, shadow rules, refused keys, the demo's services.
+
+import { byId, el, keyed, setText, setVariable, show } from "./dom.js";
+import { scopesOf } from "./keys.js";
+import { count, plural, share } from "./words.js";
+
+const SHOWN_LENGTH = 128; // characters of a refused key that the server tells at most
+
+/**
+ * A table whose rows live as long as their key. On a narrow screen the style sheet stacks its cells under their labels;
+ * the roles keep it a table for assistive technology even then.
+ */
+class Table {
+  #body = el("tbody", { role: "rowgroup" });
+
+  constructor(caption, columns) {
+    this.columns = columns;
+    const heads = columns.map(({ title, number }) =>
+      el("th", { scope: "col", role: "columnheader", class: number ? "number" : null }, title),
+    );
+    this.node = el(
+      "table",
+      { class: "stacking", role: "table" },
+      el("caption", { class: "visually-hidden" }, caption),
+      el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, ...heads)),
+      this.#body,
+    );
+  }
+
+  draw(items, keyOf) {
+    keyed(this.#body, items, keyOf, () => this.#createRow(), (row, item) => {
+      this.columns.forEach((column, index) => column.write(row.cells[index], item));
+    });
+  }
+
+  #createRow() {
+    const cells = this.columns.map(({ title, number }) =>
+      el("td", { role: "cell", "data-label": title, class: number ? "number" : null }),
+    );
+    return { cells, node: el("tr", { role: "row" }, ...cells) };
+  }
+}
+
+const text = (title, of) => ({ title, write: (cell, item) => setText(cell, of(item)) });
+const number = (title, of) => ({ ...text(title, (item) => count(of(item))), number: true });
+const name = (title, of) => ({ title, write: (cell, item) => nameInto(cell, of(item)) });
+
+/** Somebody's own text: isolated, so that its direction does not turn the sentence around it. */
+function nameInto(cell, content) {
+  if (!cell.firstChild) cell.append(el("bdi", { class: "name" }));
+  setText(cell.firstChild, content);
+}
+
+/** A state as a badge: good or bad by word and shape, too, not by colour alone. */
+function badge(title, of) {
+  return {
+    title,
+    write(cell, item) {
+      const { good, words } = of(item);
+      if (!cell.firstChild) cell.append(el("span", { class: "badge" }));
+      cell.firstChild.className = `badge badge-${good ? "good" : "bad"}`;
+      setText(cell.firstChild, words);
+    },
+  };
+}
+
+const pair = (item) => JSON.stringify([item.limiter, item.rule ?? item.key ?? item.store]);
+
+const stores = new Table("Stores and breakers, by limiter", [
+  name("Limiter", (store) => store.limiter),
+  name("Store", (store) => store.store),
+  badge("State", (store) => ({ good: store.up, words: store.up ? "Up" : "Down" })),
+  badge("Breaker", (store) => ({ good: store.breaker === "closed", words: capital(store.breaker) })),
+  number("Failures", (store) => store.failures),
+]);
+
+const shadows = new Table("Shadow rules and what they would have refused", [
+  name("Limiter", (shadow) => shadow.limiter),
+  {
+    title: "Rule",
+    write(cell, shadow) {
+      if (!cell.firstChild) cell.append(el("bdi", { class: "name" }), el("span", { class: "sub", dir: "auto" }));
+      setText(cell.firstChild, shadow.rule);
+      setText(cell.lastChild, shadow.words);
+    },
+  },
+  number("Asked", (shadow) => shadow.asked),
+  {
+    title: "Would have refused",
+    number: true,
+    write(cell, shadow) {
+      if (!cell.firstChild) cell.append(el("b"), " ", el("span", { class: "sub" }));
+      setText(cell.firstChild, count(shadow.refused));
+      setText(cell.lastChild, share(shadow.refused, shadow.asked));
+    },
+  },
+  text("Not decided", (shadow) => (shadow.failed ? plural(shadow.failed, "time") : "–")),
+]);
+
+const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("_", " ");
+
+let inspectKey = () => {};
+
+/** `inspect(key)` is what choosing a refused key does. */
+export function setUpTables(inspect) {
+  inspectKey = inspect;
+}
+
+/** Draw what a tick lists; `limiters` is how GET /v1/limiters describes them. */
+export function drawTables(tick, limiters) {
+  drawStores(tick.stores);
+  drawShadows(tick.shadow);
+  drawRefused(tick.top, new Map(limiters.map((limiter) => [limiter.name, limiter])));
+  drawServices(tick.demo);
+}
+
+const noStores = sentence("No limiter has a store yet.");
+const noShadows = sentence("None. Mark a rule with ", "shadow = true", " to see what it would refuse before it does.");
+const refusedOff = sentence(
+  "Not shown, since keys may be personal. Write ",
+  "top_keys = 10",
+  " under ",
+  "[server]",
+  " in the policy file to see them.",
+);
+const noRefused = sentence("Nobody has been refused.");
+const refusedList = el("ol", { class: "refused-list" });
+
+function drawStores(list) {
+  only(byId("stores-body"), list.length ? stores.node : noStores);
+  stores.draw(list, pair);
+}
+
+function drawShadows(list) {
+  only(byId("shadow-body"), list.length ? shadows.node : noShadows);
+  shadows.draw(list, pair);
+}
+
+function drawRefused(top, limiters) {
+  only(byId("refused-body"), top === null ? refusedOff : top.length ? refusedList : noRefused);
+  const most = Math.max(1, ...(top ?? []).map(({ refused }) => refused));
+  const items = (top ?? []).map((item) => ({ ...item, isPlain: isPlain(item, limiters.get(item.limiter)) }));
+  keyed(refusedList, items, (item) => `${item.isPlain} ${pair(item)}`, createRefused, (row, item) => {
+    setText(row.refused, count(item.refused));
+    setVariable(row.node, "--share", item.refused / most);
+  });
+}
+
+/** Tell whether the text that is shown is the key itself: not several scopes in one text, and not cut off. */
+function isPlain({ key }, limiter) {
+  return limiter !== undefined && scopesOf(limiter)[0] === null && key !== "" && [...key].length < SHOWN_LENGTH;
+}
+
+function createRefused(item) {
+  const refused = el("b", { class: "refused-count" });
+  const words = el("span", { class: "sub" }, "refused by ", el("bdi", {}, item.limiter));
+  const bar = el("span", { class: "share-bar", "aria-hidden": "true" });
+  return { refused, node: el("li", {}, item.isPlain ? inspectButton(item.key) : shownKey(item.key), words, refused, bar) };
+}
+
+const shownKey = (key) => el("bdi", { class: "name" }, key || "everybody together");
+
+function inspectButton(key) {
+  const button = el("button", { type: "button", class: "key", click: () => inspectKey(key) }, shownKey(key));
+  button.setAttribute("aria-label", `Inspect ${key}`);
+  return button;
+}
+
+function drawServices(demo) {
+  show(byId("services"), demo !== null && demo.services.length > 0);
+  const identity = ({ name: title, url }) => JSON.stringify([title, url]);
+  keyed(byId("service-list"), demo?.services ?? [], identity, createService, (row, service) => {
+    setText(row.figures, `${count(service.sent)} sent, ${count(service.refused)} refused`);
+  });
+}
+
+function createService({ name: title, url }) {
+  const figures = el("span", { class: "sub" });
+  return { figures, node: el("li", {}, linkTo(url, title), figures) };
+}
+
+/** A link, if it is one that a browser may follow; otherwise only its text. */
+function linkTo(url, title) {
+  const safe = URL.canParse(url) && ["http:", "https:"].includes(new URL(url).protocol);
+  return safe ? el("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, title) : el("span", {}, title);
+}
+
+function only(container, node) {
+  if (container.firstElementChild !== node) container.replaceChildren(node);
+}
+
+/** A sentence in which every second part is code. */
+function sentence(...parts) {
+  return el("p", { class: "empty" }, ...parts.map((part, index) => (index % 2 ? el("code", {}, part) : part)));
+}

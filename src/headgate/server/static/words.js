@@ -1,0 +1,79 @@
+// Numbers, durations and decisions as people read them.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const oneDigit = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
+const threeDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const percent = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 1 });
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+
+export const count = (number) => whole.format(number);
+
+/** A rate per second: one digit after the point while that tells anything. */
+export function rate(perSecond) {
+  return perSecond === 0 ? "0" : perSecond < 100 ? oneDigit.format(perSecond) : whole.format(perSecond);
+}
+
+/** A share of a whole; a dash if there is no whole to have a share of. */
+export function share(part, all) {
+  if (!all) return "–";
+  const ratio = part / all;
+  return part > 0 && ratio < 0.001 ? "< 0.1%" : percent.format(ratio);
+}
+
+export const clockTime = (seconds) => clock.format(seconds * 1000);
+
+/** When something `after` seconds from now will be. */
+export function timeAfter(after) {
+  const at = Date.now() + after * 1000;
+  return after < 43200 ? clock.format(at) : day.format(at);
+}
+
+const UNITS = [
+  [86400, "d"],
+  [3600, "h"],
+  [60, "min"],
+];
+
+/** A duration in seconds as its two largest units: "12.3 s", "4 min 5 s", "3 d 2 h". */
+export function duration(seconds) {
+  const tenths = Math.ceil(seconds * 10) / 10; // up, like the whole seconds below: a wait must not be told too short
+  if (tenths < 60) return `${threeDigits.format(seconds < 1 ? seconds : tenths)} s`;
+  const rounded = Math.ceil(seconds);
+  const [size, unit] = UNITS.find(([length]) => rounded >= length);
+  const smaller = UNITS[UNITS.findIndex(([length]) => length === size) + 1] ?? [1, "s"];
+  const rest = Math.floor((rounded % size) / smaller[0]);
+  return `${Math.floor(rounded / size)} ${unit}${rest ? ` ${rest} ${smaller[1]}` : ""}`;
+}
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+/** A decision as a sentence; `operation` is hit, check or hold. */
+export function decisionSentence(decision, operation, cost) {
+  const parts = [decision.allowed ? admission(decision, operation, cost) : refusal(decision)];
+  if (decision.degraded) parts.push("The store could not be asked; the limiter's failure policy decided.");
+  return parts.join(" ");
+}
+
+function admission(decision, operation, cost) {
+  const done = { hit: "Admitted", check: "Would be admitted", hold: `Holding ${plural(cost, "unit")}` }[operation];
+  if (decision.limit === null) return `${done}.`;
+  const left = `${count(decision.remaining)} of ${count(decision.limit)} left in ${decision.rule}`;
+  const back = decision.reset_after ? `, all of them back in ${duration(decision.reset_after)}` : "";
+  return `${done}. ${left}${back}.`;
+}
+
+function refusal(decision) {
+  const by = decision.denied_by === null ? "Refused." : `Refused by ${decision.denied_by}.`;
+  if (decision.retry_after === null) return `${by} It would never be admitted.`;
+  return `${by} It would be admitted in ${duration(decision.retry_after)}.`;
+}
+
+/** What a limiter does while its store cannot be asked. */
+export function failureWords(policy) {
+  if (policy === "open") return "everything is admitted";
+  if (policy === "closed") return "everything is refused";
+  return policy.startsWith("local ") ? `counts here, with ${policy.slice(6)} of each limit` : policy;
+}

@@ -1,0 +1,605 @@
+"""The dashboard in a real browser, on a real server: `make test-browser`.
+
+Not called test_…, so that `make test` does without a browser. Nothing here waits for a time to pass: Playwright's `expect`
+looks again until the page shows what it must.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import Complaints
+from tests.browser.serving import Server, token_table
+
+Serving = Callable[..., Server]
+Look = Callable[..., Page]
+
+POLICY = """
+[server]
+top_keys = 5
+
+[limiters.login]
+rules = ["5/day", "50/week"]
+
+[limiters.api]
+rules = [
+  { quota = "100/day", scope = "user", name = "daily", tiers = { pro = "1000/day" } },
+  { quota = "100000/day", scope = "*", name = "all" },
+  { quota = "2/day", scope = "user", name = "candidate", shadow = true },
+]
+"""
+HOSTILE = "<img src=x onerror=alert(1)>'\"&"
+
+
+def card(page: Page, limiter: str) -> Locator:
+    return page.locator("#cards article", has=page.get_by_role("heading", name=limiter, exact=True))
+
+
+def figure(page: Page, limiter: str, name: str) -> Locator:
+    return card(page, limiter).locator(f"[data-figure={name}]")
+
+
+def inspect(page: Page, key: str) -> None:
+    page.locator("#inspect").get_by_label("Key").fill(key)
+    page.get_by_role("button", name="Inspect", exact=True).click()
+
+
+def usage(page: Page, limiter: str, rule: str) -> Locator:
+    """Return what the inspector shows of a rule."""
+    shown = page.locator("#inspect article", has=page.get_by_role("heading", name=limiter, exact=True))
+    return shown.get_by_role("listitem").filter(has_text=rule)
+
+
+def ask(page: Page, operation: str, *, limiter: str = "login", cost: int = 1) -> Locator:
+    """Use the form, and return where the answer appears."""
+    form = page.locator("#try-form")
+    form.get_by_label("Limiter").select_option(limiter)
+    form.get_by_label("Cost").fill(str(cost))
+    form.get_by_role("radio", name=operation).check()
+    form.get_by_role("button", name="Ask").click()
+    return page.locator("#try-answer")
+
+
+# --- Figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_the_api(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    server.hit("login", "alice", 7)
+    server.hit("api", {"user": "bob"}, 3)
+    page = look(server)
+
+    expect(figure(page, "login", "total-admitted")).to_have_text("5")
+    expect(figure(page, "login", "total-refused")).to_have_text("2")
+    expect(figure(page, "login", "total-share")).to_have_text("28.6%")
+    expect(figure(page, "api", "total-admitted")).to_have_text("3")
+    expect(page.locator("#total-decisions")).to_have_text("10 since start")
+    expect(page.locator("#total-admitted")).to_have_text("8 since start")
+    expect(page.locator("#total-refused")).to_have_text("2 since start")
+    expect(page.locator("#total-share")).to_have_text("20% since start")
+    assert server.tick()["totals"] == {
+        "login": {"admitted": 5, "refused": 2, "degraded": 0},
+        "api": {"admitted": 3, "refused": 0, "degraded": 0},
+    }
+
+
+def test_limiters_show_their_rules_in_words(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    described = httpx.get(f"{server.url}/v1/limiters").json()["limiters"]
+    assert [limiter["name"] for limiter in described] == ["login", "api"]
+    for limiter in described:
+        for rule in limiter["rules"]:
+            expect(card(page, limiter["name"]).locator(".rules")).to_contain_text(rule["words"])
+    expect(card(page, "api").locator(".rules")).to_contain_text("pro 1000/day")
+
+
+def test_the_page_updates_by_itself(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    expect(figure(page, "login", "total-admitted")).to_have_text("0")
+    expect(page.locator("#refused-body")).to_have_text("Nobody has been refused.")
+    server.hit("login", "alice", 6)
+    expect(figure(page, "login", "total-admitted")).to_have_text("5")
+    expect(figure(page, "login", "total-refused")).to_have_text("1")
+    expect(page.locator("#refused-body li")).to_have_text("alicerefused by login1")
+    server.hit("login", "alice", 1)
+    expect(page.locator("#refused-body li")).to_have_text("alicerefused by login2")
+
+
+def test_figures_go_on_after_a_restart_of_the_server(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    server.hit("login", "alice", 4)
+    expect(figure(page, "login", "total-admitted")).to_have_text("4")
+
+    complaints.allow("Failed to load resource: net::ERR_")
+    server.stop()
+    expect(page.locator("#connection")).to_have_text("Reconnecting…")
+    expect(figure(page, "login", "total-admitted")).to_have_text("4")
+
+    server.start()
+    expect(page.locator("#connection")).to_have_text("Live")
+    server.hit("login", "bob", 3)
+    expect(figure(page, "login", "total-admitted")).to_have_text("3")
+
+
+def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    server.hit("login", "alice", 5)
+    expect(figure(page, "login", "total-admitted")).to_have_text("5")
+    chart = card(page, "login").get_by_role("slider")
+    expect(chart).to_have_accessible_name("login: decisions per second in the last five minutes")
+    chart.focus()
+    chart.press("Home")
+    expect(chart).to_have_attribute("aria-valuenow", "0")
+    expect(chart).to_have_attribute("aria-valuetext", re.compile(r"\d\d:\d\d:\d\d to .*: no figures"))
+    chart.press("End")
+    expect(chart).to_have_attribute("aria-valuenow", "59")
+    expect(chart).to_have_attribute("aria-valuetext", re.compile(r"[\d.]+ admitted, 0 refused per second"))
+    card(page, "login").get_by_text("Figures as a table").click()
+    rows = card(page, "login").get_by_role("row")
+    expect(rows.first).to_have_text("FromAdmitted per secondRefused per second")
+    expect(rows.nth(1)).to_have_text(re.compile(r"\d\d:\d\d:\d\d[\d.]+0"))
+
+
+def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    server.hit("api", {"user": "bob"}, 8)
+    row = page.locator("#shadow tbody").get_by_role("row")
+    expect(row.get_by_role("cell")).to_have_text(
+        ["api", "candidateat most 2 in any day for each user", "8", "6 75%", "\N{EN DASH}"]
+    )
+
+
+def test_a_store_that_is_down_is_shown_as_such(serving: Serving, look: Look) -> None:
+    server = serving('[limiters.login]\nrules = ["5/day"]\nstore = "redis://127.0.0.1:1/0"\n')
+    page = look(server)
+    row = page.locator("#stores tbody").get_by_role("row")
+    expect(row.get_by_role("cell")).to_have_text(["login", "redis://127.0.0.1:1/0", "Up", "Closed", "0"])
+    server.hit("login", "alice")
+    expect(row.get_by_role("cell").nth(2)).to_have_text("Down")
+    expect(row.get_by_role("cell").nth(3)).to_have_text("Open")
+    expect(card(page, "login").locator(".badge")).to_have_text("Store down")
+
+
+def test_refused_keys_are_shown_only_if_the_operator_wants_it(serving: Serving, look: Look) -> None:
+    server = serving('[limiters.login]\nrules = ["0/day"]\n')
+    server.hit("login", "mallory")
+    page = look(server)
+    expect(figure(page, "login", "total-refused")).to_have_text("1")
+    expect(page.locator("#refused-body")).to_contain_text("Write top_keys = 10 under [server]")
+    expect(page.locator("body")).not_to_contain_text("mallory")
+
+
+def test_a_bad_policy_file_is_shown_until_it_is_mended(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    server.policy_file.write_text('[limiters.login]\nrules = ["5/fortnight"]\n', encoding="utf-8")
+    expect(page.get_by_role("alert")).to_contain_text("5/fortnight")
+    expect(card(page, "login")).to_contain_text("5 in any day")
+    server.policy_file.write_text('[limiters.login]\nrules = ["6/day"]\n', encoding="utf-8")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(card(page, "login")).to_contain_text("6 in any day")
+    expect(card(page, "api")).to_have_count(0)
+
+
+def test_the_demo_can_be_switched_off(serving: Serving, look: Look) -> None:
+    page = look(serving(POLICY, demo=True))
+    link = page.get_by_role("link", name="mail")
+    expect(link).to_have_attribute("href", "http://127.0.0.1:8001")
+    expect(page.locator("#services li")).to_contain_text("120 sent, 7 refused")
+    switch = page.get_by_role("switch", name="Demo traffic")
+    expect(switch).to_be_checked()
+    switch.click()
+    expect(switch).not_to_be_checked()
+    other = look_again(page)
+    expect(other.get_by_role("switch", name="Demo traffic")).not_to_be_checked()
+
+
+def look_again(page: Page) -> Page:
+    """Load the page anew."""
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("Live")
+    return page
+
+
+# --- Inspector -------------------------------------------------------------------------------------------------------
+
+
+def test_the_inspector_shows_every_rule_and_follows(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    server.hit("login", "alice", 3)
+    page = look(server)
+    inspect(page, "alice")
+    daily = usage(page, "login", "sliding_window/1d")
+    expect(daily).to_contain_text("3 of 5 used")
+    expect(daily).to_contain_text("2 left")
+    expect(daily.get_by_role("meter")).to_have_attribute("aria-valuetext", "3 of 5")
+    expect(usage(page, "login", "sliding_window/1w")).to_contain_text("3 of 50 used")
+    expect(page.locator("#inspect summary")).to_have_text("1 limiter with nothing counted")
+    server.hit("login", "alice", 2)
+    expect(daily).to_contain_text("5 of 5 used")
+    expect(daily).to_contain_text(re.compile(r"Full, frees in (1 d|2[34] h).*, at "))
+
+
+def test_a_scoped_limiter_is_inspected_by_text(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    server.hit("api", {"user": "alice"}, 4)
+    page = look(server)
+    page.locator("#inspect").get_by_label("Tier").fill("pro")
+    inspect(page, "alice")
+    expect(usage(page, "api", "daily")).to_contain_text("4 of 1,000 used")
+
+
+def test_a_reset_is_confirmed_and_then_done(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    server.hit("login", "alice", 5)
+    server.hit("api", {"user": "alice"}, 4)
+    page = look(server)
+    inspect(page, "alice")
+    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("5 of 5 used")
+
+    page.get_by_role("button", name="Reset in login").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("login forgets everything that it has counted for alice")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert server.post("/v1/limiters/login/check", {"key": "alice"})["allowed"] is False
+
+    page.get_by_role("button", name="Reset in login").click()
+    dialog.get_by_role("button", name="Reset").click()
+    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("0 of 5 used")
+    assert server.post("/v1/limiters/login/check", {"key": "alice"})["remaining"] == 4
+
+    page.get_by_role("button", name="Reset in api").click()
+    expect(dialog).to_contain_text("That includes what it counts for everybody together.")
+    dialog.get_by_role("button", name="Reset").click()
+    expect(usage(page, "api", "daily")).to_contain_text("0 of 100 used")
+
+
+def test_choosing_a_refused_key_inspects_it(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    server.hit("login", "mallory", 6)
+    page = look(server)
+    page.get_by_role("button", name="Inspect mallory").click()
+    expect(page.locator("#inspect").get_by_label("Key")).to_have_value("mallory")
+    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("5 of 5 used")
+
+
+def test_a_refused_key_of_several_scopes_is_shown_but_is_no_text_to_inspect(
+    serving: Serving, look: Look
+) -> None:
+    policy = '[server]\ntop_keys = 5\n[limiters.api]\nrules = [{ quota = "0/day", scope = "user" }]\n'
+    server = serving(policy + '[limiters.all]\nrules = [{ quota = "0/day", scope = "*" }]\n')
+    server.hit("api", {"user": "bob"}, 2)
+    server.hit("all", None)
+    page = look(server)
+    refused = page.locator("#refused-body li")
+    expect(refused).to_have_text(["user: bobrefused by api2", "everybody togetherrefused by all1"])
+    expect(refused.get_by_role("button")).to_have_count(0)
+
+
+# --- Try it ----------------------------------------------------------------------------------------------------------
+
+
+def test_hits_and_checks_are_answered_in_a_sentence(serving: Serving, look: Look) -> None:
+    page = look(serving(POLICY))
+    answer = ask(page, "Hit")
+    expect(answer).to_contain_text("Admitted. 4 of 5 left in sliding_window/1d, all of them back in 1 d")
+    ask(page, "Check", cost=4)
+    expect(answer).to_contain_text("Would be admitted. 0 of 5 left")
+    ask(page, "Hit", cost=4)
+    expect(answer).to_contain_text("Admitted. 0 of 5 left")
+    ask(page, "Hit")
+    expect(answer).to_contain_text(
+        re.compile(r"Refused by sliding_window/1d\. It would be admitted in (1 d|2[34] h)")
+    )
+    page.get_by_text("Answer as JSON").click()
+    expect(page.locator("#try-json-text")).to_contain_text('"allowed": false')
+
+
+def test_what_the_server_does_not_accept_is_said(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
+    server = serving(POLICY)
+    complaints.expect("the server responded with a status of 4")
+    page = look(server)
+    answer = ask(page, "Hit", cost=6)
+    refused = httpx.post(f"{server.url}/v1/limiters/login/hit", json={"key": "alice", "cost": 6})
+    assert refused.is_client_error
+    expect(answer).to_have_text(refused.json()["detail"])
+
+
+def test_a_hold_is_settled_or_released(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    expect(ask(page, "Hold", cost=4)).to_contain_text("Holding 4 units. 1 of 5 left")
+    hold = page.locator("#try-hold")
+    hold.get_by_label("True cost").fill("3")
+    hold.get_by_role("button", name="Settle").click()
+    expect(hold.get_by_role("status")).to_have_text("Settled at 3 of 4 units held.")
+    expect(hold.get_by_role("button", name="Release")).to_be_disabled()
+    assert server.post("/v1/limiters/login/check", {"key": "alice", "cost": 0})["remaining"] == 2
+
+    ask(page, "Hold", cost=2)
+    hold.get_by_role("button", name="Release").click()
+    expect(hold.get_by_role("status")).to_have_text("Released: all 2 given back.")
+    assert server.post("/v1/limiters/login/check", {"key": "alice", "cost": 0})["remaining"] == 2
+
+
+def test_the_form_asks_for_every_scope_and_tier(serving: Serving, look: Look) -> None:
+    page = look(serving(POLICY))
+    card(page, "api").get_by_role("button", name="Try api").click()
+    form = page.locator("#try-form")
+    expect(form.get_by_label("Limiter")).to_have_value("api")
+    expect(form.get_by_label("user")).to_be_focused()
+    form.get_by_label("user").fill("ada")
+    form.get_by_label("Tier").select_option("pro")
+    expect(ask(page, "Hit", limiter="api")).to_contain_text("999 of 1,000 left in daily")
+
+
+@pytest.mark.parametrize("key", ["alice", 'it\'s $(not) a `command` \\ "quoted"', HOSTILE])
+def test_the_curl_line_does_the_same(serving: Serving, look: Look, key: str) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    page.locator("#try-form").get_by_label("Key").fill(key)
+    page.locator("#try-form").get_by_label("Cost").fill("2")
+    line = page.locator("#try-curl").text_content()
+    assert line is not None
+    command, url, header, content_type, data, body = shlex.split(line.replace("\\\n", ""))
+    assert (command, header, content_type, data) == ("curl", "-H", "Content-Type: application/json", "-d")
+    assert url == f"{server.url}/v1/limiters/login/hit"
+    sent = httpx.post(url, content=body.encode(), headers={"Content-Type": "application/json"})
+    assert sent.json()["remaining"] == 3
+    assert server.post("/v1/limiters/login/check", {"key": key, "cost": 0})["remaining"] == 3
+
+
+# --- Tokens ----------------------------------------------------------------------------------------------------------
+
+GUARDED = (
+    POLICY + token_table("root", "s3cret", "decide", "administer") + token_table("shop", "w3ak", "decide")
+)
+
+
+def test_the_page_asks_for_a_token_and_goes_on(serving: Serving, look: Look, complaints: Complaints) -> None:
+    server = serving(GUARDED, token="s3cret")
+    server.hit("login", "alice", 2)
+    complaints.expect("status of 401")
+    page = look(server, live=False)
+    dialog = page.get_by_role("dialog", name="This server asks for a token")
+    dialog.get_by_label("Token").fill("wrong")
+    dialog.get_by_role("button", name="Use token").click()
+    expect(dialog.get_by_role("alert")).to_have_text("The server did not accept that token.")
+    dialog.get_by_label("Token").fill("s3cret")
+    dialog.get_by_role("button", name="Use token").click()
+    expect(page.locator("#connection")).to_have_text("Live")
+    expect(figure(page, "login", "total-admitted")).to_have_text("2")
+    expect(page.locator("#try-curl")).to_contain_text('-H "Authorization: Bearer $HEADGATE_TOKEN"')
+    expect(page.locator("#try-curl")).not_to_contain_text("s3cret")
+
+    assert page.evaluate("JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])") == (
+        '[{"headgate.token":"s3cret"},{},""]'
+    )
+    look_again(page)
+    page.get_by_role("button", name="Forget the token").click()
+    expect(dialog).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_the_page_can_be_used_without_giving_a_token_later(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
+    server = serving(GUARDED)
+    complaints.expect("status of 401")
+    page = look(server, live=False)
+    page.get_by_role("button", name="Not now").click()
+    expect(page.locator("#connection")).to_have_text("Not connected")
+    page.get_by_role("button", name="Enter a token").click()
+    page.get_by_role("textbox", name="Token").fill("w3ak")
+    page.get_by_role("textbox", name="Token").press("Enter")
+    expect(page.locator("#connection")).to_have_text("Live")
+    expect(card(page, "login")).to_be_visible()
+
+
+def test_a_reset_without_permission_says_why(serving: Serving, look: Look, complaints: Complaints) -> None:
+    server = serving(GUARDED, token="w3ak")
+    server.hit("login", "alice", 2)
+    complaints.expect("status of 401")
+    complaints.expect("status of 403")
+    page = look(server, live=False)
+    page.get_by_role("textbox", name="Token").fill("w3ak")
+    page.get_by_role("textbox", name="Token").press("Enter")
+    expect(page.locator("#connection")).to_have_text("Live")
+    inspect(page, "alice")
+    page.get_by_role("button", name="Reset in login").click()
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
+    headers = {"Authorization": "Bearer w3ak"}
+    refused = httpx.post(f"{server.url}/v1/limiters/login/reset", json={"key": "alice"}, headers=headers)
+    assert refused.status_code == 403
+    expect(page.locator("#inspect article", has_text="login").get_by_role("status")).to_have_text(
+        refused.json()["detail"]
+    )
+    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("2 of 5 used")
+
+
+# --- Hostile text ----------------------------------------------------------------------------------------------------
+
+
+def test_names_and_keys_are_shown_as_text(serving: Serving, look: Look) -> None:
+    toml_name = HOSTILE.replace('"', '\\"')
+    names = [toml_name, "constructor", "__proto__", "x" * 200]
+    policy = "[server]\ntop_keys = 9\n" + "".join(
+        f'[limiters."{name}"]\nrules = [{{ quota = "1/day", name = "<b>rule</b>" }}]\n' for name in names
+    )
+    server = serving(policy)
+    for name in [HOSTILE, "constructor", "__proto__", "x" * 200]:
+        server.hit(name, HOSTILE, 3)
+    page = look(server, viewport={"width": 360, "height": 740})
+    for name in [HOSTILE, "constructor", "__proto__", "x" * 200]:
+        card(page, name).scroll_into_view_if_needed()
+        expect(figure(page, name, "total-admitted")).to_have_text("1")
+        expect(figure(page, name, "total-refused")).to_have_text("2")
+    expect(page.locator("#refused-body li").first).to_contain_text(HOSTILE)
+    inspect(page, HOSTILE)
+    expect(usage(page, HOSTILE, "<b>rule</b>")).to_contain_text("1 of 1 used")
+    page.locator("#try-form").get_by_label("Key").fill(HOSTILE)
+    expect(ask(page, "Hit", limiter=HOSTILE)).to_contain_text("Refused by <b>rule</b>.")
+    assert page.locator("main img, main b b").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+# --- For everybody ---------------------------------------------------------------------------------------------------
+
+WIDE = {"width": 1280, "height": 900}
+PHONE = {"width": 360, "height": 740}
+
+
+def violations(page: Page) -> list[Any]:
+    """Return what axe finds wrong with the page as it is, in the fewest words that help."""
+    found = Axe().run(page).response["violations"]
+    return [(each["id"], each["help"], [node["target"] for node in each["nodes"]]) for each in found]
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(serving: Serving, look: Look, scheme: str, viewport: dict[str, int]) -> None:
+    server = serving(POLICY, demo=True)
+    server.hit("login", "alice", 7)
+    server.hit("api", {"user": "alice"}, 7)
+    page = look(server, color_scheme=scheme, viewport=viewport)
+    expect(figure(page, "login", "total-refused")).to_have_text("2")
+    card(page, "login").get_by_text("Figures as a table").click()
+    inspect(page, "alice")
+    expect(usage(page, "login", "sliding_window/1d")).to_be_visible()
+    expect(ask(page, "Hold", limiter="api")).to_contain_text("Holding")
+    page.get_by_text("Answer as JSON").click()
+    expect(page.locator("#try-json-text")).to_be_visible()
+    server.policy_file.write_text("[limiters.login]\n", encoding="utf-8")
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
+
+    page.get_by_role("button", name="Reset in login").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_where_a_token_is_asked_for(
+    serving: Serving, look: Look, complaints: Complaints, scheme: str
+) -> None:
+    complaints.expect("status of 401")
+    page = look(serving(GUARDED), live=False, color_scheme=scheme)
+    page.get_by_role("textbox", name="Token").fill("wrong")
+    page.get_by_role("textbox", name="Token").press("Enter")
+    expect(page.get_by_role("dialog").get_by_role("alert")).not_to_be_empty()
+    assert violations(page) == []
+    page.get_by_role("button", name="Not now").click()
+    expect(page.locator("#connection")).to_have_text("Not connected")
+    assert violations(page) == []
+
+
+def test_everything_can_be_done_from_the_keyboard(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    server.hit("login", "alice", 5)
+    page = look(server)
+
+    def press_until(target: Locator, key: str = "Tab") -> None:
+        for _ in range(60):
+            page.keyboard.press(key)
+            if target.evaluate("node => node === document.activeElement"):
+                return
+        pytest.fail(f"{key} does not lead to {target}")
+
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the figures")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+
+    press_until(card(page, "login").get_by_role("slider"))
+    page.keyboard.press("ArrowLeft")
+    # One bar back, or two if time has moved on by one in between.
+    expect(card(page, "login").get_by_role("slider")).to_have_attribute("aria-valuenow", re.compile("5[78]"))
+
+    press_until(page.locator("#inspect").get_by_label("Key"))
+    page.keyboard.type("alice")
+    page.keyboard.press("Enter")
+    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("5 of 5 used")
+    reset = page.get_by_role("button", name="Reset in login")
+    press_until(reset)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(reset).to_be_focused()
+    page.keyboard.press("Enter")
+    press_until(page.get_by_role("dialog").get_by_role("button", name="Reset"))
+    page.keyboard.press("Enter")
+    expect(usage(page, "login", "sliding_window/1d")).to_contain_text("0 of 5 used")
+
+    press_until(page.locator("#try-form").get_by_role("radio", name="Hit"))
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#try-form").get_by_role("radio", name="Check")).to_be_checked()
+    press_until(page.get_by_role("button", name="Ask"))
+    page.keyboard.press("Space")
+    expect(page.locator("#try-answer")).to_contain_text("Would be admitted.")
+
+    press_until(page.get_by_role("button", name="Dark colours"), "Shift+Tab")
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="Dark colours")).to_have_attribute("aria-pressed", "true")
+
+
+def test_the_chosen_scheme_is_remembered(serving: Serving, look: Look) -> None:
+    page = look(serving(POLICY), color_scheme="light")
+    assert ground(page) == LIGHT_GROUND
+    page.get_by_role("button", name="Dark colours").click()
+    assert ground(page) != LIGHT_GROUND
+    look_again(page)
+    assert ground(page) != LIGHT_GROUND
+    page.get_by_role("button", name="Dark colours").click()
+    assert ground(page) == LIGHT_GROUND
+
+
+LIGHT_GROUND = "rgb(245, 247, 249)"
+
+
+def ground(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+
+
+def test_nothing_moves_for_those_who_do_not_want_it(serving: Serving, look: Look) -> None:
+    page = look(serving(POLICY), reduced_motion="reduce")
+    assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_durations_are_told_in_two_units(serving: Serving, look: Look) -> None:
+    words = {
+        0.5: "0.5 s",
+        12.345: "12.4 s",
+        59.96: "1 min",
+        60: "1 min",
+        60.1: "1 min 1 s",
+        3600: "1 h",
+        3661: "1 h 1 min",
+        86400: "1 d",
+        90000: "1 d 1 h",
+    }
+    page = look(serving(POLICY))
+    told = page.evaluate(
+        "async (all) => { const { duration } = await import('/static/words.js'); return all.map(duration); }",
+        list(words),
+    )
+    assert told == list(words.values())

@@ -1,0 +1,127 @@
+"""A real browser, servers for it to look at, and pages that must not complain.
+
+Playwright is imported where it is used: a plain `pytest` passes this folder by, and must not need it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser.serving import Server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATIENCE_MS = 20_000
+"""How long a page may take to show what it must: a busy machine is not a failure."""
+
+
+def find_browser() -> str:
+    """Return the browser to drive: HEADGATE_TEST_BROWSER, or the first that is installed."""
+    wanted = os.environ.get("HEADGATE_TEST_BROWSER")
+    found = wanted or next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.fail(
+            f"no browser: none of {', '.join(NAMES)} is installed; install one (on Debian: apt-get install chromium) "
+            "or set HEADGATE_TEST_BROWSER to its path"
+        )
+    return found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import expect, sync_playwright
+
+    path = find_browser()
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox cannot be had by root, which is who runs tests in containers.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Complaints:
+    """What pages have complained about, and which complaints a test has asked for."""
+
+    heard: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
+
+    def expect(self, pattern: str) -> None:
+        """Let complaints that match this pattern be; there must be one."""
+        self.expected.append(pattern)
+
+    def allow(self, pattern: str) -> None:
+        """Let complaints that match this pattern be, if there are any."""
+        self.allowed.append(pattern)
+
+    def listen(self, page: Page, origin: str) -> None:
+        """Hear errors on the console (violations of the content security policy are among them) and foreign requests."""
+
+        def on_console(message: ConsoleMessage) -> None:
+            if message.type in ("error", "warning"):
+                self.heard.append(message.text)
+
+        def on_request(request: Request) -> None:
+            if not request.url.startswith((origin, "data:")):
+                self.heard.append(f"request to another host: {request.url}")
+
+        page.on("console", on_console)
+        page.on("request", on_request)
+        page.on("pageerror", lambda error: self.heard.append(f"uncaught: {error}"))
+        page.on("dialog", lambda dialog: self.heard.append(f"dialog of a script: {dialog.message}"))
+
+    def check(self) -> None:
+        """Fail unless all that was heard was expected, and all that was expected was heard."""
+        for pattern in self.expected:
+            assert any(re.search(pattern, text) for text in self.heard), f"nobody complained about {pattern}"
+        known = re.compile("|".join([*self.expected, *self.allowed]) or r"(?!)")
+        unexpected = [text for text in self.heard if not known.search(text)]
+        assert unexpected == []
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    """No test passes if a page has complained, unless it says which complaint it means to cause."""
+    complaints = Complaints()
+    yield complaints
+    complaints.check()
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start servers: `serving(policy, demo=False, token=None)`."""
+    with ExitStack() as stack:
+        yield lambda policy, **more: stack.enter_context(Server(tmp_path, policy, **more))
+
+
+@pytest.fixture
+def look(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+    """Open the dashboard of a server: `look(server, color_scheme=…, viewport=…)`. `live=False`: it will not connect."""
+    from playwright.sync_api import expect
+
+    with ExitStack() as stack:
+
+        def look(server: Server, *, live: bool = True, **context: Any) -> Page:
+            page = stack.enter_context(browser.new_context(**context)).new_page()
+            page.set_default_timeout(PATIENCE_MS)
+            complaints.listen(page, server.url)
+            page.goto(server.url)
+            if live:
+                expect(page.locator("#connection")).to_have_text("Live")
+            return page
+
+        yield look

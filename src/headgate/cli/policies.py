@@ -1,0 +1,122 @@
+"""`check`, `serve` and `token`: the policy file, and the server that works by it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import secrets
+import sys
+
+from headgate.cli.common import (
+    POLICY_FILE,
+    SMALLEST_POLICY,
+    Commands,
+    add_config,
+    existing_policy,
+    optional,
+    read_policy,
+)
+
+PERMISSIONS = ("decide", "administer")
+"""What a token may be good for."""
+
+
+def add(commands: Commands) -> None:
+    """Add the commands around the policy file."""
+    check = commands.add(
+        "check",
+        "check a policy file, and say in plain words what it means",
+        _check,
+        about="What is wrong is said with its line and column. Environment variables that begin with HEADGATE_ replace "
+        "single values, as they do for the server; docs/how-to/policy.md says how.",
+        examples=[
+            "headgate check",
+            "headgate check other.toml",
+            "HEADGATE_STORE__URL=redis://localhost headgate check",
+        ],
+    )
+    check.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        default=POLICY_FILE,
+        help=f"the policy file (default: {POLICY_FILE})",
+    )
+
+    serve = commands.add(
+        "serve",
+        "offer the limiters of a policy file over HTTP, with a dashboard",
+        _serve,
+        about="Any language can then ask it: POST /v1/limiters/NAME/hit, GET /openapi.json for the rest, / for the "
+        "dashboard. The file is read again when it changes, and on SIGHUP. Without tokens in the file it listens on "
+        "loopback addresses only.",
+        examples=[
+            f"echo '{SMALLEST_POLICY}' >{POLICY_FILE}",
+            "headgate serve",
+            'curl --json \'{"key": "alice"}\' http://127.0.0.1:8080/v1/limiters/login/hit',
+        ],
+    )
+    add_config(serve)
+    serve.add_argument("--host", help="where to listen (default: [server] host of the file, or 127.0.0.1)")
+    serve.add_argument(
+        "--port", type=int, metavar="N", help="which port (default: [server] port of the file, or 8080)"
+    )
+    serve.add_argument(
+        "--workers", type=_at_least_one, default=1, metavar="N", help="how many processes (default: 1)"
+    )
+
+    token = commands.add(
+        "token",
+        "make a token for the server, and print it once",
+        _token,
+        about="The lines for the policy file, with its digest only, go to standard output; the token itself to standard "
+        "error, so that the first example keeps it out of the file.",
+        examples=[
+            f"headgate token gateway >>{POLICY_FILE}",
+            "headgate token operator --may decide --may administer",
+        ],
+    )
+    token.add_argument("name", metavar="NAME", type=_token_name, help="what it is called in the policy file")
+    token.add_argument(
+        "--may",
+        action="append",
+        choices=PERMISSIONS,
+        help="what it is good for; may be given twice (default: decide)",
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    from headgate.policy import explain
+
+    print(explain(read_policy(options.file)))
+
+
+def _serve(options: argparse.Namespace) -> int:
+    file = existing_policy(options.config)
+    server = optional("headgate.server", "the server", "server")
+    exit_code: int = server.serve(file, host=options.host, port=options.port, workers=options.workers)
+    return exit_code
+
+
+def _token(options: argparse.Namespace) -> None:
+    """Print what the file gets, and apart from it the token: `>>headgate.toml` keeps the one without the other."""
+    token = secrets.token_urlsafe(32)
+    may = ", ".join(f'"{permission}"' for permission in dict.fromkeys(options.may or ["decide"]))
+    print("the token, shown only now:", token, file=sys.stderr, flush=True)
+    print(f"[server.tokens.{options.name}]")
+    print(f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
+    print(f"may = [{may}]")
+
+
+def _token_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
+        raise argparse.ArgumentTypeError(f"a name has letters, digits, - and _, which {text!r} has not")
+    return text
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"at least 1 is wanted, not {text}")
+    return number

@@ -1,0 +1,174 @@
+"""`run` and what belongs to single services: `telegram`, `tiers`, `petitions`."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Callable
+from types import ModuleType
+
+from headgate.cli.common import Commands, Failure, optional
+
+SERVICES = {
+    "mail": "outbound mail gateway with a global send limit",
+    "telegram": "Telegram bot webhook with a limit per user",
+    "tiers": "API with token-bucket limits by tier, in Redis",
+    "petitions": "petition intake with limits per submitter, in PostgreSQL",
+}
+"""The services that `headgate run` starts, by name."""
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of the services."""
+    _add_run(commands)
+    _add_telegram(commands)
+    _add_tiers(commands)
+    _add_petitions(commands)
+
+
+def _add_run(commands: Commands) -> None:
+    run = commands.add(
+        "run",
+        "start one of the four services, or all of them",
+        about="Their settings are environment variables, listed in docs/services.",
+        examples=["headgate run mail", "HOST=0.0.0.0 headgate run tiers --port 8003", "headgate run all"],
+    )
+    services = Commands(run, "SERVICE")
+    services.group("services")
+    for name, purpose in SERVICES.items():
+        service = services.add(name, purpose, _run, examples=[f"headgate run {name} --port 0"])
+        service.add_argument("--host", help="where to listen (default: the setting HOST, or 127.0.0.1)")
+        service.add_argument(
+            "--port",
+            metavar="N",
+            type=int,
+            help="which port; 0 for any free one (default: the setting PORT, or 8000)",
+        )
+        service.set_defaults(service=name)
+    everything = services.add(
+        "all",
+        "all four in one process",
+        _run_all,
+        about="Each has its own settings; a variable with a service's name before it, such as MAIL_PORT, is for that one "
+        "alone. `headgate demo` brings the servers that they need, the dashboard and some traffic besides.",
+        examples=["headgate run all"],
+    )
+    everything.add_argument("--host", help="where all of them listen (default: their own settings)")
+
+
+def _add_telegram(commands: Commands) -> None:
+    actions = Commands(commands.add("telegram", "set up the Telegram bot"), "ACTION")
+    action = actions.add(
+        "set-webhook",
+        "tell Telegram where the webhook is",
+        lambda options: print(_service("telegram").set_webhook(options.url)),
+        about="The bot's token and the webhook's secret are settings, listed in docs/services/telegram.md.",
+        examples=["headgate telegram set-webhook https://bot.example.org"],
+    )
+    action.add_argument("url", metavar="URL", help="where the service is reached, as https://bot.example.org")
+    actions.add(
+        "purge",
+        "forget what was counted for every user",
+        lambda options: print(f"entries removed: {_service('telegram').purge_limits()}"),
+        examples=["headgate telegram purge"],
+    )
+
+
+def _add_tiers(commands: Commands) -> None:
+    actions = Commands(commands.add("tiers", "API keys and load test of the tiers service"), "ACTION")
+    keys = Commands(actions.add("keys", "make, list and revoke API keys"), "ACTION")
+    action = keys.add(
+        "create",
+        "make a key for a user, and print it once",
+        lambda options: _service("tiers").create_key(options.user, options.tier),
+        examples=["headgate tiers keys create ada --tier pro"],
+    )
+    action.add_argument("user", metavar="USER", help="the user's id")
+    action.add_argument("--tier", help="the user's tier from now on (default: the one they have, or free)")
+    keys.add(
+        "list",
+        "show all keys",
+        lambda options: _service("tiers").list_keys(),
+        examples=["headgate tiers keys list"],
+    )
+    action = keys.add(
+        "revoke",
+        "end a key",
+        lambda options: _service("tiers").revoke_key(options.id),
+        examples=["headgate tiers keys revoke 3"],
+    )
+    action.add_argument("id", metavar="ID", help="the key's id, as `list` shows it")
+    action = actions.add(
+        "load-test",
+        "two instances, one Redis, flag off and on, on loopback",
+        _load_test,
+        about="Proves that two instances together admit no more than one bucket; docs/RATE_LIMIT_LOAD_TEST_PLAN.md says "
+        "how.",
+        examples=["headgate tiers load-test", "headgate tiers load-test --seconds 60 --clients 32"],
+    )
+    action.add_argument(
+        "--redis-url", metavar="URL", help="a Redis that nobody else is using (default: one of its own)"
+    )
+    action.add_argument(
+        "--seconds", type=float, default=10.0, metavar="N", help="for each mode (default: %(default)s)"
+    )
+    action.add_argument(
+        "--clients", type=int, default=16, metavar="N", help="requests under way (default: %(default)s)"
+    )
+
+
+def _add_petitions(commands: Commands) -> None:
+    group = commands.add("petitions", "clean up, halt and resume the petitions service")
+    actions = Commands(group, "ACTION")
+    actions.add(
+        "cleanup",
+        "remove expired counters",
+        _clean_up_petitions,
+        examples=["headgate petitions cleanup"],
+    )
+    action = actions.add(
+        "halt",
+        "let nothing more be submitted",
+        lambda options: _service("petitions").halt(options.reason),
+        examples=["headgate petitions halt 'back at noon'"],
+    )
+    action.add_argument("reason", metavar="REASON", help="what clients are told")
+    actions.add(
+        "resume",
+        "let petitions be submitted again",
+        lambda options: _service("petitions").resume(),
+        examples=["headgate petitions resume"],
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    exit_code: int = _service(options.service).main(options.host, options.port)
+    return exit_code
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    exit_code: int = optional("headgate.demo", "running all services", "all").run_all(options.host)
+    return exit_code
+
+
+def _clean_up_petitions(options: argparse.Namespace) -> None:
+    report = _service("petitions").cleanup()
+    print(f"buckets removed: {report.deleted_count}, from before {report.cutoff.isoformat()}")
+
+
+def _load_test(options: argparse.Namespace) -> int:
+    load_test: Callable[..., int] = _service("tiers").load_test
+    if options.redis_url is not None:
+        return load_test(options.redis_url, seconds=options.seconds, clients=options.clients)
+    servers = optional("headgate.testing.servers", "the load test", "embedded")
+    password = secrets.token_hex(16)
+    try:
+        with servers.RedisServer(options=("--requirepass", password)) as server:
+            url = f"redis://:{password}@127.0.0.1:{server.port}/0"
+            return load_test(url, seconds=options.seconds, clients=options.clients)
+    except servers.ServerError as error:
+        raise Failure(str(error)) from error
+
+
+def _service(name: str) -> ModuleType:
+    return optional(f"headgate.apps.{name}", f"the {name} service", name)

@@ -1,0 +1,105 @@
+"""How the command writes: colours where they are wanted, bars, durations, and nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from math import ceil
+from typing import TextIO
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+class Style:
+    """How text looks on a stream: coloured on a terminal that wants it, plain elsewhere.
+
+    Args:
+        stream: Where the text will go.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.coloured = stream.isatty() and wanted
+        self._has_blocks = _can_write(stream, _LEVELS + "░")
+
+    def bold(self, text: str) -> str:
+        return self._styled(text, "1")
+
+    def dim(self, text: str) -> str:
+        return self._styled(text, "2")
+
+    def green(self, text: str) -> str:
+        return self._styled(text, "32")
+
+    def red(self, text: str) -> str:
+        return self._styled(text, "31")
+
+    def yellow(self, text: str) -> str:
+        return self._styled(text, "33")
+
+    def bar(self, part: float, whole: float, width: int = 20) -> str:
+        """Return how much of the whole the part is; something above 0 is never drawn as nothing."""
+        share = min(1.0, part / whole) if whole else float(part > 0)
+        filled = max(int(share * width), 1 if share else 0)
+        full, empty = ("█", "░") if self._has_blocks else ("#", ".")
+        colour = self.red if share == 1 else self.yellow if share >= 0.8 else self.green
+        return colour(full * filled) + self.dim(empty * (width - filled))
+
+    def stack(self, admitted: int, refused: int, highest: int, width: int = 20) -> str:
+        """Return a bar as long as there were decisions, admitted ones first, next to the highest of such bars."""
+        full, empty = ("█", "░") if self._has_blocks else ("#", "x")
+        total = admitted + refused
+        length = max(total * width // highest, 1) if total else 0
+        first = -(-admitted * length // total) if total else 0
+        rest = length - first
+        return self.green(full * first) + self.red(empty * rest) + " " * (width - length)
+
+    def history(self, values: list[int]) -> str:
+        """Return a small chart, one character for each value; something above 0 is never drawn as nothing."""
+        highest = max(values, default=0)
+        if not self._has_blocks:
+            return "".join("#" if value else "." for value in values)
+        return "".join(
+            _LEVELS[ceil(value / highest * len(_LEVELS)) - 1] if value else " " for value in values
+        )
+
+    def _styled(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.coloured and text else text
+
+
+def _can_write(stream: TextIO, text: str) -> bool:
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def printable(text: str) -> str:
+    """Return text that others have chosen, such as a key, with everything escaped that could steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def duration(seconds: float) -> str:
+    """Return a time to wait in words, never shorter than it is: `0.3 s`, `12 s`, `6 min 12 s`, `2 h`."""
+    if seconds < 60:
+        return f"{ceil(round(seconds * 10, 6)) / 10:g} s"
+    (large, length), (small, step) = next(pair for pair in pairwise(_UNITS) if seconds >= pair[0][1])
+    whole, rest = divmod(ceil(seconds / step) * step, length)
+    return f"{whole} {large}" + (f" {rest // step} {small}" if rest else "")
+
+
+@contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Say on standard error what is being done; on a terminal the line goes when it is done."""
+    terminal = sys.stderr.isatty()
+    print(f"{text} …", end="" if terminal else "\n", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

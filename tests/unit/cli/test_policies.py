@@ -1,0 +1,122 @@
+"""`check`, `serve` and `token`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from inspect import signature
+from typing import Any
+
+import pytest
+
+import headgate.server
+from headgate.cli import main
+from headgate.policy import load_policy
+from tests.unit.cli.conftest import WritePolicy
+
+SMALLEST = '[limiters.login]\nrules = ["5/minute"]\n'
+
+
+def test_check_explains_a_policy(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_policy(SMALLEST)
+    for arguments in (["check"], ["check", str(file)]):
+        assert main(arguments) == 0
+        assert "at most 5 in any minute" in capsys.readouterr().out
+
+
+def test_check_takes_values_from_the_environment(
+    write_policy: WritePolicy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(SMALLEST)
+    monkeypatch.setenv("HEADGATE_LIMITERS__LOGIN__RULES", '["7/hour"]')
+    assert main(["check"]) == 0
+    assert "at most 7 in any hour" in capsys.readouterr().out
+
+
+# serve
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict[str, Any]]]:
+    """What the server was started with; it ends with 3 at once."""
+    calls: list[tuple[Any, dict[str, Any]]] = []
+    real = headgate.server.serve
+
+    def serve(config: object, **options: object) -> int:
+        signature(real).bind(config, **options)
+        calls.append((config, options))
+        return 3
+
+    monkeypatch.setattr("headgate.server.serve", serve)
+    return calls
+
+
+def test_serve_starts_the_server_as_it_is_told(
+    write_policy: WritePolicy, served: list[tuple[Any, dict[str, Any]]]
+) -> None:
+    write_policy(SMALLEST)
+    assert main(["serve"]) == 3
+    assert main(["serve", "--config", "headgate.toml", "--host", "::1", "--port", "0", "--workers", "4"]) == 3
+    assert served == [
+        ("headgate.toml", {"host": None, "port": None, "workers": 1}),
+        ("headgate.toml", {"host": "::1", "port": 0, "workers": 4}),
+    ]
+
+
+def test_serve_says_what_to_install(
+    write_policy: WritePolicy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(SMALLEST)
+    for name in [name for name in sys.modules if name.startswith("headgate.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "granian", None)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    assert main(["serve"]) == 1
+    assert re.fullmatch(
+        r"headgate: the server needs \w+: pip install 'headgate\[server\]'\n", capsys.readouterr().err
+    )
+
+
+def test_serve_needs_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--workers", "0"])
+    assert "argument --workers: at least 1 is wanted, not 0" in capsys.readouterr().err
+
+
+# token
+
+
+@pytest.mark.parametrize(
+    ("options", "may"),
+    [
+        ([], {"decide"}),
+        (["--may", "administer"], {"administer"}),
+        (["--may", "decide", "--may", "administer", "--may", "decide"], {"decide", "administer"}),
+    ],
+)
+def test_a_token_and_its_lines_for_the_policy_file(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], options: list[str], may: set[str]
+) -> None:
+    assert main(["token", "gateway-1", *options]) == 0
+    output, error = capsys.readouterr()
+    token = error.removeprefix("the token, shown only now: ").strip()
+    assert len(token) >= 43
+    assert token not in output
+    policy = load_policy(write_policy(SMALLEST + output)).server.tokens["gateway-1"]
+    assert policy.sha256 == hashlib.sha256(token.encode()).hexdigest()
+    assert policy.may == may
+
+
+def test_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["token", "a"])
+    main(["token", "a"])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first != second
+
+
+def test_a_token_needs_a_plain_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["token", "two words"])
+    assert "a name has letters, digits, - and _" in capsys.readouterr().err

@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.bench-ready
+BROWSER_READY := $(VENV)/.browser-ready
 CHECKED := src tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format constraints bench mutate clean test-cloudflare
+.PHONY: help setup run tour test check format constraints bench mutate clean test-browser test-cloudflare
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,11 +26,21 @@ $(BENCH_READY): $(READY)
 	$(PIP) install --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $@
 
-run: $(READY) ## see real decisions in the terminal
+$(BROWSER_READY): $(READY)
+	$(PIP) install --constraint constraints.txt --editable '.[dev,browser]'
+	@touch $@
+
+run: $(READY) ## the demo: servers, services, dashboard and traffic, until Ctrl-C
+	@$(BIN)/headgate demo
+
+tour: $(READY) ## see real decisions in the terminal
 	$(BIN)/headgate tour
 
 test: check ## make check, then every suite, the time of each, and the coverage of the core
 	$(BIN)/python tools/run_tests.py
+
+test-browser: $(BROWSER_READY) ## the dashboard in a real browser (needs Chromium or Chrome)
+	$(BIN)/pytest -q tests/browser/check_*.py
 
 test-cloudflare: $(READY) ## the Cloudflare adapter against a real workerd (needs Node 20 or later)
 	cd tests/cloudflare && npm install --no-audit --no-fund --no-package-lock --loglevel=error
@@ -52,7 +63,7 @@ bench: $(BENCH_READY) ## compare speed and memory with other limiters
 mutate: $(READY) ## break the core in known ways; a test must notice each
 	$(BIN)/python tools/mutate.py
 
-constraints: ## pin today's versions of everything that dev and bench need
+constraints: ## pin today's versions of everything that dev, bench and browser need
 	$(PYTHON) tools/pin.py
 
 clean: ## remove everything that make has made

@@ -1,0 +1,211 @@
+"""The parts of the demo by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from email.message import EmailMessage
+
+import aiosmtplib
+import httpx
+import pytest
+
+from headgate.demo.environment import environment
+from headgate.demo.errors import DemoError, missing_packages_told
+from headgate.demo.hosting import Hosted
+from headgate.demo.ports import PortTaken, check_loopback, listen, listen_near, url_of
+from headgate.demo.services_only import variables_of
+from headgate.demo.stand_ins import BotApiStandIn, MailSink
+from headgate.demo.traffic import Caller, Traffic
+
+
+class TestPorts:
+    def test_a_free_port_is_used(self) -> None:
+        with listen("127.0.0.1", 0) as free:
+            port = free.getsockname()[1]
+        with listen_near("127.0.0.1", port) as listener:
+            assert listener.getsockname()[1] == port
+
+    def test_a_taken_one_gives_way_to_one_that_nobody_else_wants(self) -> None:
+        with listen("127.0.0.1", 0) as taken:
+            port = taken.getsockname()[1]
+            reserved = range(port, port + 50)
+            with listen_near("127.0.0.1", port, reserved) as listener:
+                assert listener.getsockname()[1] not in reserved
+
+    def test_a_taken_one_is_named(self) -> None:
+        with listen("127.0.0.1", 0) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1 is taken"):
+                listen("127.0.0.1", port)
+
+    @pytest.mark.parametrize("port", [-1, 65_536, 10**12])
+    def test_no_port_at_all_is_told(self, port: int) -> None:
+        with pytest.raises(DemoError, match=f"{port}"):
+            listen("127.0.0.1", port)
+
+    def test_the_url_of_an_ipv6_socket_has_brackets(self) -> None:
+        try:
+            listener = listen("::1", 0)
+        except DemoError:
+            listener = None
+        if listener is None:
+            pytest.skip("this machine has no IPv6")
+        with listener:
+            assert url_of(listener) == f"http://[::1]:{listener.getsockname()[1]}"
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+    def test_the_loopback_interface_is_fine(self, host: str) -> None:
+        check_loopback(host)
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", ""])
+    def test_nothing_else_is(self, host: str) -> None:
+        with pytest.raises(DemoError, match="this machine only"):
+            check_loopback(host)
+
+
+def test_an_environment_is_replaced_and_restored() -> None:
+    before = dict(os.environ)
+
+    def fail() -> None:
+        with environment({"A": "1"}):
+            assert dict(os.environ) == {"A": "1"}
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    assert dict(os.environ) == before
+
+
+def test_a_missing_package_is_told_with_what_to_install() -> None:
+    wanted = r"no_such_package is not installed: pip install 'headgate\[all\]'"
+    with pytest.raises(DemoError, match=wanted), missing_packages_told():
+        import no_such_package  # noqa: F401
+
+
+def test_a_missing_module_of_ours_is_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError), missing_packages_told():
+        import headgate.no_such_module  # noqa: F401
+
+
+async def test_the_mail_sink_takes_mail() -> None:
+    sink = MailSink()
+    await sink.start()
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"] = "a@example.org", "b@example.org", "Hello"
+    message.set_content("A line\n.\nwith only a dot before it\n" * 1000)
+    for _ in range(2):
+        await aiosmtplib.send(message, hostname="127.0.0.1", port=sink.port, start_tls=False)
+    assert sink.taken == 2
+    await sink.stop()
+
+
+async def test_the_mail_sink_hangs_up_when_it_stops() -> None:
+    sink = MailSink()
+    await sink.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", sink.port)
+    assert await reader.readline() == b"220 localhost ready\r\n"
+    writer.write(b"NONSENSE\r\n")
+    assert (await reader.readline()).startswith(b"502")
+    await sink.stop()
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_the_bot_api_counts_refusals() -> None:
+    bot_api = BotApiStandIn("too many")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(bot_api), base_url="http://bot") as client:
+        for text in ("hello", "too many", "too many"):
+            answer = await client.post("/bot1:x/sendMessage", json={"chat_id": 1, "text": text})
+            assert answer.json()["ok"] is True
+    assert bot_api.refusals == 2
+
+
+class TestTraffic:
+    async def test_callers_call_only_while_it_is_on(self) -> None:
+        called = asyncio.Event()
+
+        async def call() -> None:
+            called.set()
+
+        traffic = Traffic([Caller("eager", 10_000, call)], on=False)
+        task = asyncio.create_task(traffic.run())
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert not called.is_set()
+        traffic.on = True
+        await asyncio.wait_for(called.wait(), 30)
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def test_no_answer_stops_nobody_else(self) -> None:
+        calls = asyncio.Semaphore(0)
+
+        async def fail() -> None:
+            raise httpx.ConnectError("nobody there")
+
+        async def call() -> None:
+            calls.release()
+
+        traffic = Traffic([Caller("unlucky", 10_000, fail), Caller("lucky", 1_000, call)], on=True)
+        task = asyncio.create_task(traffic.run())
+        for _ in range(5):
+            await asyncio.wait_for(calls.acquire(), 30)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class TestHosting:
+    async def test_an_application_that_cannot_start_is_told_and_harms_nobody(self) -> None:
+        async def broken(scope: object, receive: object, send: object) -> None:
+            raise RuntimeError("no luck")
+
+        good = Hosted("good", BotApiStandIn("x"), listen("127.0.0.1", 0))
+        bad = Hosted("bad", broken, listen("127.0.0.1", 0))
+        await good.start()
+        with pytest.raises(DemoError, match="bad did not start"):
+            await bad.start()
+        await bad.stop()
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.post(f"{good.url}/bot1:x/getMe", json={})).status_code == 200
+        await good.stop()
+
+    async def test_an_end_is_told_unless_it_was_wanted(self) -> None:
+        ended: list[str] = []
+        stopped, dying = (
+            Hosted(name, BotApiStandIn("x"), listen("127.0.0.1", 0)) for name in ("stopped", "dying")
+        )
+        for hosted in (stopped, dying):
+            await hosted.start()
+            hosted.on_end(lambda gone: ended.append(gone.name))
+        await stopped.stop()
+        assert dying._task is not None
+        dying._task.cancel()
+        await asyncio.wait([dying._task])
+        await asyncio.sleep(0)
+        assert ended == ["dying"]
+        await dying.stop()
+
+    async def test_a_stopped_one_does_not_listen(self) -> None:
+        hosted = Hosted("it", BotApiStandIn("x"), listen("127.0.0.1", 0))
+        await hosted.start()
+        await hosted.stop()
+        port = int(hosted.url.rpartition(":")[2])
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_service_has_variables_of_its_own() -> None:
+    environment = {
+        "PORT": "1",
+        "DATABASE_URL": "a",
+        "MAIL_PORT": "2",
+        "MAIL_DATABASE_URL": "b",
+        "TIERS_PORT": "3",
+    }
+    mail = variables_of("mail", environment)
+    assert (mail["PORT"], mail["DATABASE_URL"]) == ("2", "b")
+    assert variables_of("tiers", environment)["DATABASE_URL"] == "a"
+    assert "PORT" not in variables_of("petitions", environment)

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from headgate.algorithms import check_cost
 from headgate.client.wire import (
     NOT_FOUND,
-    UNPROCESSABLE,
     Answer,
     Ask,
     alone,
@@ -22,10 +20,10 @@ from headgate.client.wire import (
     success,
 )
 from headgate.decision import Decision
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, CostTooHigh
 from headgate.keys import Key, key_picker
 from headgate.rules import Rule
-from headgate.stores.base import Receipts, Tiers, check_whole
+from headgate.stores.base import Receipts, check_whole
 
 logger = logging.getLogger("headgate")
 
@@ -61,7 +59,6 @@ class LimiterAsks:
         self._is_there = is_there
         self._limiter = limiter
         self._pick = key_picker(rules)
-        self._tiers = Tiers(rules)
         self._names = tuple(rule.name for rule in rules)
         self._is_checked = False
         self._read_decision = reading(server, self._decision)
@@ -69,20 +66,16 @@ class LimiterAsks:
         self._read_nothing = reading(server, lambda body: None)
 
     def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[Decision]:
-        return self._ask(
-            "hit", key, cost, tier, now, partial(self._admitting, cost, tier, self._read_decision)
-        )
+        return self._ask("hit", key, cost, tier, now, partial(self._heard, self._read_decision))
 
     def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[Decision]:
-        return self._ask(
-            "check", key, cost, tier, now, partial(self._admitting, cost, tier, self._read_decision)
-        )
+        return self._ask("check", key, cost, tier, now, partial(self._heard, self._read_decision))
 
     def hold(
         self, key: Key | None, cost: int, tier: str | None, now: int | None
     ) -> Ask[tuple[Decision, Receipts | None]]:
         read = partial(self._with_receipts, cost)
-        return self._ask("hold", key, cost, tier, now, partial(self._admitting, cost, tier, read))
+        return self._ask("hold", key, cost, tier, now, partial(self._heard, read))
 
     def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[None]:
         return self._ask("record", key, cost, tier, now, self._read_nothing)
@@ -115,14 +108,12 @@ class LimiterAsks:
         members = {"key": packed_key(key), "cost": cost, "tier": tier}
         return Ask(limiter_request(self._limiter, operation, members), read)
 
-    def _admitting(self, cost: int, tier: str | None, read: Callable[[Answer], T], answer: Answer) -> T:
-        """Read an answer; what the server cannot process, and could not by our rules, is a cost that is too high."""
+    def _heard(self, read: Callable[[Answer], T], answer: Answer) -> T:
+        """Read an answer; one that says what is wrong with the question comes from a server that is there."""
         try:
             return read(answer)
-        except ConfigError:
+        except (ConfigError, CostTooHigh):
             self._is_there()
-            if answer.status == UNPROCESSABLE:
-                check_cost(self._tiers.algorithms(tier), cost)
             raise
 
     def _with_receipts(self, cost: int, answer: Answer) -> tuple[Decision, Receipts | None]:

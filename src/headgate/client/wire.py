@@ -27,7 +27,7 @@ BYTES = "$base64"
 
 BATCH_PATH = "/v1/batch"
 
-NOT_FOUND, UNPROCESSABLE, NOT_IMPLEMENTED = 404, 422, 501
+NOT_FOUND, NOT_IMPLEMENTED = 404, 501
 """Statuses that mean something of their own; 501 is a limiter whose store cannot remember holds."""
 
 _TRY_LATER = frozenset({408, 425, 429})

@@ -54,4 +54,4 @@ def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy) -> StoreShown:
 
 
 def _failure_policy(on_store_error: str | float) -> str:
-    return on_store_error if isinstance(on_store_error, str) else f"local {on_store_error:.0%}"
+    return on_store_error if isinstance(on_store_error, str) else f"local {on_store_error * 100:g}%"

@@ -385,6 +385,8 @@ _DETAILS = {
 def _problem(status: int) -> dict[str, Any]:
     title = HTTPStatus(status).phrase
     example = {"type": "about:blank", "title": title, "status": status, "detail": _DETAILS[status]}
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        example |= {"cost": 9, "capacity": 5, "rule": "sliding_window/1m"}
     content = {"schema": {"$ref": _REF.format(name="ProblemAnswer")}, "example": example}
     return {"description": title, "content": {PROBLEM: content}}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreError
 from headgate.observe import redact
@@ -15,12 +16,15 @@ PROBLEM_JSON = b"application/problem+json"
 
 
 class ProblemAnswer(msgspec.Struct):
-    """What went wrong (RFC 9457)."""
+    """What went wrong (RFC 9457). The last three are there if a cost can never be admitted."""
 
     type: str
     title: str
     status: int
     detail: str
+    cost: int | UnsetType = UNSET
+    capacity: int | UnsetType = UNSET
+    rule: str | UnsetType = UNSET
 
 
 class Problem(Exception):
@@ -30,19 +34,30 @@ class Problem(Exception):
         status: The status of the response.
         detail: What is wrong and what to do about it, for a person.
         fields: Header fields that belong to the response.
+        excess: The cost that can never be admitted, if that is it.
     """
 
-    def __init__(self, status: int, detail: str, fields: tuple[Field, ...] = ()) -> None:
+    def __init__(
+        self, status: int, detail: str, fields: tuple[Field, ...] = (), excess: CostTooHigh | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.fields = fields
+        self.excess = excess
 
     @property
     def document(self) -> ProblemAnswer:
         """The answer's body. Text that no encoding could carry is written as an escape."""
         detail = self.detail.encode("utf-8", "backslashreplace").decode("utf-8")
-        return ProblemAnswer("about:blank", HTTPStatus(self.status).phrase, self.status, detail)
+        answer = ProblemAnswer("about:blank", HTTPStatus(self.status).phrase, self.status, detail)
+        if self.excess is not None:
+            answer.cost, answer.capacity, answer.rule = (
+                self.excess.cost,
+                self.excess.capacity,
+                self.excess.rule,
+            )
+        return answer
 
 
 def problem_of(error: HeadgateError) -> Problem:
@@ -52,7 +67,9 @@ def problem_of(error: HeadgateError) -> Problem:
     503: the store failed, and there is no policy to answer instead.
     """
     match error:
-        case CostTooHigh() | ConfigError():
+        case CostTooHigh():
+            return Problem(422, str(error), excess=error)
+        case ConfigError():
             return Problem(422, str(error))
         case StoreError():
             return Problem(503, f"the store cannot be asked: {redact(str(error))}", ((b"retry-after", b"1"),))

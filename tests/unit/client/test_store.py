@@ -214,18 +214,6 @@ async def test_a_cost_above_the_capacity_raises_as_everywhere(
         assert (raised.value.cost, raised.value.capacity, raised.value.rule) == (6, 5, RULE)
 
 
-async def test_a_cost_that_only_the_status_tells_about_is_found_by_the_rules(
-    server: ScriptedServer, limiter: AnyLimiter
-) -> None:
-    server.reply = refuse(422)
-    for call in (limiter.hit, limiter.check, limiter.hold):
-        with pytest.raises(CostTooHigh) as raised:
-            await done(call("alice", 6))
-        assert (raised.value.cost, raised.value.capacity, raised.value.rule) == (6, 5, RULE)
-        with pytest.raises(ConfigError, match="because"):
-            await done(call("alice", 5))
-
-
 # --- Outages ------------------------------------------------------------------------------------------------------------
 
 each_outage = pytest.mark.parametrize(

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from headgate.algorithms import algorithm_for
-from headgate.algorithms.token_bucket import TokenBucket
 from headgate.cli.remote import Server
 from headgate.errors import StoreUnavailable
 from headgate.keys import Key
 from headgate.observe.redaction import redact
 from headgate.policy import LimiterPolicy, Policy
+from headgate.policy.counted import out_of_reach
 from headgate.policy.model import known_tiers
-from headgate.quota import MAX_UNITS, Quota
 from headgate.rules import SHARED, Rule
 from headgate.stores import Store, open_store
 
@@ -181,7 +178,7 @@ class _StoreView:
         store = self._stores.open(self._limiter.store)
         tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
         key = _part_for(rules, key)
-        counted = store.bind(self.name, tuple(map(_out_of_reach, rules))).peek(key, 0, tier, None).results
+        counted = store.bind(self.name, tuple(map(out_of_reach, rules))).peek(key, 0, tier, None).results
         for_one_more = store.bind(self.name, rules).peek(key, 1, tier, None).results
         for rule, now, then in zip(rules, counted, for_one_more, strict=True):
             used = now.limit - now.remaining
@@ -203,23 +200,6 @@ def _part_for(rules: tuple[Rule, ...], key: Key | None) -> Key | None:
         return key
     scopes = {rule.scope for rule in rules}
     return {scope: part for scope, part in key.items() if scope in scopes} or None
-
-
-def _out_of_reach(rule: Rule) -> Rule:
-    """Return the rule with limits that nobody reaches, which shows how much is counted however far beyond the limit.
-
-    It has the same state, for what a rule counts in does not depend on its limit.
-    """
-    tiers = {tier: _highest(rule, quota) for tier, quota in rule.tiers.items()}
-    return replace(rule, quota=_highest(rule, rule.quota), tiers=MappingProxyType(tiers))
-
-
-def _highest(rule: Rule, quota: Quota) -> Quota:
-    algorithm = algorithm_for(rule, quota)
-    if not isinstance(algorithm, TokenBucket):
-        return Quota(MAX_UNITS, quota.period_us)
-    # It must drain as before, so only what it holds may grow; if it never drains it holds nothing.
-    return Quota(quota.limit, quota.period_us, MAX_UNITS // algorithm.d) if quota.limit else quota
 
 
 # Through a server

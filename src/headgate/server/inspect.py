@@ -1,23 +1,19 @@
 """The state of one key: how much of each rule it has used, and when there is room again.
 
-Nothing is written. A decision says how much remains, which is 0 for all who are beyond the limit; how far beyond is asked of
-the same rules with limits out of reach. That is the same state, for what a rule counts in does not depend on its limit.
+Nothing is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from headgate.algorithms import algorithm_for
-from headgate.algorithms.token_bucket import TokenBucket
 from headgate.clock import MICROSECONDS, Clock
 from headgate.decision import Verdict
 from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
 from headgate.keys import Key
 from headgate.observe import redact
 from headgate.policy import AsyncPolicyLimiter
-from headgate.quota import MAX_UNITS, Quota
+from headgate.policy.counted import out_of_reach
 from headgate.rules import SHARED, Rule
 from headgate.server.wire import LimiterState, RuleState
 from headgate.stores import MemoryStore
@@ -62,7 +58,7 @@ async def _results(
     policy = limiter.policy
     scopes = {rule.scope for rule in policy.rules}
     own = {scope: part for scope, part in key.items() if scope in scopes} if isinstance(key, Mapping) else key
-    gate = limiter.store.bind_async(limiter.name, tuple(_out_of_reach(rule) for rule in policy.rules))
+    gate = limiter.store.bind_async(limiter.name, tuple(out_of_reach(rule) for rule in policy.rules))
     # A memory store has the policy's clock itself; to any other one its time goes with every call.
     now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
     counted = await gate.peek(own, 0, policy.tier_for(key, tier), now)
@@ -84,22 +80,6 @@ def _state(rule: Rule, now: Verdict, high: Verdict) -> RuleState:
         frees_after=_seconds(wait),
         scope=rule.scope,
     )
-
-
-def _out_of_reach(rule: Rule) -> Rule:
-    """Return the rule with the same state and limits that nobody reaches."""
-    tiers = {tier: _high(rule, quota) for tier, quota in rule.tiers.items()}
-    return replace(rule, quota=_high(rule, rule.quota), tiers=tiers)
-
-
-def _high(rule: Rule, quota: Quota) -> Quota:
-    if not quota.limit:
-        return quota
-    algorithm = algorithm_for(rule, quota)
-    if isinstance(algorithm, TokenBucket):
-        # It must drain as before, so only what it holds may grow.
-        return Quota(quota.limit, quota.period_us, MAX_UNITS // algorithm.d)
-    return Quota(MAX_UNITS, quota.period_us)
 
 
 def _seconds(microseconds: int | None) -> float | None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import subprocess
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,10 +26,12 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
+from headgate.clock import SteadyClock
+from headgate.stores import memory
 from headgate.stores.memory import OVERFLOW
 from headgate.testing import FakeClock
 from tests.unit.clocks import steady
-from tests.unit.processes import Interruptions, forking, in_child
+from tests.unit.processes import Interrupted, Interruptions, forking, in_child
 
 pytestmark = forking
 
@@ -92,6 +98,17 @@ def test_the_quick_way_answers_like_the_general_one(rule: Rule, clock: FakeClock
         assert answer == general.hit(key, cost, tier=tier, now=clock.now)
         refused += not answer
     assert 300 < refused < 2_700, "the script must try both"
+
+
+def test_a_machine_that_has_been_up_for_years_counts_like_any_other() -> None:
+    up = 2**48 - 10  # microseconds: nine years
+    limiter = Limiter(token_bucket("3/s"), clock=SteadyClock(lambda: up * 1000))
+    for expected in (True, True, True, False, False):
+        assert bool(limiter.hit("ada")) is expected
+        up += 10
+    up += 10_000_000
+    assert limiter.hit("ada").remaining == 2
+    assert limiter.check("ada", 0).remaining == 2
 
 
 def test_of_several_buckets_the_oldest_is_gone_to_the_microsecond(clock: FakeClock) -> None:
@@ -426,6 +443,67 @@ def test_two_threads_that_fork_at_once_leave_no_lock_behind(hasty_threads: None)
     assert all(limiter.hit("ada") for limiter in limiters)
 
 
+FORK_WITH_A_SIGNAL = """
+import os, signal, sys
+from _thread import interrupt_main
+from functools import partial
+
+def interrupt(*_):
+    raise InterruptedError
+
+def register(*, before=None, **after):
+    if all(hook.__module__ == "headgate.stores.memory" for hook in (before, *after.values()) if hook):
+        real_register(**after, **({"before": before} if before else {}))
+
+# The signal comes last before the fork: what is registered first is called last there. It is not sent by Python code,
+# so it is handled by the first Python code after the fork: ours, if nobody else has registered any.
+os.register_at_fork(before=partial(interrupt_main, signal.SIGUSR1))
+real_register, os.register_at_fork = os.register_at_fork, register
+
+from headgate import MemoryStore
+from headgate.stores import memory
+
+signal.signal(signal.SIGUSR1, interrupt)
+sys.unraisablehook = lambda raised: print(raised.exc_type.__name__, raised.object.__name__)
+store = MemoryStore()
+child = os.fork()
+free = 0 in store._free and 0 in memory._live_stores._free
+if child == 0:
+    os._exit(0 if free else 1)
+print("parent", free, "child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
+"""
+
+
+def test_a_signal_that_comes_during_a_fork_leaves_no_lock_behind() -> None:
+    program = [sys.executable, "-c", FORK_WITH_A_SIGNAL]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.splitlines() == ["InterruptedError _after_fork", "parent True child True"]
+
+
+def test_nobody_gives_back_what_another_one_holds_for_a_fork() -> None:
+    store = MemoryStore()
+    is_forking, may_end = threading.Event(), threading.Event()
+
+    def fork_slowly() -> None:
+        memory._before_fork()
+        is_forking.set()
+        may_end.wait(60)
+        memory._after_fork()
+
+    thread = threading.Thread(target=fork_slowly)
+    thread.start()
+    try:
+        assert is_forking.wait(60)
+        memory._after_fork()  # the second time of somebody whose fork is over
+        assert not store._free
+        assert not memory._live_stores._free
+    finally:
+        may_end.set()
+        thread.join(60)
+    assert store._free
+    assert memory._live_stores._free
+
+
 # --- The lock --------------------------------------------------------------------------------------------------------
 
 
@@ -468,3 +546,55 @@ def test_an_interrupted_hit_counts_whole_or_not_at_all(interruptions: Interrupti
         if state is not None:
             assert list(state[1::2]) == sorted(set(state[1::2]))
             assert table.packing.pack(state) == table.values["ada"]
+
+
+class Tripwire(str):
+    """A key whose lookup is interrupted, when so many have passed: that is where signal handlers run."""
+
+    __slots__ = ("lookups_left",)
+    lookups_left: int
+
+    def __hash__(self) -> int:
+        self.lookups_left -= 1
+        if not self.lookups_left:
+            raise Interrupted
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, str(other))
+
+
+@pytest.mark.parametrize("lookup", [1, 2, 3])
+@pytest.mark.parametrize("is_over", [False, True], ids=["live", "over"])
+def test_an_interrupted_call_loses_no_key(lookup: int, is_over: bool, clock: FakeClock) -> None:
+    """Neither one that is looked at and stays, nor one that is dropped."""
+    limiter, store = limited("5/minute", clock, max_keys=10)
+    (table,) = store._tables.values()
+    key = Tripwire("ada")
+    key.lookups_left = 1000
+    limiter.hit(key)
+    clock.advance(3600 * is_over)
+    key.lookups_left = lookup
+    with suppress(Interrupted):
+        limiter.hit("bob")
+    key.lookups_left = 1000
+    assert len(store) == len(table._queue)
+    assert set(table.values) <= set(table._queue)
+    clock.advance(3600)
+    limiter.hit("cyd")
+    assert list(table.values) == ["cyd"]
+    assert len(store) == 1
+
+
+def test_an_interrupted_call_loses_no_count_of_its_key(clock: FakeClock) -> None:
+    class Interrupting(deque[Any]):
+        def append(self, key: Any) -> None:
+            super().append(key)
+            raise Interrupted
+
+    limiter, store = limited("5/minute", clock, max_keys=10)
+    (table,) = store._tables.values()
+    table._queue = Interrupting()
+    with pytest.raises(Interrupted):
+        limiter.hit("ada")
+    assert len(store) == len(table._queue) == 1

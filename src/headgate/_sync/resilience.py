@@ -40,7 +40,8 @@ def bind(
     gate: Gate = bound(limiter, rules, deadline=deadline) if remote else bound(limiter, rules)
     if not remote and (policy == "raise" or not store.guarantees.shared):
         return gate, Health()
-    breaker, stand_in = breaker_of(store), StandIn(limiter, rules, policy)
+    breaker = breaker_of(store)
+    stand_in = StandIn(limiter, rules, policy, breaker.memory)
     return Resilient(gate, breaker, stand_in).gate(), Health(breaker, stand_in)
 
 

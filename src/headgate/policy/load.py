@@ -35,6 +35,7 @@ as text.
 from __future__ import annotations
 
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
@@ -72,6 +73,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HIGHEST_PORT = 65_535
 _MOST_TOP_KEYS = 1_000
 _LARGEST_BODY = 2**30
+_LONGEST_DEADLINE = 3600
 _KINDS: tuple[Kind, ...] = ("sliding_window", "token_bucket", "fixed_window", "sliding_log")
 
 
@@ -94,26 +96,38 @@ def read_policy(path: str | FilePath) -> str:
     Raises:
         PolicyError: It cannot be read.
     """
+    file = FilePath(path)
     try:
-        return FilePath(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if stat.S_ISREG(file.stat().st_mode):
+            return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # not there, not text, or not even the name of a file
         raise PolicyError(f"{path}: {error}") from error
+    # A pipe might keep us waiting for ever, and a device might never end.
+    raise PolicyError(f"{path}: it is not a regular file")
 
 
 def parse_policy(text: str, source: str = "policy", environment: Mapping[str, str] | None = None) -> Policy:
     """Return the policy of a text, as `load_policy` does of a file."""
     try:
-        document = tomllib.loads(text)
+        return _Reader(tomllib.loads(text), source, positions(text), environment or {}).policy()
+    except PolicyError:
+        raise
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"line (\d+), column (\d+)", str(error))
-        message = re.sub(r" \(at .*\)$", "", str(error))
-        if found is not None:
-            line, column = int(found[1]), int(found[2])
-        else:
-            line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-            message += ": this is the end of the file"
-        raise PolicyError(f"{source}:{line}:{column}: {message}", line, column) from error
-    return _Reader(document, source, positions(text), environment or {}).policy()
+        raise _syntax_error(text, source, error) from error
+    except (RecursionError, ValueError) as error:
+        # Python reads, and writes, only so many of them.
+        raise PolicyError(f"{source}: there are brackets or digits without end: {error}") from error
+
+
+def _syntax_error(text: str, source: str, error: tomllib.TOMLDecodeError) -> PolicyError:
+    found = re.search(r"line (\d+), column (\d+)", str(error))
+    message = re.sub(r" \(at .*\)$", "", str(error))
+    if found is not None:
+        line, column = int(found[1]), int(found[2])
+    else:
+        line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
+        message += ": this is the end of the file"
+    return PolicyError(f"{source}:{line}:{column}: {message}", line, column)
 
 
 class _Reader:
@@ -189,8 +203,7 @@ class _Reader:
             for tier, text in self._table(table.get("tiers", {}), (*path, "tiers")).items()
         }
         for tier in tiers:
-            if tier.startswith(OVERRIDE):
-                raise self._error((*path, "tiers", tier), f"names that begin with {OVERRIDE!r} are taken")
+            self._tier(tier, (*path, "tiers", tier))
         default_kind = "sliding_window" if quota.burst is None else "token_bucket"
         kind = self._choice(table.get("kind", default_kind), (*path, "kind"), _KINDS)
         if kind != "sliding_window" and (unfit := {"buckets", "strict"} & table.keys()):
@@ -332,12 +345,20 @@ class _Reader:
     def _deadline(self, value: object, path: Path) -> float | None:
         if value is None:
             return None
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_DEADLINE:
             return float(value)
-        raise self._error(path, f"seconds above 0 are wanted, not {value!r}")
+        raise self._error(
+            path, f"seconds above 0, and at most {_LONGEST_DEADLINE}, are wanted, not {value!r}"
+        )
 
     def _default_tier(self, value: object, path: Path) -> str | None:
-        return None if value is None else self._text(value, path)
+        return None if value is None else self._tier(value, path)
+
+    def _tier(self, value: object, path: Path) -> str:
+        tier = self._text(value, path)
+        if tier.startswith(OVERRIDE):
+            raise self._error(path, f"names that begin with {OVERRIDE!r} are taken")
+        return tier
 
     def _quota(self, value: object, path: Path) -> Quota:
         text = self._text(value, path)
@@ -397,16 +418,18 @@ class _Reader:
         return PolicyError(f"{self.source}: {message}")
 
     def _replace_from(self, environment: Mapping[str, str]) -> None:
-        paths = {_variable(path): path for path in _replaceable(self.document)}
-        for variable, value in environment.items():
-            path = paths.get(variable)
-            if path is None:
-                continue
-            table: Any = self.document
-            for part in path[:-1]:
-                table = table.setdefault(part, {})
-            table[path[-1]] = _toml_or_text(value)
-            self.variables[path] = variable
+        paths: dict[str, list[Path]] = {}
+        for path in _replaceable(self.document):
+            paths.setdefault(_variable(path), []).append(path)
+        for variable in sorted(paths.keys() & environment.keys()):  # a table before what is in it
+            path, *others = paths[variable]
+            if others:
+                named = ", ".join(".".join(map(str, each)) for each in (path, *others))
+                raise PolicyError(
+                    f"environment variable {variable}: it may mean any of {named}; rename all but one"
+                )
+            if _put(self.document, path, _toml_or_text(environment[variable])):
+                self.variables[path] = variable
 
 
 def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
@@ -423,6 +446,16 @@ def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
     for name in tokens if isinstance(tokens, dict) else ():
         for key in sorted(_TOKEN_KEYS):
             yield ("server", "tokens", name, key)
+
+
+def _put(table: object, path: Path, value: object) -> bool:
+    """Put a value into tables of tables; false if anything else is in the way, which whoever reads it will say."""
+    *towards, name = path
+    for part in towards:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else None
+    if isinstance(table, dict):
+        table[name] = value
+    return isinstance(table, dict)
 
 
 def _override_tiers(
@@ -449,5 +482,5 @@ def _variable(path: Path) -> str:
 def _toml_or_text(value: str) -> object:
     try:
         return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (RecursionError, ValueError):
         return value

@@ -47,14 +47,13 @@ class _Walk:
                 path = self._resolve(self._keys(), counts)
                 counts[path] = counts.get(path, -1) + 1
                 table = (*path, counts[path])
-                self._note(table, start)
+                self._note_header(table, start)
                 self.at = self.text.index("]]", self.at) + 2
             elif self.text[self.at] == "[":
                 start = self.at
                 self.at += 1
                 table = self._resolve(self._keys(), counts)
-                for end in range(1, len(table) + 1):
-                    self._note(table[:end], start)
+                self._note_header(table, start)
                 self.at = self.text.index("]", self.at) + 1
             else:
                 self._pair(table)
@@ -145,6 +144,11 @@ class _Walk:
     def _end(self, pattern: re.Pattern[str]) -> int:
         match = pattern.match(self.text, self.at)
         return match.end() if match else self.at
+
+    def _note_header(self, table: Path, at: int) -> None:
+        """Note where a table begins, and all that it is the first table in."""
+        for end in range(1, len(table) + 1):
+            self._note(table[:end], at)
 
     def _note(self, path: Path, at: int) -> None:
         line_start = self.text.rfind("\n", 0, at) + 1

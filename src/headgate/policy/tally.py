@@ -6,6 +6,7 @@ import threading
 from typing import NamedTuple
 
 from headgate.hooks import logger
+from headgate.policy.locks import fork_safe
 
 
 class ShadowCount(NamedTuple):
@@ -30,7 +31,7 @@ class Tally:
         self._rule = rule
         self._counts = [0, 0, 0]
         self._has_reported = False
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
 
     def count(self, *, refused: bool = False, failed: bool = False) -> None:
         """Count one answer."""

@@ -10,10 +10,11 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
+from typing import Any
 
 from headgate.policy.load import parse_policy, read_policy
 from headgate.policy.model import Policy, PolicyError
@@ -69,14 +70,17 @@ class Watching:
         self._every = every
         # A simple queue, because a signal handler may put into it while it is being put into.
         self._calls: SimpleQueue[str] = SimpleQueue()
-        self._restore = _on_hangup(lambda *_: self._calls.put("look"))
+        self._restore = _on_hangup(lambda: self._calls.put("look"))
         self._thread = threading.Thread(target=self._run, name="headgate-policy", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """End it, and wait until it has ended. Any thread may call this, more than once."""
         self._calls.put("stop")
-        self._thread.join()
+        if (
+            threading.current_thread() is not self._thread
+        ):  # which tells others of changes, and they may want no more
+            self._thread.join()
         self._restore()
 
     def _run(self) -> None:
@@ -101,28 +105,51 @@ class Watching:
 @contextmanager
 def hangups(tell: Callable[[], None]) -> Iterator[None]:
     """Call a function of the running event loop at every SIGHUP, within a block; in the main thread only."""
-    if _HANGUP is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before, loop = signal.getsignal(_HANGUP), asyncio.get_running_loop()
-    loop.add_signal_handler(_HANGUP, tell)
+    loop = asyncio.get_running_loop()
+
+    def tell_loop() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell)  # which also wakes it
+
+    restore = _on_hangup(tell_loop)
     try:
         yield
     finally:
-        loop.remove_signal_handler(_HANGUP)
-        _set(before)
+        restore()
 
 
-def _on_hangup(handler: Callable[..., None]) -> Callable[[], None]:
-    """Handle SIGHUP, and return what undoes that; outside of the main thread neither does anything."""
-    if _HANGUP is None or threading.current_thread() is not threading.main_thread():
+# One handler serves all who watch: whoever stops first must not take SIGHUP from the others, nor let it end the process.
+_listeners: list[Callable[[], None]] = []
+_before: Any = None
+"""What handled the signal before."""
+
+
+def _tell_all(*_: object) -> None:
+    for tell in tuple(_listeners):
+        tell()
+
+
+def _on_hangup(tell: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called at every SIGHUP, and return what ends that.
+
+    Outside of the main thread neither may set a handler: nothing is called, or the one there is stays and calls nobody.
+    """
+    global _before
+    if _HANGUP is None or not _is_main_thread():
         return lambda: None
-    before = signal.signal(_HANGUP, handler)
-    return lambda: _set(before)
+    if signal.getsignal(_HANGUP) is not _tell_all:
+        _before = signal.signal(_HANGUP, _tell_all)
+    _listeners.append(tell)
+
+    def end() -> None:
+        with suppress(ValueError):  # it has ended already
+            _listeners.remove(tell)
+        if not _listeners and _is_main_thread() and signal.getsignal(_HANGUP) is _tell_all:
+            # A handler that was not set from Python cannot be set again from there; the default is the nearest to it.
+            signal.signal(_HANGUP, signal.SIG_DFL if _before is None else _before)
+
+    return end
 
 
-def _set(handler: object) -> None:
-    """Have SIGHUP handled as it was before."""
-    # A handler that was not set from Python cannot be set again from there; the default is the nearest to it.
-    assert _HANGUP is not None
-    signal.signal(_HANGUP, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

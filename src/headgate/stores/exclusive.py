@@ -17,7 +17,9 @@ is a lock. Between taking it and the `try`, and between the end of the block and
 when something is called does the interpreter run signal handlers. So one that raises cannot leave the lock taken. (That is
 why this is no context manager: written in Python, its `__exit__` would be such a call.)
 
-What is guarded must be short and must never wait for anything.
+What is guarded must be short and must never wait for anything. Nor may the thread that is inside come a second time: it
+would wait for itself for ever. So no limiter may be called from where Python interrupts a thread at any place: a signal
+handler, a `__del__`, a callback of a weak reference.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from headgate.algorithms import State, decide_all
@@ -88,8 +88,7 @@ class MemoryStore:
         self._tables: dict[tuple[str, str], Table] = {}
         self._keys = 0
         self._notes = Notes(self)
-        with _registry:
-            _live_stores.add(self)
+        _live_stores.add(self)
 
     def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
         gate = _MemoryGate(self, limiter, rules)
@@ -148,7 +147,8 @@ class Table:
     """The states of one rule by key. The store's lock is held by whoever calls.
 
     Every key stands exactly once in the queue of keys to look at; only looking at it takes it out, and a key whose state
-    has been given back or reset stays behind with `None` until then.
+    has been given back or reset stays behind with `None` until then. A call may be interrupted anywhere, so a key leaves the
+    queue in the last step, after its state.
     """
 
     def __init__(self, store: MemoryStore, packing: Packing) -> None:
@@ -206,8 +206,8 @@ class Table:
 
     def _enqueue(self, key: TableKey) -> None:
         self._look_at(_LOOKED_AT_PER_NEW_KEY)
-        self._queue.append(key)
         self._store._keys += 1
+        self._queue.append(key)
 
     def _has_room(self) -> bool:
         if self._store._keys >= self._store.max_keys:
@@ -220,14 +220,15 @@ class Table:
         queue, values = self._queue, self.values
         now = self._store.clock.now_us()
         for _ in range(min(most, len(queue))):
-            key = queue.popleft()
+            key = queue[0]
             value = values.get(key)
             if value is None or self._is_over(key, value, now):
                 values.pop(key, None)
                 self._kept_until.pop(key, None)
                 self._store._keys -= 1
+                queue.popleft()
             else:
-                queue.append(key)
+                queue.rotate(-1)
 
     def _is_over(self, key: TableKey, value: Packed | State, now: int) -> bool:
         if key in self._kept_until:
@@ -434,25 +435,54 @@ def _as_async(gate: Gate) -> AsyncGate:
     return AsyncGate(public_hit, peek, hold, record, refund, reset, public_hit)
 
 
+class _LiveStores:
+    """All stores of this process; whoever forks keeps others from making one."""
+
+    def __init__(self) -> None:
+        self._free: Free = {0: None}
+        self._stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
+
+    @exclusive
+    def add(self, store: MemoryStore) -> None:
+        self._stores.add(store)
+
+    def locks(self) -> Iterator[Free]:
+        """Yield the lock of the registry, which must be held for the rest, and those of all stores."""
+        yield self._free
+        for store in self._stores:
+            yield store._free
+
+
+class _Forking(threading.local):
+    """What the present thread holds because it forks."""
+
+    def __init__(self) -> None:
+        self.held: list[Free] = []
+
+
 # A fork while another thread holds the lock would leave it locked for ever in the child, and a state half written. So
 # the locks of all stores are taken before a fork and released after it, on both sides. Meanwhile nobody else may fork,
 # or make a store.
-_live_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
-_registry = threading.Lock()
-_forking: list[Free] = []
+_live_stores = _LiveStores()
+_forking = _Forking()
 
 
 def _before_fork() -> None:
-    _registry.acquire()
-    for store in _live_stores:
-        wait_for(store._free)
-        _forking.append(store._free)
+    held = _forking.held
+    for free in _live_stores.locks():
+        wait_for(free)
+        held.append(free)
 
 
 def _after_fork() -> None:
-    while _forking:
-        _forking.pop()[0] = None
-    _registry.release()
+    held = _forking.held
+    while held:
+        # Nothing is called in between, where it could be interrupted: none is given back twice.
+        held[-1][0] = None
+        del held[-1]
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork)
+# Twice, because a signal that came during the fork is handled, and may raise, in the first Python code after it.
+for _ in range(2):
+    os.register_at_fork(after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -78,12 +78,15 @@ class Breaker:
         is_closed: Whether calls go to the store.
         outages: How often the store has become unavailable.
         failures: How many calls had to wait for the store before it failed them; probes are nobody's calls.
+        memory: Where limiters count that limit locally meanwhile. It is the store's, so that a limiter made anew in an
+            outage goes on with what was counted, and does not hand out its share again.
     """
 
     def __init__(self, store: object, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.is_closed = True
         self.outages = 0
         self.failures = 0
+        self.memory = MemoryStore()
         self._name = repr(store)
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -217,11 +220,19 @@ class LocalPlace:
 class StandIn:
     """What a limiter answers while its store does not; every decision is marked as degraded.
 
+    Args:
+        limiter: Name of the limiter.
+        rules: Its rules.
+        policy: Its policy.
+        memory: Where it counts if it limits locally.
+
     Attributes:
         answers: How many decisions it has made.
     """
 
-    def __init__(self, limiter: str, rules: tuple[Rule, ...], policy: OnStoreError) -> None:
+    def __init__(
+        self, limiter: str, rules: tuple[Rule, ...], policy: OnStoreError, memory: MemoryStore
+    ) -> None:
         self.answers = 0
         self._policy = policy
         self._names = tuple(rule.name for rule in rules)
@@ -229,7 +240,7 @@ class StandIn:
         self._pick = key_picker(rules)
         self._local: Gate | None = None
         if isinstance(policy, Local):
-            self._local = MemoryStore().bind(limiter, tuple(_shared(rule, policy.share) for rule in rules))
+            self._local = memory.bind(limiter, tuple(_shared(rule, policy.share) for rule in rules))
 
     def hit(
         self, error: StoreError, key: Key | None, cost: int, tier: str | None, now: int | None

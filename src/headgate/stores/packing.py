@@ -3,7 +3,7 @@
 A state that nobody holds units of (its birth is 0), in the shape that its table began with, is packed into one object:
 
     fixed window     one int: windows since the table began << 31 | units
-    token bucket     one int: what will have drained when it is empty << 48 | time, both since the machine's start
+    token bucket     one int: what will have drained when it is empty << 60 | time, both since the machine's start
     sliding window   one bytes of 64-bit integers: expiry of the oldest bucket, newest index, total, newest units,
                      then index and units of the buckets before, oldest first
 
@@ -39,7 +39,7 @@ _BITS = 31
 _STRIDE: int = 2**_BITS
 """From one window to the next; one that counts as much is not packed."""
 
-_TIME_BITS = 48  # nine years of microseconds
+_TIME_BITS = 60  # 36,000 years of microseconds, and two of the digits that Python counts in
 _TIME: int = 2**_TIME_BITS - 1
 
 

@@ -123,11 +123,12 @@ class SQLiteStore:
     def from_url(cls, url: str) -> SQLiteStore:
         """Return the store of `sqlite:///relative/path`, `sqlite:////absolute/path` or `sqlite:///:memory:`."""
         scheme, separator, path = url.partition(":///")
-        if scheme.lower() != "sqlite" or not separator or not path:
+        path = unquote(path)
+        if scheme.lower() != "sqlite" or not separator or not path or "\0" in path:
             raise ConfigError(
                 f"{url!r}: write 'sqlite:///relative/path.db', 'sqlite:////absolute/path.db' or 'sqlite:///:memory:'"
             )
-        return cls(unquote(path))
+        return cls(path)
 
     def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
         gate = _SQLiteGate(self, limiter, rules)

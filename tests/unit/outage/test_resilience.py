@@ -319,6 +319,14 @@ def test_closed_keeps_waiters_waiting_until_their_time_is_up(store: Flaky) -> No
     assert clock.now - FakeClock().now == 2
 
 
+def test_a_limiter_made_anew_in_an_outage_does_not_hand_out_its_share_again(store: Flaky) -> None:
+    store.fail()
+    hits = [limiter_on(store, on_store_error=local(0.25)).hit("alice") for _ in range(4)]
+    assert [bool(hit) for hit in hits] == [True, True, False, False]
+    other = Limiter("8/minute", name="y", store=store, on_store_error=local(0.25))
+    assert other.hit("alice"), "which counts for itself"
+
+
 def test_local_holds_are_given_back_to_memory(store: Flaky) -> None:
     limiter = limiter_on(store, on_store_error=local(0.5))
     store.fail()

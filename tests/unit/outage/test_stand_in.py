@@ -12,6 +12,7 @@ from headgate import (
     ConfigError,
     CostTooHigh,
     Decision,
+    MemoryStore,
     Quota,
     Rule,
     StoreUnavailable,
@@ -26,7 +27,8 @@ ERROR = StoreUnavailable("it is gone")
 
 
 def stand_in(policy: OnStoreError, *rules: Rule) -> StandIn:
-    return StandIn("limiter", rules or (sliding_window("8/minute"), token_bucket("20/hour")), policy)
+    rules = rules or (sliding_window("8/minute"), token_bucket("20/hour"))
+    return StandIn("limiter", rules, policy, MemoryStore())
 
 
 def hit(it: StandIn, cost: int = 1, *, key: Any = "alice", tier: str | None = None) -> Decision:
@@ -190,7 +192,7 @@ def test_every_bucket_that_can_be_counted_has_a_share_that_can(quota: Quota, sha
         algorithm_for(rule)
     except ConfigError:
         return
-    it = StandIn("limiter", (rule,), local(share))
+    it = StandIn("limiter", (rule,), local(share), MemoryStore())
     assert it._local is not None
     decision = it._local.peek("alice", 0, None, None)
     assert decision.limit is not None

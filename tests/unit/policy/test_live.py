@@ -19,8 +19,12 @@ from headgate.testing import FakeClock
 from tests.unit.clocks import steady
 from tests.unit.flavours import done, entered
 from tests.unit.policy.conftest import Author
+from tests.unit.processes import forking, in_child
 
 Follow = Callable[..., Any]
+
+PATIENCE = 30.0
+"""Seconds after which a test has failed that waits for something."""
 
 LOGIN = """
 [limiters.login]
@@ -124,6 +128,7 @@ async def test_it_is_a_mapping(follow: Follow) -> None:
         ('[limiters.login]\nrules = ["3/fortnight"]', r"headgate\.toml:2:10: .*fortnight"),
         ("[limiters.login]\nrules = [", r"headgate\.toml:2:10: .*end of the file"),
         ('[limiters.login]\nrules = ["3/minute"]\nstore = "mongodb://x"', r"'login'.* no store is known for"),
+        ('[limiters.login]\nrules = ["3/minute"]\nstore = "sqlite:///a\\u0000b"', "'login'.* write 'sqlite:"),
         ('[limiters.login]\nrules = ["3/minute"]\ndeadline = 2\nstore = "sqlite:///:memory:"', "deadline"),
         ('[limiters.a]\nrules = ["1/s"]\n[limiters.login]\nrules = ["1/s"]\nstore = "x://"', "'login'"),
         (None, "No such file"),
@@ -178,6 +183,28 @@ async def test_a_store_that_could_not_be_opened_is_tried_again(
     live._look(False)
     assert live.last_error is None
     assert live["login"].policy.store.endswith("limits.db")
+
+
+async def test_a_reload_in_the_middle_of_a_reload_is_an_error(follow: Follow, author: Author) -> None:
+    """As a signal handler would ask for it: waiting for its own thread, it would wait for ever."""
+    live = follow(LOGIN)
+    errors: list[str] = []
+
+    class Environment(dict[str, str]):
+        def keys(self) -> Any:
+            try:
+                live.reload()
+            except PolicyError as error:
+                errors.append(str(error))
+            return super().keys()
+
+    live._file._environment = Environment(UNRELATED="x")
+    author.limit("7/minute")
+    assert live.reload() is True
+    assert errors == [f"{author.path} is being reloaded by this very thread; use watch() to heed signals"]
+    assert live.last_error is None
+    live._file._environment = None
+    assert live.reload() is False
 
 
 def test_a_policy_without_a_file_cannot_be_reloaded() -> None:
@@ -264,6 +291,57 @@ async def test_closing_closes_every_store_and_a_limiter_closes_none(
         assert await done(live["login"].hit("ada"))
         store = live["login"].store
     assert store._closed
+
+
+async def test_closing_while_somebody_reloads_closes_the_stores_that_were_there(
+    follow: Follow, author: Author, tmp_path: Path
+) -> None:
+    author.limit("5/minute", f"sqlite:///{tmp_path}/limits.db")
+    live = follow()
+    store = live["login"].store
+
+    class Slow:
+        def close(self) -> None:
+            author.limit("5/minute", f"sqlite:///{tmp_path}/other.db")
+            live.reload()
+
+        async def aclose(self) -> None:
+            self.close()
+
+    live._stores = {"slow": Slow(), **live._stores}
+    await done(live.aclose() if isinstance(live, AsyncLivePolicy) else live.close())
+    assert store._closed
+    assert not live["login"].store._closed
+    del live._stores["slow"]
+
+
+@pytest.mark.parametrize("url", ["memory", "memory:", "Memory://"])
+async def test_memory_has_the_clock_of_the_policy_however_it_is_written(
+    follow: Follow, author: Author, clock: FakeClock, url: str
+) -> None:
+    author.limit("1/minute", url)
+    limiter = follow()["login"]
+    assert await admitted(limiter, 2) == 1
+    clock.advance(3600)
+    assert await admitted(limiter, 2) == 1
+
+
+async def test_a_reload_in_an_outage_does_not_hand_out_the_share_again(
+    follow: Follow, author: Author, tmp_path: Path
+) -> None:
+    text = f"""
+        [limiters.login]
+        rules = ["8/minute"]
+        store = "sqlite:///{tmp_path}/limits.db"
+        on_store_error = {{ local = 0.25 }}
+        headers = "%s"
+    """
+    live = follow(text % "both")
+    live["login"].store.close()
+    assert await admitted(live["login"], 9) == 2
+    author.write(text % "ietf")
+    assert live.reload() is True
+    assert await admitted(live["login"], 9) == 0
 
 
 async def test_what_a_policy_says_of_failures_holds(follow: Follow, tmp_path: Path) -> None:
@@ -568,6 +646,35 @@ async def test_the_log_says_what_changed(
     ]
 
 
+# --- Forks -----------------------------------------------------------------------------------------------------------
+
+
+@forking
+def test_a_fork_lets_go_of_locks_that_threads_of_the_parent_held(author: Author) -> None:
+    author.write('[limiters.login]\nrules = ["5/minute", { quota = "3/minute", name = "s", shadow = true }]')
+    live = LivePolicy.from_file(author.path)
+    limiter = live["login"]
+    are_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with live._reloading, limiter._lock, limiter._current.shadows[0].tally._lock:
+            are_held.set()
+            may_end.wait(PATIENCE)
+
+    def work() -> bool:
+        author.limit("7/minute")
+        return limiter.hit("ada").allowed and live.reload() and limiter.rules[0].quota.limit == 7
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert are_held.wait(PATIENCE)
+        assert in_child(work)
+    finally:
+        may_end.set()
+        thread.join()
+
+
 # --- At the same time ------------------------------------------------------------------------------------------------
 
 
@@ -578,22 +685,26 @@ def test_threads_that_hit_while_others_reload_are_never_admitted_too_often(
     live = LivePolicy.from_file(author.path, clock=clock)
     limiter, is_over = live["login"], threading.Event()
 
-    def reload() -> int:
-        """Go to and fro between a limiter with a shadow rule and overrides, and one without."""
-        number = 0
-        while not is_over.is_set():
-            number += 1
+    def reload() -> None:
+        """Go to and fro between a limiter with a shadow rule and one without."""
+        for number in range(20):
             extra = ', { quota = "3/minute", name = "candidate", shadow = true }' if number % 2 else ""
             author.write(f'[limiters.login]\nrules = ["{40 - number % 3}/minute"{extra}]')
             live.reload()
-        return number
+
+    def hit() -> int:
+        admitted = 0
+        while not is_over.is_set():
+            admitted += bool(limiter.hit("ada"))
+        return admitted
 
     with ThreadPoolExecutor() as pool:
-        reloading = pool.submit(reload)
-        hits = [pool.submit(lambda: sum(bool(limiter.hit("ada")) for _ in range(300))) for _ in range(3)]
-        total = sum(hit.result() for hit in hits)
-        is_over.set()
-        assert reloading.result() > 1
+        hits = [pool.submit(hit) for _ in range(3)]
+        try:
+            reload()
+        finally:
+            is_over.set()
+        total = sum(each.result() for each in hits)
     assert 38 <= total <= 40
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -121,6 +122,12 @@ def test_an_override_of_a_scoped_key() -> None:
         ('[limiters.x]\nrules = ["5/m"]\nrate = 1', "3:8", "unknown key 'rate'"),
         ('[limiters.x]\nrules = ["5/m"]\nheaders = "all"', "3:11", "'ietf'"),
         ('[limiters.x]\nrules = ["5/m"]\ndeadline = 0', "3:12", "above 0"),
+        (f'[limiters.x]\nrules = ["5/m"]\ndeadline = {10**400}', "3:12", "at most 3600"),
+        ('[limiters.x]\nrules = ["5/m"]\ndeadline = inf', "3:12", "at most 3600"),
+        ('[limiters.x]\nrules = ["5/m"]\ndeadline = nan', "3:12", "at most 3600"),
+        ('[limiters.x]\nrules = ["5/m"]\ndefault_tier = "override:0"', "3:16", "'override:' are taken"),
+        ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { "override:0" = "6/m" } }]', "2:52", "are taken"),
+        ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { "" = "6/m" } }]', "2:42", "text is wanted"),
         ('[limiters.x]\nrules = ["5/m"]\non_store_error = { local = 2 }', "3:18", "local = 0.25"),
         ('[limiters.x]\nrules = ["5/m"]\nstore = ""', "3:9", "text is wanted"),
         ("[limiters.x]\nstore = 'memory://'", "1:1", "no rules"),
@@ -158,6 +165,22 @@ def test_an_error_says_where_it_is_and_what_is_wanted(text: str, place: str, com
     assert f"{caught.value.line}:{caught.value.column}" == place
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 5_000,
+        "a = " + "{ a = " * 5_000,
+        "a = " + "1" * 5_000,
+        f'[limiters.x]\nrules = ["5/m"]\ndeadline = 0x{"f" * 5_000}',
+        f'[limiters.x]\nrules = ["{"1" * 5_000}/m"]',
+    ],
+    ids=["brackets", "braces", "digits", "digits that can be read but not written", "a quota"],
+)
+def test_what_has_no_end_is_an_error_like_any_other(text: str) -> None:
+    with pytest.raises(PolicyError, match=r"^headgate\.toml:"):
+        parse_policy(text, "headgate.toml")
+
+
 def test_no_limiters_is_an_error() -> None:
     with pytest.raises(PolicyError, match="no limiters"):
         parse_policy("")
@@ -183,6 +206,50 @@ def test_a_bad_variable_is_named() -> None:
         parse_policy(FULL, environment={"HEADGATE_LIMITERS__LOGIN__RULES": '["5/fortnight"]'})
 
 
+@pytest.mark.parametrize("value", ["1" * 5_000, "[" * 5_000], ids=["digits", "brackets"])
+def test_a_variable_that_has_no_end_is_named_too(value: str) -> None:
+    with pytest.raises(
+        PolicyError, match=r"environment variable HEADGATE_LIMITERS__LOGIN__RULES: rules is an"
+    ):
+        parse_policy(FULL, environment={"HEADGATE_LIMITERS__LOGIN__RULES": value})
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "place"),
+    [
+        ('store = "memory://"\n[limiters.a]\nrules = ["5/m"]', "STORE__URL", "1:9"),
+        ("[limiters]\na = 5", "LIMITERS__A__RULES", "2:5"),
+        ('[[limiters.a]]\nrules = ["5/m"]', "LIMITERS__A__RULES", "1:1"),
+        ('server = 5\n[limiters.a]\nrules = ["5/m"]', "SERVER__PORT", "1:10"),
+        ('[limiters.a]\nrules = ["5/m"]\n[server.tokens]\nx = 5', "SERVER__TOKENS__X__SHA256", "4:5"),
+    ],
+)
+def test_a_variable_within_what_is_no_table_leaves_it_to_the_file_to_be_wrong(
+    text: str, variable: str, place: str
+) -> None:
+    with pytest.raises(PolicyError, match=rf"^headgate\.toml:{place}: a table is wanted"):
+        parse_policy(text, "headgate.toml", {f"HEADGATE_{variable}": "5"})
+
+
+def test_a_variable_for_a_table_comes_before_those_for_what_is_in_it() -> None:
+    table = {"HEADGATE_SERVER__TOKENS": f'{{ gateway = {{ sha256 = "{DIGEST}", may = ["decide"] }} }}'}
+    value = {"HEADGATE_SERVER__TOKENS__GATEWAY__MAY": '["administer"]'}
+    for environment in (table | value, value | table):
+        tokens = parse_policy(SERVER, environment=environment).server.tokens
+        assert tokens == {"gateway": TokenPolicy(DIGEST, frozenset({"administer"}))}
+
+
+def test_a_variable_that_may_mean_several_limiters_is_an_error() -> None:
+    text = "".join(f'[limiters.{name}]\nrules = ["5/minute"]\n' for name in ("a-b", "a_b", "A_b", "c"))
+    meant = r"limiters\.a-b\.rules, limiters\.a_b\.rules, limiters\.A_b\.rules"
+    with pytest.raises(
+        PolicyError, match=rf"^environment variable HEADGATE_LIMITERS__A_B__RULES: .* {meant};"
+    ):
+        parse_policy(text, environment={"HEADGATE_LIMITERS__A_B__RULES": '["1/s"]'})
+    policy = parse_policy(text, environment={"HEADGATE_LIMITERS__C__RULES": '["1/s"]'})
+    assert policy.limiters["c"].rules[0].quota.limit == 1
+
+
 def test_names_with_other_characters_have_underscores_in_variables() -> None:
     text = '[limiters.log-in]\nrules = ["5/minute"]'
     policy = parse_policy(text, environment={"HEADGATE_LIMITERS__LOG_IN__RULES": '["6/minute"]'})
@@ -198,6 +265,17 @@ def test_loading_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(PolicyError, match="utf-8"):
         load_policy(file)
+    with pytest.raises(PolicyError, match="null byte"):
+        load_policy("headgate\0.toml")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """Opening a pipe would wait for somebody who writes into it, and this device never ends."""
+    pipe = tmp_path / "headgate.toml"
+    os.mkfifo(pipe)
+    for file in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(PolicyError, match=f"^{re.escape(str(file))}: it is not a regular file"):
+            load_policy(file)
 
 
 def test_a_policy_in_plain_words() -> None:

@@ -8,13 +8,15 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from headgate import ConfigError
 from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
-from headgate.policy.watch import PolicyFile
+from headgate.policy.watch import PolicyFile, hangups
 from tests.unit.policy.conftest import Author
 
 NEVER = 3600.0
@@ -122,6 +124,83 @@ def test_a_signal_lets_a_thread_read_the_file(author: Author, caplog: pytest.Log
         assert live["login"].rules[0].quota.limit == 6
 
 
+@pytest.mark.usefixtures("_hangup_handler")
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_several_threads_that_watch_each_hears_signals_until_it_is_stopped(
+    author: Author, first: int
+) -> None:
+    author.limit("5/minute")
+    lives = [LivePolicy.from_file(author.path) for _ in range(2)]
+    watching = [live.watch(NEVER) for live in lives]
+    with changing(lives[0]), changing(lives[1]):
+        author.limit("6/minute")
+        signal.raise_signal(signal.SIGHUP)
+    watching[first].stop()
+    with changing(lives[1 - first]):
+        author.limit("7/minute")
+        signal.raise_signal(signal.SIGHUP)
+    watching[1 - first].stop()
+    assert lives[first]["login"].rules[0].quota.limit == 6
+    assert lives[1 - first]["login"].rules[0].quota.limit == 7
+
+
+def test_a_thread_can_be_stopped_from_another_one_and_more_than_once(author: Author) -> None:
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+    before = signal.getsignal(signal.SIGHUP)
+    watching = live.watch(NEVER)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(watching.stop).result(PATIENCE)
+    assert not watching._thread.is_alive()
+    signal.raise_signal(signal.SIGHUP)  # another thread may set no handlers, so nobody is called
+    watching.stop()
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+@pytest.mark.usefixtures("_hangup_handler")
+def test_a_thread_can_be_stopped_by_whom_it_tells_of_a_change(author: Author) -> None:
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+    errors: list[Exception] = []
+
+    def stop() -> None:
+        try:
+            watching.stop()
+        except RuntimeError as error:
+            errors.append(error)
+
+    live.on_change(stop)
+    watching = live.watch(NEVER)
+    author.limit("6/minute")
+    signal.raise_signal(signal.SIGHUP)
+    watching._thread.join(PATIENCE)
+    assert not watching._thread.is_alive()
+    assert errors == []
+    watching.stop()
+
+
+@pytest.mark.usefixtures("_hangup_handler")
+def test_a_handler_that_somebody_else_has_set_meanwhile_is_left_alone(author: Author) -> None:
+    author.limit("5/minute")
+    before = signal.getsignal(signal.SIGHUP)
+    heard: list[int] = []
+    with LivePolicy.from_file(author.path).watch(NEVER):
+        signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
+    signal.raise_signal(signal.SIGHUP)
+    assert heard == [signal.SIGHUP]
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), 1e300])
+async def test_a_pause_is_one_that_a_thread_can_wait_for(author: Author, every: float) -> None:
+    author.limit("5/minute")
+    with pytest.raises(ConfigError, match="every= is seconds above 0"):
+        LivePolicy.from_file(author.path).watch(every)
+    with pytest.raises(ConfigError, match="every= is seconds above 0"):
+        async with asyncio.timeout(PATIENCE):
+            await AsyncLivePolicy.from_file(author.path).watch(every)
+
+
 def test_outside_of_the_main_thread_signals_are_left_alone(author: Author) -> None:
     author.limit("5/minute")
     live = LivePolicy.from_file(author.path)
@@ -179,6 +258,40 @@ async def test_a_signal_lets_a_task_read_the_file(author: Author, caplog: pytest
         await task
 
 
+@pytest.mark.usefixtures("_hangup_handler")
+async def test_of_several_tasks_that_watch_each_hears_signals_until_it_is_cancelled(author: Author) -> None:
+    author.limit("5/minute")
+    gone, stays = (AsyncLivePolicy.from_file(author.path) for _ in range(2))
+    changed = asyncio.Event()
+    stays.on_change(changed.set)
+    with watched(stays, NEVER), watched(gone, NEVER) as going:
+        await asyncio.sleep(0)
+        going.cancel()
+        await asyncio.wait([going])
+        author.limit("6/minute")
+        signal.raise_signal(signal.SIGHUP)
+        async with asyncio.timeout(PATIENCE):
+            await changed.wait()
+    assert stays["login"].rules[0].quota.limit == 6
+    assert gone["login"].rules[0].quota.limit == 5
+    await asyncio.sleep(0)  # for the end of the other one
+
+
+@pytest.mark.usefixtures("_hangup_handler")
+def test_a_loop_that_was_closed_before_its_tasks_had_ended_is_not_told() -> None:
+    told: list[str] = []
+    with ExitStack() as stack:
+
+        async def listen() -> None:
+            stack.enter_context(hangups(lambda: told.append("too late")))
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(listen())
+        loop.close()
+        signal.raise_signal(signal.SIGHUP)
+    assert told == []
+
+
 async def test_a_task_in_another_thread_watches_the_file_alone(author: Author) -> None:
     author.limit("5/minute")
     live, changed = AsyncLivePolicy.from_file(author.path), threading.Event()
@@ -230,6 +343,35 @@ def test_an_error_is_logged_once_and_what_puts_it_right_too(
     assert live.last_error is None
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == f"{author.path} was read again: nothing has changed"
+
+
+@pytest.mark.parametrize(
+    "broken", ["headgate.policy.watch.parse_policy", "headgate.policy.watch.read_policy"]
+)
+def test_an_error_that_nobody_thought_of_ends_nothing_either(
+    author: Author, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    author.limit("5/minute")
+    live = LivePolicy.from_file(author.path)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("redis://ada:s3cret@host")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, fail)
+        author.limit("6/minute")
+        live._look(False)
+        live._look(False)
+    (line,) = errors_in(caplog)
+    assert line.startswith("the policy stays as it was")
+    assert live.last_error is not None
+    assert live.last_error.startswith("ZeroDivisionError(")
+    assert "s3cret" not in live.last_error
+    assert live["login"].rules[0].quota.limit == 5
+    author.limit("7/minute")
+    live._look(False)
+    assert live.last_error is None
+    assert live["login"].rules[0].quota.limit == 7
 
 
 def test_whoever_asks_is_told_that_nothing_has_changed(

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from headgate.clock import Clock
-from headgate.errors import HeadgateError
+from headgate.errors import ConfigError, HeadgateError
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
 from headgate.policy._sync.limiter import PolicyLimiter, Version
 from headgate.policy.changes import changes
+from headgate.policy.locks import fork_safe
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
 from headgate.policy.watch import PolicyFile, Watching
 from headgate.stores import MemoryStore, open_store
@@ -59,7 +60,8 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
         self._ever: dict[str, PolicyLimiter] = {}
         self._limiters: dict[str, PolicyLimiter] = {}
         self._listeners: list[Callable[[], None]] = []
-        self._reloading = threading.Lock()
+        self._reloading = fork_safe(threading.RLock())
+        self._reloader: threading.Thread | None = None
         self.policy = policy
         self._use(policy)
 
@@ -114,15 +116,23 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
         Limits apply at once to what has been counted already.
 
         Raises:
-            PolicyError: The file cannot be read or used; everything stays as it was.
+            PolicyError: The file cannot be read or used, or a signal handler asks for it in the middle of a reload;
+                everything stays as it was.
         """
         file = self._followed()
         with self._reloading:
+            if self._reloader is threading.current_thread():
+                raise PolicyError(
+                    f"{file.path} is being reloaded by this very thread; use watch() to heed signals"
+                )
+            self._reloader = threading.current_thread()
             try:
                 changed = self._renew(file)
             except PolicyError as error:
                 self.last_error = str(error)
                 raise
+            finally:
+                self._reloader = None
             self.last_error = None
         if changed:
             logger.info("%s is in force: %s", file.path, "; ".join(changed))
@@ -137,26 +147,33 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
 
         Args:
             every: Seconds between two looks at the file.
+
+        Raises:
+            ConfigError: That is no time to wait.
         """
         self._followed()
+        _check_pause(every)
         return Watching(self._look, every)
 
     def _look(self, asked: bool) -> None:
-        """Reload if the file has changed, or somebody asked for it."""
-        file = self._followed()
-        if not asked and not file.has_changed():
-            return
-        known = self.last_error
+        """Reload if the file has changed, or somebody asked for it. It never raises."""
+        file, known = self._followed(), self.last_error
         try:
+            if not asked and not file.has_changed():
+                return
             if not self.reload() and (asked or known is not None):
                 logger.info("%s was read again: nothing has changed", file.path)
         except PolicyError as error:
             if asked or str(error) != known:
                 logger.error("the policy stays as it was: %s", error)
+        except Exception as error:  # noqa: BLE001  # the next file may be right, so somebody must go on looking
+            self.last_error = redact(repr(error))
+            if asked or self.last_error != known:
+                logger.exception("the policy stays as it was, for a reason that nobody thought of")
 
     def close(self) -> None:
         """Close all stores."""
-        for store in self._stores.values():
+        for store in list(self._stores.values()):  # a reload may open another one meanwhile
             store.close()
 
     def __enter__(self) -> LivePolicy:
@@ -217,7 +234,7 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
 
     def _store(self, url: str) -> Store:
         if url not in self._stores:
-            is_memory = url.lower().startswith("memory:")
+            is_memory = url.partition(":")[0].lower() == "memory"
             self._stores[url] = MemoryStore(clock=self._clock) if is_memory else open_store(url)
         return self._stores[url]
 
@@ -227,3 +244,9 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
                 tell()
             except Exception:  # noqa: BLE001  # the policy is in force, whatever listeners make of it
                 logger.exception("%r failed when told of a new policy", tell)
+
+
+def _check_pause(every: float) -> None:
+    """Refuse what no thread can wait for."""
+    if not 0 < every <= threading.TIMEOUT_MAX:  # also false for NaN
+        raise ConfigError(f"every= is seconds above 0, not {every!r}")

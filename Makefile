@@ -67,5 +67,5 @@ constraints: ## pin today's versions of everything that dev, bench and browser n
 	$(PYTHON) tools/pin.py
 
 clean: ## remove everything that make has made
-	rm -rf $(VENV) .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

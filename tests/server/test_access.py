@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from pathlib import Path
 
 import httpx
 import pytest
 
+from headgate.policy import AsyncLivePolicy
+from headgate.server import make_app
 from headgate.server.access import is_loopback
 from tests.server.support import Server, problem
 
@@ -200,6 +203,34 @@ async def test_without_tokens_what_arrives_from_outside_is_not_answered(address:
     server = Server(address=address)
     response = await server.client.get("/v1/limiters", headers={"host": "localhost"})
     assert "no tokens" in problem(response, 403)
+
+
+@pytest.mark.parametrize("field", ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"])
+async def test_without_tokens_what_a_proxy_passes_on_is_not_answered(field: str) -> None:
+    headers = {field: "192.0.2.7"}
+    assert "a proxy" in problem(await Server().client.get("/v1/limiters", headers=headers), 403)
+    with_tokens = Server(policy("decider"))
+    response = await with_tokens.client.get("/v1/limiters", headers={**headers, **bearer("decider")})
+    assert response.status_code == 200
+
+
+async def test_a_reload_that_leaves_no_tokens_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "headgate.toml"
+    file.write_text(policy("decider", "admin"))
+    async with AsyncLivePolicy.from_file(file) as live:
+        make_app(live)
+        for text, warnings in [(policy("admin"), 0), (policy(), 1), (policy() + "[server]\nport = 1\n", 1)]:
+            file.write_text(text)
+            assert live.reload()
+            assert caplog.text.count("no tokens in the policy any more") == warnings
+
+
+async def test_with_tokens_strangers_are_not_told_which_stores_there_are() -> None:
+    assert (await Server(policy()).client.get("/readyz")).json()["stores"]
+    response = await Server(policy("decider")).client.get("/readyz")
+    assert response.json() == {"status": "ready", "stores": []}
 
 
 async def test_a_browser_is_given_no_way_around() -> None:

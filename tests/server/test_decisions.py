@@ -365,3 +365,14 @@ async def test_a_batch_is_bounded() -> None:
     assert "1000" in problem(await server.post("/v1/batch", {"calls": calls}), 400)
     assert len((await server.answer("/v1/batch", {"calls": calls[1:]}))["answers"]) == 1000
     assert (await server.answer("/v1/batch", {"calls": []})) == {"answers": []}
+
+
+async def test_a_batch_of_unknown_names_looks_for_no_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look takes time that grows with both lists of names, and everybody waits meanwhile."""
+    monkeypatch.setattr(
+        "headgate.server.operations.get_close_matches", lambda *_, **__: pytest.fail("it looks")
+    )
+    calls = [{"limiter": "lgoin", "operation": operation} for operation in ("hit", "hold", "reset")]
+    answers = (await Server().answer("/v1/batch", {"calls": calls}))["answers"]
+    assert [answer["status"] for answer in answers] == [404] * 3
+    assert answers[0]["body"]["detail"] == "there is no limiter 'lgoin'; GET /v1/limiters lists them all"

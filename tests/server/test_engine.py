@@ -8,14 +8,16 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
+from uvicorn.server import ServerState
 
 from headgate.server import engine
 from headgate.server.engine import BoundedProtocol, Engine
 from headgate.server.serving import listen
-from tests.server.support import Server
+from tests.server.support import READ_SECONDS, Server
 
 
 @asynccontextmanager
@@ -39,6 +41,30 @@ async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     async with engine_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: loc")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_connection_on_which_nothing_arrives_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "HEAD_SECONDS", 0.0)
+    async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every byte of it ends uvicorn's own timer for idle connections."""
+    monkeypatch.setattr(engine, "HEAD_SECONDS", 0.0)
+    async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        assert b" 415 " in await reader.readuntil(b"}")
+        writer.write(b"x")
         assert await reader.read() == b""
         writer.close()
 
@@ -68,6 +94,28 @@ async def test_heads_on_one_connection_are_bounded_each() -> None:
             assert head.startswith(b"HTTP/1.1 200 ")
             assert await reader.readexactly(15) == b'{"status":"ok"}'
         writer.close()
+
+
+async def test_the_body_before_a_head_is_not_counted_to_it() -> None:
+    server = Server()
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state, transport = ServerState(), Mock(spec=asyncio.Transport)
+    transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
+    transport.is_closing.return_value = False
+    connection = BoundedProtocol(config, state, {})
+    connection.connection_made(transport)
+    body = b'{"key": "a"}'.ljust(40_000)
+    connection.data_received(
+        b"POST /v1/limiters/login/hit HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 40000\r\n\r\n" + body + b"GET /healthz HTTP/1.1\r\nHost: loc"
+    )
+    await asyncio.gather(*state.tasks)
+    connection.data_received(b"alhost\r\n\r\n")
+    await asyncio.gather(*state.tasks)
+    written = b"".join(call.args[0] for call in transport.write.mock_calls)
+    assert written.count(b"HTTP/1.1 200 ") == 2
+    assert not transport.close.called
 
 
 async def test_a_reader_that_was_dropped_is_cut_off(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
+from headgate.policy import parse_policy
 from headgate.server import events
-from tests.server.support import Server, started
+from tests.server.support import POLICY, Server, started
 
 
 class Reader:
     """Reads a stream as a browser does, piece by piece; it can stop reading, and go away."""
 
-    def __init__(self, server: Server, method: str = "GET") -> None:
+    def __init__(self, server: Server, method: str = "GET", *more: tuple[bytes, bytes]) -> None:
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.reads = asyncio.Event()
         self.reads.set()
@@ -26,7 +28,7 @@ class Reader:
             "method": method,
             "path": "/v1/events",
             "raw_path": b"/v1/events",
-            "headers": [(b"host", b"localhost")],
+            "headers": [(b"host", b"localhost"), *more],
             "server": ("127.0.0.1", 8080),
             "extensions": {"headgate.abort": {"abort": self._abort}},
         }
@@ -130,6 +132,36 @@ async def test_streams_are_bounded_and_those_that_left_do_not_count(monkeypatch:
     for reader in (readers[1], third):
         reader.leave()
         await reader.task
+
+
+async def test_streams_are_bounded_when_many_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_STREAMS", 2)
+    server = Server()
+    readers = [Reader(server) for _ in range(5)]
+    assert sorted([(await reader.sent.get())["status"] for reader in readers]) == [200, 200, 503, 503, 503]
+    for reader in readers:
+        reader.leave()
+        await reader.task
+    assert server.app._events._open == 0
+
+
+async def test_a_token_that_is_taken_out_of_the_policy_ends_its_streams() -> None:
+    token = '[server.tokens.{0}]\nsha256 = "{1}"\nmay = ["decide"]\n'
+    tokens = [token.format(name, sha256(name.encode()).hexdigest()) for name in ("stays", "goes")]
+    server = Server(POLICY + "".join(tokens))
+    stays, goes = (
+        Reader(server, "GET", (b"authorization", f"Bearer {name}".encode())) for name in ("stays", "goes")
+    )
+    for reader in (stays, goes):
+        await reader.sent.get()
+        await reader.event()
+    server.live._use(parse_policy(POLICY + tokens[0]))
+    await publish(server, 1)
+    assert (await stays.event())[0] == "tick"
+    assert await goes.sent.get() == {"type": "http.response.body", "body": b""}
+    await goes.task
+    stays.leave()
+    await stays.task
 
 
 async def test_a_head_of_a_stream_ends_at_once() -> None:

@@ -33,11 +33,11 @@ class HeldUnits(Hook):
 class Worker:
     """A book with hooks of its own."""
 
-    def __init__(self, store: MemoryStore, clock: FakeClock) -> None:
+    def __init__(self, store: MemoryStore, clock: FakeClock, run: str = "") -> None:
         self.hook = HeldUnits()
         limiter = AsyncLimiter("1000000/hour", name="llm", store=store, hooks=[self.hook])
         self.live = {"llm": limiter}
-        self.book = HoldBook(self.live, clock=clock)
+        self.book = HoldBook(self.live, clock=clock, run=run)
 
     async def take(self, cost: int = 800) -> str:
         _, hold_id, _ = await self.book.take("llm", "alice", cost)
@@ -101,6 +101,15 @@ async def test_units_that_another_worker_settles_add_up_to_none(
     await other.book.tidy()
     assert worker.hook.held + other.hook.held == 0
     assert (worker.hook.ends, other.hook.ends) == ([], [300])
+
+
+async def test_units_that_were_held_before_a_restart_are_not_counted_after_it(
+    worker: Worker, store: FlakyStore, clock: FakeClock
+) -> None:
+    hold_id = await worker.take()
+    restarted = Worker(store, clock, run="another")
+    assert (await restarted.book.finish(hold_id, 300)).first
+    assert (restarted.hook.held, restarted.hook.ends) == (0, [])
 
 
 async def test_whoever_is_told_that_another_was_first_says_nothing_more(

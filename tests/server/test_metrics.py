@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.support import Server
@@ -49,3 +51,13 @@ async def test_no_key_is_in_the_metrics() -> None:
     for _ in range(5):
         await server.hit("api", "someone")
     assert "someone" not in (await server.client.get("/metrics")).text
+
+
+async def test_holds_of_before_a_restart_are_not_counted_as_settled(tmp_path: Path) -> None:
+    shared = f"[store]\nurl = 'sqlite:///{tmp_path}/limits.db'\n{POLICY}"
+    before, after = Server(shared), Server(shared)
+    held = await before.answer("/v1/limiters/api/hold", {"key": "a", "cost": 2})
+    assert (await after.answer(f"/v1/holds/{held['hold']}/release"))["first"]
+    assert (await samples(after)).get(("headgate_held_units", "api"), 0) == 0
+    for server in (before, after):
+        await server.live.aclose()

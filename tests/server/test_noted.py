@@ -28,7 +28,7 @@ entries = st.builds(
     rules=st.lists(texts, max_size=3).map(tuple),
     receipts=st.none() | receipts,
     kept_for=st.floats(0, 3e9),
-    is_watched=st.booleans(),
+    watched_in=st.none() | texts,
 )
 
 
@@ -46,7 +46,7 @@ def test_anything_else_is_a_conflict(text: str) -> None:
 
 
 def test_a_receipt_of_an_unknown_kind_cannot_be_noted() -> None:
-    entry = Entry("llm", "alice", 1, None, ("rule",), ((object(), (1, 2, 3)),), 60.0, False)
+    entry = Entry("llm", "alice", 1, None, ("rule",), ((object(), (1, 2, 3)),), 60.0, None)
     with pytest.raises(HoldsUnsupported, match="object"):
         entry.text()
 

@@ -12,7 +12,7 @@ import pytest
 from headgate.errors import StoreConflict, StoreUnavailable
 from headgate.server.app import BODY_SECONDS
 from headgate.server.holds import HoldBook, HoldsUnsupported
-from tests.server.support import Server, problem
+from tests.server.support import READ_SECONDS, Server, problem
 
 HIT = "/v1/limiters/login/hit"
 JSON = {"content-type": "application/json"}
@@ -108,10 +108,13 @@ async def test_a_body_in_pieces_is_put_together() -> None:
     assert response.json()["remaining"] == 4
 
 
-async def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_body_that_does_not_arrive_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
     monkeypatch.setattr("headgate.server.app.BODY_SECONDS", 0.0)
     assert BODY_SECONDS > 0
-    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}] * begun)
 
     async def receive() -> dict[str, Any]:
         message = next(messages, None)
@@ -120,7 +123,8 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest
         assert message is not None
         return message
 
-    answers = await called(Server(), receive)
+    async with asyncio.timeout(READ_SECONDS):
+        answers = await called(Server(), receive)
     assert answers[0]["status"] == 408
 
 
@@ -215,8 +219,10 @@ async def test_what_can_never_be_admitted_is_not_processed(
 async def test_settling_at_an_impossible_cost_is_not_processed() -> None:
     server = Server("[limiters.b]\nrules = ['1/s burst 5']")
     held = await server.answer("/v1/limiters/b/hold", {"key": "a"})
-    response = await server.post(f"/v1/holds/{held['hold']}/settle", {"cost": 9007199254740991})
-    assert problem(response, 422)
+    settle = f"/v1/holds/{held['hold']}/settle"
+    assert problem(await server.post(settle, {"cost": 9007199254740991}), 422)
+    assert (await server.answer(settle, {"cost": 0}))["first"]  # nothing stands yet
+    assert (await server.answer("/v1/limiters/b/check", {"key": "a", "cost": 5}))["allowed"]
 
 
 async def test_a_store_without_memory_for_holds_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,31 @@ def test_a_killed_worker_is_replaced_and_nothing_is_forgotten(tmp_path: Path) ->
         assert server.stop() == 0
 
 
+def test_units_that_a_killed_worker_held_are_settled_by_others(tmp_path: Path) -> None:
+    with serving(tmp_path, SHARED, workers=2) as server:
+        held = httpx.post(f"{server.url}/v1/limiters/login/hold", json={"key": "alice", "cost": 7}).json()[
+            "hold"
+        ]
+        assert held_units(server) == 7
+        killed = server.workers
+        for worker in killed:  # one of them took it
+            os.kill(worker, signal.SIGKILL)
+        eventually(lambda: len(set(server.workers) - set(killed)) == 2, "other workers")
+        assert held_units(server) == 7
+        assert httpx.post(f"{server.url}/v1/holds/{held}/release", json={}).json()["first"]
+        assert held_units(server) == 0
+
+
+def held_units(server: Process) -> float:
+    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+    return sum(
+        sample.value
+        for family in families
+        if family.name == "headgate_held_units"
+        for sample in family.samples
+    )
+
+
 def test_a_reload_reaches_every_worker(tmp_path: Path) -> None:
     with serving(tmp_path, SHARED, workers=2) as server:
         (tmp_path / "headgate.toml").write_text(SHARED.replace("50/hour", "60/hour"))
@@ -334,6 +359,11 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
     assert message == (
         f"headgate: cannot listen on 127.0.0.1:{port}: address already in use; choose another --port or --host"
     )
+
+
+def test_a_port_that_there_is_not_is_said_in_one_line(tmp_path: Path) -> None:
+    message = refusal(tmp_path, MEMORY, port=65_536)
+    assert message == "headgate: cannot listen on 127.0.0.1:65536: ports go from 0 to 65535"
 
 
 def test_a_bad_policy_is_said_in_one_line(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class Limiter:
             raise ConfigError(f"{store!r} is not a store that {type(self).__name__} can use")
         gate, self.health = (
             bind(self.store, self.name, self.rules, on_store_error, deadline)
-            if self.rules
+            if self.rules or getattr(self.store, "has_rules", False)
             else (_unlimited(), Health())
         )
         # A memory of our own has the clock already; to any other store its time goes with every call.

@@ -21,6 +21,7 @@ TOKEN_VARIABLE = "HEADGATE_TOKEN"
 SMALLEST_POLICY = 'limiters.login.rules = ["5/minute"]'
 
 _WIDTH = 100
+_HIGHEST_PORT = 65_535
 
 
 class Failure(Exception):
@@ -138,6 +139,14 @@ def add_server(parser: argparse.ArgumentParser, *, default: str | None) -> None:
         "--token",
         help=f"a token that the server knows (default: the variable {TOKEN_VARIABLE}, which others cannot see)",
     )
+
+
+def port(text: str) -> int:
+    """Return the port that an argument names: an argparse type."""
+    number = int(text)
+    if not 0 <= number <= _HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"ports go from 0 to {_HIGHEST_PORT}, which {text} does not")
+    return number
 
 
 def read_policy(file: str) -> Policy:

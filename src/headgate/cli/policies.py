@@ -15,6 +15,7 @@ from headgate.cli.common import (
     add_config,
     existing_policy,
     optional,
+    port,
     read_policy,
 )
 
@@ -60,7 +61,7 @@ def add(commands: Commands) -> None:
     add_config(serve)
     serve.add_argument("--host", help="where to listen (default: [server] host of the file, or 127.0.0.1)")
     serve.add_argument(
-        "--port", type=int, metavar="N", help="which port (default: [server] port of the file, or 8080)"
+        "--port", type=port, metavar="N", help="which port (default: [server] port of the file, or 8080)"
     )
     serve.add_argument(
         "--workers", type=_at_least_one, default=1, metavar="N", help="how many processes (default: 1)"

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from types import ModuleType
 
-from headgate.cli.common import Commands, Failure, optional
+from headgate.cli.common import Commands, Failure, optional, port
 
 SERVICES = {
     "mail": "outbound mail gateway with a global send limit",
@@ -41,7 +41,7 @@ def _add_run(commands: Commands) -> None:
         service.add_argument(
             "--port",
             metavar="N",
-            type=int,
+            type=port,
             help="which port; 0 for any free one (default: the setting PORT, or 8000)",
         )
         service.set_defaults(service=name)
@@ -95,7 +95,7 @@ def _add_tiers(commands: Commands) -> None:
         "revoke",
         "end a key",
         lambda options: _service("tiers").revoke_key(options.id),
-        examples=["headgate tiers keys revoke 3"],
+        examples=["headgate tiers keys revoke fae4d7c0"],
     )
     action.add_argument("id", metavar="ID", help="the key's id, as `list` shows it")
     action = actions.add(

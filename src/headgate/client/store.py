@@ -67,6 +67,9 @@ class ServerStore:
     remote = True
     """Calls go over a network: they take a deadline, and limiters have a policy for when it is missed."""
 
+    has_rules = True
+    """The server has rules of its own, so a limiter without any asks it nevertheless: its rules may all be shadow rules."""
+
     guarantees = Guarantees(
         shared=True,
         durable=True,

@@ -33,7 +33,7 @@ NOT_FOUND, NOT_IMPLEMENTED = 404, 501
 _TRY_LATER = frozenset({408, 425, 429})
 """Statuses below 500 that say nothing about the request itself."""
 
-_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading an answer raises that is not what it should be."""
 
 
@@ -210,6 +210,8 @@ def reading(server: str, read: Callable[[Any], T]) -> Callable[[Answer], T]:
 
 def read_decision(body: dict[str, Any]) -> Decision:
     """Return the server's decision, as it is there."""
+    if type(body["allowed"]) is not bool:  # any text would be true
+        raise TypeError("allowed is true or false")
     results = body["results"]
     names = tuple(result["name"] for result in results)
     verdicts = tuple(

@@ -87,7 +87,7 @@ class PrometheusHook(Hook, Collector):
             "Units of open holds.",
             ["limiter"],
             registry=registry,
-            multiprocess_mode="livesum",
+            multiprocess_mode="sum",
         )
         self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
         self._shown = top_keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from headgate.observe.redaction import redact
 from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy
 from headgate.quota import Quota, format_period
 from headgate.rules import SHARED, Rule
@@ -31,13 +32,15 @@ def in_words(rule: Rule) -> str:
 
 
 def _limiter(limiter: LimiterPolicy) -> Iterator[str]:
-    yield f"{limiter.name}: counted in {_without_password(limiter.store)}"
+    yield f"{limiter.name}: counted in {redact(limiter.store)}"
     for rule in limiter.rules:
         yield f"  - {_rule(rule)}"
-    for rule in limiter.shadow:
-        yield f"  - only watched, refuses nothing: {_rule(rule)}"
     if len(limiter.rules) > 1:
         yield "  All of these are decided together: either every one is charged, or none."
+    if not limiter.rules:
+        yield "  Nothing is refused."
+    for rule in limiter.shadow:
+        yield f"  - only watched, refuses nothing: {_rule(rule)}"
     if limiter.default_tier is not None:
         yield f"  Callers without a known tier count as {limiter.default_tier!r}."
     for key, tier in limiter.overrides.items():
@@ -104,8 +107,3 @@ def _failure(on_store_error: str | float) -> str:
     if isinstance(on_store_error, float):
         return f"each process admits {on_store_error:.0%} of every limit by itself"
     return "everything is admitted" if on_store_error == "open" else "everything is refused"
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}***@{rest.rpartition('@')[2]}" if "@" in rest else url

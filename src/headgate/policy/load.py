@@ -60,6 +60,7 @@ from headgate.policy.overrides import Override, OverridesError, resolved
 from headgate.policy.positions import Path, positions
 from headgate.quota import Quota
 from headgate.rules import DEFAULT_BUCKETS, SHARED, Kind, Rule, make_rule, rules_from
+from headgate.stores import check_url
 
 T = TypeVar("T")
 
@@ -150,7 +151,7 @@ class _Reader:
         self._known_keys(self.document, (), {"store", "limiters", "server"})
         store = self._table(self.document.get("store", {}), ("store",))
         self._known_keys(store, ("store",), {"url"})
-        url = self._text(store.get("url", "memory://"), ("store", "url"))
+        url = self._store(store.get("url", "memory://"), ("store", "url"))
         limiters = self._table(self.document.get("limiters", {}), ("limiters",))
         if not limiters:
             raise self._error((), 'no limiters; write for example [limiters.login] with rules = ["5/minute"]')
@@ -179,7 +180,7 @@ class _Reader:
             name=name,
             rules=tuple(rules[: len(live)]),
             shadow=tuple(rules[len(live) :]),
-            store=self._text(table.get("store", default_store), (*path, "store")),
+            store=self._store(table["store"], (*path, "store")) if "store" in table else default_store,
             on_store_error=self._on_store_error(
                 table.get("on_store_error", "open"), (*path, "on_store_error")
             ),
@@ -341,6 +342,11 @@ class _Reader:
             if isinstance(share, (int, float)) and not isinstance(share, bool) and 0 < share <= 1:
                 return float(share)
         raise self._error(path, f'"open", "closed" or {{ local = 0.25 }} is wanted, not {value!r}')
+
+    def _store(self, value: object, path: Path) -> str:
+        url = self._text(value, path)
+        self._trying(path, lambda: check_url(url))
+        return url
 
     def _deadline(self, value: object, path: Path) -> float | None:
         if value is None:

@@ -3,7 +3,8 @@
 With tokens in the policy, their bearers may do what the policy says, and only what any visitor may see is open. Without
 tokens everything is open, but to this machine alone: the request must have arrived at a loopback address, and be addressed
 to one. The latter keeps out web pages that have had their own name resolved to 127.0.0.1 (DNS rebinding); that bodies must
-be `application/json` keeps out what a page may send without asking.
+be `application/json` keeps out what a page may send without asking. What a proxy has passed on may come from anywhere, and
+is refused.
 
 All of it is read from the newest policy, so a token that was taken out of the file ends with the reload.
 """
@@ -26,6 +27,9 @@ Needed = Literal["nothing", "token", "decide", "administer"]
 _NOTHING: frozenset[Permission] = frozenset()
 _EVERYTHING: frozenset[Permission] = frozenset(PERMISSIONS)
 
+_PASSED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+"""Fields by which proxies say that they have passed on a request of somebody else."""
+
 _CHALLENGE: Field = (b"www-authenticate", b'Bearer realm="headgate"')
 _BAD_TOKEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="invalid_token"')
 _TOO_LITTLE: Field = (b"www-authenticate", b'Bearer realm="headgate", error="insufficient_scope"')
@@ -35,7 +39,8 @@ def check_access(policy: Policy, needed: Needed, scope: Mapping[str, Any]) -> fr
     """Refuse a request that may not be made; return all that whoever made it may do.
 
     Raises:
-        Problem: 401 without a valid token, 403 if it does not permit this, 421 if the request was meant for another host.
+        Problem: 401 without a valid token, 403 if it does not permit this, or if there are no tokens and the request
+            may come from another machine, 421 if it was meant for another host.
     """
     tokens = policy.server.tokens
     if not tokens:
@@ -68,6 +73,12 @@ def _check_local(scope: Mapping[str, Any]) -> None:
         raise Problem(
             403,
             "there are no tokens in the policy, so only this machine may ask; add [server.tokens.NAME] to it",
+        )
+    if any(name in _PASSED_ON for name, _ in scope["headers"]):
+        raise Problem(
+            403,
+            "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
+            "add [server.tokens.NAME] to it",
         )
     if not _is_loopback_authority(_field(scope["headers"], b"host")):
         raise Problem(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
@@ -18,7 +20,7 @@ from headgate.server.board import Board, Demo
 from headgate.server.endpoints import endpoints
 from headgate.server.events import STALLED, Events
 from headgate.server.holds import HoldBook
-from headgate.server.metrics import Metrics
+from headgate.server.metrics import METRICS_FOLDER, Metrics
 from headgate.server.operations import Operations, problem_from
 from headgate.server.problems import Field, Problem
 from headgate.server.replies import Reply, Stream, json_reply, problem_reply
@@ -69,9 +71,11 @@ class App:
         board.demo = demo
         self.live = live
         self._board = board
-        self._book = HoldBook(live)
+        self._book = HoldBook(live, run=os.environ.get(METRICS_FOLDER) or secrets.token_hex(8))
         self._events = Events(board)
         self._operations = Operations(live, self._book)
+        self._has_tokens = bool(live.policy.server.tokens)
+        live.on_change(self._heed_tokens)
         table = endpoints(self._operations, self._events, metrics, demo)
         self._router = Router(table)
         self._decoders = {
@@ -127,9 +131,15 @@ class App:
 
     async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
         """Send pieces until there are no more, or the reader is gone, or it takes none any longer."""
+        async with aclosing(stream.pieces):
+            await self._send_stream(stream, scope, receive, send)
+
+    async def _send_stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(stream.fields)})
         gone = asyncio.ensure_future(_until_gone(receive))
-        sending = asyncio.ensure_future(_send_pieces(stream, send, is_head=scope["method"] == "HEAD"))
+        sending = asyncio.ensure_future(
+            _send_pieces(stream, send, lambda: self._may_read(scope), is_head=scope["method"] == "HEAD")
+        )
         try:
             await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -144,7 +154,23 @@ class App:
         elif isinstance(outcome, Exception):
             raise outcome
 
+    def _may_read(self, scope: Scope) -> bool:
+        """Return whether a stream's reader may still read it: its token may have been taken out of the policy."""
+        try:
+            check_access(self.live.policy, "token", scope)
+        except Problem:
+            return False
+        return True
+
     # What runs beside them
+
+    def _heed_tokens(self) -> None:
+        """Warn when a reload has taken the last token out of the policy."""
+        had_tokens, self._has_tokens = self._has_tokens, bool(self.live.policy.server.tokens)
+        if had_tokens and not self._has_tokens:
+            logger.warning(
+                "there are no tokens in the policy any more: everything is open to this machine, and nothing to others"
+            )
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         tasks: list[asyncio.Task[None]] = []
@@ -213,19 +239,7 @@ async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, larges
         raise Problem(415, "send JSON, with the header Content-Type: application/json")
     if length > largest:
         raise _too_large(largest)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
-        body = await _rest_of_body(body, receive, largest)
-    elif message["type"] == "http.disconnect":
-        raise _Gone
-    if len(body) > largest:
-        raise _too_large(largest)
-    return body
-
-
-async def _rest_of_body(begun: bytes, receive: Receive, largest: int) -> bytes:
-    body = bytearray(begun)
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while len(body) <= largest:
@@ -233,7 +247,7 @@ async def _rest_of_body(begun: bytes, receive: Receive, largest: int) -> bytes:
                 if message["type"] == "http.disconnect":
                     raise _Gone
                 body += message.get("body", b"")
-                if not message.get("more_body"):
+                if not message.get("more_body") and len(body) <= largest:
                     return bytes(body)
     except TimeoutError:
         raise Problem(408, f"the body did not arrive within {BODY_SECONDS:g} s", _TOO_LARGE) from None
@@ -253,12 +267,13 @@ async def _send_reply(reply: Reply, send: Send, *, is_head: bool) -> None:
     await send({"type": "http.response.body", "body": b"" if is_head else body})
 
 
-async def _send_pieces(stream: Stream, send: Send, *, is_head: bool) -> None:
-    async with aclosing(stream.pieces) as pieces:
-        if not is_head:
-            async for piece in pieces:
-                async with asyncio.timeout(STALLED):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+async def _send_pieces(stream: Stream, send: Send, may_go_on: Callable[[], bool], *, is_head: bool) -> None:
+    if not is_head:
+        async for piece in stream.pieces:
+            if not may_go_on():
+                break
+            async with asyncio.timeout(STALLED):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -59,7 +59,7 @@ def endpoints(
         Endpoint("GET", "/v1/events", "token", _events(events)),
         Endpoint("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, Traffic),
         Endpoint("GET", "/healthz", "nothing", do.healthz, gives=Health),
-        Endpoint("GET", "/readyz", "nothing", _readyz(do), gives=Readiness),
+        Endpoint("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True),
         Endpoint("GET", "/metrics", "token", _metrics(metrics)),
         Endpoint("GET", "/", "nothing", _page, wants_request=True),
         Endpoint("GET", "/static/{file}", "nothing", _file, wants_request=True),
@@ -72,9 +72,11 @@ def endpoints(
     return [*table, Endpoint("GET", "/openapi.json", "nothing", openapi)]
 
 
-def _readyz(operations: Operations) -> Callable[[], Awaitable[Reply]]:
-    async def readyz() -> Reply:
+def _readyz(operations: Operations) -> Callable[[Request], Awaitable[Reply]]:
+    async def readyz(request: Request) -> Reply:
         readiness = await operations.readyz()
+        if not request.may:  # nobody has to show a token here, so strangers are told whether, not what
+            readiness.stores = []
         return json_reply(readiness, 200 if readiness.status == "ready" else 503)
 
     return readyz
@@ -84,7 +86,7 @@ def _events(events: Events) -> Callable[[], Awaitable[Stream]]:
     fields = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SECURITY)
 
     async def stream() -> Stream:
-        return Stream(fields, events.stream())
+        return Stream(fields, await events.stream())
 
     return stream
 

@@ -18,7 +18,7 @@ HEAD_BYTES = 32_768
 """The largest request line and header fields together."""
 
 HEAD_SECONDS = 10.0
-"""How long they may take to arrive, once they have begun."""
+"""How long they may be awaited on a new connection, and how long they may take to arrive once they have begun."""
 
 GRACE_SECONDS = 10
 """How long requests under way may take to finish when the server stops."""
@@ -92,12 +92,25 @@ class BoundedProtocol(HttpToolsProtocol):
     """Uvicorn's HTTP/1.1, with bounds on what a client may send before its request is looked at."""
 
     _head_bytes = 0
-    _head_since: float | None = None
-    """When the head that has not arrived completely yet began; `None` if there is none."""
+    _begun = 0
+    """How many heads have begun in the piece that is being read."""
+    _is_in_head = False
+    _awaited_since: float | None = None
+    """Since when a head is awaited that is not there, or not completely; `None` if none is."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._awaited_since = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
+        had_more = self._is_in_head or (self.cycle is not None and self.cycle.more_body)
+        self._begun = 0
         super().data_received(data)
-        if self._head_since is not None:
+        if self._awaited_since is None and self.cycle is not None and self.cycle.response_complete:
+            # Neither a request nor uvicorn's own timer, which every byte ends: the rest of a body that nobody reads.
+            self._awaited_since = self.loop.time()
+        # Where a head begins behind another request, what came with it is mostly not its own.
+        if self._is_in_head and self._begun + had_more <= 1:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
                 self.transport.write(_HEAD_TOO_LARGE)
@@ -107,13 +120,16 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
         self._head_bytes = 0
-        self._head_since = self.loop.time()
+        self._begun += 1
+        self._is_in_head = True
+        self._awaited_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        self._head_since = None
+        self._is_in_head = False
+        self._awaited_since = None
         super().on_headers_complete()
 
     def drop_if_stalled(self, now: float) -> None:
-        """Close the connection if a head began to arrive long ago and is not complete."""
-        if self._head_since is not None and now - self._head_since > HEAD_SECONDS:
+        """Close the connection if a head is awaited for long and is not complete."""
+        if self._awaited_since is not None and now - self._awaited_since > HEAD_SECONDS:
             self.transport.close()

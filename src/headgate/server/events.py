@@ -49,19 +49,22 @@ class Events:
         self._new.set()
         self._new = asyncio.Event()
 
-    def stream(self) -> AsyncGenerator[bytes, None]:
-        """Return the pieces of a response.
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Return the pieces of a response; it counts as open from now on, until it is closed.
 
         Raises:
             Problem: 503 if there are too many streams already, or no more.
         """
         if self._has_ended or self._open >= MOST_STREAMS:
             raise Problem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
-        return self._pieces()
+        pieces = self._pieces()
+        await anext(pieces)  # which waits for nothing, so that nobody is let in between
+        return pieces
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:
         self._open += 1
         try:
+            yield b""
             new, (seen, _) = self._new, self._latest
             yield b"retry: %d\n\n" % RETRY_MS + _event("history", History(list(self._board.history)))
             while not self._has_ended:

@@ -25,7 +25,7 @@ from headgate import AsyncHold, AsyncLimiter, Decision, HeadgateError
 from headgate._async.observed import ObservedHold
 from headgate.clock import Clock, SteadyClock, to_microseconds
 from headgate.decision import UNLIMITED
-from headgate.errors import ConfigError, StoreError
+from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.keys import Key
 from headgate.policy._async.limiter import AsyncVersion
 from headgate.policy._async.policed import SHADOW
@@ -42,7 +42,7 @@ from headgate.server.noted import (
     new_id,
     start_of,
 )
-from headgate.stores.base import LONGEST_NOTE, AsyncGate, AsyncNotes, Receipts, check_whole
+from headgate.stores.base import LONGEST_NOTE, AsyncGate, AsyncNotes, Receipts, Tiers, check_whole
 
 __all__ = ["Finished", "HoldBook", "HoldsUnsupported", "UnknownHold", "UnknownLimiter"]
 
@@ -91,10 +91,14 @@ class HoldBook:
     Args:
         live: Limiters by name.
         clock: What tells when holds that this process keeps an eye on are over.
+        run: What the books have in common whose hooks count open holds together; of holds of another run they are not told.
     """
 
-    def __init__(self, live: Mapping[str, AsyncLimiter], *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, live: Mapping[str, AsyncLimiter], *, clock: Clock | None = None, run: str = ""
+    ) -> None:
         self._live = live
+        self._run = run
         self._clock: Clock = SteadyClock() if clock is None else clock
         self._watched = _OpenHolds()  # taken here and noted in a store; for those who count open holds
         self._here = _OpenHolds()  # taken here while the store was down; nobody else knows of them
@@ -128,9 +132,10 @@ class HoldBook:
             self._here.add(hold_id, limiter_name, hold, due)
             return hold.decision, hold_id, expires_after
         is_watched = isinstance(hold, ObservedHold) and not self._watched.is_full
+        watched_in = self._run if is_watched else None
         try:
             entry = Entry(
-                limiter_name, hold._key, cost, hold._tier, rules, hold._receipts, kept_for, is_watched
+                limiter_name, hold._key, cost, hold._tier, rules, hold._receipts, kept_for, watched_in
             )
             await keep(notes, start_of(hold_id), entry.text(), kept_for)
         except BaseException:
@@ -188,6 +193,9 @@ class HoldBook:
             raise UnknownLimiter(f"there is no limiter called {name!r}") from None
 
     async def _finish(self, hold_id: str, notes: AsyncNotes, entry: Entry, cost: int) -> Finished:
+        limiter = self._live.get(entry.limiter)
+        if limiter is not None:
+            _check_excess(limiter, entry, cost)
         claim = new_claim(cost)
         # Longer than the hold itself: were it forgotten first, the next call would be the first again. And long enough for
         # whoever took the hold to see, when that is forgotten, that somebody has settled it.
@@ -196,9 +204,8 @@ class HoldBook:
         self._watched.disarm(hold_id)
         if stands != claim:
             return Finished(entry.limiter, entry.cost, cost_in(stands), first=False)
-        limiter = self._live.get(entry.limiter)
         if limiter is not None:
-            await _settle(limiter._as_of_now(), notes, entry, cost)
+            await _settle(limiter._as_of_now(), notes, entry, cost, is_told=entry.watched_in == self._run)
         return Finished(entry.limiter, entry.cost, cost, first=True)
 
     async def _find(self, hold_id: str) -> tuple[AsyncNotes, Entry]:
@@ -309,16 +316,29 @@ class _OpenHolds:
         return few
 
 
-async def _settle(limiter: AsyncLimiter, notes: AsyncNotes, entry: Entry, cost: int) -> None:
+def _check_excess(limiter: AsyncLimiter, entry: Entry, cost: int) -> None:
+    """Refuse, before it stands, a cost that could not even be recorded where nothing is counted yet.
+
+    Raises:
+        CostTooHigh: So many units can never be counted.
+    """
+    if cost > entry.cost:
+        for algorithm in Tiers(limiter.rules).algorithms(entry.tier):
+            algorithm.record(None, 0, cost - entry.cost, 0)
+
+
+async def _settle(
+    limiter: AsyncLimiter, notes: AsyncNotes, entry: Entry, cost: int, *, is_told: bool
+) -> None:
     """Give back or record as the hold itself would have done, now that nobody else can."""
     gate, receipts = _belonging(limiter, notes, entry)
-    new_hold: Callable[..., AsyncHold] = limiter._new_hold if entry.is_watched else AsyncHold
+    new_hold: Callable[..., AsyncHold] = limiter._new_hold if is_told else AsyncHold
     hold = new_hold(gate, UNLIMITED, receipts, entry.key, entry.cost, entry.tier)
     try:
         await hold.settle(cost)
-    except ConfigError as error:
+    except (ConfigError, CostTooHigh) as error:  # it stands already, so nobody may send another
         logger.warning(
-            "%d units above a hold could not be recorded, because limiter %r counts otherwise by now: %s",
+            "%d units above a hold could not be recorded, in limiter %r: %s",
             cost - entry.cost,
             limiter.name,
             error,

@@ -39,7 +39,7 @@ class Entry:
         rules: Identities of the rules that were charged; of shadow rules the receipts tell.
         receipts: What gives the units back.
         kept_for: Seconds for which this is noted.
-        is_watched: Whether whoever took it tells the limiter's hooks if nobody ever settles it. If not, they have been told.
+        watched_in: The run of the server in which hooks count it as open; `None` if they were told already that it is not.
     """
 
     limiter: str
@@ -49,7 +49,7 @@ class Entry:
     rules: tuple[str, ...]
     receipts: Receipts | None
     kept_for: float
-    is_watched: bool
+    watched_in: str | None
 
     def text(self) -> str:
         """Return it as it is noted.

@@ -149,6 +149,8 @@ class Operations:
             case BatchCall(operation="settle" | "release"):
                 raise Problem(400, f"{call.operation} needs the id of a hold, and nothing of a limiter")
             case BatchCall(limiter=str(name), hold=None):
+                if name not in self._live:  # without near names: to look for a thousand of them takes seconds
+                    raise Problem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
                 if call.operation == "reset":
                     return await self._reset_one(call, name, may_reset)
                 return await self._by_name(call.operation)(Ask(call.key, cost, call.tier), name)

@@ -17,6 +17,7 @@ from headgate.server.running import open_app
 from headgate.server.workers import private_limiters, run_workers
 
 BACKLOG = 2048
+HIGHEST_PORT = 65_535
 MOST_WORKERS = 256
 
 
@@ -111,6 +112,8 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: The address cannot be had.
     """
+    if not 0 <= port <= HIGHEST_PORT:
+        raise ConfigError(f"cannot listen on {_authority(host, port)}: ports go from 0 to {HIGHEST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

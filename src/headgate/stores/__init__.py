@@ -29,6 +29,7 @@ __all__ = [
     "OnStoreError",
     "SQLiteStore",
     "Store",
+    "check_url",
     "local",
     "open_async_store",
     "open_store",
@@ -68,14 +69,32 @@ def open_async_store(url: str) -> AsyncStore:
     return store
 
 
+def check_url(url: str) -> None:
+    """Refuse a URL that no store has. Nothing is opened, and no package needed.
+
+    Raises:
+        ConfigError: No store has such URLs.
+    """
+    _scheme(url)
+
+
 def _open(url: str) -> Any:
-    scheme = url.partition(":")[0].lower()
+    scheme = _scheme(url)
     if scheme == "memory":
         return MemoryStore()
     if scheme == "sqlite":
         return SQLiteStore.from_url(url)
-    if scheme in _REMOTE:
-        return _remote_class(scheme)(url)
+    return _remote_class(scheme)(url)
+
+
+def _scheme(url: str) -> str:
+    scheme, colon, _ = url.partition(":")
+    if scheme.lower() in {"memory", "sqlite", *_REMOTE}:
+        return scheme.lower()
+    if not colon:  # not quoted: it may be the connection string of a database, with a password in it
+        raise ConfigError(
+            "a store is a URL, such as 'memory://', 'sqlite:///limits.db' or 'redis://localhost:6379/0'"
+        )
     raise ConfigError(
         f"no store is known for {scheme!r}; write for example 'memory://', 'sqlite:///limits.db' or "
         f"'redis://localhost:6379/0'"

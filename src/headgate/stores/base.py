@@ -13,7 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from headgate.algorithms import Algorithm, Receipt, algorithm_for, check_cost
 from headgate.clock import to_microseconds
@@ -134,9 +134,6 @@ class AsyncNotes(Protocol):
         Raises:
             StoreError: The store could not be asked.
         """
-
-
-AnyStore = TypeVar("AnyStore", Store, AsyncStore)
 
 
 def births() -> NewBirth:

@@ -119,6 +119,9 @@ class SQLiteStore:
         with _registry:
             _live_stores.add(self)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
     @classmethod
     def from_url(cls, url: str) -> SQLiteStore:
         """Return the store of `sqlite:///relative/path`, `sqlite:////absolute/path` or `sqlite:///:memory:`."""

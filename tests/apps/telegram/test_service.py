@@ -46,9 +46,9 @@ def running(folder: Path, environment: dict[str, str]) -> Iterator[tuple[httpx.C
     log = folder / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "headgate.apps.telegram", "run", "--port", str(port)],
+            [sys.executable, "-u", "-m", "headgate.cli", "run", "telegram"],
             cwd=folder,
-            env=os.environ | environment,
+            env=os.environ | environment | {"PORT": str(port)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -65,6 +65,14 @@ def test_numbers_are_read(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text == ""
 
 
+def test_an_address_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings.from_env(REQUIRED | {"HOST": " ::1 ", "PORT": "9000"})
+    assert (settings.host, settings.port, caplog.text) == ("::1", 9000, "")
+    settings = Settings.from_env(REQUIRED | {"HOST": " ", "PORT": "65536"})
+    assert (settings.host, settings.port) == ("127.0.0.1", 8000)
+    assert "PORT='65536'" in caplog.text
+
+
 def test_an_unknown_algorithm_falls_back_to_the_default_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

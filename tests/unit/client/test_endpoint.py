@@ -120,3 +120,7 @@ def test_an_answer_that_is_no_json_has_no_body() -> None:
     assert unpacked(httpx.Response(502, text="<html>")) == Answer(502, None)
     assert unpacked(httpx.Response(200, content=b"\xff")) == Answer(200, None)
     assert unpacked(httpx.Response(200, json=[1])) == Answer(200, [1])
+
+
+def test_an_answer_that_is_nested_without_end_has_no_body_for_us() -> None:
+    assert unpacked(httpx.Response(200, content=b"[" * 1_000_000)) == Answer(200, None)

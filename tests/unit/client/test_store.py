@@ -21,7 +21,7 @@ from headgate import (
     sliding_window,
 )
 from headgate.client import KeyState, ServerLimiter, ServerStore, WaitHint
-from headgate.decision import Verdict
+from headgate.decision import UNLIMITED, Verdict
 from headgate.errors import StoreConflict
 from headgate.hooks import Hook
 from headgate.stores import local, open_async_store, open_store
@@ -156,15 +156,30 @@ async def test_the_caller_has_no_say_in_the_time(
 
 
 async def test_rules_of_other_names_are_a_mistake_that_says_both(
-    flavour: Flavour, store: ServerStore
+    flavour: Flavour, server: ScriptedServer, store: ServerStore
 ) -> None:
     limiter = flavour("5/hour", name="login", store=store)
     with pytest.raises(ConfigError) as raised:
         await done(limiter.hit("alice"))
     assert f"'{RULE}'" in str(raised.value)
     assert "'sliding_window/1h'" in str(raised.value)
-    with pytest.raises(ConfigError):
-        await done(limiter.hold("alice"))
+    for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
+        with pytest.raises(ConfigError) as again:
+            await done(call("alice"))
+        assert str(again.value) == str(raised.value)
+    assert len(server.asked) == 1  # and nothing more was charged
+
+
+async def test_a_limiter_without_rules_asks_the_server_all_the_same(
+    flavour: Flavour, server: ScriptedServer, store: ServerStore
+) -> None:
+    """The server's may be shadow rules, which have to see what comes."""
+    limiter = flavour(name="login", store=store)
+    server.reply = lambda asked: (200, decision_document(UNLIMITED))
+    assert await done(limiter.hit("alice")) == UNLIMITED
+    assert server.paths == ["/v1/limiters/login/hit"]
+    server.reply = lost
+    assert await done(limiter.hit("alice")) == UNLIMITED  # no rule is known here that could refuse
 
 
 async def test_a_policy_that_changes_later_breaks_nobody(
@@ -282,6 +297,13 @@ async def test_what_is_no_answer_of_ours_is_no_outage(server: ScriptedServer, li
     assert limiter.health.failures == 0
 
 
+async def test_a_hold_under_an_id_that_is_none_is_no_answer_of_ours(
+    server: ScriptedServer, limiter: AnyLimiter
+) -> None:
+    server.reply = lambda asked: (200, {"decision": decision_document(ADMITTED), "hold": 5})
+    assert (await done(limiter.hold("alice"))).decision.degraded
+
+
 # --- Holds --------------------------------------------------------------------------------------------------------------
 
 
@@ -395,8 +417,10 @@ async def test_what_the_policy_file_says_of_outages_holds_here_too(
     server.reply = lambda asked: (200, {"limiters": [{**LIMITER, "on_store_error": told}]})
     limiters: list[AnyLimiter] = [store.limiter("login"), await store.async_limiter("login")]
     server.reply = lost
-    for limiter in limiters:
-        assert sum([bool(await done(limiter.hit("alice"))) for _ in range(5)]) == admitted
+    for key, limiter in zip(
+        ("alice", "bob"), limiters, strict=True
+    ):  # what is counted here belongs to the store
+        assert sum([bool(await done(limiter.hit(key))) for _ in range(5)]) == admitted
 
 
 async def test_a_policy_and_hooks_may_be_given(server: ScriptedServer, store: ServerStore) -> None:

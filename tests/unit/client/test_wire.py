@@ -152,7 +152,20 @@ def test_a_success_is_its_body() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [None, "text", [], {}, {"results": 5}, {"results": [{}]}, {"results": [], "allowed": True}]
+    "body",
+    [
+        None,
+        "text",
+        [],
+        {},
+        {"results": 5},
+        {"results": [{}]},
+        {"results": [], "allowed": True},
+        {**decision_document(UNLIMITED), "allowed": "false"},
+        {**decision_document(UNLIMITED), "allowed": 1},
+        {**decision_document(UNLIMITED), "retry_after": float("inf")},
+        {**decision_document(UNLIMITED), "retry_after": float("nan")},
+    ],
 )
 def test_what_is_no_decision_is_a_conflict(body: Any) -> None:
     with pytest.raises(StoreConflict, match="did not answer as a Headgate server"):

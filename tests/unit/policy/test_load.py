@@ -298,8 +298,8 @@ def test_a_policy_in_plain_words() -> None:
         "api: counted in memory://",
         "  - a steady 10 per second, up to 20 at once for each key  [token_bucket/1s]",
         "  - at most 100 in any hour for each key; tier 'pro': at most 1,000 in any hour  [hourly]",
-        "  - only watched, refuses nothing: at most 50 in any hour for each key  [candidate]",
         "  All of these are decided together: either every one is charged, or none.",
+        "  - only watched, refuses nothing: at most 50 in any hour for each key  [candidate]",
         "  Callers without a known tier count as 'free'.",
         "  'alice' has its own: at most 5,000 in any hour (hourly).",
         "  If the store cannot be asked: each process admits 25% of every limit by itself.",
@@ -433,3 +433,24 @@ def test_a_rule_in_words() -> None:
     assert in_words(sliding_window("5/minute", scope="user", tiers={"pro": "9/minute"})) == (
         "at most 5 in any minute for each user"
     )
+
+
+def test_a_limiter_of_shadow_rules_alone_is_said_to_refuse_nothing() -> None:
+    text = '[limiters.a]\nrules = [{ quota = "5/minute", name = "candidate", shadow = true }]'
+    assert explain(parse_policy(text)).split("\n")[:3] == [
+        "a: counted in memory://",
+        "  Nothing is refused.",
+        "  - only watched, refuses nothing: at most 5 in any minute for each key  [candidate]",
+    ]
+
+
+def test_the_explanation_shows_no_credentials() -> None:
+    text = '[limiters.a]\nrules = ["5/minute"]\nstore = "redis://host/0?password=s3cret"'
+    assert "s3cret" not in explain(parse_policy(text))
+
+
+@pytest.mark.parametrize("url", ["mysql://host/limits", "host=db password=s3cret"])
+def test_a_store_that_there_is_not_is_an_error_with_its_place(url: str) -> None:
+    with pytest.raises(PolicyError, match=r"^policy:3:9: ") as caught:
+        parse_policy(f'[limiters.a]\nrules = ["5/minute"]\nstore = "{url}"')
+    assert "s3cret" not in str(caught.value)

@@ -127,15 +127,24 @@ def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -
     return load_handler(settings.agent_handler) if settings.agent_handler else echo
 
 
-def main(host: str = "127.0.0.1", port: int = 8000) -> None:
+def main(host: str | None = None, port: int | None = None) -> None:
     """Serve the bot with the settings of the environment, until it is stopped.
+
+    Args:
+        host: Where to listen, instead of `HOST`.
+        port: Which port, instead of `PORT`; 0 for any free one.
 
     Raises:
         ConfigError: A setting is missing or cannot be meant.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per call to Telegram is no news
-    uvicorn.run(create_app(), host=host, port=port)
+    settings = Settings.from_env(os.environ)
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host if host is None else host,
+        port=settings.port if port is None else port,
+    )
 
 
 def set_webhook(url: str, settings: Settings | None = None) -> str:

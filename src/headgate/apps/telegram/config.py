@@ -17,6 +17,9 @@ DEFAULT_WINDOW_MS = 3_600_000
 DEFAULT_KV = "sqlite:///telegram-ratelimit.db"
 DEFAULT_AGENT_TIMEOUT = 30
 _LONGEST_AGENT_TIMEOUT = 3600
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+_HIGHEST_PORT = 65_535
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,6 +50,8 @@ class Settings:
     cloudflare_kv_namespace_id: str = ""
     cloudflare_api_token: str = field(default="", repr=False)
     cloudflare_api_base: str | None = None
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
 
     def __post_init__(self) -> None:
         if not self.bot_token.strip():
@@ -83,6 +88,8 @@ class Settings:
             cloudflare_kv_namespace_id=env.get("CLOUDFLARE_KV_NAMESPACE_ID", "").strip(),
             cloudflare_api_token=env.get("CLOUDFLARE_API_TOKEN", "").strip(),
             cloudflare_api_base=env.get("CLOUDFLARE_API_BASE", "").strip() or None,
+            host=env.get("HOST", "").strip() or DEFAULT_HOST,
+            port=_whole(env, "PORT", DEFAULT_PORT, _HIGHEST_PORT),
         )
 
 

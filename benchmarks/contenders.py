@@ -37,17 +37,9 @@ class FakeTime:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def now_us(self) -> int:
+    def monotonic_ns(self) -> int:
         """Return the time as Headgate asks for it."""
-        return round(self.seconds * 1_000_000)
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.seconds += seconds
-
-    async def asleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.seconds += seconds
+        return round(self.seconds * 1_000_000) * 1000
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
@@ -56,15 +48,12 @@ class FakeTime:
         def seconds() -> float:
             return self.seconds
 
-        def nanoseconds() -> int:
-            return self.now_us() * 1000
-
         with contextlib.ExitStack() as stack:
             for module in ("time", "pyrate_limiter.clocks"):
                 # pyrate-limiter has imported the names; it may also be missing.
                 with contextlib.suppress(ImportError):
-                    stack.enter_context(mock.patch(f"{module}.monotonic_ns", nanoseconds))
-                    stack.enter_context(mock.patch(f"{module}.time_ns", nanoseconds))
+                    stack.enter_context(mock.patch(f"{module}.monotonic_ns", self.monotonic_ns))
+                    stack.enter_context(mock.patch(f"{module}.time_ns", self.monotonic_ns))
             stack.enter_context(mock.patch("time.time", seconds))
             stack.enter_context(mock.patch("time.monotonic", seconds))
             yield
@@ -173,9 +162,11 @@ def headgate_async(rule: Rule) -> Driver:
 
 def _headgate_limiter(name: str, rule: Rule) -> Any:
     import headgate as package
+    from headgate.clock import SteadyClock
 
+    clock = None if rule.clock is None else SteadyClock(rule.clock.monotonic_ns)  # as real programs have
     make_rule = getattr(package, rule.kind)
-    return getattr(package, name)(make_rule(f"{rule.limit}/{rule.period}s"), clock=rule.clock)
+    return getattr(package, name)(make_rule(f"{rule.limit}/{rule.period}s"), clock=clock)
 
 
 # https://limits.readthedocs.io/en/stable/quickstart.html: MemoryStorage, a strategy, `hit(item, key)`.

@@ -64,7 +64,7 @@ class Decision(tuple[object, ...]):
         if len(verdicts) == 1:
             return tuple.__new__(cls, (*verdicts[0], names, 0, None, degraded))
         if not verdicts:
-            return UNLIMITED
+            return UNLIMITED.as_degraded() if degraded else UNLIMITED
         index = _binding(verdicts)
         return tuple.__new__(cls, (*verdicts[index], names, index, tuple(verdicts), degraded))
 
@@ -72,9 +72,11 @@ class Decision(tuple[object, ...]):
         """Return the same answer, marked as not coming from the limiter's own store."""
         return tuple.__new__(Decision, (*self[:8], True))
 
-    def as_refused(self) -> Decision:
+    def as_refused(self, retry_after_us: int = 0) -> Decision:
         """Return a refusal with the same figures: there may be room, but it is promised to others."""
-        return self if not self.allowed else tuple.__new__(Decision, (False, *self[1:3], 0, *self[4:]))
+        if not self.allowed:
+            return self
+        return tuple.__new__(Decision, (False, *self[1:3], retry_after_us, *self[4:]))
 
     @property
     def allowed(self) -> bool:

@@ -160,7 +160,7 @@ def test_a_degraded_decision_differs_only_in_the_mark(decision: Decision) -> Non
     assert degraded.degraded
     assert not decision.degraded
     assert degraded[:8] == decision[:8]
-    assert Decision.make(decision.names, decision.verdicts, degraded=True).degraded is bool(decision.names)
+    assert Decision.make(decision.names, decision.verdicts, degraded=True) == degraded
 
 
 def test_a_refusal_for_others_sake_keeps_the_figures() -> None:

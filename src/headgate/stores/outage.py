@@ -311,7 +311,10 @@ class StandIn:
         self.answers += 1
         if ask_local is None or self._local is None:
             verdict = _open if self._policy == "open" else _closed
-            return Decision.make(self._names, [verdict(a, cost) for a in algorithms], degraded=True)
+            decision = Decision.make(self._names, [verdict(a, cost) for a in algorithms], degraded=True)
+            if self._policy == "open" or algorithms or not cost:
+                return decision
+            return decision.as_refused(TRY_AGAIN_US)  # it has no rules here, because its server has them
         try:
             return ask_local(key, cost, tier, now).as_degraded()
         except CostTooHigh:  # for the share of this process, not for the limit itself

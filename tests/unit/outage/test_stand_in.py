@@ -45,6 +45,13 @@ def test_open_admits_as_if_nothing_had_been_counted() -> None:
     assert it.answers == 30
 
 
+@pytest.mark.parametrize(("policy", "is_admitted"), [("open", True), ("closed", False)])
+def test_a_limiter_whose_rules_its_server_has_follows_its_policy(policy: Any, is_admitted: bool) -> None:
+    decision = hit(StandIn("limiter", (), policy, MemoryStore()))
+    assert (decision.allowed, decision.degraded) == (is_admitted, True)
+    assert bool(decision.retry_after) is not is_admitted
+
+
 def test_closed_refuses_and_names_a_time_to_try_again() -> None:
     decision = hit(stand_in("closed"))
     assert not decision

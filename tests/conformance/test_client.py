@@ -87,7 +87,7 @@ class OnServer(Contract):
     """Stores that are a server in front of a memory."""
 
     own_time = True
-    effort: ClassVar[float] = 0.2
+    effort: ClassVar[float] = 0.1
 
     @pytest.fixture(autouse=True)
     def _leave_out_half_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:

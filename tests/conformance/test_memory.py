@@ -41,6 +41,7 @@ class TestMemoryByASteadyClock(MemoryContract):
     """The clock of real programs, on which token buckets too have a way of their own; it never goes back."""
 
     own_time = True
+    effort = 0.4
     test_time_going_back_grants_nothing = None
     test_units_counted_while_the_clock_is_back_count_as_of_the_latest_time = None
     test_vectors_are_answered_to_the_microsecond = None  # some of them go back, too

@@ -7,7 +7,7 @@ from tests.conformance.redis_stores import OnCluster, OnServer
 
 
 class TestRedisAtGivenTimes(OnServer, StoreContract):
-    effort = 0.5
+    effort = 0.3
 
 
 class TestRedisByItsOwnClock(OnServer, StoreContract):
@@ -16,7 +16,7 @@ class TestRedisByItsOwnClock(OnServer, StoreContract):
 
 
 class TestValkeyAtGivenTimes(OnServer, StoreContract):
-    effort = 0.5
+    effort = 0.3
     server = "valkey"
 
 

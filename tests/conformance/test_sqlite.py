@@ -15,7 +15,7 @@ from headgate.testing import FakeClock, StoreContract
 
 
 class SQLiteContract(StoreContract):
-    effort = 0.5
+    effort = 0.3
 
     @property
     def path(self) -> Path:

@@ -32,6 +32,8 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **(environment or {})},
+            # These tests may run under nohup, where the demo would rightly not heed the end of a terminal.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self._printed = {"stdout": "", "stderr": ""}
         self._readers = [

@@ -44,10 +44,8 @@ MAY_IMPORT = {
     "client": INSIDE | {"headgate"},
     "server": INSIDE | {"headgate", "http", "observe", "policy"},
     "apps": INSIDE | {"headgate", "http", "observe", "policy"},
-    "tour": INSIDE | {"headgate", "testing"},
     "demo": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing"},
-    "cli": INSIDE
-    | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing", "tour", "demo"},
+    "cli": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing", "demo"},
 }
 """Which parts of headgate each part may import, besides itself."""
 

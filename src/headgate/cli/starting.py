@@ -52,7 +52,7 @@ def add_last(commands: Commands) -> None:
 
 
 def _tour(options: argparse.Namespace) -> None:
-    from headgate.tour import tour
+    from headgate.cli.tour import tour
 
     tour(fast=options.fast)
 

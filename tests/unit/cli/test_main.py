@@ -94,7 +94,7 @@ def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headgate.tour.tour", interrupt)
+    monkeypatch.setattr("headgate.cli.tour.tour", interrupt)
     assert main(["tour"]) == 130
     assert capsys.readouterr().err == ""
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from headgate.cli import main
-from headgate.tour import tour
+from headgate.cli.tour import tour
 
 
 def test_the_tour_tells_what_it_promises() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import threading
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headgate._sync.limiter import Limiter
+from headgate.cli.terminal import Style
 from headgate.clock import Clock, SteadyClock
 from headgate.decision import Decision
 from headgate.rules import fixed_window, sliding_window, token_bucket
@@ -59,7 +59,7 @@ def _edge_burst(show: _Show) -> None:
         admitted = sum(bool(limiter.hit("bob", now=clock.now)) for _ in range(10))
         admitted += sum(bool(limiter.hit("bob", now=clock.now + 0.1)) for _ in range(10))
         show.say(
-            f"   {rule.kind:<15} {show.bar(admitted, 20)}  {admitted} admitted within a tenth of a second"
+            f"   {rule.kind:<15} {show.admitted(admitted, 20)}  {admitted} admitted within a tenth of a second"
         )
 
 
@@ -146,13 +146,14 @@ def _speed(show: _Show) -> None:
 _SCENES = (_steady_stream, _edge_burst, _all_or_nothing, _hold_and_settle, _waiting, _shared_file, _speed)
 
 
-class _Show:
-    """How the tour looks: coloured on a terminal that wants it, plain elsewhere."""
+class _Show(Style):
+    """How the tour looks."""
 
     def __init__(self, say: Say, clock: Clock) -> None:
+        super().__init__(sys.stdout)
         self.say = say
         self.clock = clock
-        self.coloured = say is print and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self.coloured = self.coloured and say is print
 
     def title(self, text: str) -> None:
         self.say(self.bold(text))
@@ -161,23 +162,8 @@ class _Show:
         mark = self.green("✓") if decision else self.red("✗")
         self.say(f"   {mark} {text}")
 
-    def bar(self, filled: int, width: int) -> str:
+    def admitted(self, filled: int, width: int) -> str:
         return self.green("█" * filled) + self.dim("░" * (width - filled))
-
-    def bold(self, text: str) -> str:
-        return self._styled(text, "1")
-
-    def dim(self, text: str) -> str:
-        return self._styled(text, "2")
-
-    def green(self, text: str) -> str:
-        return self._styled(text, "32")
-
-    def red(self, text: str) -> str:
-        return self._styled(text, "31")
-
-    def _styled(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.coloured else text
 
     @contextmanager
     def chart(self) -> Iterator[_Chart]:

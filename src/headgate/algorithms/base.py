@@ -43,8 +43,8 @@ class Algorithm(Protocol):
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
         """Return the state with the units counted, even beyond the limit."""
 
-    def receipt(self, state: State, cost: int) -> Receipt:
-        """Return what is needed to give back units that were the last to be charged to this state."""
+    def receipt(self, before: State | None, after: State, cost: int) -> Receipt:
+        """Return what is needed to give back units, from the states before and after they were charged."""
 
     def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
         """Return the state with up to `cost` of the receipt's units given back, as far as they still count."""

@@ -40,8 +40,8 @@ class FixedWindow:
         check_countable(count, cost, self.name)
         return birth, index, count + cost
 
-    def receipt(self, state: State, cost: int) -> Receipt:
-        birth, index, _ = state
+    def receipt(self, before: State | None, after: State, cost: int) -> Receipt:
+        birth, index, _ = after
         return birth, index, cost
 
     def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:

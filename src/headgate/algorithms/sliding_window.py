@@ -57,8 +57,8 @@ class SlidingWindow:
         check_countable(sum(live[2::2]), cost, self.name)
         return self._charged(live, now, cost)
 
-    def receipt(self, state: State, cost: int) -> Receipt:
-        return state[0], state[-2], cost
+    def receipt(self, before: State | None, after: State, cost: int) -> Receipt:
+        return after[0], after[-2], cost
 
     def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
         birth, index, held = receipt

@@ -7,12 +7,17 @@ division, no drift. A tick is 1 us, or 1 ms when the period is over an hour, whi
 State: birth, level, time in ticks, refunded, n, d, burst.
 
 The last three are the *shape* that the level was measured in. A call with another shape (a changed limit, another tier)
-converts the level, rounding against the caller, and caps it at its own capacity. But a state that has drained away in its
-own shape is fresh for every caller: a store may have forgotten it by then, and nobody must be able to tell.
+converts the level, rounding against the caller. It may then be above the caller's own capacity, and is kept so: cut off at
+it, callers could get rid of what they owe by changing between tiers. But a state that has drained away in its own shape is
+fresh for every caller: a store may have forgotten it by then, and no caller must be able to tell.
 
 `refunded` is the total ever given back to this state. It tells overlapping holds apart: what one hold gave back must not
 be taken for what has drained away under another. Before it leaves the exact range the state is given a new birth, so that
 receipts from before give back nothing.
+
+A hold that is released must leave no trace, so the time of the state goes back to what it was before the hold. Otherwise a
+clock that goes back would find a bucket that has drained further than it would have without the hold. For the same reason
+what is given back later does not move the time of the state.
 """
 
 from __future__ import annotations
@@ -70,28 +75,33 @@ class TokenBucket:
             raise CostTooHigh(cost, (MAX_UNITS - level) // self.d, self.name)
         return birth, level + cost * self.d, time, refunded, self.n, self.d, self.burst
 
-    def receipt(self, state: State, cost: int) -> Receipt:
-        birth, level, time, refunded, n, d, burst = state
-        return birth, level - cost * d, time, refunded, n, d, burst, cost
+    def receipt(self, before: State | None, after: State, cost: int) -> Receipt:
+        birth, level, time, refunded, n, d, burst = after
+        time_before = before[2] if before and before[0] == birth else time
+        return birth, level - cost * d, time, refunded, time_before, n, d, burst, cost
 
     def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
-        birth, level_before, at, refunded_before, *shape, held = receipt
+        birth, level_before, at, refunded_before, time_before, *shape, held = receipt
         if state is None or state[0] != birth or list(state[4:]) != shape:
             return state
         n, d, burst = shape
         _, level, time, refunded, *_ = state
         now = max(now // self.tick, time)
-        level = max(0, level - n * (now - time))
+        left = max(0, level - n * (now - time))
         cost = min(cost, held)
-        # The part that stays charged counts as if it had been there before the part that is given back.
-        level_before += (held - cost) * d
-        gone = max(0, n * (now - at) + (refunded - refunded_before) - level_before)
-        back = min(level, max(0, cost * d - gone))
-        if level == back:
+        # What has drained since came first out of what was there before the hold and has not been given back since, then
+        # out of the units that stay charged, and only then out of those that are given back.
+        gone = n * (now - at) - max(0, level_before - (refunded - refunded_before)) - (held - cost) * d
+        back = min(left, max(0, cost * d - max(0, gone)))
+        if left == back:
             return None
-        if refunded + back > MAX_UNITS:
-            return (birth + 1) % MAX_UNITS, level - back, now, 0, n, d, burst
-        return birth, level - back, now, refunded + back, n, d, burst
+        level, refunded = level - back, refunded + back
+        level_then = level + n * (time - time_before)
+        if cost == held and time_before < time and level_then <= MAX_UNITS:
+            level, time = level_then, time_before
+        if refunded > MAX_UNITS:
+            birth, refunded = (birth + 1) % MAX_UNITS, 0
+        return birth, level, time, refunded, n, d, burst
 
     def fresh_at(self, state: State) -> int:
         _, level, time, _, n, *_ = state
@@ -106,8 +116,8 @@ class TokenBucket:
         if level <= n * (now - time):
             return birth, 0, now, 0
         if (n, d, burst) != (self.n, self.d, self.burst):
-            level = min(-(level * self.d // -d), self.burst * self.d)
-            # The cap may have dropped units that are held: they must not be given back as well.
+            level = min(-(level * self.d // -d), MAX_UNITS)
+            # Receipts name units of the other shape: they must not be given back in this one.
             old_birth, refunded = birth, 0
         level -= self.n * (now - time)
         if level <= 0:

@@ -369,8 +369,8 @@ class _MemoryGate:
         if not birth:
             return decision, None
         return decision, tuple(
-            (k, algorithm.receipt(state, cost) if state else ())
-            for k, algorithm, state in zip(keys, algorithms, after, strict=True)
+            (k, algorithm.receipt(before, state, cost) if state else ())
+            for k, algorithm, before, state in zip(keys, algorithms, states, after, strict=True)
         )
 
     def _place(self, key: Key | None, now: int | None) -> tuple[int, list[TableKey]]:

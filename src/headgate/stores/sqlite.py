@@ -371,10 +371,10 @@ class _SQLiteGate:
             if not (write and cost and decision.allowed):
                 return decision, None
             receipts = []
-            for algorithm, row, state in zip(algorithms, rows, after, strict=True):
+            for algorithm, row, before, state in zip(algorithms, rows, states, after, strict=True):
                 assert state is not None  # an admission of a cost leaves something counted
                 self._store.save(connection, row, state, algorithm.fresh_at(state), now)
-                receipts.append((row, algorithm.receipt(state, cost)))
+                receipts.append((row, algorithm.receipt(before, state, cost)))
             return decision, tuple(receipts)
 
         return self._store.transact(work, write=write and cost > 0)

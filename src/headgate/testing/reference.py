@@ -87,10 +87,10 @@ class _ReferenceGate:
         if not (cost and decision.allowed):
             return decision, None
         receipts = []
-        for place, state, algorithm in zip(places, after, algorithms, strict=True):
+        for place, before, state, algorithm in zip(places, states, after, algorithms, strict=True):
             assert state is not None  # an admission of a cost leaves something counted
             self._store.save(place, state, algorithm)
-            receipts.append((place, algorithm.receipt(state, cost)))
+            receipts.append((place, algorithm.receipt(before, state, cost)))
         return decision, tuple(receipts)
 
     def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:

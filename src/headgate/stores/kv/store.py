@@ -128,13 +128,14 @@ class _KVGate:
             at = self._time(now)
             entry, birth = self._format.entry(stem, at), self._format.new_birth()
 
-            def decide(before: State | None) -> tuple[State | None, Verdict]:
-                return algorithm.decide(before, at, cost, birth)
+            def decide(before: State | None) -> tuple[State | None, tuple[Verdict, State | None]]:
+                after, verdict = algorithm.decide(before, at, cost, birth)
+                return after, (verdict, before)
 
-            after, verdict = await self._change(algorithm, entry, at, decide)
+            after, (verdict, before) = await self._change(algorithm, entry, at, decide)
         if not verdict.allowed or not cost or after is None:
             return self._decision(verdict), None
-        return self._decision(verdict), (((stem, entry, at), algorithm.receipt(after, cost)),)
+        return self._decision(verdict), (((stem, entry, at), algorithm.receipt(before, after, cost)),)
 
     async def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
         check_whole(cost)

@@ -1,22 +1,22 @@
 """The answer to "may I?".
 
-A decision is made on every call, so it is a plain tuple underneath, times stay whole microseconds, and what few callers
-read (seconds, one result per rule) is worked out when it is read. `None` stands where nothing applies, never -1 or 0.
-
-Layout of the tuple, which stores build directly (`make` is for everybody else):
-
-    0 allowed   1 limit   2 remaining   3 retry_after_us   4 reset_after_us      of the rule that binds
-    5 names of all rules   6 index of the binding rule   7 verdicts of all rules, or None if there is just one
-    8 degraded
+A decision is made on every call, so this file is also compiled, with the types in `decision.pxd`: times stay whole microseconds,
+and what few callers read (seconds, one result per rule) is worked out when it is read. `None` stands where nothing applies, never
+-1 or 0; inside, the fields are plain numbers, and `_NONE` stands for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from headgate.clock import MICROSECONDS
 from headgate.errors import RateLimited
+
+_NONE: int = -(2**62)
+
+Fields = tuple[bool, int, int, int | None, int | None]
+"""Those of a `Verdict`, as a store hands them in."""
 
 
 class Verdict(NamedTuple):
@@ -49,59 +49,80 @@ class RuleResult(NamedTuple):
     reset_after: float | None
 
 
-class Decision(tuple[object, ...]):
+class Decision:
     """The answer for all rules of a limiter; true if admitted.
 
     The figures are those of the rule that binds: of a refusal, the rule that keeps the caller waiting longest; of an
     admission, the one with the least remaining.
     """
 
-    __slots__ = ()
+    __slots__ = (
+        "_allowed",
+        "_degraded",
+        "_every",
+        "_index",
+        "_limit",
+        "_names",
+        "_remaining",
+        "_reset_after_us",
+        "_retry_after_us",
+    )
 
-    @classmethod
-    def make(cls, names: tuple[str, ...], verdicts: Sequence[Verdict], *, degraded: bool = False) -> Decision:
-        """Return the decision of several verdicts, all of which must allow."""
-        if len(verdicts) == 1:
-            return tuple.__new__(cls, (*verdicts[0], names, 0, None, degraded))
-        if not verdicts:
-            return UNLIMITED.as_degraded() if degraded else UNLIMITED
-        index = _binding(verdicts)
-        return tuple.__new__(cls, (*verdicts[index], names, index, tuple(verdicts), degraded))
+    _names: tuple[str, ...]
+    _allowed: bool
+    _limit: int
+    _remaining: int
+    _retry_after_us: int
+    _reset_after_us: int
+    _index: int  # of the rule that binds
+    _every: tuple[Fields, ...] | None  # what each rule says, if there are several
+    _degraded: bool
+
+    @staticmethod
+    def make(names: tuple[str, ...], verdicts: Sequence[Fields], *, degraded: bool = False) -> Decision:
+        """Return the decision of what each rule says, in their order."""
+        decision = decision_of(names, tuple(verdicts))
+        return decision.as_degraded() if degraded else decision
 
     def as_degraded(self) -> Decision:
         """Return the same answer, marked as not coming from the limiter's own store."""
-        return tuple.__new__(Decision, (*self[:8], True))
+        copy = _copy_of(self)
+        copy._degraded = True
+        return copy
 
     def as_refused(self, retry_after_us: int = 0) -> Decision:
         """Return a refusal with the same figures: there may be room, but it is promised to others."""
-        if not self.allowed:
+        if not self._allowed:
             return self
-        return tuple.__new__(Decision, (False, *self[1:3], retry_after_us, *self[4:]))
+        copy = _copy_of(self)
+        copy._allowed = False
+        copy._retry_after_us = retry_after_us
+        return copy
 
     @property
     def allowed(self) -> bool:
         """Whether the call was admitted."""
-        return self[0]  # type: ignore[return-value]  # by layout
+        return self._allowed
 
     @property
     def limit(self) -> int | None:
         """The most that the binding rule admits at once; `None` without rules."""
-        return self[1]  # type: ignore[return-value]  # by layout
+        return None if self._limit == _NONE else self._limit
 
     @property
     def remaining(self) -> int | None:
         """Units left after this call in the binding rule; `None` without rules."""
-        return self[2]  # type: ignore[return-value]  # by layout
+        return None if self._remaining == _NONE else self._remaining
 
     @property
     def retry_after_us(self) -> int | None:
         """As `retry_after`, in microseconds."""
-        return self[3]  # type: ignore[return-value]  # by layout
+        return None if self._retry_after_us == _NONE else self._retry_after_us
 
     @property
     def reset_after_us(self) -> int | None:
         """As `reset_after`, in microseconds."""
-        return self[4]  # type: ignore[return-value]  # by layout
+        return None if self._reset_after_us == _NONE else self._reset_after_us
 
     @property
     def retry_after(self) -> float | None:
@@ -129,29 +150,33 @@ class Decision(tuple[object, ...]):
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all rules, in order."""
-        return self[5]  # type: ignore[return-value]  # by layout
+        return self._names
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """What each rule said, in microseconds, in the order of the rules."""
-        if self[7] is None:
-            return (Verdict(*self[:5]),) if self.names else ()  # type: ignore[arg-type]  # by layout
-        return self[7]  # type: ignore[return-value]  # by layout
+        if self._every is not None:
+            return tuple(map(Verdict._make, self._every))
+        if not self._names:
+            return ()
+        return (
+            Verdict(self._allowed, self._limit, self._remaining, self.retry_after_us, self.reset_after_us),
+        )
 
     @property
     def rule(self) -> str | None:
         """Name of the rule that binds; `None` without rules."""
-        return self.names[cast(int, self[6])] if self.names else None
+        return self._names[self._index] if self._names else None
 
     @property
     def denied_by(self) -> str | None:
         """Name of the rule that said no; `None` for an admission."""
-        return None if self.allowed else self.rule
+        return None if self._allowed else self.rule
 
     @property
     def degraded(self) -> bool:
         """Whether the store could not be asked and the failure policy answered instead."""
-        return self[8]  # type: ignore[return-value]  # by layout
+        return self._degraded
 
     def raise_if_denied(self) -> Decision:
         """Return this decision if it admits.
@@ -159,12 +184,18 @@ class Decision(tuple[object, ...]):
         Raises:
             RateLimited: It refuses.
         """
-        if not self.allowed:
+        if not self._allowed:
             raise RateLimited(self)
         return self
 
     def __bool__(self) -> bool:
-        return self.allowed
+        return self._allowed
+
+    def __eq__(self, other: object) -> bool:
+        return _fields_of(self) == _fields_of(other) if isinstance(other, Decision) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(_fields_of(self))
 
     def __repr__(self) -> str:
         return (
@@ -182,15 +213,89 @@ class Decision(tuple[object, ...]):
         wait = "never admitted" if self.retry_after is None else f"retry in {_readable(self.retry_after)} s"
         return f"denied by {self.rule}: {self.remaining} of {self.limit} left, {wait}{note}"
 
-    def __reduce__(self) -> tuple[object, tuple[tuple[object, ...]]]:
-        return _restore, (tuple(self),)
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return _restored, _fields_of(self)
 
 
-def _restore(fields: tuple[object, ...]) -> Decision:
-    return tuple.__new__(Decision, fields)
+def decision_of(names: tuple[str, ...], verdicts: tuple[Fields, ...]) -> Decision:
+    """Return the decision of several rules, in order, from what each of them says."""
+    if not verdicts:
+        return UNLIMITED
+    index = binding(verdicts) if len(verdicts) > 1 else 0
+    allowed, limit, remaining, retry_after_us, reset_after_us = verdicts[index]
+    decision = new_decision(
+        names,
+        allowed,
+        limit,
+        remaining,
+        _NONE if retry_after_us is None else retry_after_us,
+        _NONE if reset_after_us is None else reset_after_us,
+    )
+    if len(verdicts) > 1:
+        decision._index = index
+        decision._every = verdicts
+    return decision
 
 
-UNLIMITED: Decision = tuple.__new__(Decision, (True, None, None, None, None, (), 0, None, False))
+def new_decision(
+    names: tuple[str, ...],
+    allowed: bool,
+    limit: int,
+    remaining: int,
+    retry_after_us: int,
+    reset_after_us: int,
+) -> Decision:
+    """Return the decision of a single rule; its fields as they are inside."""
+    decision = Decision.__new__(Decision)
+    decision._names = names
+    decision._allowed = allowed
+    decision._limit = limit
+    decision._remaining = remaining
+    decision._retry_after_us = retry_after_us
+    decision._reset_after_us = reset_after_us
+    decision._index = 0
+    decision._every = None
+    decision._degraded = False
+    return decision
+
+
+def _copy_of(decision: Decision) -> Decision:
+    return _restored(*_fields_of(decision))
+
+
+def _fields_of(decision: Decision) -> tuple[Any, ...]:
+    return (
+        decision._names,
+        decision._allowed,
+        decision._limit,
+        decision._remaining,
+        decision._retry_after_us,
+        decision._reset_after_us,
+        decision._index,
+        decision._every,
+        decision._degraded,
+    )
+
+
+def _restored(
+    names: tuple[str, ...],
+    allowed: bool,
+    limit: int,
+    remaining: int,
+    retry_after_us: int,
+    reset_after_us: int,
+    index: int,
+    every: tuple[Fields, ...] | None,
+    degraded: bool,
+) -> Decision:
+    decision = new_decision(names, allowed, limit, remaining, retry_after_us, reset_after_us)
+    decision._index = index
+    decision._every = every
+    decision._degraded = degraded
+    return decision
+
+
+UNLIMITED = new_decision((), True, _NONE, _NONE, _NONE, _NONE)
 """The answer of a limiter without rules."""
 
 
@@ -203,16 +308,16 @@ def _seconds(microseconds: int | None) -> float | None:
     return None if microseconds is None else microseconds / MICROSECONDS
 
 
-def _binding(verdicts: Sequence[Verdict]) -> int:
+def binding(verdicts: tuple[Fields, ...]) -> int:
     """Return the index of the rule that binds; the first one among equals."""
-    binding, least = 0, None
+    binds, least = 0, None
     longest = -1
     for index, (allowed, _, remaining, retry_after_us, _) in enumerate(verdicts):
         if not allowed:
             if retry_after_us is None:
-                return index  # nothing keeps a caller waiting longer than for ever
+                return index  # no wait is longer than one without an end
             if retry_after_us > longest:
-                binding, longest = index, retry_after_us
+                binds, longest = index, retry_after_us
         elif longest < 0 and (least is None or remaining < least):
-            binding, least = index, remaining
-    return binding
+            binds, least = index, remaining
+    return binds

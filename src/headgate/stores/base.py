@@ -1,7 +1,8 @@
 """What a store is: the thing that makes the algorithms atomic, and nothing else.
 
 A store *binds* a limiter's rules once and is then called often. Binding is where keys are prepared, scripts registered and
-closures built; the bound `Gate` has one callable per operation, and the call itself does no more than it must.
+shapes packed. The bound *gate* has one way in, `ask`, for every kind of request, besides `refund` and `reset`; whatever stands
+around a gate (a clock, hooks, a failure policy, a live policy) is a gate itself.
 
 All times are whole microseconds; `None` means the store's own clock.
 """
@@ -10,21 +11,34 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from headgate.algorithms import Algorithm, Receipt, algorithm_for, check_cost
-from headgate.clock import to_microseconds
-from headgate.decision import Decision
+from headgate.clock import Clock, to_microseconds
+from headgate.decision import UNLIMITED, Decision
 from headgate.errors import ConfigError, StoreConflict
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
+from headgate.stores.request import Request
 
 Receipts = tuple[tuple[object, Receipt], ...]
 """What a hold needs to give its units back: per rule, where they were charged and the algorithm's receipt."""
+
+Answer = tuple[Decision, Receipts | None]
+"""What a gate answers: a decision and, for a hold that took units, its receipts."""
+
+RECORDED: Answer = (UNLIMITED, None)
+"""The answer to a request that only records."""
+
+REENTERED = (
+    "this store is in the middle of a call of this very thread; it cannot be asked from a signal handler, a __del__ "
+    "method or a weak reference's callback that interrupts a limiter"
+)
+"""The error of a call from inside another call of the same thread, which must neither wait for it nor come in between."""
 
 LONGEST_NOTE = 3_000_000_000
 """Seconds, about 95 years: the longest that a note may be asked to be kept."""
@@ -52,73 +66,17 @@ class Guarantees:
     may_lose: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """A limiter's rules, bound to a store.
-
-    `hit`, `peek`, `hold` and `record` take (key, cost, tier, now). `hold` also returns the receipts, or `None` if it was
-    refused or nothing was charged. `refund` takes (receipts, cost, now), `reset` the key. `public_hit`, if there is one,
-    can be called as `Limiter.hit` is, so that the limiter can step aside.
-    """
-
-    hit: Callable[[Key | None, int, str | None, int | None], Decision]
-    peek: Callable[[Key | None, int, str | None, int | None], Decision]
-    hold: Callable[[Key | None, int, str | None, int | None], tuple[Decision, Receipts | None]]
-    record: Callable[[Key | None, int, str | None, int | None], None]
-    refund: Callable[[Receipts, int, int | None], None]
-    reset: Callable[[Key | None], None]
-    public_hit: Callable[..., Decision] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncGate:
-    """As `Gate`, with callables to be awaited."""
-
-    hit: Callable[[Key | None, int, str | None, int | None], Awaitable[Decision]]
-    peek: Callable[[Key | None, int, str | None, int | None], Awaitable[Decision]]
-    hold: Callable[[Key | None, int, str | None, int | None], Awaitable[tuple[Decision, Receipts | None]]]
-    record: Callable[[Key | None, int, str | None, int | None], Awaitable[None]]
-    refund: Callable[[Receipts, int, int | None], Awaitable[None]]
-    reset: Callable[[Key | None], Awaitable[None]]
-    public_hit: Callable[..., Coroutine[Any, Any, Decision]] | None = None
-
-
-class Store(Protocol):
-    """What `Limiter` asks of a store."""
-
-    @property
-    def guarantees(self) -> Guarantees:
-        """What this store keeps and what it cannot."""
-
-    def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
-        """Return the operations on the states of these rules, which belong to the limiter of that name."""
-
-    def close(self) -> None:
-        """Let go of connections and files; calls after this may raise StoreUnavailable."""
-
-
-class AsyncStore(Protocol):
-    """What `AsyncLimiter` asks of a store."""
-
-    @property
-    def guarantees(self) -> Guarantees:
-        """What this store keeps and what it cannot."""
-
-    def bind_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncGate:
-        """Return the operations on the states of these rules, which belong to the limiter of that name."""
-
-    async def aclose(self) -> None:
-        """Let go of connections and files; calls after this may raise StoreUnavailable."""
-
-
-@runtime_checkable
 class AsyncNotes(Protocol):
-    """What a store may be able to do besides: keep a short text under a name, decided once for everybody.
+    """What a store may be able to do besides: keep a short text under a name, decided once for all callers.
 
-    Whoever comes first decides what the text is, whatever the concurrency, in tasks and processes, and everybody is told
-    the same. So that what must be done once is done once, also after a restart. To note the same again does nothing, so
+    The first caller decides what the text is, whatever the concurrency, in tasks and processes, and every caller gets the
+    same. So that what must be done once is done once, also after a restart. To note the same again does nothing, so
     a call whose outcome is unknown may be repeated. Notes share nothing with states: neither names nor room.
     """
+
+    @property
+    def remote(self) -> bool:
+        """Whether calls go over a network."""
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """Keep a text under a name for at least so long, unless there is one already, and return the one that is kept.
@@ -134,6 +92,109 @@ class AsyncNotes(Protocol):
         Raises:
             StoreError: The store could not be asked.
         """
+
+
+class Gate(Protocol):
+    """A limiter's rules, bound to a store."""
+
+    def ask(self, request: Request) -> Answer:
+        """Decide a request by all rules together: all are charged, or none.
+
+        Returns the decision and, for a hold that took units, its receipts. What was recorded has nothing to decide, and is
+        answered with `RECORDED`.
+
+        Raises:
+            ConfigError: The key does not fit the rules, or the cost is not a whole number.
+            CostTooHigh: No waiting would ever admit the cost.
+            StoreError: The store could not answer.
+        """
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        """Give back up to `cost` units of a hold, as far as they still count."""
+
+    def reset(self, key: Key | None) -> None:
+        """Forget what was counted for a key."""
+
+
+class AsyncGate(Protocol):
+    """As `Gate`, with methods to be awaited."""
+
+    async def ask(self, request: Request) -> Answer:
+        """See `Gate.ask`."""
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        """See `Gate.refund`."""
+
+    async def reset(self, key: Key | None) -> None:
+        """See `Gate.reset`."""
+
+
+class ImmediateGate:
+    """A gate that never waits, for coroutines."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    async def ask(self, request: Request) -> Answer:
+        """See `Gate.ask`."""
+        return self.gate.ask(request)
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        """See `Gate.refund`."""
+        self.gate.refund(receipts, cost, now)
+
+    async def reset(self, key: Key | None) -> None:
+        """See `Gate.reset`."""
+        self.gate.reset(key)
+
+
+class AnyStore(Protocol):
+    """What both kinds of limiters rely on."""
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """What this store keeps and what it cannot."""
+
+    @property
+    def clock(self) -> Clock | None:
+        """The clock of this process that it counts by; `None` if its time is another machine's."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether calls go over a network: they take a deadline, and limiters have a policy for when it is missed."""
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the store has rules of its own, so that a limiter without any must ask it nevertheless."""
+
+
+class Store(AnyStore, Protocol):
+    """What `Limiter` asks of a store."""
+
+    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
+        """Return the gate of these rules, which belong to the limiter of that name.
+
+        A call to a remote store is given up after `deadline` seconds, by default what the store says.
+        """
+
+    def close(self) -> None:
+        """Let go of connections and files; calls after this may raise StoreUnavailable."""
+
+
+class AsyncStore(AnyStore, Protocol):
+    """What `AsyncLimiter` asks of a store."""
+
+    @property
+    def notes(self) -> AsyncNotes | None:
+        """Where short texts can be kept under a name; `None` if nowhere."""
+
+    def bind_async(
+        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
+    ) -> AsyncGate:
+        """As `Store.bind`."""
+
+    async def aclose(self) -> None:
+        """Let go of connections and files; calls after this may raise StoreUnavailable."""
 
 
 def births() -> NewBirth:
@@ -182,6 +243,20 @@ class Tiers:
             check_whole(cost)
             check_cost(algorithms, cost)
         return algorithms
+
+    def recording(self, tier: str | None, cost: int) -> tuple[Algorithm, ...]:
+        """As `algorithms`, for units that are counted even beyond the limits.
+
+        Raises:
+            ConfigError: The cost is not a whole number of units.
+        """
+        check_whole(cost)
+        return self.algorithms(tier)
+
+    def for_request(self, request: Request) -> tuple[Algorithm, ...]:
+        """Return what decides each rule for a request, if its cost can be asked for."""
+        choose = self.recording if request.operation == "record" else self.admitting
+        return choose(request.tier, request.cost)
 
 
 def check_whole(cost: int) -> None:

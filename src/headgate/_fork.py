@@ -1,0 +1,5 @@
+"""Placeholder until the real one is merged."""
+
+
+def watch(target: object) -> None:
+    """Do nothing."""

@@ -1,0 +1,89 @@
+# Types with which counters.py is compiled; without this the same file is plain Python.
+
+cimport cython
+from libc.stdint cimport int64_t
+
+from headgate.decision cimport Decision, decision_of, new_decision
+from headgate.stores.meters cimport Meter, MeterState
+from headgate.stores.request cimport Request
+
+cdef int SHARDS, LOOKED_AT_PER_NEW_KEY, LOOKED_AT_WHEN_FULL
+cdef int64_t GRACE_US, NEVER
+
+cdef class Counters:
+    cdef readonly object clock, now_us, monotonic_ns, lock
+    cdef readonly bint steady, busy
+    cdef readonly int64_t epoch_us, max_keys, keys, overflowed
+    cdef public int64_t births
+    cdef readonly dict tables
+    cpdef int64_t now(self) except? -1
+    @cython.locals(table=Table)
+    cdef make_room(self)
+
+cdef class Table:
+    cdef Counters counters
+    cdef Meter meter
+    cdef readonly MeterState blank
+    cdef MeterState overflow
+    cdef list shards
+    cdef object queue
+    cdef dict kept
+    @cython.locals(shard=dict)
+    cdef MeterState get(self, key)
+    cdef MeterState find(self, place)
+    cdef MeterState without_own(self, int64_t now, bint has_room)
+    @cython.locals(shard=dict, state=MeterState)
+    cdef MeterState add(self, key)
+    @cython.locals(shard=dict, state=MeterState, now=int64_t)
+    cdef look_at(self, Py_ssize_t most)
+    cdef bint is_over(self, MeterState state, int64_t now) except -1
+    @cython.locals(left=int64_t)
+    cdef written(self, MeterState state, explicit_now)
+
+cdef class Slot:
+    cdef Meter own, meter
+    cdef Table table
+    cdef MeterState state
+    cdef object key
+    cdef int64_t used, empty_at
+    @cython.locals(left=int64_t)
+    cdef int64_t left(self, int64_t cost) except? -1
+    cdef int64_t reset_after(self, int64_t at) except? -1
+
+cdef class MemoryGate:
+    cdef readonly Counters counters
+    cdef readonly tuple names, scopes, own, slots
+    cdef readonly bint is_plain
+    cdef readonly int named
+    cdef readonly object pick
+    cdef readonly dict by_tier
+    cdef readonly int64_t always_fits
+    @cython.locals(meters=tuple, keys=tuple, counters=Counters, at=int64_t)
+    cpdef tuple ask(self, Request request)
+    @cython.locals(keys=list)
+    cdef tuple keys_of(self, key)
+    @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t, is_missing=bint)
+    cdef find(self, tuple meters, key, tuple keys, int64_t at)
+    @cython.locals(slot=Slot, state=MeterState, room=int64_t, overflowed=bint)
+    cdef find_new(self, int64_t at)
+    @cython.locals(slot=Slot, meter=Meter, admitted=bint)
+    cdef bint look(self, int64_t at, int64_t cost) except -1
+    @cython.locals(slot=Slot)
+    cdef measure(self, int64_t at, int64_t cost)
+    @cython.locals(slot=Slot, table=Table, receipts=list, counters=Counters)
+    cdef tuple charge(self, int64_t at, int64_t cost, now, bint holds)
+    @cython.locals(slot=Slot, meter=Meter, state=MeterState)
+    cdef undo(self, int64_t at, int64_t cost)
+    @cython.locals(slot=Slot, verdicts=list, reset_after=int64_t)
+    cdef Decision admission(self, int64_t at, int64_t cost)
+    @cython.locals(slot=Slot, meter=Meter, verdicts=list, excess=int64_t, free_at=int64_t, reset_after=int64_t)
+    cdef Decision refusal(self, int64_t at, int64_t cost)
+    @cython.locals(slot=Slot)
+    cdef record(self, int64_t at, int64_t cost, now)
+    @cython.locals(at=int64_t, slot=Slot, state=MeterState, i=Py_ssize_t)
+    cpdef refund_alone(self, receipts, int64_t cost, now)
+    @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t)
+    cpdef reset_alone(self, key, tuple keys)
+
+@cython.locals(meter=Meter)
+cdef check_cost(tuple meters, cost, bint beyond)

@@ -1,0 +1,448 @@
+"""The memory store's counters: one path from a request to its answer.
+
+`MemoryGate.ask` finds the states of all rules, asks all of them, and charges all or none, under one lock. This file is also
+compiled, with the types in `counters.pxd`.
+
+The lock is reentrant, but a call is not: a signal handler, a `__del__` or a weak reference's callback may run in the middle of
+a call, on its thread, and what it asks then is refused at once (`Counters.busy`) instead of being counted between two steps.
+
+Expiry has no thread: every new key looks at a few old ones and drops those whose state equals a fresh one. A live key is never
+dropped to make room. When the store is full, new keys share one overflow state, with the rule's quota, until nothing is counted
+there any more.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from headgate.algorithms import Receipt
+from headgate.clock import Clock, SteadyClock
+from headgate.decision import Decision, Fields, decision_of, new_decision
+from headgate.errors import CostTooHigh, StoreUnavailable
+from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
+from headgate.quota import MAX_UNITS
+from headgate.rules import SHARED, Rule
+from headgate.stores.base import RECORDED, REENTERED, Answer, Receipts, check_whole
+from headgate.stores.meters import Meter, MeterState, meter_for
+from headgate.stores.request import Request
+
+T = TypeVar("T")
+
+NEVER: int = -(2**62)
+"""The time of what does not happen, as in `meters`."""
+
+SHARDS: int = 64  # a dictionary of a million keys takes 30 ms to grow, one of these half a millisecond
+LOOKED_AT_PER_NEW_KEY: int = 2
+LOOKED_AT_WHEN_FULL: int = 32
+GRACE_US: int = 3_600_000_000  # how much longer a state lives that was written at a time of the caller's own
+
+
+class _Overflow:
+    """The key that all new keys share while the store is full; equal to no key that a caller can write."""
+
+    def __repr__(self) -> str:
+        return "<overflow>"
+
+
+OVERFLOW = _Overflow()
+
+
+class Counters:
+    """All states of a memory store, and the lock over them.
+
+    Attributes:
+        lock: Held during every call.
+        busy: Whether a call is under way; whoever holds the lock and finds it so is inside that call.
+        keys: How many states are kept.
+        max_keys: How many may be.
+        overflowed: How many calls were counted in an overflow state.
+        births: The last birth that was given to a state.
+    """
+
+    def __init__(self, clock: Clock, max_keys: int) -> None:
+        self.clock = clock
+        self.now_us: Callable[[], int] = clock.now_us
+        # The usual clock is read without a call of ours in between.
+        self.steady: bool = type(clock) is SteadyClock
+        self.monotonic_ns: Callable[[], int] | None = (
+            clock.monotonic_ns if isinstance(clock, SteadyClock) else None
+        )
+        self.epoch_us: int = clock.epoch_us if isinstance(clock, SteadyClock) else 0
+        self.max_keys: int = max_keys
+        self.keys: int = 0
+        self.overflowed: int = 0
+        self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
+        self.lock = threading.RLock()
+        self.busy: bool = False
+        self.tables: dict[tuple[str, str], Table] = {}
+
+    def now(self) -> int:
+        """Return the time in microseconds since the epoch."""
+        if self.steady:
+            return self.monotonic_ns() // 1000 + self.epoch_us  # type: ignore[misc]  # a steady clock has one
+        return self.now_us()
+
+    def table(self, limiter: str, rule: Rule, meter: Meter) -> Table:
+        """Return the states of a limiter's rule."""
+        return self.tables.setdefault((limiter, rule.identity), Table(self, meter))
+
+    def make_room(self) -> None:
+        """Drop a few states that equal fresh ones, if the store is full."""
+        if self.keys >= self.max_keys:
+            for table in self.tables.values():
+                table.look_at(LOOKED_AT_WHEN_FULL)
+
+    def alone(self, work: Callable[..., T], *args: Any) -> T:
+        """Return what some work returns that no other call may interrupt."""
+        with self.lock:
+            if self.busy:
+                raise StoreUnavailable(REENTERED)
+            self.busy = True
+            try:
+                return work(*args)
+            finally:
+                self.busy = False
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for table in self.tables.values():
+            table.clear()
+        self.keys = 0
+
+
+class Table:
+    """The states of one rule by key. The store's lock is held by the caller.
+
+    Every key stands exactly once in the queue of keys to look at; only looking at it takes it out.
+    """
+
+    def __init__(self, counters: Counters, meter: Meter) -> None:
+        self.counters: Counters = counters
+        self.meter: Meter = meter
+        self.blank: MeterState = meter.new()
+        """What every key without a state of its own is asked by; it is never charged."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all states; the counters' number of keys is for the caller to set."""
+        self.shards: list[dict[PlainKey, MeterState]] = [{} for _ in range(SHARDS)]
+        self.queue: deque[PlainKey] = deque()
+        self.overflow: MeterState = self.meter.new()
+        # Until when, by the store's clock, a state stays that was written at a time of the caller's own: that time
+        # may run on another scale, so it cannot say when the state has become fresh.
+        self.kept: dict[MeterState, int] = {}
+
+    def get(self, key: PlainKey) -> MeterState | None:
+        """Return the state of a key, if it has one of its own."""
+        shard = self.shards[hash(key) & (SHARDS - 1)]
+        return shard.get(key)
+
+    def find(self, place: object) -> MeterState | None:
+        """Return the state that a receipt names."""
+        return self.overflow if place is OVERFLOW else self.get(place)  # type: ignore[arg-type]  # a receipt of ours
+
+    def without_own(self, now: int, has_room: bool) -> MeterState:
+        """Return the state by which a key without one is asked: the blank or the overflow state."""
+        return self.blank if has_room and self.meter.fresh_at(self.overflow) <= now else self.overflow
+
+    def add(self, key: PlainKey) -> MeterState:
+        """Return a new state for a key."""
+        self.look_at(LOOKED_AT_PER_NEW_KEY)
+        state = self.meter.new()
+        shard = self.shards[hash(key) & (SHARDS - 1)]
+        shard[key] = state
+        self.counters.keys += 1
+        self.queue.append(key)
+        return state
+
+    def look_at(self, most: int) -> None:
+        """Drop those among the next few keys whose state equals a fresh one."""
+        queue = self.queue
+        if most > len(queue):
+            most = len(queue)
+        now = self.counters.now() if most else 0
+        for _ in range(most):
+            key = queue[0]
+            shard = self.shards[hash(key) & (SHARDS - 1)]
+            state = shard.get(key)
+            if state is None:  # a signal handler has raised between dropping it and the next step
+                queue.popleft()
+            elif self.is_over(state, now):
+                self.kept.pop(state, None)
+                del shard[key]
+                self.counters.keys -= 1
+                queue.popleft()
+            else:
+                queue.rotate(-1)
+
+    def is_over(self, state: MeterState, now: int) -> bool:
+        """Return whether a state may be dropped."""
+        if self.kept and state.birth:
+            until = self.kept.get(state)
+            if until is not None:
+                return until <= now
+        return self.meter.fresh_at(state) <= now
+
+    def written(self, state: MeterState, explicit_now: int | None) -> None:
+        """Take note of the clock by which a state was written: the caller's own, or the store's."""
+        if explicit_now is not None:
+            left = self.meter.fresh_at(state) - explicit_now
+            self.kept[state] = self.counters.now() + (max(0, left)) + GRACE_US
+        elif self.kept:
+            self.kept.pop(state, None)
+
+
+class Slot:
+    """One rule of a gate, and what the call under way has found out about it.
+
+    A gate makes its slots once. They are in use while the store's lock is held, so no call needs any of its own.
+    """
+
+    __slots__ = ("empty_at", "key", "meter", "own", "state", "table", "used")
+
+    def __init__(self, own: Meter, table: Table) -> None:
+        self.own: Meter = own
+        self.table: Table = table
+        self.meter: Meter = own
+        self.state: MeterState = table.blank
+        self.key: PlainKey = ""
+        self.used: int = 0
+        self.empty_at: int = 0
+
+    def left(self, cost: int) -> int:
+        """Return how many units are left after so many more."""
+        left = (self.meter.most - self.used) // self.meter.part - cost
+        return left if left > 0 else 0
+
+    def reset_after(self, at: int) -> int:
+        """Return how long it will be until the rule is empty."""
+        return NEVER if self.empty_at == NEVER else self.empty_at - at
+
+
+class MemoryGate:
+    """A limiter's rules over the tables of a memory store."""
+
+    def __init__(self, counters: Counters, limiter: str, rules: tuple[Rule, ...]) -> None:
+        self.counters: Counters = counters
+        self.names: tuple[str, ...] = tuple([rule.name for rule in rules])
+        self.scopes: tuple[str | None, ...] = tuple([rule.scope for rule in rules])
+        self.is_plain: bool = all([scope is None for scope in self.scopes])
+        self.named: int = len(set(self.scopes) - {SHARED, None})
+        self.pick: Callable[[Key | None], tuple[PlainKey, ...]] = key_picker(rules)
+        self.own: tuple[Meter, ...] = tuple([meter_for(rule) for rule in rules])
+        self.by_tier: dict[str, tuple[Meter, ...]] = {
+            tier: tuple([meter_for(rule, rule.quota_for(tier)) for rule in rules])
+            for rule in rules
+            for tier in rule.tiers
+        }
+        self.slots: tuple[Slot, ...] = tuple(
+            [
+                Slot(meter, counters.table(limiter, rule, meter))
+                for rule, meter in zip(rules, self.own, strict=True)
+            ]
+        )
+        limits = [meter.limit for meters in (self.own, *self.by_tier.values()) for meter in meters]
+        self.always_fits: int = min([limit for limit in limits if limit], default=0)
+        """A cost up to this one needs no closer look."""
+
+    def ask(self, request: Request) -> Answer:
+        """Answer a request: find the states of all rules, ask all of them, and charge all or none."""
+        operation, key, cost, now = request.operation, request.key, request.cost, request.now
+        meters = self.own if request.tier is None else self.by_tier.get(request.tier, self.own)
+        if type(cost) is not int or not 0 <= cost <= self.always_fits:
+            check_cost(meters, cost, operation == "record")
+        keys = None if self.is_plain and type(key) is str else self.keys_of(key)
+        counters = self.counters
+        with counters.lock:
+            if counters.busy:
+                raise StoreUnavailable(REENTERED)
+            counters.busy = True
+            try:
+                at = counters.now() if now is None else now
+                self.find(meters, key, keys, at)
+                if operation == "record":
+                    if cost:
+                        self.record(at, cost, now)
+                    return RECORDED
+                if not self.look(at, cost):
+                    return self.refusal(at, cost), None
+                receipts = None
+                if cost and operation != "peek":
+                    receipts = self.charge(at, cost, now, operation == "hold")
+                else:
+                    self.measure(at, cost)
+                return self.admission(at, cost), receipts
+            finally:
+                counters.busy = False
+
+    def keys_of(self, key: Key | None) -> tuple[PlainKey, ...]:
+        """Return the key of each rule; what is not as usual is for `pick` to judge."""
+        if type(key) is not dict or len(key) != self.named:
+            return self.pick(key)
+        keys: list[PlainKey] = []
+        for scope in self.scopes:
+            part = SHARED_KEY if scope == SHARED else key.get(scope)
+            if type(part) is not str:
+                return self.pick(key)
+            keys.append(part)
+        return tuple(keys)
+
+    def find(
+        self, meters: tuple[Meter, ...], key: Key | None, keys: tuple[PlainKey, ...] | None, at: int
+    ) -> None:
+        """Put into the slots which states the keys are counted in; without `keys`, the one key is that of all rules."""
+        is_missing = False
+        for i in range(len(self.slots)):
+            slot = self.slots[i]
+            slot.meter = meters[i]
+            slot.key = key if keys is None else keys[i]  # type: ignore[assignment]  # a plain key
+            state = slot.table.get(slot.key)
+            if state is None:
+                is_missing = True
+            else:
+                slot.state = state
+        if is_missing:
+            self.find_new(at)
+
+    def find_new(self, at: int) -> None:
+        """As `find`, when not all keys have states of their own: some are asked by a blank or an overflow state."""
+        self.counters.make_room()  # it may drop what was found
+        room = self.counters.max_keys - self.counters.keys
+        overflowed = False
+        for slot in self.slots:
+            state = slot.table.get(slot.key)
+            if state is None:
+                state = slot.table.without_own(at, room > 0)
+                if state is slot.table.blank:
+                    room -= 1
+                else:
+                    overflowed = True
+            slot.state = state
+        if overflowed:
+            self.counters.overflowed += 1
+
+    def look(self, at: int, cost: int) -> bool:
+        """Ask every rule how much is in use, and return whether all admit."""
+        admitted = True
+        for slot in self.slots:
+            meter = slot.meter
+            slot.used = meter.used(slot.state, at)
+            if cost and slot.used + cost * meter.part > meter.most:
+                admitted = False
+        return admitted
+
+    def measure(self, at: int, cost: int) -> None:
+        """Put into the slots when each rule would be empty if it were charged."""
+        for slot in self.slots:
+            slot.empty_at = slot.meter.empty_at(slot.state, at, slot.used, cost)
+
+    def charge(self, at: int, cost: int, now: int | None, holds: bool) -> Receipts | None:
+        """Charge every rule, and return the receipts if they are wanted."""
+        receipts: list[tuple[object, Receipt]] | None = [] if holds else None
+        counters = self.counters
+        try:
+            for slot in self.slots:
+                table = slot.table
+                counters.births += 1
+                if receipts is not None:
+                    receipt = slot.meter.receipt(slot.state, at, slot.used, cost, counters.births)
+                    receipts.append((OVERFLOW if slot.state is table.overflow else slot.key, receipt))
+                if slot.state is table.blank:
+                    slot.state = table.add(slot.key)
+                slot.empty_at = slot.meter.charge(slot.state, at, slot.used, cost, counters.births)
+                if now is not None or table.kept:
+                    table.written(slot.state, now)
+        except BaseException:  # a signal handler has raised, or there is no memory left
+            self.undo(at, cost)
+            raise
+        return None if receipts is None else tuple(receipts)
+
+    def undo(self, at: int, cost: int) -> None:
+        """Give back what was charged before the call was broken off."""
+        for slot in self.slots:
+            meter, state = slot.meter, slot.state
+            if state is not slot.table.blank and meter.used(state, at) > slot.used:
+                meter.refund(state, meter.receipt(state, at, slot.used, cost, state.birth), cost, at)
+
+    def admission(self, at: int, cost: int) -> Decision:
+        """Return the decision of rules that all admit, and whose slots say when they will be empty."""
+        slot = self.slots[0]
+        if len(self.slots) == 1:
+            return new_decision(
+                self.names, True, slot.meter.limit, slot.left(cost), NEVER, slot.reset_after(at)
+            )
+        verdicts: list[Fields] = []
+        for slot in self.slots:
+            reset_after = slot.reset_after(at)
+            verdicts.append(
+                (True, slot.meter.limit, slot.left(cost), None, None if reset_after == NEVER else reset_after)
+            )
+        return decision_of(self.names, tuple(verdicts))
+
+    def refusal(self, at: int, cost: int) -> Decision:
+        """Return the decision of rules of which at least one refuses.
+
+        A rule that would have admitted shows what it has left without this call.
+        """
+        verdicts: list[Fields] = []
+        for slot in self.slots:
+            meter = slot.meter
+            excess = slot.used + cost * meter.part - meter.most
+            free_at = meter.free_at(slot.state, at, excess) if excess > 0 else NEVER
+            slot.empty_at = meter.empty_at(slot.state, at, slot.used, 0)
+            reset_after = slot.reset_after(at)
+            verdicts.append(
+                (
+                    excess <= 0,
+                    meter.limit,
+                    slot.left(0),
+                    None if free_at == NEVER else free_at - at,
+                    None if reset_after == NEVER else reset_after,
+                )
+            )
+        return decision_of(self.names, tuple(verdicts))
+
+    def record(self, at: int, cost: int, now: int | None) -> None:
+        """Count units that have been used already, even beyond the limits."""
+        for slot in self.slots:
+            slot.used = slot.meter.used(slot.state, at)
+            slot.meter.check_countable(slot.used, cost)
+        self.charge(at, cost, now, False)
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        """Give back units of a hold, as far as they still count."""
+        self.counters.alone(self.refund_alone, receipts, cost, now)
+
+    def refund_alone(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        at = self.counters.now() if now is None else now
+        for i in range(len(self.slots)):
+            slot = self.slots[i]
+            place, receipt = receipts[i]
+            state = slot.table.find(place)
+            if state is not None:
+                slot.own.refund(state, receipt, cost, at)
+                if now is not None or slot.table.kept:
+                    slot.table.written(state, now)
+
+    def reset(self, key: Key | None) -> None:
+        """Forget what was counted for a key."""
+        self.counters.alone(self.reset_alone, key, self.keys_of(key))
+
+    def reset_alone(self, key: Key | None, keys: tuple[PlainKey, ...] | None) -> None:
+        for i in range(len(self.slots)):
+            slot = self.slots[i]
+            state = slot.table.get(key if keys is None else keys[i])  # type: ignore[arg-type]  # a plain key
+            if state is not None:
+                slot.own.clear(state)
+
+
+def check_cost(meters: tuple[Meter, ...], cost: int, beyond: bool) -> None:
+    """Refuse a cost that is not a whole number or, unless it may go beyond the limits, could never be admitted."""
+    check_whole(cost)
+    for meter in meters:
+        if cost > meter.limit > 0 and not beyond:
+            raise CostTooHigh(cost, meter.limit, meter.name)

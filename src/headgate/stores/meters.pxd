@@ -1,0 +1,111 @@
+# Types with which meters.py is compiled; without this the same file is plain Python.
+
+cimport cython
+from libc.stdint cimport int64_t
+
+cdef int64_t MAX_UNITS
+cdef int64_t NEVER
+
+cdef class MeterState:
+    cdef readonly int64_t birth
+
+cdef class Meter:
+    cdef readonly str name
+    cdef readonly int64_t limit, part, most
+    cpdef MeterState new(self)
+    cpdef clear(self, MeterState s)
+    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
+    cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
+    cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
+    cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
+    cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
+    cpdef int64_t fresh_at(self, MeterState s) except? -1
+    cpdef check_countable(self, int64_t used, int64_t cost)
+
+cdef class FixedState(MeterState):
+    cdef readonly int64_t index, count
+
+cdef class FixedMeter(Meter):
+    cdef readonly int64_t period
+    @cython.locals(state=FixedState)
+    cpdef clear(self, MeterState s)
+    @cython.locals(state=FixedState)
+    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    @cython.locals(state=FixedState)
+    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
+    @cython.locals(state=FixedState)
+    cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
+    @cython.locals(state=FixedState, index=int64_t)
+    cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
+    @cython.locals(state=FixedState)
+    cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
+    @cython.locals(state=FixedState, birth=int64_t, index=int64_t, held=int64_t, count=int64_t)
+    cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
+    @cython.locals(state=FixedState)
+    cpdef int64_t fresh_at(self, MeterState s) except? -1
+
+cdef class SlidingState(MeterState):
+    cdef readonly int64_t newest, units, total
+    cdef readonly int first, live
+    cdef readonly object older
+
+cdef class SlidingMeter(Meter):
+    cdef readonly int64_t width, lifetime
+    @cython.locals(state=SlidingState)
+    cpdef clear(self, MeterState s)
+    @cython.locals(state=SlidingState, newest=int64_t, dead=int64_t)
+    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    @cython.locals(live=Py_ssize_t, size=Py_ssize_t, total=int64_t)
+    cdef look(self, SlidingState state, int64_t dead)
+    @cython.locals(state=SlidingState, index=int64_t)
+    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
+    @cython.locals(live=Py_ssize_t, size=Py_ssize_t)
+    cdef drop(self, SlidingState state)
+    @cython.locals(state=SlidingState, index=int64_t)
+    cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
+    @cython.locals(state=SlidingState, place=Py_ssize_t, size=Py_ssize_t)
+    cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
+    @cython.locals(state=SlidingState, index=int64_t)
+    cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
+    @cython.locals(state=SlidingState, birth=int64_t, index=int64_t, held=int64_t)
+    cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
+    @cython.locals(low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, place=Py_ssize_t, units=int64_t)
+    cdef refund_older(self, SlidingState state, int64_t index, int64_t cost)
+    @cython.locals(size=Py_ssize_t, live=Py_ssize_t, total=int64_t, newest=int64_t, units=int64_t)
+    cdef forget_newest(self, SlidingState state)
+    @cython.locals(state=SlidingState)
+    cpdef int64_t fresh_at(self, MeterState s) except? -1
+
+cdef class BucketState(MeterState):
+    cdef readonly int64_t level, time, refunded, n, part, most
+
+cdef class BucketMeter(Meter):
+    cdef readonly int64_t n, tick
+    @cython.locals(state=BucketState)
+    cpdef clear(self, MeterState s)
+    @cython.locals(state=BucketState, level=int64_t, passed=int64_t)
+    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    cdef bint differs(self, BucketState state) except -1
+    @cython.locals(state=BucketState, time=int64_t)
+    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
+    @cython.locals(state=BucketState, time=int64_t)
+    cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
+    @cython.locals(state=BucketState)
+    cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
+    @cython.locals(state=BucketState, time=int64_t)
+    cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
+    @cython.locals(time=int64_t, drained=int64_t, fresh=int64_t)
+    cdef int64_t drained_at(self, BucketState state, int64_t now, int64_t parts) except? -1
+    @cython.locals(state=BucketState, birth=int64_t, before=int64_t, at=int64_t, refunded_before=int64_t,
+                   time_before=int64_t, n=int64_t, part=int64_t, most=int64_t, held=int64_t, level=int64_t,
+                   time=int64_t, refunded=int64_t, left=int64_t, kept=int64_t, back=int64_t, passed=int64_t)
+    cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
+    @cython.locals(state=BucketState)
+    cpdef int64_t fresh_at(self, MeterState s) except? -1
+
+cdef class ClosedMeter(BucketMeter):
+    pass
+
+# Of numbers of Python's own: the product may have 88 bits.
+cdef int64_t converted(object level, object part, object old_part) except? -1

@@ -7,8 +7,10 @@ from types import TracebackType
 
 from headgate.clock import instant
 from headgate.decision import Decision
+from headgate.hooks import Call, Hooks
 from headgate.keys import Key
 from headgate.stores.base import AsyncGate, Receipts, check_whole
+from headgate.stores.request import Request
 
 
 class AsyncHold:
@@ -72,7 +74,7 @@ class AsyncHold:
         if cost < self.cost and self._receipts is not None:
             await self._gate.refund(self._receipts, self.cost - cost, at)
         elif cost > self.cost:
-            await self._gate.record(self._key, cost - self.cost, self._tier, at)
+            await self._gate.ask(Request("record", self._key, cost - self.cost, self._tier, at))
         return cost
 
     async def release(self, *, now: float | None = None) -> int:
@@ -94,3 +96,36 @@ class AsyncHold:
     def __repr__(self) -> str:
         state = "open" if self._final is None else f"settled at {self._final}"
         return f"<{type(self).__name__} of {self.cost}, {state}: {self.decision}>"
+
+
+class AsyncObservedHold(AsyncHold):
+    """A hold of whose end hooks hear."""
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        limiter: str,
+        gate: AsyncGate,
+        decision: Decision,
+        receipts: Receipts | None,
+        key: Key | None,
+        cost: int,
+        tier: str | None,
+        at: int | None = None,
+    ) -> None:
+        super().__init__(gate, decision, receipts, key, cost, tier, at)
+        self._hooks = hooks
+        self._call = Call(limiter, "hold", key, cost, tier)
+
+    async def settle(self, cost: int, *, now: float | None = None) -> int:
+        was_open = self._final is None
+        try:
+            return await super().settle(cost, now=now)
+        finally:
+            # Also if the store failed: the hold is final then, too.
+            if was_open and self._final is not None:
+                self._hooks.settled(self._call, self._final)
+
+    def __del__(self) -> None:
+        if self._final is None:
+            self._hooks.settled(self._call, None)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from headgate._async.hold import AsyncHold
-from headgate._async.observed import observed
+from headgate._async.gates import AsyncObserved, AsyncTimed, AsyncUnlimited
+from headgate._async.hold import AsyncHold, AsyncObservedHold
 from headgate._async.resilience import bind
 from headgate._async.turns import AsyncTurns
+from headgate._awaiting import Awaiting, AwaitingHold
 from headgate.clock import Clock, SteadyClock, WallClock, instant, to_microseconds
-from headgate.decision import UNLIMITED, Decision
+from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
@@ -21,6 +22,7 @@ from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_async_store
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
 from headgate.stores.outage import Health, OnStoreError
+from headgate.stores.request import Request
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,10 +40,18 @@ class AsyncLimiter:
             `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. By default a store over a network is
             `"open"`, and the errors of any other are raised.
         deadline: Seconds after which a call to a store over a network is given up; by default what the store says.
-        hooks: Who is told what the limiter decides; see `headgate.hooks`.
+        hooks: What hears of the limiter's decisions; see `headgate.hooks`.
 
     Keys are text or bytes, or a mapping with an entry per scope. Every method takes `now=`, a time in seconds since the
     epoch to decide at; do not mix it with the store's own time on one key.
+
+    Attributes:
+        rules: The rules, in order.
+        name: The limiter's name; empty if it has none.
+        store: Where it counts.
+        gate: Its rules bound to the store, for what keeps receipts itself, as the server does.
+        new_hold: What makes a hold of its parts.
+        health: How the store has been doing.
     """
 
     def __init__(
@@ -70,17 +80,13 @@ class AsyncLimiter:
             self.store = store
         else:
             raise ConfigError(f"{store!r} is not a store that {type(self).__name__} can use")
-        gate, self.health = (
-            bind(self.store, self.name, self.rules, on_store_error, deadline)
-            if self.rules or getattr(self.store, "has_rules", False)
-            else (_unlimited(), Health())
-        )
-        # A memory of our own has the clock already; to any other store its time goes with every call.
-        timed = gate if store is None or clock is None else _timed(gate, clock)
-        self._gate, self._new_hold = self._around(timed, hooks)
-        self._hit = self._gate.hit
-        if gate.public_hit is not None and self._gate is gate and type(self).hit is AsyncLimiter.hit:
-            self.hit = gate.public_hit  # type: ignore[method-assign]  # the method below would only pass it on
+        gate: AsyncGate = AsyncUnlimited()
+        self.health = Health()
+        if self.rules or self.store.has_rules:
+            gate, self.health = bind(self.store, self.name, self.rules, on_store_error, deadline)
+        if store is not None and clock is not None:
+            gate = AsyncTimed(gate, clock)  # a memory of our own has the clock already
+        self.gate, self.new_hold = self._around(gate, hooks)
         self._clock: Clock = clock or _pace_of(self.store)
         self._turns = AsyncTurns()
         self._turn_of = key_picker(self.rules)
@@ -89,14 +95,15 @@ class AsyncLimiter:
         """Return the gate with what calls have to pass around it, and what makes its holds."""
         if not hooks:
             return gate, AsyncHold
-        told = Hooks(hooks)
-        told.attached(self)
-        return observed(gate, self.name, told)
+        heard = Hooks(hooks)
+        heard.attached(self)
+        return AsyncObserved(gate, self.name, heard), partial(AsyncObservedHold, heard, self.name)
 
-    async def hit(
+    # begin async only
+    def hit(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    ) -> Decision:
-        """Ask for units, and take them if all rules admit.
+    ) -> Awaiting[Decision]:
+        """Ask for units, and take them if all rules admit: `await limiter.hit(key)`.
 
         A refusal takes nothing. A cost of 0 is admitted and writes nothing.
 
@@ -104,29 +111,54 @@ class AsyncLimiter:
             CostTooHigh: The cost is above what a rule could ever admit at once.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
-        return await self._hit(key, cost, tier, now if now is None else instant(now))
+        return Awaiting(self._decide(Request("hit", key, cost, tier, now if now is None else instant(now))))
 
-    async def check(
+    def check(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    ) -> Decision:
+    ) -> Awaiting[Decision]:
         """Return what `hit` would answer, and take nothing."""
-        return await self._gate.peek(key, cost, tier, instant(now))
+        return Awaiting(self._decide(Request("peek", key, cost, tier, now if now is None else instant(now))))
 
+    async def _decide(self, request: Request) -> Decision:
+        return (await self.gate.ask(request))[0]
+
+    # end async only
+    # begin sync only
+    # def hit(
+    #     self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    # ) -> Decision:
+    #     """Ask for units, and take them if all rules admit.
+    #
+    #     A refusal takes nothing. A cost of 0 is admitted and writes nothing.
+    #
+    #     Raises:
+    #         CostTooHigh: The cost is above what a rule could ever admit at once.
+    #         ConfigError: The key does not fit the rules, or the cost is not a whole number.
+    #     """
+    #     return self.gate.ask(Request("hit", key, cost, tier, now if now is None else instant(now)))[0]
+    #
+    # def check(
+    #     self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    # ) -> Decision:
+    #     """Return what `hit` would answer, and take nothing."""
+    #     return self.gate.ask(Request("peek", key, cost, tier, now if now is None else instant(now)))[0]
+    #
+    # end sync only
     async def record(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
     ) -> None:
         """Count units that have been used already, even beyond the limit."""
-        await self._gate.record(key, cost, tier, instant(now))
+        await self.gate.ask(Request("record", key, cost, tier, instant(now)))
 
     # begin async only
     def hold(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    ) -> PendingHold:
+    ) -> AwaitingHold:
         """Take units that are not final yet: `async with limiter.hold(key) as hold`, or `hold = await …`.
 
         Settle the hold at its true cost, or release it. If the holder crashes, its units count until they expire.
         """
-        return PendingHold(self._take(key, cost, tier, now))
+        return AwaitingHold(self._take(key, cost, tier, now))
 
     # end async only
     # begin sync only
@@ -142,8 +174,8 @@ class AsyncLimiter:
     # end sync only
     async def _take(self, key: Key | None, cost: int, tier: str | None, now: float | None) -> AsyncHold:
         at = instant(now)
-        decision, receipts = await self._gate.hold(key, cost, tier, at)
-        return self._new_hold(self._gate, decision, receipts, key, cost, tier, at)
+        decision, receipts = await self.gate.ask(Request("hold", key, cost, tier, at))
+        return self.new_hold(self.settling(receipts), decision, receipts, key, cost, tier, at)
 
     async def wait(
         self,
@@ -185,7 +217,7 @@ class AsyncLimiter:
 
     async def reset(self, key: Key | None = None) -> None:
         """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
-        await self._gate.reset(key)
+        await self.gate.reset(key)
 
     def guard(
         self,
@@ -227,22 +259,26 @@ class AsyncLimiter:
 
         return decorate
 
-    # A limiter of a policy file changes with the file. Who prepares what depends on the rules, as the HTTP edges do,
-    # prepares it for `_as_of_now` and is told when that is another one; any other limiter stays what it is.
+    # A limiter of a policy file changes with the file. What depends on its rules, as the HTTP edges' headers do, is prepared
+    # for `current`, and anew when that is another limiter. Any other limiter stays what it is.
 
-    _headers: str | None = None
+    headers: str | None = None
     """Which header fields a policy asks for."""
 
-    def _as_of_now(self) -> AsyncLimiter:
-        """Return the limiter that decides at present, whose rules and quotas never change."""
+    tier_for: Callable[[Key | None, str | None], str | None] | None = None
+    """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
+
+    def settling(self, receipts: Receipts | None) -> AsyncGate:
+        """Return the gate on which a hold with these receipts is settled."""
+        return self.gate
+
+    @property
+    def current(self) -> AsyncLimiter:
+        """The limiter that decides at present, whose rules and quotas never change."""
         return self
 
-    def _on_change(self, tell: Callable[[], None]) -> None:
-        """Have a method called whenever `_as_of_now` has become another one, for as long as its object lives."""
-
-    def _decided_as(self) -> Callable[[Key | None, str | None], str | None] | None:
-        """Return what says under which tier a call is decided, from its key and tier; `None` if under the one it names."""
-        return None
+    def on_change(self, notify: Callable[[], None]) -> None:
+        """Have a method called whenever `current` has become another one, for as long as its object lives."""
 
     async def aclose(self) -> None:
         """Close the store, if it is the limiter's own."""
@@ -260,79 +296,10 @@ class AsyncLimiter:
         return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
 
 
-# begin async only
-class PendingHold:
-    """A hold that is taken when it is awaited or entered."""
-
-    def __init__(self, taking: Coroutine[Any, Any, AsyncHold]) -> None:
-        self._taking = taking
-        self._hold: AsyncHold | None = None
-
-    def __await__(self) -> Generator[Any, None, AsyncHold]:
-        return self._taking.__await__()
-
-    async def __aenter__(self) -> AsyncHold:
-        self._hold = await self._taking
-        return await self._hold.__aenter__()
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        assert self._hold is not None
-        await self._hold.__aexit__(exc_type, exc, tb)
-
-
-# end async only
-def _unlimited() -> AsyncGate:
-    """Return the gate of a limiter without rules."""
-
-    async def decide(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return UNLIMITED
-
-    async def hold(
-        key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        return UNLIMITED, None
-
-    async def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        return None
-
-    async def refund(receipts: Receipts, cost: int, now: int | None) -> None:
-        return None
-
-    async def reset(key: Key | None) -> None:
-        return None
-
-    return AsyncGate(decide, decide, hold, record, refund, reset)
-
-
 def _pace_of(store: AsyncStore) -> Clock:
     """Return the clock to wait by: that of the store, so that a test's is not waited for in vain.
 
-    A wall clock is none to wait by: a time-out must not end early or late because somebody set it.
+    A wall clock is none to wait by: a time-out must not end early or late because the clock was set.
     """
-    clock: Clock | None = getattr(store, "clock", None)
+    clock = store.clock
     return SteadyClock() if clock is None or isinstance(clock, WallClock) else clock
-
-
-def _timed(gate: AsyncGate, clock: Clock) -> AsyncGate:
-    """Return the gate with this clock's time where the caller gives none."""
-
-    async def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return await gate.hit(key, cost, tier, clock.now_us() if now is None else now)
-
-    async def peek(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return await gate.peek(key, cost, tier, clock.now_us() if now is None else now)
-
-    async def hold(
-        key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        return await gate.hold(key, cost, tier, clock.now_us() if now is None else now)
-
-    async def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        await gate.record(key, cost, tier, clock.now_us() if now is None else now)
-
-    async def refund(receipts: Receipts, cost: int, now: int | None) -> None:
-        await gate.refund(receipts, cost, clock.now_us() if now is None else now)
-
-    return AsyncGate(hit, peek, hold, record, refund, gate.reset)

@@ -8,8 +8,10 @@ from types import TracebackType
 
 from headgate.clock import instant
 from headgate.decision import Decision
+from headgate.hooks import Call, Hooks
 from headgate.keys import Key
 from headgate.stores.base import Gate, Receipts, check_whole
+from headgate.stores.request import Request
 
 
 class Hold:
@@ -73,7 +75,7 @@ class Hold:
         if cost < self.cost and self._receipts is not None:
             self._gate.refund(self._receipts, self.cost - cost, at)
         elif cost > self.cost:
-            self._gate.record(self._key, cost - self.cost, self._tier, at)
+            self._gate.ask(Request("record", self._key, cost - self.cost, self._tier, at))
         return cost
 
     def release(self, *, now: float | None = None) -> int:
@@ -95,3 +97,36 @@ class Hold:
     def __repr__(self) -> str:
         state = "open" if self._final is None else f"settled at {self._final}"
         return f"<{type(self).__name__} of {self.cost}, {state}: {self.decision}>"
+
+
+class ObservedHold(Hold):
+    """A hold of whose end hooks hear."""
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        limiter: str,
+        gate: Gate,
+        decision: Decision,
+        receipts: Receipts | None,
+        key: Key | None,
+        cost: int,
+        tier: str | None,
+        at: int | None = None,
+    ) -> None:
+        super().__init__(gate, decision, receipts, key, cost, tier, at)
+        self._hooks = hooks
+        self._call = Call(limiter, "hold", key, cost, tier)
+
+    def settle(self, cost: int, *, now: float | None = None) -> int:
+        was_open = self._final is None
+        try:
+            return super().settle(cost, now=now)
+        finally:
+            # Also if the store failed: the hold is final then, too.
+            if was_open and self._final is not None:
+                self._hooks.settled(self._call, self._final)
+
+    def __del__(self) -> None:
+        if self._final is None:
+            self._hooks.settled(self._call, None)

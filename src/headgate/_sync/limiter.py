@@ -6,14 +6,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import ParamSpec, TypeVar
 
-from headgate._sync.hold import Hold
-from headgate._sync.observed import observed
+from headgate._sync.gates import Observed, Timed, Unlimited
+from headgate._sync.hold import Hold, ObservedHold
 from headgate._sync.resilience import bind
 from headgate._sync.turns import Turns
 from headgate.clock import Clock, SteadyClock, WallClock, instant, to_microseconds
-from headgate.decision import UNLIMITED, Decision
+from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
@@ -21,6 +22,7 @@ from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_store
 from headgate.stores.base import Gate, Receipts, Store
 from headgate.stores.outage import Health, OnStoreError
+from headgate.stores.request import Request
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,10 +40,18 @@ class Limiter:
             `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. By default a store over a network is
             `"open"`, and the errors of any other are raised.
         deadline: Seconds after which a call to a store over a network is given up; by default what the store says.
-        hooks: Who is told what the limiter decides; see `headgate.hooks`.
+        hooks: What hears of the limiter's decisions; see `headgate.hooks`.
 
     Keys are text or bytes, or a mapping with an entry per scope. Every method takes `now=`, a time in seconds since the
     epoch to decide at; do not mix it with the store's own time on one key.
+
+    Attributes:
+        rules: The rules, in order.
+        name: The limiter's name; empty if it has none.
+        store: Where it counts.
+        gate: Its rules bound to the store, for what keeps receipts itself, as the server does.
+        new_hold: What makes a hold of its parts.
+        health: How the store has been doing.
     """
 
     def __init__(
@@ -70,17 +80,13 @@ class Limiter:
             self.store = store
         else:
             raise ConfigError(f"{store!r} is not a store that {type(self).__name__} can use")
-        gate, self.health = (
-            bind(self.store, self.name, self.rules, on_store_error, deadline)
-            if self.rules or getattr(self.store, "has_rules", False)
-            else (_unlimited(), Health())
-        )
-        # A memory of our own has the clock already; to any other store its time goes with every call.
-        timed = gate if store is None or clock is None else _timed(gate, clock)
-        self._gate, self._new_hold = self._around(timed, hooks)
-        self._hit = self._gate.hit
-        if gate.public_hit is not None and self._gate is gate and type(self).hit is Limiter.hit:
-            self.hit = gate.public_hit  # type: ignore[method-assign]  # the method below would only pass it on
+        gate: Gate = Unlimited()
+        self.health = Health()
+        if self.rules or self.store.has_rules:
+            gate, self.health = bind(self.store, self.name, self.rules, on_store_error, deadline)
+        if store is not None and clock is not None:
+            gate = Timed(gate, clock)  # a memory of our own has the clock already
+        self.gate, self.new_hold = self._around(gate, hooks)
         self._clock: Clock = clock or _pace_of(self.store)
         self._turns = Turns()
         self._turn_of = key_picker(self.rules)
@@ -89,9 +95,9 @@ class Limiter:
         """Return the gate with what calls have to pass around it, and what makes its holds."""
         if not hooks:
             return gate, Hold
-        told = Hooks(hooks)
-        told.attached(self)
-        return observed(gate, self.name, told)
+        heard = Hooks(hooks)
+        heard.attached(self)
+        return Observed(gate, self.name, heard), partial(ObservedHold, heard, self.name)
 
     def hit(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
@@ -104,19 +110,19 @@ class Limiter:
             CostTooHigh: The cost is above what a rule could ever admit at once.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
-        return self._hit(key, cost, tier, now if now is None else instant(now))
+        return self.gate.ask(Request("hit", key, cost, tier, now if now is None else instant(now)))[0]
 
     def check(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
     ) -> Decision:
         """Return what `hit` would answer, and take nothing."""
-        return self._gate.peek(key, cost, tier, instant(now))
+        return self.gate.ask(Request("peek", key, cost, tier, now if now is None else instant(now)))[0]
 
     def record(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
     ) -> None:
         """Count units that have been used already, even beyond the limit."""
-        self._gate.record(key, cost, tier, instant(now))
+        self.gate.ask(Request("record", key, cost, tier, instant(now)))
 
     def hold(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
@@ -129,8 +135,8 @@ class Limiter:
 
     def _take(self, key: Key | None, cost: int, tier: str | None, now: float | None) -> Hold:
         at = instant(now)
-        decision, receipts = self._gate.hold(key, cost, tier, at)
-        return self._new_hold(self._gate, decision, receipts, key, cost, tier, at)
+        decision, receipts = self.gate.ask(Request("hold", key, cost, tier, at))
+        return self.new_hold(self.settling(receipts), decision, receipts, key, cost, tier, at)
 
     def wait(
         self,
@@ -172,7 +178,7 @@ class Limiter:
 
     def reset(self, key: Key | None = None) -> None:
         """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
-        self._gate.reset(key)
+        self.gate.reset(key)
 
     def guard(
         self,
@@ -210,22 +216,26 @@ class Limiter:
 
         return decorate
 
-    # A limiter of a policy file changes with the file. Who prepares what depends on the rules, as the HTTP edges do,
-    # prepares it for `_as_of_now` and is told when that is another one; any other limiter stays what it is.
+    # A limiter of a policy file changes with the file. What depends on its rules, as the HTTP edges' headers do, is prepared
+    # for `current`, and anew when that is another limiter. Any other limiter stays what it is.
 
-    _headers: str | None = None
+    headers: str | None = None
     """Which header fields a policy asks for."""
 
-    def _as_of_now(self) -> Limiter:
-        """Return the limiter that decides at present, whose rules and quotas never change."""
+    tier_for: Callable[[Key | None, str | None], str | None] | None = None
+    """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
+
+    def settling(self, receipts: Receipts | None) -> Gate:
+        """Return the gate on which a hold with these receipts is settled."""
+        return self.gate
+
+    @property
+    def current(self) -> Limiter:
+        """The limiter that decides at present, whose rules and quotas never change."""
         return self
 
-    def _on_change(self, tell: Callable[[], None]) -> None:
-        """Have a method called whenever `_as_of_now` has become another one, for as long as its object lives."""
-
-    def _decided_as(self) -> Callable[[Key | None, str | None], str | None] | None:
-        """Return what says under which tier a call is decided, from its key and tier; `None` if under the one it names."""
-        return None
+    def on_change(self, notify: Callable[[], None]) -> None:
+        """Have a method called whenever `current` has become another one, for as long as its object lives."""
 
     def close(self) -> None:
         """Close the store, if it is the limiter's own."""
@@ -243,56 +253,10 @@ class Limiter:
         return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
 
 
-def _unlimited() -> Gate:
-    """Return the gate of a limiter without rules."""
-
-    def decide(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return UNLIMITED
-
-    def hold(
-        key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        return UNLIMITED, None
-
-    def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        return None
-
-    def refund(receipts: Receipts, cost: int, now: int | None) -> None:
-        return None
-
-    def reset(key: Key | None) -> None:
-        return None
-
-    return Gate(decide, decide, hold, record, refund, reset)
-
-
 def _pace_of(store: Store) -> Clock:
     """Return the clock to wait by: that of the store, so that a test's is not waited for in vain.
 
-    A wall clock is none to wait by: a time-out must not end early or late because somebody set it.
+    A wall clock is none to wait by: a time-out must not end early or late because the clock was set.
     """
-    clock: Clock | None = getattr(store, "clock", None)
+    clock = store.clock
     return SteadyClock() if clock is None or isinstance(clock, WallClock) else clock
-
-
-def _timed(gate: Gate, clock: Clock) -> Gate:
-    """Return the gate with this clock's time where the caller gives none."""
-
-    def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return gate.hit(key, cost, tier, clock.now_us() if now is None else now)
-
-    def peek(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return gate.peek(key, cost, tier, clock.now_us() if now is None else now)
-
-    def hold(
-        key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        return gate.hold(key, cost, tier, clock.now_us() if now is None else now)
-
-    def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        gate.record(key, cost, tier, clock.now_us() if now is None else now)
-
-    def refund(receipts: Receipts, cost: int, now: int | None) -> None:
-        gate.refund(receipts, cost, clock.now_us() if now is None else now)
-
-    return Gate(hit, peek, hold, record, refund, gate.reset)

@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
 
 from headgate.errors import ConfigError, HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import Gate, Receipts, Store
+from headgate.stores.base import Answer, Gate, Receipts, Store
 from headgate.stores.outage import Breaker, Health, OnStoreError, StandIn, breaker_of, check_policy
-
-T = TypeVar("T")
+from headgate.stores.request import Request
 
 
 def bind(
@@ -31,18 +27,15 @@ def bind(
     Raises:
         ConfigError: There is no such policy, or the store takes no deadline.
     """
-    remote = getattr(store, "remote", False)
-    policy = check_policy(on_store_error or ("open" if remote else "raise"))
-    if deadline is not None and not remote and store.guarantees.shared:
+    policy = check_policy(on_store_error or ("open" if store.remote else "raise"))
+    if deadline is not None and not store.remote and store.guarantees.shared:
         raise ConfigError(f"deadline= is for stores over a network; {type(store).__name__} has no use for it")
-    # Not every store must take a deadline, so it is no part of what mypy knows of them.
-    bound: Any = store.bind
-    gate: Gate = bound(limiter, rules, deadline=deadline) if remote else bound(limiter, rules)
-    if not remote and (policy == "raise" or not store.guarantees.shared):
+    gate = store.bind(limiter, rules, deadline=deadline)
+    if not store.remote and (policy == "raise" or not store.guarantees.shared):
         return gate, Health()
     breaker = breaker_of(store)
     stand_in = StandIn(limiter, rules, policy, breaker.memory)
-    return Resilient(gate, breaker, stand_in).gate(), Health(breaker, stand_in)
+    return Resilient(gate, breaker, stand_in), Health(breaker, stand_in)
 
 
 class Resilient:
@@ -53,19 +46,28 @@ class Resilient:
         self.stand_in = stand_in
         self._gate = gate
 
-    def gate(self) -> Gate:
-        """Return the operations."""
-        return Gate(
-            partial(self._ask, self._gate.hit, self.stand_in.hit),
-            partial(self._ask, self._gate.peek, self.stand_in.peek, charges=False),
-            partial(self._ask, self._gate.hold, self.stand_in.hold),
-            partial(self._ask, self._gate.record, self.stand_in.record),
-            self.refund,
-            self.reset,
-        )
+    def ask(self, request: Request) -> Answer:
+        """Ask the store, or the stand-in if the store is not worth asking or fails."""
+        breaker, charges = self.breaker, request.operation != "peek"
+        ticket = breaker.admit(charges)
+        if ticket is None:
+            if breaker.wants_probe():
+                self._probe(request)
+            return self.stand_in.ask(request, breaker.error())
+        try:
+            answer = self._gate.ask(request)
+        except StoreError as error:
+            breaker.failed(ticket, error)
+            return self.stand_in.ask(request, error)
+        except BaseException:
+            breaker.gave_up(ticket)
+            raise
+        if not breaker.is_closed:
+            breaker.succeeded(ticket, charges)
+        return answer
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        """Give units back to whom they were taken from; if that is the store and it is down, they stay counted."""
+        """Give units back where they were taken; if that is the store and it is down, they stay counted."""
         if self.stand_in.refund_local(receipts, cost, now):
             return
         ticket = self.breaker.admit()
@@ -99,46 +101,18 @@ class Resilient:
             raise
         self.breaker.succeeded(ticket)
 
-    def _ask(
-        self,
-        ask: Callable[[Key | None, int, str | None, int | None], Any],
-        ask_instead: Callable[[StoreError, Key | None, int, str | None, int | None], T],
-        key: Key | None,
-        cost: int,
-        tier: str | None,
-        now: int | None,
-        charges: bool = True,
-    ) -> T:
-        breaker = self.breaker
-        ticket = breaker.admit(charges)
-        if ticket is None:
-            if breaker.wants_probe():
-                self._probe(key, tier, now)
-            return ask_instead(breaker.error(), key, cost, tier, now)
-        try:
-            answer: T = ask(key, cost, tier, now)
-        except StoreError as error:
-            breaker.failed(ticket, error)
-            return ask_instead(error, key, cost, tier, now)
-        except BaseException:
-            breaker.gave_up(ticket)
-            raise
-        if not breaker.is_closed:
-            breaker.succeeded(ticket, charges)
-        return answer
+    def _probe(self, request: Request) -> None:
+        """Look in the background whether the store is back."""
+        threading.Thread(target=self._look, args=(request,), daemon=True).start()
 
-    def _probe(self, key: Key | None, tier: str | None, now: int | None) -> None:
-        """Look whether the store is back, at nobody's expense."""
-        threading.Thread(target=self._look, args=(key, tier, now), daemon=True).start()
-
-    def _look(self, key: Key | None, tier: str | None, now: int | None) -> None:
+    def _look(self, request: Request) -> None:
         try:
-            self._gate.peek(key, 0, tier, now)
+            self._gate.ask(Request("peek", request.key, 0, request.tier, request.now))
         except StoreUnavailable:
             return  # the next probe is due by itself
         except StoreError:
             self.breaker.probed()  # it is there, whatever it holds
         except HeadgateError:
-            return  # the caller has asked for something impossible, and is told so; the next one may not
+            return  # the caller has asked for something impossible, and has an error for it; the next one may not
         else:
             self.breaker.probed()

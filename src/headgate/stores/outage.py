@@ -27,8 +27,9 @@ from headgate.errors import ConfigError, CostTooHigh, StoreError, StoreUnavailab
 from headgate.keys import Key, key_picker
 from headgate.quota import Quota
 from headgate.rules import Rule
-from headgate.stores.base import Gate, Receipts, Tiers, check_whole
+from headgate.stores.base import RECORDED, Answer, Gate, Receipts, Tiers, check_whole
 from headgate.stores.memory import MemoryStore
+from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
 
@@ -242,43 +243,41 @@ class StandIn:
         if isinstance(policy, Local):
             self._local = memory.bind(limiter, tuple(_shared(rule, policy.share) for rule in rules))
 
-    def hit(
-        self, error: StoreError, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> Decision:
-        return self._decide(error, key, cost, tier, now, None if self._local is None else self._local.hit)
-
-    def peek(
-        self, error: StoreError, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> Decision:
-        return self._decide(error, key, cost, tier, now, None if self._local is None else self._local.peek)
-
-    def hold(
-        self, error: StoreError, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        taken: list[Receipts | None] = []
-
-        def take(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-            assert self._local is not None
-            decision, receipts = self._local.hold(key, cost, tier, now)
-            taken.append(receipts)
-            return decision
-
-        decision = self._decide(error, key, cost, tier, now, None if self._local is None else take)
-        receipts = taken[0] if taken else None
-        return decision, receipts and tuple((LocalPlace(place), receipt) for place, receipt in receipts)
-
-    def record(
-        self, error: StoreError, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> None:
-        check_whole(cost)
-        self._pick(key)
-        self._raise_if_told(error)
+    def ask(self, request: Request, error: StoreError) -> Answer:
+        """Answer a request that the store could not, because of this error."""
+        if request.operation == "record":
+            return self._record(request, error)
+        algorithms = self._tiers.admitting(request.tier, request.cost)
+        self._pick(request.key)
+        self._raise_if_asked(error)
+        self.answers += 1
         if self._local is not None:
-            self._local.record(key, cost, tier, now)
+            return self._ask_local(self._local, request)
+        verdict = _open if self._policy == "open" else _closed
+        decision = Decision.make(self._names, [verdict(a, request.cost) for a in algorithms], degraded=True)
+        if self._policy == "open" or algorithms or not request.cost:
+            return decision, None
+        return decision.as_refused(TRY_AGAIN_US), None  # it has no rules here, because its server has them
+
+    def _record(self, request: Request, error: StoreError) -> Answer:
+        check_whole(request.cost)
+        self._pick(request.key)
+        self._raise_if_asked(error)
+        return RECORDED if self._local is None else self._local.ask(request)
+
+    def _ask_local(self, local: Gate, request: Request) -> Answer:
+        try:
+            decision, receipts = local.ask(request)
+        except CostTooHigh:  # for the share of this process, not for the limit itself
+            left = local.ask(Request("peek", request.key, 0, request.tier, request.now))[0].verdicts
+            refused = [v._replace(allowed=False, retry_after_us=TRY_AGAIN_US) for v in left]
+            return Decision.make(self._names, refused, degraded=True), None
+        taken = receipts and tuple((LocalPlace(place), receipt) for place, receipt in receipts)
+        return decision.as_degraded(), taken
 
     def refund_failed(self, error: StoreError) -> None:
         """Leave units counted that could not be given back to the store: they expire by themselves."""
-        self._raise_if_told(error)
+        self._raise_if_asked(error)
 
     def refund_local(self, receipts: Receipts, cost: int, now: int | None) -> bool:
         """Give back what was taken here; false if it was not."""
@@ -296,33 +295,7 @@ class StandIn:
         if self._local is not None:
             self._local.reset(key)
 
-    def _decide(
-        self,
-        error: StoreError,
-        key: Key | None,
-        cost: int,
-        tier: str | None,
-        now: int | None,
-        ask_local: Callable[[Key | None, int, str | None, int | None], Decision] | None,
-    ) -> Decision:
-        algorithms = self._tiers.admitting(tier, cost)
-        self._pick(key)
-        self._raise_if_told(error)
-        self.answers += 1
-        if ask_local is None or self._local is None:
-            verdict = _open if self._policy == "open" else _closed
-            decision = Decision.make(self._names, [verdict(a, cost) for a in algorithms], degraded=True)
-            if self._policy == "open" or algorithms or not cost:
-                return decision
-            return decision.as_refused(TRY_AGAIN_US)  # it has no rules here, because its server has them
-        try:
-            return ask_local(key, cost, tier, now).as_degraded()
-        except CostTooHigh:  # for the share of this process, not for the limit itself
-            left = self._local.peek(key, 0, tier, now).verdicts
-            refused = [v._replace(allowed=False, retry_after_us=TRY_AGAIN_US) for v in left]
-            return Decision.make(self._names, refused, degraded=True)
-
-    def _raise_if_told(self, error: StoreError) -> None:
+    def _raise_if_asked(self, error: StoreError) -> None:
         if self._policy == "raise":
             raise error
 

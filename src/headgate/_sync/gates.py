@@ -1,0 +1,73 @@
+# Generated from src/headgate/_async/gates.py by tools/unasync.py. Do not edit.
+"""What stands around a gate: a clock, hooks; and the gate of a limiter without rules."""
+
+from __future__ import annotations
+
+from headgate.clock import Clock
+from headgate.decision import UNLIMITED
+from headgate.hooks import Call, Hooks, Operation
+from headgate.keys import Key
+from headgate.stores.base import Answer, Gate, Receipts
+from headgate.stores.request import Request
+
+_CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
+"""What hooks call a request."""
+
+
+class Unlimited:
+    """The gate of a limiter without rules: everything is admitted."""
+
+    def ask(self, request: Request) -> Answer:
+        return UNLIMITED, None
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        return
+
+    def reset(self, key: Key | None) -> None:
+        return
+
+
+class Timed:
+    """A gate with a clock: its time is used where the caller gives none."""
+
+    def __init__(self, gate: Gate, clock: Clock) -> None:
+        self._gate = gate
+        self._clock = clock
+
+    def ask(self, request: Request) -> Answer:
+        return self._gate.ask(request.at(self._clock.now_us()))
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        self._gate.refund(receipts, cost, self._clock.now_us() if now is None else now)
+
+    def reset(self, key: Key | None) -> None:
+        self._gate.reset(key)
+
+
+class Observed:
+    """A gate whose hooks hear of everything that passes through it."""
+
+    def __init__(self, gate: Gate, limiter: str, hooks: Hooks) -> None:
+        self._gate = gate
+        self._limiter = limiter
+        self._hooks = hooks
+
+    def ask(self, request: Request) -> Answer:
+        call = Call(self._limiter, _CALLED[request.operation], request.key, request.cost, request.tier)
+        with self._hooks.watch(call) as watch:
+            answer = self._gate.ask(request)
+        if request.operation == "record":
+            self._hooks.completed(call, watch.seconds)
+        else:
+            self._hooks.decided(call, answer[0], watch.seconds)
+        return answer
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        with self._hooks.watch(Call(self._limiter, "refund", None, cost, None)) as watch:
+            self._gate.refund(receipts, cost, now)
+        self._hooks.completed(watch.call, watch.seconds)
+
+    def reset(self, key: Key | None) -> None:
+        with self._hooks.watch(Call(self._limiter, "reset", key, 0, None)) as watch:
+            self._gate.reset(key)
+        self._hooks.completed(watch.call, watch.seconds)

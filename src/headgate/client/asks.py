@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from headgate.client.wire import (
     NOT_FOUND,
-    Answer,
     Ask,
+    Response,
     alone,
     limiter_request,
     packed_key,
@@ -24,11 +24,15 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh
 from headgate.keys import Key, key_picker
 from headgate.rules import Rule
-from headgate.stores.base import Receipts, check_whole
+from headgate.stores.base import RECORDED, Answer, Receipts, check_whole
+from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
 
 T = TypeVar("T")
+
+_PATHS = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
+"""What each operation is called in the server's addresses."""
 
 
 class Held(NamedTuple):
@@ -67,20 +71,27 @@ class LimiterAsks:
         self._read_hold = reading(server, self._decision_and_hold)
         self._read_nothing = reading(server, lambda body: None)
 
-    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[Decision]:
-        return self._ask("hit", key, cost, tier, now, partial(self._heard, self._read_decision))
+    def ask(self, request: Request) -> Ask[Answer]:
+        """Return what answers a request.
 
-    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[Decision]:
-        return self._ask("check", key, cost, tier, now, partial(self._heard, self._read_decision))
-
-    def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> Ask[tuple[Decision, Receipts | None]]:
-        read = partial(self._with_receipts, cost)
-        return self._ask("hold", key, cost, tier, now, partial(self._heard, read))
-
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Ask[None]:
-        return self._ask("record", key, cost, tier, now, self._read_nothing)
+        Raises:
+            ConfigError: The key does not fit the rules, the cost is not a whole number, or the server has other rules.
+        """
+        if self._mismatch is not None:
+            raise ConfigError(self._mismatch)  # before it charges once more by rules that are not meant here
+        _check_time(request.now)
+        check_whole(request.cost)
+        self._pick(request.key)  # says what is wrong with it, before anything is sent
+        members = {"key": packed_key(request.key), "cost": request.cost, "tier": request.tier}
+        question = limiter_request(self._limiter, _PATHS[request.operation], members)
+        if request.operation == "record":
+            return Ask(question, self._read_recorded)
+        read = (
+            partial(self._with_receipts, request.cost)
+            if request.operation == "hold"
+            else self._without_receipts
+        )
+        return Ask(question, partial(self._heard, read))
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> Ask[None] | None:
         """Return what gives units back; `None` if they do not belong to this hold."""
@@ -95,24 +106,7 @@ class LimiterAsks:
         request = limiter_request(self._limiter, "reset", {"key": packed_key(key)})
         return Ask(alone(request), self._read_nothing)  # it takes a permission that a batch need not have
 
-    def _ask(
-        self,
-        operation: str,
-        key: Key | None,
-        cost: int,
-        tier: str | None,
-        now: int | None,
-        read: Callable[[Answer], T],
-    ) -> Ask[T]:
-        if self._mismatch is not None:
-            raise ConfigError(self._mismatch)  # before it charges once more by rules that nobody here means
-        _check_time(now)
-        check_whole(cost)
-        self._pick(key)  # says what is wrong with it, before anything is sent
-        members = {"key": packed_key(key), "cost": cost, "tier": tier}
-        return Ask(limiter_request(self._limiter, operation, members), read)
-
-    def _heard(self, read: Callable[[Answer], T], answer: Answer) -> T:
+    def _heard(self, read: Callable[[Response], T], answer: Response) -> T:
         """Read an answer; one that says what is wrong with the question comes from a server that is there."""
         try:
             return read(answer)
@@ -120,11 +114,18 @@ class LimiterAsks:
             self._is_there()
             raise
 
-    def _with_receipts(self, cost: int, answer: Answer) -> tuple[Decision, Receipts | None]:
-        decision, hold = self._read_hold(answer)
+    def _without_receipts(self, response: Response) -> Answer:
+        return self._read_decision(response), None
+
+    def _with_receipts(self, cost: int, response: Response) -> Answer:
+        decision, hold = self._read_hold(response)
         return decision, None if hold is None else ((Held(hold, cost), ()),)
 
-    def _read_settled(self, answer: Answer) -> None:
+    def _read_recorded(self, response: Response) -> Answer:
+        self._read_nothing(response)
+        return RECORDED
+
+    def _read_settled(self, answer: Response) -> None:
         if (
             answer.status != NOT_FOUND
         ):  # forgotten there: its units have expired, so there is nothing to give back

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from headgate.client.wire import Answer, Request
+from headgate.client.wire import HttpRequest, Response
 from headgate.errors import ConfigError, StoreUnavailable
 
 Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
@@ -79,7 +79,7 @@ class Endpoint:
             return self._given
         raise ConfigError(f"{self.name} was given a transport for threads, which AsyncLimiter cannot use")
 
-    def packed(self, request: Request, timeout: float | None) -> httpx.Request:
+    def packed(self, request: HttpRequest, timeout: float | None) -> httpx.Request:
         """Return a request as it goes over the wire; each of its steps takes so many seconds at most."""
         return httpx.Request(
             request.method,
@@ -100,13 +100,13 @@ class Endpoint:
         return StoreUnavailable(f"{self.name}: the store was closed")
 
 
-def unpacked(response: httpx.Response) -> Answer:
+def unpacked(response: httpx.Response) -> Response:
     """Return the answer in a response that was read; one that is not JSON has no body for us."""
     try:
         body: Any = json.loads(response.content)
     except (ValueError, RecursionError):
         body = None
-    return Answer(response.status_code, body)
+    return Response(response.status_code, body)
 
 
 def is_lost(cause: BaseException) -> bool:

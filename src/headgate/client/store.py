@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from headgate import AsyncLimiter, Limiter
 from headgate.client.asks import LimiterAsks
@@ -15,9 +15,9 @@ from headgate.client.tasks import Pipes
 from headgate.client.threads import Lines
 from headgate.client.values import KeyState, ServerLimiter, WaitHint
 from headgate.client.wire import (
-    Answer,
     Ask,
-    Request,
+    HttpRequest,
+    Response,
     alone,
     find_limiter,
     limiter_request,
@@ -28,15 +28,14 @@ from headgate.client.wire import (
     read_wait_hint,
     reading,
 )
-from headgate.decision import Decision
 from headgate.errors import ConfigError, HeadgateError
 from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Gate, Guarantees, Receipts, check_whole
+from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts, check_whole
 from headgate.stores.outage import OnStoreError, breaker_of, local
+from headgate.stores.request import Request
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 DEFAULT_DEADLINE = 1.0
@@ -65,10 +64,9 @@ class ServerStore:
     """
 
     remote = True
-    """Calls go over a network: they take a deadline, and limiters have a policy for when it is missed."""
-
-    has_rules = True
-    """The server has rules of its own, so a limiter without any asks it nevertheless: its rules may all be shadow rules."""
+    has_rules = True  # its rules may all be shadow rules, which a limiter does not see
+    clock = None
+    notes = None
 
     guarantees = Guarantees(
         shared=True,
@@ -99,30 +97,14 @@ class ServerStore:
         The first decision raises ConfigError if the server's rules have other names.
         """
         seconds = self.deadline if deadline is None else _checked(deadline)
-        asks = self._asks(limiter, rules)
-        send = partial(self._lines.call, deadline=seconds)
-
-        def refund(receipts: Receipts, cost: int, now: int | None) -> None:
-            ask = asks.refund(receipts, cost, now)
-            if ask is not None:
-                ask.read(send(ask.request))
-
-        return Gate(
-            _blocking(asks.hit, send),
-            _blocking(asks.peek, send),
-            _blocking(asks.hold, send),
-            _blocking(asks.record, send),
-            refund,
-            _blocking(asks.reset, send),
-        )
+        return _ServerGate(self._asks(limiter, rules), partial(self._lines.call, deadline=seconds))
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """As `bind`, for coroutines."""
         seconds = self.deadline if deadline is None else _checked(deadline)
-        gate = _AsyncServerGate(self._asks(limiter, rules), self._pipes_within(seconds))
-        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+        return _AsyncServerGate(self._asks(limiter, rules), self._pipes_within(seconds))
 
     def limiter(
         self,
@@ -208,12 +190,12 @@ class ServerStore:
         return LimiterAsks(self.endpoint.name, limiter, rules, breaker_of(self).probed)
 
     def _ask_for_limiters(self) -> Ask[tuple[ServerLimiter, ...]]:
-        return Ask(Request("GET", "/v1/limiters"), reading(self.endpoint.name, read_limiters))
+        return Ask(HttpRequest("GET", "/v1/limiters"), reading(self.endpoint.name, read_limiters))
 
     def _ask_for_limiter(self, name: str) -> Ask[ServerLimiter]:
         """Ask for all of them, so as to know what there is if there is no such one."""
         read = partial(find_limiter, self.endpoint.name, name)
-        return Ask(Request("GET", "/v1/limiters"), reading(self.endpoint.name, read))
+        return Ask(HttpRequest("GET", "/v1/limiters"), reading(self.endpoint.name, read))
 
     def _ask_for_hint(self, limiter: str, key: Key | None, cost: int, tier: str | None) -> Ask[WaitHint]:
         check_whole(cost)
@@ -222,7 +204,7 @@ class ServerStore:
         return Ask(alone(request), reading(self.endpoint.name, read_wait_hint))
 
     def _ask_for_states(self, key: Key, tier: str | None) -> Ask[tuple[KeyState, ...]]:
-        request = Request("POST", "/v1/inspect", packed({"key": packed_key(key), "tier": tier}))
+        request = HttpRequest("POST", "/v1/inspect", packed({"key": packed_key(key), "tier": tier}))
         return Ask(request, reading(self.endpoint.name, read_key_states))
 
     def _call(self, ask: Ask[T]) -> T:
@@ -253,63 +235,65 @@ class ServerStore:
         return f"<{type(self).__name__} {self.endpoint.name}>"
 
 
+class _ServerGate:
+    """A limiter's rules, for threads."""
+
+    def __init__(self, asks: LimiterAsks, send: Callable[[HttpRequest], Response]) -> None:
+        self._asks = asks
+        self._send = send
+
+    def ask(self, request: Request) -> Answer:
+        ask = self._asks.ask(request)
+        return ask.read(self._send(ask.request))
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        ask = self._asks.refund(receipts, cost, now)
+        if ask is not None:
+            ask.read(self._send(ask.request))
+
+    def reset(self, key: Key | None) -> None:
+        ask = self._asks.reset(key)
+        ask.read(self._send(ask.request))
+
+
 class _AsyncServerGate:
     """A limiter's rules, for tasks.
 
     A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
-    released; and what has been used or is given back is told to the end.
+    released; and what has been used or is given back is sent to the end.
     """
 
     def __init__(self, asks: LimiterAsks, pipes: Pipes) -> None:
         self._asks = asks
         self._pipes = pipes
-        self.hit = _awaiting(asks.hit, pipes.call)
-        self.peek = _awaiting(asks.peek, pipes.call)
-        self.record = _awaiting(asks.record, pipes.call_to_the_end)
-        self.reset = _awaiting(asks.reset, pipes.call_to_the_end)
 
-    async def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        ask = self._asks.hold(key, cost, tier, now)
-        return ask.read(await self._pipes.call_watched(ask.request, partial(self._release, ask, cost)))
+    async def ask(self, request: Request) -> Answer:
+        ask = self._asks.ask(request)
+        if request.operation == "record":
+            return ask.read(await self._pipes.call_to_the_end(ask.request))
+        if request.operation == "hold":
+            release = partial(self._release, ask, request.cost)
+            return ask.read(await self._pipes.call_watched(ask.request, release))
+        return ask.read(await self._pipes.call(ask.request))
 
     async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         ask = self._asks.refund(receipts, cost, now)
         if ask is not None:
             ask.read(await self._pipes.call_to_the_end(ask.request))
 
-    def _release(self, ask: Ask[tuple[Decision, Receipts | None]], cost: int, answer: Answer) -> None:
+    async def reset(self, key: Key | None) -> None:
+        ask = self._asks.reset(key)
+        ask.read(await self._pipes.call_to_the_end(ask.request))
+
+    def _release(self, ask: Ask[Answer], cost: int, response: Response) -> None:
         """Give back a hold whose caller was cancelled; what cannot be given back counts until it expires."""
         try:
-            _, receipts = ask.read(answer)
+            _, receipts = ask.read(response)
             release = None if receipts is None else self._asks.refund(receipts, cost, None)
             if release is not None:
                 self._pipes.start(release.request)
         except HeadgateError:
-            return  # nothing was taken, or the store was closed; nobody is there to be told
-
-
-def _blocking(ask: Callable[P, Ask[T]], send: Callable[[Request], Answer]) -> Callable[P, T]:
-    """Return an operation for threads."""
-
-    def operate(*args: P.args, **kwargs: P.kwargs) -> T:
-        asked = ask(*args, **kwargs)
-        return asked.read(send(asked.request))
-
-    return operate
-
-
-def _awaiting(
-    ask: Callable[P, Ask[T]], send: Callable[[Request], Awaitable[Answer]]
-) -> Callable[P, Awaitable[T]]:
-    """Return an operation for tasks."""
-
-    async def operate(*args: P.args, **kwargs: P.kwargs) -> T:
-        asked = ask(*args, **kwargs)
-        return asked.read(await send(asked.request))
-
-    return operate
+            return  # nothing was taken, or the store was closed
 
 
 def _policy_of(limiter: ServerLimiter) -> OnStoreError:

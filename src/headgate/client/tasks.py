@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import NamedTuple
 
 from headgate.client.endpoint import Endpoint, is_lost, unpacked
-from headgate.client.wire import Answer, Request, alone, batch_answers, batch_request
+from headgate.client.wire import HttpRequest, Response, alone, batch_answers, batch_request
 from headgate.errors import StoreConflict, StoreError
 
 LANES = 4
@@ -31,15 +31,15 @@ GRACE = 0.1
 
 TOO_LARGE = 413
 
-Abandoned = Callable[[Answer], None]
+Abandoned = Callable[[Response], None]
 """Takes the answer to a request that its caller no longer waits for."""
 
 
 class Call(NamedTuple):
     """A request on its way, and who waits for its answer."""
 
-    request: Request
-    future: asyncio.Future[Answer]
+    request: HttpRequest
+    future: asyncio.Future[Response]
     abandoned: Abandoned | None
     is_repeated: bool = False
 
@@ -63,7 +63,7 @@ class Pipes:
         self._closed = False
         _all_pipes.add(self)
 
-    async def call(self, request: Request) -> Answer:
+    async def call(self, request: HttpRequest) -> Response:
         """Return the answer to a request. If the caller is cancelled before the request has left, it does not leave.
 
         Raises:
@@ -71,7 +71,7 @@ class Pipes:
         """
         return await self._pipe().call(request)
 
-    async def call_watched(self, request: Request, abandoned: Abandoned) -> Answer:
+    async def call_watched(self, request: HttpRequest, abandoned: Abandoned) -> Response:
         """As `call`; if the caller is cancelled, `abandoned` gets the answer, even when it has just come."""
         future = self._pipe().call(request, abandoned)
         try:
@@ -81,11 +81,11 @@ class Pipes:
                 abandoned(future.result())
             raise
 
-    async def call_to_the_end(self, request: Request) -> Answer:
+    async def call_to_the_end(self, request: HttpRequest) -> Response:
         """As `call`, but the request leaves even if the caller is cancelled."""
         return await asyncio.shield(self.start(request))
 
-    def start(self, request: Request) -> asyncio.Future[Answer]:
+    def start(self, request: HttpRequest) -> asyncio.Future[Response]:
         """Send a request that need not be waited for."""
         future = self._pipe().call(request)
         future.add_done_callback(_seen)
@@ -143,13 +143,13 @@ class Pipe:
         self._keeper: AsyncGenerator[None, None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    def call(self, request: Request, abandoned: Abandoned | None = None) -> asyncio.Future[Answer]:
+    def call(self, request: HttpRequest, abandoned: Abandoned | None = None) -> asyncio.Future[Response]:
         """Send a request and return the future of its answer, which raises StoreError if there is none.
 
         Cancelling the future leaves everybody else's calls alone. A request that has not left by then does not leave; the
         answer to one that has goes to `abandoned`.
         """
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        future: asyncio.Future[Response] = self._loop.create_future()
         self._waiting.append(Call(request, future, abandoned))
         if len(self._drivers) < LANES:
             self._drivers.add(self._loop.create_task(self._drive()))
@@ -215,7 +215,7 @@ class Pipe:
         else:
             self._hand_over(batch, exchange.result())
 
-    async def _ends_in_time(self, exchange: asyncio.Task[list[Answer]]) -> bool:
+    async def _ends_in_time(self, exchange: asyncio.Task[list[Response]]) -> bool:
         due = self._loop.time() + self._deadline
         done, _ = await asyncio.wait([exchange], timeout=self._deadline)
         if not done and self._loop.time() > due + GRACE / 2:
@@ -223,7 +223,7 @@ class Pipe:
             done, _ = await asyncio.wait([exchange], timeout=GRACE)
         return bool(done)
 
-    async def _exchange(self, batch: list[Call]) -> list[Answer]:
+    async def _exchange(self, batch: list[Call]) -> list[Response]:
         if len(batch) == 1:
             return [await self._send(batch[0].request)]
         answer = await self._send(batch_request([call.request.entry or b"" for call in batch]))
@@ -231,7 +231,7 @@ class Pipe:
             raise _TooLarge
         return batch_answers(answer, len(batch))
 
-    async def _send(self, request: Request) -> Answer:
+    async def _send(self, request: HttpRequest) -> Response:
         response = await self._transport.handle_async_request(self.endpoint.packed(request, None))
         try:
             await response.aread()
@@ -239,7 +239,7 @@ class Pipe:
             await response.aclose()
         return unpacked(response)
 
-    def _hand_over(self, batch: list[Call], answers: list[Answer]) -> None:
+    def _hand_over(self, batch: list[Call], answers: list[Response]) -> None:
         for call, answer in zip(batch, answers, strict=True):
             if not call.future.done():
                 call.future.set_result(answer)
@@ -278,7 +278,7 @@ class Pipe:
             await self._transport.aclose()
 
 
-def _seen(future: asyncio.Future[Answer]) -> None:
+def _seen(future: asyncio.Future[Response]) -> None:
     """Look at an error that nobody may be waiting for any more."""
     if not future.cancelled():
         future.exception()

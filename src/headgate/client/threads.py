@@ -9,7 +9,7 @@ import weakref
 import httpx
 
 from headgate.client.endpoint import Endpoint, is_lost, unpacked
-from headgate.client.wire import Answer, Request
+from headgate.client.wire import HttpRequest, Response
 
 
 class Lines:
@@ -22,7 +22,7 @@ class Lines:
         self._closed = False
         _all_lines.add(self)
 
-    def call(self, request: Request, deadline: float) -> Answer:
+    def call(self, request: HttpRequest, deadline: float) -> Response:
         """Send a request and return the answer; each step takes so many seconds at most.
 
         It is sent once; again only if that does no harm and the connection broke.
@@ -48,7 +48,7 @@ class Lines:
         if transport is not None:
             transport.close()
 
-    def _send(self, request: Request, deadline: float) -> Answer:
+    def _send(self, request: HttpRequest, deadline: float) -> Response:
         transport = self._transport or self._open()
         response = transport.handle_request(self.endpoint.packed(request, deadline))
         try:

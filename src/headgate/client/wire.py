@@ -37,7 +37,7 @@ _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading an answer raises that is not what it should be."""
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """Something to be asked of the server.
 
     Attributes:
@@ -55,7 +55,7 @@ class Request(NamedTuple):
     may_repeat: bool = False
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What the server has answered: the HTTP status and the JSON document, `None` if there was none."""
 
     status: int
@@ -66,8 +66,8 @@ class Answer(NamedTuple):
 class Ask(Generic[T]):
     """A request, and how to read its answer; reading raises what the answer means if it is no success."""
 
-    request: Request
-    read: Callable[[Answer], T]
+    request: HttpRequest
+    read: Callable[[Response], T]
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
@@ -105,10 +105,10 @@ def _packed_plain(key: PlainKey) -> object:
     return {BYTES: b64encode(key).decode("ascii")} if isinstance(key, bytes) else key
 
 
-def limiter_request(limiter: str, operation: str, members: Mapping[str, object]) -> Request:
+def limiter_request(limiter: str, operation: str, members: Mapping[str, object]) -> HttpRequest:
     """Return a call of a limiter's operation that may leave in a batch."""
     call = {name: value for name, value in members.items() if value is not None}
-    return Request(
+    return HttpRequest(
         "POST",
         f"/v1/limiters/{quote(limiter, safe='')}/{operation}",
         packed(call),
@@ -116,14 +116,14 @@ def limiter_request(limiter: str, operation: str, members: Mapping[str, object])
     )
 
 
-def alone(request: Request) -> Request:
+def alone(request: HttpRequest) -> HttpRequest:
     """Return a request that leaves in no batch."""
     return request._replace(entry=None)
 
 
-def settle_request(hold: str, cost: int) -> Request:
+def settle_request(hold: str, cost: int) -> HttpRequest:
     """Return the request to settle a hold; the first one counts, so it may be asked again."""
-    return Request(
+    return HttpRequest(
         "POST",
         f"/v1/holds/{quote(hold, safe='')}/settle",
         packed({"cost": cost}),
@@ -132,15 +132,15 @@ def settle_request(hold: str, cost: int) -> Request:
     )
 
 
-def batch_request(entries: list[bytes]) -> Request:
+def batch_request(entries: list[bytes]) -> HttpRequest:
     """Return a request for several calls at once."""
-    return Request("POST", BATCH_PATH, b'{"calls":[' + b",".join(entries) + b"]}")
+    return HttpRequest("POST", BATCH_PATH, b'{"calls":[' + b",".join(entries) + b"]}")
 
 
 # --- Answers ----------------------------------------------------------------------------------------------------------
 
 
-def success(server: str, answer: Answer) -> Any:
+def success(server: str, answer: Response) -> Any:
     """Return the body of an answer.
 
     Raises:
@@ -153,7 +153,7 @@ def success(server: str, answer: Answer) -> Any:
     raise failure(server, answer)
 
 
-def failure(server: str, answer: Answer) -> HeadgateError:
+def failure(server: str, answer: Response) -> HeadgateError:
     """Return what an answer means that is no success."""
     status, body = answer
     problem = body if isinstance(body, dict) else {}
@@ -173,7 +173,7 @@ def failure(server: str, answer: Answer) -> HeadgateError:
     return ConfigError(said)
 
 
-def batch_answers(answer: Answer, count: int) -> list[Answer]:
+def batch_answers(answer: Response, count: int) -> list[Response]:
     """Return the answer to each call of a batch; one that is no success is the answer to all of them.
 
     Raises:
@@ -182,7 +182,7 @@ def batch_answers(answer: Answer, count: int) -> list[Answer]:
     if not 200 <= answer.status < 300:
         return [answer] * count
     try:
-        answers = [Answer(int(each["status"]), each["body"]) for each in answer.body["answers"]]
+        answers = [Response(int(each["status"]), each["body"]) for each in answer.body["answers"]]
     except _UNREADABLE as error:
         raise ValueError("the answer to a batch is not what it should be") from error
     if len(answers) != count:
@@ -190,13 +190,13 @@ def batch_answers(answer: Answer, count: int) -> list[Answer]:
     return answers
 
 
-def reading(server: str, read: Callable[[Any], T]) -> Callable[[Answer], T]:
+def reading(server: str, read: Callable[[Any], T]) -> Callable[[Response], T]:
     """Return a way to read an answer, from the way to read its body.
 
     It raises what `success` raises, and StoreConflict if the body is not what a Headgate server says.
     """
 
-    def read_answer(answer: Answer) -> T:
+    def read_answer(answer: Response) -> T:
         body = success(server, answer)
         try:
             return read(body)
@@ -224,20 +224,9 @@ def read_decision(body: dict[str, Any]) -> Decision:
         )
         for result in results
     )
-    return tuple.__new__(
-        Decision,
-        (
-            body["allowed"],
-            body["limit"],
-            body["remaining"],
-            _microseconds(body["retry_after"]),
-            _microseconds(body["reset_after"]),
-            names,
-            names.index(body["rule"]) if names else 0,
-            verdicts if len(verdicts) > 1 else None,
-            body["degraded"],
-        ),
-    )
+    decision = Decision.make(names, verdicts, degraded=body["degraded"])
+    # A limiter whose rules the server does not show may be refused all the same, while its store is down.
+    return decision if body["allowed"] else decision.as_refused(_microseconds(body["retry_after"]) or 0)
 
 
 def _microseconds(seconds: float | None) -> int | None:

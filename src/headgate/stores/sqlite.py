@@ -12,7 +12,6 @@ import sqlite3
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,24 +19,29 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
-from headgate.algorithms import State, decide_all
+from headgate import _fork
+from headgate.algorithms import Algorithm, State, decide_all
 from headgate.clock import Clock, WallClock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
 from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import (
+    RECORDED,
+    REENTERED,
+    Answer,
     AsyncGate,
+    AsyncNotes,
     Gate,
     Guarantees,
     Receipts,
     Tiers,
     births,
     check_note,
-    check_whole,
     note_bytes,
     note_text,
 )
+from headgate.stores.request import Request
 
 T = TypeVar("T")
 
@@ -95,6 +99,8 @@ class SQLiteStore:
         durable=True,
         may_lose="nothing when a process dies; the last moments when the machine does (WAL, synchronous=NORMAL)",
     )
+    remote = False
+    has_rules = False
 
     def __init__(
         self,
@@ -108,7 +114,8 @@ class SQLiteStore:
         self.timeout = timeout
         self.namespace = namespace
         self.clock: Clock = WallClock() if clock is None else clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._busy = False
         self._connection: sqlite3.Connection | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._closed = False
@@ -116,8 +123,7 @@ class SQLiteStore:
         self._cleaned_up_to = b""
         with self._lock:
             self._connect()
-        with _registry:
-            _live_stores.add(self)
+        _fork.watch(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"
@@ -133,34 +139,18 @@ class SQLiteStore:
             )
         return cls(path)
 
-    def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
-        gate = _SQLiteGate(self, limiter, rules)
-        return Gate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+    @property
+    def notes(self) -> AsyncNotes:
+        """The store itself keeps notes."""
+        return self
 
-    def bind_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncGate:
-        gate = _SQLiteGate(self, limiter, rules)
+    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
+        return _SQLiteGate(self, limiter, rules)
 
-        async def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-            return await self._in_worker(partial(gate.hit, key, cost, tier, now))
-
-        async def peek(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-            return await self._in_worker(partial(gate.peek, key, cost, tier, now))
-
-        async def hold(
-            key: Key | None, cost: int, tier: str | None, now: int | None
-        ) -> tuple[Decision, Receipts | None]:
-            return await self._in_worker(partial(gate.hold, key, cost, tier, now))
-
-        async def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-            await self._in_worker(partial(gate.record, key, cost, tier, now))
-
-        async def refund(receipts: Receipts, cost: int, now: int | None) -> None:
-            await self._in_worker(partial(gate.refund, receipts, cost, now))
-
-        async def reset(key: Key | None) -> None:
-            await self._in_worker(partial(gate.reset, key))
-
-        return AsyncGate(hit, peek, hold, record, refund, reset)
+    def bind_async(
+        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
+    ) -> AsyncGate:
+        return _WorkerGate(self, _SQLiteGate(self, limiter, rules))
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """See `AsyncNotes.note`."""
@@ -223,9 +213,16 @@ class SQLiteStore:
         # Both `with` end in C: a signal handler that raises (Ctrl-C, a worker's soft time-out) can come between no two
         # steps of theirs, to leave the lock or the file locked for ever.
         try:
-            with self._lock, self._connection or self._connect() as connection:
-                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                return work(connection)
+            with self._lock:
+                if self._busy:
+                    raise StoreUnavailable(f"SQLite at {self.path}: {REENTERED}")
+                self._busy = True
+                try:
+                    with self._connection or self._connect() as connection:
+                        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                        return work(connection)
+                finally:
+                    self._busy = False
         except sqlite3.Error as error:
             raise StoreUnavailable(f"SQLite at {self.path}: {error}") from error
 
@@ -292,13 +289,20 @@ class SQLiteStore:
             raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
-    def _after_fork_in_child(self) -> None:
-        """Forget the parent's connection, which must not be used or closed here, and its thread."""
+    # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
+
+    def before_fork(self) -> None:
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
         if self._connection is not None:
             _inherited.append(self._connection)
         self._connection = None
         self._worker = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 class _SQLiteGate:
@@ -312,33 +316,46 @@ class _SQLiteGate:
         self._prefixes = [storage_prefix(store.namespace, limiter, rule) for rule in rules]
         self._new_birth = births()
 
-    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return self._decide(key, cost, tier, now, write=True)[0]
+    def ask(self, request: Request) -> Answer:
+        decide = self._record if request.operation == "record" else self._decide
+        work = partial(decide, request, self._tiers.for_request(request), self._rows(request.key))
+        return self._store.transact(work, write=request.operation != "peek" and request.cost > 0)
 
-    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return self._decide(key, cost, tier, now, write=False)[0]
+    def _decide(
+        self,
+        request: Request,
+        algorithms: Sequence[Algorithm],
+        rows: Sequence[bytes],
+        connection: sqlite3.Connection,
+    ) -> Answer:
+        at = self._store.clock.now_us() if request.now is None else request.now
+        states = [_load(connection, row) for row in rows]
+        after, verdicts = decide_all(algorithms, states, at, request.cost, self._new_birth())
+        decision = Decision.make(self._names, verdicts)
+        if request.operation == "peek" or not request.cost or not decision.allowed:
+            return decision, None
+        receipts = []
+        for algorithm, row, before, state in zip(algorithms, rows, states, after, strict=True):
+            assert state is not None  # an admission of a cost leaves something counted
+            self._store.save(connection, row, state, algorithm.fresh_at(state), request.now)
+            receipts.append((row, algorithm.receipt(before, state, request.cost)))
+        return decision, tuple(receipts) if request.operation == "hold" else None
 
-    def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        return self._decide(key, cost, tier, now, write=True)
-
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        check_whole(cost)
-        rows = self._rows(key)
-        if not cost:
-            return
-
-        def work(connection: sqlite3.Connection) -> None:
-            at = self._store.clock.now_us() if now is None else now
-            birth = self._new_birth()
-            for algorithm, row in zip(self._tiers.algorithms(tier), rows, strict=True):
-                before = _load(connection, row)
-                after = algorithm.record(before, at, cost, birth)
-                if after is not None and after is not before:
-                    self._store.save(connection, row, after, algorithm.fresh_at(after), now)
-
-        self._store.transact(work, write=True)
+    def _record(
+        self,
+        request: Request,
+        algorithms: Sequence[Algorithm],
+        rows: Sequence[bytes],
+        connection: sqlite3.Connection,
+    ) -> Answer:
+        at = self._store.clock.now_us() if request.now is None else request.now
+        birth = self._new_birth()
+        for algorithm, row in zip(algorithms, rows, strict=True) if request.cost else ():
+            before = _load(connection, row)
+            after = algorithm.record(before, at, request.cost, birth)
+            if after is not None and after is not before:
+                self._store.save(connection, row, after, algorithm.fresh_at(after), request.now)
+        return RECORDED
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         def work(connection: sqlite3.Connection) -> None:
@@ -357,30 +374,25 @@ class _SQLiteGate:
         rows = [(row,) for row in self._rows(key)]
         self._store.transact(lambda connection: connection.executemany(_DELETE, rows), write=True)
 
-    def _decide(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None, *, write: bool
-    ) -> tuple[Decision, Receipts | None]:
-        algorithms = self._tiers.admitting(tier, cost)
-        rows = self._rows(key)
-
-        def work(connection: sqlite3.Connection) -> tuple[Decision, Receipts | None]:
-            at = self._store.clock.now_us() if now is None else now
-            states = [_load(connection, row) for row in rows]
-            after, verdicts = decide_all(algorithms, states, at, cost, self._new_birth())
-            decision = Decision.make(self._names, verdicts)
-            if not (write and cost and decision.allowed):
-                return decision, None
-            receipts = []
-            for algorithm, row, before, state in zip(algorithms, rows, states, after, strict=True):
-                assert state is not None  # an admission of a cost leaves something counted
-                self._store.save(connection, row, state, algorithm.fresh_at(state), now)
-                receipts.append((row, algorithm.receipt(before, state, cost)))
-            return decision, tuple(receipts)
-
-        return self._store.transact(work, write=write and cost > 0)
-
     def _rows(self, key: Key | None) -> Sequence[bytes]:
         return [storage_key(p, k) for p, k in zip(self._prefixes, self._keys(key), strict=True)]
+
+
+class _WorkerGate:
+    """The same for coroutines, in the store's thread."""
+
+    def __init__(self, store: SQLiteStore, gate: _SQLiteGate) -> None:
+        self._gate = gate
+        self._in_worker = store._in_worker
+
+    async def ask(self, request: Request) -> Answer:
+        return await self._in_worker(partial(self._gate.ask, request))
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        await self._in_worker(partial(self._gate.refund, receipts, cost, now))
+
+    async def reset(self, key: Key | None) -> None:
+        await self._in_worker(partial(self._gate.reset, key))
 
 
 def _load(connection: sqlite3.Connection, row: bytes) -> State | None:
@@ -410,32 +422,5 @@ def _switch_to_wal(connection: sqlite3.Connection, timeout: float) -> None:
             return
 
 
-_live_stores: weakref.WeakSet[SQLiteStore] = weakref.WeakSet()
 _inherited: list[sqlite3.Connection] = []
-_registry = threading.Lock()
-"""Held while somebody forks or makes a store."""
-
-
-def _before_fork() -> None:
-    _registry.acquire()
-    for store in _live_stores:
-        store._lock.acquire()
-        _forking.append(store)
-
-
-def _after_fork_in_parent() -> None:
-    while _forking:
-        _forking.pop()._lock.release()
-    _registry.release()
-
-
-def _after_fork_in_child() -> None:
-    while _forking:
-        _forking.pop()._after_fork_in_child()
-    _registry.release()
-
-
-_forking: list[SQLiteStore] = []
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
+"""Connections of a parent process, which must be neither used nor closed here."""

@@ -33,9 +33,10 @@ from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
 from headgate.keys import Key, PlainKey, key_picker, storage_key
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Guarantees, Receipts, Tiers, births, check_whole
+from headgate.stores.base import RECORDED, Answer, AsyncGate, AsyncNotes, Guarantees, Receipts, Tiers, births
 from headgate.stores.kv.base import KV, SwappingKV
 from headgate.stores.kv.turns import Turns
+from headgate.stores.request import Request
 
 T = TypeVar("T")
 
@@ -70,6 +71,9 @@ class KVStore:
             than with the limiter, so that a reset finds the window that the other calls count in.
     """
 
+    remote = False
+    has_rules = False
+
     def __init__(self, kv: KV, *, stem: Stem = default_stem, clock: Clock | None = None) -> None:
         self.kv = kv
         self.stem = stem
@@ -82,14 +86,20 @@ class KVStore:
         own: Guarantees = getattr(self.kv, "guarantees", Guarantees(exact=False, shared=True))
         return own
 
-    def bind_async(self, limiter: str, rules: tuple[Rule, ...]) -> AsyncGate:
+    @property
+    def notes(self) -> AsyncNotes | None:
+        """A key-value store keeps no notes."""
+        return None
+
+    def bind_async(
+        self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
+    ) -> AsyncGate:
         if len(rules) != 1:
             raise ConfigError(
                 f"a key-value store cannot charge {len(rules)} rules together; give the limiter one rule, or use a "
                 f"store such as 'sqlite:///limits.db'"
             )
-        gate = _KVGate(self, limiter, rules[0])
-        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+        return _KVGate(self, limiter, rules[0])
 
     async def aclose(self) -> None:
         """Do nothing: the key-value store is closed by whoever made it."""
@@ -108,24 +118,27 @@ class _KVGate:
         self._key = key_picker((rule,))
         self._format: _Format = _Counts(rule.quota.period_us) if rule.kind == "fixed_window" else _Numbers()
 
-    async def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        decision, _ = await self.hold(key, cost, tier, now)
-        return decision
+    async def ask(self, request: Request) -> Answer:
+        (algorithm,) = self._tiers.for_request(request)
+        stem = self._stem(request.key)
+        if request.operation == "record":
+            if request.cost:
+                await self._record(algorithm, stem, request)
+            return RECORDED
+        if request.operation == "peek" or not request.cost:
+            return await self._peek(algorithm, stem, request)
+        return await self._charge(algorithm, stem, request)
 
-    async def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        (algorithm,) = self._tiers.admitting(tier, cost)
-        at = self._time(now)
-        text = await self._kv.get(self._format.entry(self._stem(key), at))
-        _, verdict = algorithm.decide(self._format.read(text, at), at, cost, 0)
-        return self._decision(verdict)
+    async def _peek(self, algorithm: Algorithm, stem: str, request: Request) -> Answer:
+        at = self._time(request.now)
+        text = await self._kv.get(self._format.entry(stem, at))
+        _, verdict = algorithm.decide(self._format.read(text, at), at, request.cost, 0)
+        return self._decision(verdict), None
 
-    async def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        (algorithm,) = self._tiers.admitting(tier, cost)
-        stem = self._stem(key)
+    async def _charge(self, algorithm: Algorithm, stem: str, request: Request) -> Answer:
+        cost = request.cost
         async with self._turn(stem):
-            at = self._time(now)
+            at = self._time(request.now)
             entry, birth = self._format.entry(stem, at), self._format.new_birth()
 
             def decide(before: State | None) -> tuple[State | None, tuple[Verdict, State | None]]:
@@ -133,22 +146,17 @@ class _KVGate:
                 return after, (verdict, before)
 
             after, (verdict, before) = await self._change(algorithm, entry, at, decide)
-        if not verdict.allowed or not cost or after is None:
+        if not verdict.allowed or after is None or request.operation != "hold":
             return self._decision(verdict), None
         return self._decision(verdict), (((stem, entry, at), algorithm.receipt(before, after, cost)),)
 
-    async def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        check_whole(cost)
-        stem = self._stem(key)
-        if not cost:
-            return
-        (algorithm,) = self._tiers.algorithms(tier)
+    async def _record(self, algorithm: Algorithm, stem: str, request: Request) -> None:
         async with self._turn(stem):
-            at = self._time(now)
+            at = self._time(request.now)
             entry, birth = self._format.entry(stem, at), self._format.new_birth()
 
             def record(before: State | None) -> tuple[State | None, None]:
-                return algorithm.record(before, at, cost, birth), None
+                return algorithm.record(before, at, request.cost, birth), None
 
             await self._change(algorithm, entry, at, record)
 

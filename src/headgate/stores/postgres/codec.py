@@ -13,15 +13,18 @@ from typing import NamedTuple
 
 from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, TokenBucket
 from headgate.clock import Clock
-from headgate.decision import Decision, Verdict
+from headgate.decision import Decision, Verdict, decision_of
 from headgate.errors import CostTooHigh, StoreConflict
 from headgate.keys import Key, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
-from headgate.stores.base import Receipts, Tiers, births, check_whole
+from headgate.stores.base import RECORDED, Answer, Receipts, Tiers, births
+from headgate.stores.request import Request
 
 PEEK, HIT, RECORD, REFUND, RESET = range(5)
 """What a request asks for."""
+
+_OPERATIONS = {"hit": HIT, "peek": PEEK, "hold": HIT, "record": RECORD}
 
 PER_RULE = 8
 """Numbers in a reply for each rule of a request that decides."""
@@ -44,7 +47,7 @@ _NUMBER = Struct(">iq")
 _FIVE_NUMBERS = Struct(">iqiqiqiqiq")
 
 
-class Request(NamedTuple):
+class StateCall(NamedTuple):
     """One request: where its states are, and what is asked of them."""
 
     keys: tuple[bytes, ...]
@@ -68,7 +71,7 @@ class Request(NamedTuple):
         return reply[BIRTH::PER_RULE].count(self.birth)
 
 
-class NoteRequest(NamedTuple):
+class NoteCall(NamedTuple):
     """A note to be kept, or, without a text, to be looked up."""
 
     key: bytes
@@ -80,14 +83,14 @@ class NoteRequest(NamedTuple):
         return [self.key, self.text, b"%d" % self.lasting_us, durable]
 
 
-def one(request: Request, durable: bytes) -> Arguments:
+def one(request: StateCall, durable: bytes) -> Arguments:
     """Return the arguments of `headgate_one_v1`."""
     _, operation, at, cost, birth, _, plan = request
     numbers = (b"%d" % at, b"%d" % cost, b"%d" % birth)
     return [request.keys[0], b"%d" % operation, *plan.arguments, *numbers, durable]
 
 
-def many(requests: Sequence[Request], durable: bytes) -> Arguments:
+def many(requests: Sequence[StateCall], durable: bytes) -> Arguments:
     """Return the arguments of `headgate_many_v1`."""
     written = sorted({key for request in requests if request.operation != PEEK for key in request.keys})
     places = {key: place for place, key in enumerate(written, 1)}
@@ -100,7 +103,7 @@ def many(requests: Sequence[Request], durable: bytes) -> Arguments:
     return [_array(places), b"%d" % len(written), head + program, durable]
 
 
-def split(requests: Sequence[Request], reply: Reply) -> list[Reply]:
+def split(requests: Sequence[StateCall], reply: Reply) -> list[Reply]:
     """Return the part of a reply that belongs to each request."""
     parts, start = [], 0
     for request in requests:
@@ -120,7 +123,7 @@ def _reader(count: int) -> Struct:
     return Struct(f">{_ARRAY_HEAD.size}x" + "4xq" * count)
 
 
-def _program(request: Request, places: dict[bytes, int]) -> bytes:
+def _program(request: StateCall, places: dict[bytes, int]) -> bytes:
     keys, operation, at, cost, birth, rules, _ = request
     parts = [_FIVE_NUMBERS.pack(8, operation, 8, at, 8, cost, 8, birth, 8, len(keys))]
     for key, rule in zip(keys, rules, strict=True):
@@ -154,32 +157,23 @@ class Codec:
         self._is_plain = [rule.scope for rule in rules] == [None]
         self._new_birth = births()
 
-    def decide(
-        self, operation: int, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> Request:
-        """Return the request for a decision; a cost of 0 is only looked at.
+    def ask(self, request: Request) -> StateCall:
+        """Return the call for a request; a cost of 0 is only looked at.
 
         Raises:
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
             CostTooHigh: No waiting would ever admit it.
         """
+        cost, tier, now = request.cost, request.tier, request.now
         plan = self._own if tier is None else self._by_tier.get(tier, self._own)
+        operation = _OPERATIONS[request.operation]
         if cost.__class__ is not int or not 0 < cost <= plan.most:
-            self._tiers.admitting(tier, cost)
+            self._tiers.for_request(request)
             operation = operation if cost else PEEK
         at = _SERVER_CLOCK if now is None and self._clock is None else self._at(now)
-        return Request(self._keys(key), operation, at, cost, self._new_birth(), plan.shapes, plan)
+        return StateCall(self._keys(request.key), operation, at, cost, self._new_birth(), plan.shapes, plan)
 
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Request | None:
-        """Return the request to count units, or `None` if there are none to count."""
-        check_whole(cost)
-        plan = self._own if tier is None else self._by_tier.get(tier, self._own)
-        keys = self._keys(key)
-        if not cost:
-            return None
-        return Request(keys, RECORD, self._at(now), cost, self._new_birth(), plan.shapes, plan)
-
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Request:
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> StateCall:
         """Return the request to give back units of a hold."""
         keys, rules = [], []
         for (key, receipt), shape in zip(receipts, self._own.shapes, strict=True):
@@ -188,12 +182,12 @@ class Codec:
             padding = [0] * (PER_RULE - 1 - len(charged))
             keys.append(key)
             rules.append(shape + _packed([*charged, *padding, held]))
-        return Request(tuple(keys), REFUND, self._at(now), cost, 0, tuple(rules), self._own)
+        return StateCall(tuple(keys), REFUND, self._at(now), cost, 0, tuple(rules), self._own)
 
-    def reset(self, key: Key | None) -> Request:
+    def reset(self, key: Key | None) -> StateCall:
         """Return the request to forget what was counted."""
         keys = self._keys(key)
-        return Request(keys, RESET, _SERVER_CLOCK, 0, 0, (b"",) * len(keys), self._own)
+        return StateCall(keys, RESET, _SERVER_CLOCK, 0, 0, (b"",) * len(keys), self._own)
 
     def _at(self, now: int | None) -> int:
         if now is not None:
@@ -225,6 +219,20 @@ class Plan:
         self._limits = tuple(0 if _is_off(algorithm) else algorithm.capacity for algorithm in algorithms)
         self._off = tuple(_is_off(algorithm) for algorithm in algorithms)
 
+    def answer(self, request: Request, call: StateCall, reply: Reply) -> Answer:
+        """Return what a reply says to a request.
+
+        Raises:
+            CostTooHigh: What was to be recorded would have left the exact range.
+            StoreConflict: Something else is stored under a key of ours.
+        """
+        if request.operation == "record":
+            if request.cost:
+                self.check_recorded(reply, request.cost)
+            return RECORDED
+        receipts = self.receipts(call, reply) if request.operation == "hold" else None
+        return self.decision(reply, request.cost), receipts
+
     def decision(self, reply: Reply, cost: int) -> Decision:
         """Return the decision in a reply.
 
@@ -239,9 +247,9 @@ class Plan:
             if retry_after == _ADMITTED
             else (False, self._limits[0], left, None if retry_after == _NEVER else retry_after, reset_after)
         )
-        return tuple.__new__(Decision, (*figures, self._names, 0, None, False))
+        return decision_of(self._names, (figures,))
 
-    def receipts(self, request: Request, reply: Reply) -> Receipts | None:
+    def receipts(self, request: StateCall, reply: Reply) -> Receipts | None:
         """Return the receipts of a hold, or `None` if nothing was charged."""
         if request.operation != HIT or any(answer != _ADMITTED for answer in reply[::PER_RULE]):
             return None

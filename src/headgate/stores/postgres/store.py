@@ -12,12 +12,13 @@ import logging
 from functools import partial
 
 from headgate.clock import Clock
-from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.keys import Key, note_key
 from headgate.rules import Rule
 from headgate.stores.base import (
+    Answer,
     AsyncGate,
+    AsyncNotes,
     Gate,
     Guarantees,
     Receipts,
@@ -25,11 +26,12 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
 )
-from headgate.stores.postgres.codec import HIT, PEEK, Codec, NoteRequest, Reply, Request
+from headgate.stores.postgres.codec import Codec, NoteCall, Reply, StateCall
 from headgate.stores.postgres.endpoint import Endpoint
 from headgate.stores.postgres.migrations import migrate
 from headgate.stores.postgres.tasks import Pipes
 from headgate.stores.postgres.threads import Lines
+from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
 
@@ -59,7 +61,7 @@ class PostgresStore:
     """
 
     remote = True
-    """Calls go over a network: they take a deadline, and limiters have a policy for when it is missed."""
+    has_rules = False
 
     def __init__(
         self,
@@ -91,31 +93,36 @@ class PostgresStore:
             shared=True, durable=True, may_lose=_MAY_LOSE_DURABLE if self.durable else _MAY_LOSE
         )
 
+    @property
+    def notes(self) -> AsyncNotes:
+        """The store itself keeps notes."""
+        return self
+
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         codec = Codec(limiter, rules, self.namespace, self.clock)
-        gate = _Gate(codec, self._lines, self.deadline if deadline is None else _checked(deadline))
-        return Gate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+        return _PostgresGate(codec, self._lines, self.deadline if deadline is None else _checked(deadline))
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         codec = Codec(limiter, rules, self.namespace, self.clock)
-        gate = _AsyncGate(codec, self._pipes, self.deadline if deadline is None else _checked(deadline))
-        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+        return _AsyncPostgresGate(
+            codec, self._pipes, self.deadline if deadline is None else _checked(deadline)
+        )
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """See `AsyncNotes.note`. The time is the database's, whatever `clock` the store has."""
         lasting = check_note(name, text, seconds)
-        request = NoteRequest(note_key(self.namespace, name), note_bytes(text), lasting)
+        request = NoteCall(note_key(self.namespace, name), note_bytes(text), lasting)
         kept = await self._pipes.note(request, self.deadline)
         assert kept is not None  # it is ours if nobody else's was there
         return note_text(kept)
 
     async def noted(self, name: str) -> str | None:
         """See `AsyncNotes.noted`."""
-        kept = await self._pipes.note(NoteRequest(note_key(self.namespace, name)), self.deadline)
+        kept = await self._pipes.note(NoteCall(note_key(self.namespace, name)), self.deadline)
         return None if kept is None else note_text(kept)
 
     def migrate(self) -> list[str]:
@@ -148,7 +155,7 @@ class PostgresStore:
         return f"<{type(self).__name__} {self.endpoint.name}>"
 
 
-class _Gate:
+class _PostgresGate:
     """A limiter's rules, for threads."""
 
     def __init__(self, codec: Codec, lines: Lines, deadline: float) -> None:
@@ -156,25 +163,9 @@ class _Gate:
         self._call = lines.call
         self._deadline = deadline
 
-    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        request = self._codec.decide(HIT, key, cost, tier, now)
-        return request.plan.decision(self._call(request, self._deadline), cost)
-
-    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        request = self._codec.decide(PEEK, key, cost, tier, now)
-        return request.plan.decision(self._call(request, self._deadline), cost)
-
-    def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        request = self._codec.decide(HIT, key, cost, tier, now)
-        reply = self._call(request, self._deadline)
-        return request.plan.decision(reply, cost), request.plan.receipts(request, reply)
-
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        request = self._codec.record(key, cost, tier, now)
-        if request is not None:
-            request.plan.check_recorded(self._call(request, self._deadline), cost)
+    def ask(self, request: Request) -> Answer:
+        call = self._codec.ask(request)
+        return call.plan.answer(request, call, self._call(call, self._deadline))
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         self._call(self._codec.refund(receipts, cost, now), self._deadline)
@@ -183,7 +174,7 @@ class _Gate:
         self._call(self._codec.reset(key), self._deadline)
 
 
-class _AsyncGate:
+class _AsyncPostgresGate:
     """A limiter's rules, for tasks.
 
     A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
@@ -195,27 +186,16 @@ class _AsyncGate:
         self._call = pipes.call
         self._deadline = deadline
 
-    async def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        request = self._codec.decide(HIT, key, cost, tier, now)
-        return request.plan.decision(await self._call(request, self._deadline), cost)
-
-    async def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        request = self._codec.decide(PEEK, key, cost, tier, now)
-        return request.plan.decision(await self._call(request, self._deadline), cost)
-
-    async def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        request = self._codec.decide(HIT, key, cost, tier, now)
-        release = partial(self._release, request, now)
-        reply = await self._call(request, self._deadline, abandoned=release)
-        return request.plan.decision(reply, cost), request.plan.receipts(request, reply)
-
-    async def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        request = self._codec.record(key, cost, tier, now)
-        if request is not None:
-            reply = await self._call(request, self._deadline, must_leave=True)
-            request.plan.check_recorded(reply, cost)
+    async def ask(self, request: Request) -> Answer:
+        call = self._codec.ask(request)
+        if request.operation == "record":
+            reply = await self._call(call, self._deadline, must_leave=True)
+        elif request.operation == "hold":
+            release = partial(self._release, call, request.now)
+            reply = await self._call(call, self._deadline, abandoned=release)
+        else:
+            reply = await self._call(call, self._deadline)
+        return call.plan.answer(request, call, reply)
 
     async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         await self._call(self._codec.refund(receipts, cost, now), self._deadline, must_leave=True)
@@ -223,11 +203,11 @@ class _AsyncGate:
     async def reset(self, key: Key | None) -> None:
         await self._call(self._codec.reset(key), self._deadline, must_leave=True)
 
-    def _release(self, request: Request, now: int | None, reply: Reply) -> None:
+    def _release(self, call: StateCall, now: int | None, reply: Reply) -> None:
         """Give back what was held for a caller that has been cancelled meanwhile."""
-        receipts = request.plan.receipts(request, reply)
+        receipts = call.plan.receipts(call, reply)
         if receipts is not None:
-            refund = self._codec.refund(receipts, request.cost, now)
+            refund = self._codec.refund(receipts, call.cost, now)
             self._call(refund, self._deadline, must_leave=True).add_done_callback(_mention_failure)
 
 

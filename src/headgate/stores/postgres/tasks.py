@@ -21,7 +21,7 @@ from typing import Any, cast
 from psycopg import OperationalError
 
 from headgate.errors import StoreUnavailable
-from headgate.stores.postgres.codec import Arguments, NoteRequest, Reply, Request, many, numbers, one, split
+from headgate.stores.postgres.codec import Arguments, NoteCall, Reply, StateCall, many, numbers, one, split
 from headgate.stores.postgres.endpoint import (
     CLEAN,
     FAILURES,
@@ -54,7 +54,7 @@ class Call:
 
     def __init__(
         self,
-        request: Request | NoteRequest,
+        request: StateCall | NoteCall,
         future: asyncio.Future[Any],
         due: float,
         must_leave: bool = False,
@@ -101,7 +101,7 @@ class Pipe:
 
     def call(
         self,
-        request: Request,
+        request: StateCall,
         deadline: float,
         *,
         must_leave: bool = False,
@@ -118,7 +118,7 @@ class Pipe:
         self._queue(self._waiting, Call(request, future, due, must_leave, abandoned))
         return future
 
-    def note(self, request: NoteRequest, deadline: float) -> asyncio.Future[bytes | None]:
+    def note(self, request: NoteCall, deadline: float) -> asyncio.Future[bytes | None]:
         """Send a note, once, and return the future of what is kept under its name; as `call`."""
         future: asyncio.Future[bytes | None] = self._loop.create_future()
         self._queue(self._alone, Call(request, future, time.monotonic() + deadline))
@@ -167,7 +167,7 @@ class Pipe:
             return
         self._under_way = batch
         request = batch[0].request
-        if isinstance(request, NoteRequest):
+        if isinstance(request, NoteCall):
             self._send(self._wire, NOTE, request.arguments(self._durable))
         elif len(batch) == 1 and request.is_single:
             self._send(self._wire, ONE, one(request, self._durable))
@@ -234,7 +234,7 @@ class Pipe:
         if was_cleaning:
             self._janitor.cleaned(value)
             return
-        if isinstance(batch[0].request, NoteRequest):
+        if isinstance(batch[0].request, NoteCall):
             batch[0].answer(value)
             return
         requests, reply = _requests(batch), numbers(value)
@@ -330,9 +330,9 @@ class Pipe:
             self._idle.set_result(None)
 
 
-def _requests(batch: Sequence[Call]) -> list[Request]:
+def _requests(batch: Sequence[Call]) -> list[StateCall]:
     """Return the requests of a batch that is not a note."""
-    return cast(list[Request], [call.request for call in batch])
+    return cast(list[StateCall], [call.request for call in batch])
 
 
 class Pipes:
@@ -348,7 +348,7 @@ class Pipes:
 
     def call(
         self,
-        request: Request,
+        request: StateCall,
         deadline: float,
         *,
         must_leave: bool = False,
@@ -360,7 +360,7 @@ class Pipes:
             pipe = self._of_running_loop()
         return pipe.call(request, deadline, must_leave=must_leave, abandoned=abandoned)
 
-    def note(self, request: NoteRequest, deadline: float) -> asyncio.Future[bytes | None]:
+    def note(self, request: NoteCall, deadline: float) -> asyncio.Future[bytes | None]:
         """Send a note on the pipe of the running event loop; see `Pipe.note`."""
         return self._of_running_loop().note(request, deadline)
 

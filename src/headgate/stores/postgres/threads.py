@@ -10,7 +10,7 @@ import time
 import weakref
 
 from headgate.errors import StoreUnavailable
-from headgate.stores.postgres.codec import Arguments, Reply, Request, many, numbers, one
+from headgate.stores.postgres.codec import Arguments, Reply, StateCall, many, numbers, one
 from headgate.stores.postgres.endpoint import (
     CLEAN,
     FAILURES,
@@ -42,7 +42,7 @@ class Lines:
         self._begin()
         _all_lines.add(self)
 
-    def call(self, request: Request, deadline: float) -> Reply:
+    def call(self, request: StateCall, deadline: float) -> Reply:
         """Send a request, once, and return the numbers of the reply.
 
         Raises:

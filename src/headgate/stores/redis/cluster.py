@@ -15,7 +15,7 @@ from typing import Any
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
 from headgate.errors import StoreUnavailable
-from headgate.stores.redis.codec import Reply, Request, command
+from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import Endpoint
 from headgate.stores.redis.flows import slot_of
 from headgate.stores.redis.tasks import Abandoned, Pipes
@@ -105,7 +105,7 @@ class ClusterLines:
         self._lines: dict[Address, Lines] = {}
         self._closed = False
 
-    def call(self, request: Request) -> Reply:
+    def call(self, request: ScriptCall) -> Reply:
         """As `Lines.call`, at the node that has the request's slot."""
         if not self._slots.is_known:
             self._read_slots()
@@ -168,11 +168,11 @@ class ClusterPipes:
         self._reading: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._closed = False
 
-    async def call(self, request: Request) -> Reply:
+    async def call(self, request: ScriptCall) -> Reply:
         """As `Pipes.call`, at the node that has the request's slot."""
         return await self.call_watched(request, _ignored)
 
-    async def call_watched(self, request: Request, abandoned: Abandoned) -> Reply:
+    async def call_watched(self, request: ScriptCall, abandoned: Abandoned) -> Reply:
         """As `Pipes.call_watched`, at the node that has the request's slot."""
         if not self._slots.is_known:
             await self._know_slots()

@@ -13,7 +13,7 @@ from struct import Struct, unpack
 from typing import Any, Literal, NamedTuple
 
 from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, TokenBucket, check_cost
-from headgate.decision import Decision, Verdict
+from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh
 from headgate.keys import Key, PlainKey, check_plain, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
@@ -46,29 +46,29 @@ class Operation(IntEnum):
     NOTE = 7
 
 
-class Request(NamedTuple):
+class ScriptCall(NamedTuple):
     """One request as the script takes it: the keys of its states, and everything else."""
 
     keys: tuple[bytes, ...]
     body: bytes
 
 
-def note(key: bytes, text: bytes, lasting_us: int) -> Request:
+def note(key: bytes, text: bytes, lasting_us: int) -> ScriptCall:
     """Return the request to keep a text for so long, unless there is one."""
-    return Request((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, -(lasting_us // -1000), 0) + text)
+    return ScriptCall((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, -(lasting_us // -1000), 0) + text)
 
 
-def noted(key: bytes) -> Request:
+def noted(key: bytes) -> ScriptCall:
     """Return the request for the text that is kept."""
-    return Request((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, 0, 0))
+    return ScriptCall((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, 0, 0))
 
 
-def call_by_name(requests: Sequence[Request]) -> list[bytes]:
+def call_by_name(requests: Sequence[ScriptCall]) -> list[bytes]:
     """Return the command that runs the script on these requests, ready to be sent."""
     return [_call(b"EVALSHA", SHA, requests)]
 
 
-def call_by_text(requests: Sequence[Request]) -> list[bytes]:
+def call_by_text(requests: Sequence[ScriptCall]) -> list[bytes]:
     """Return the same for a server that does not have the script; it does afterwards."""
     return [_call(b"EVAL", SOURCE, requests)]
 
@@ -82,7 +82,7 @@ ASKING = [command(b"ASKING")]
 """The command that makes a cluster's node take one call for a slot that is just moving to it."""
 
 
-def _call(name: bytes, script: bytes, requests: Sequence[Request]) -> bytes:
+def _call(name: bytes, script: bytes, requests: Sequence[ScriptCall]) -> bytes:
     keys = [key for request in requests for key in request.keys]
     return command(name, script, b"%d" % len(keys), *keys, *[request.body for request in requests])
 
@@ -180,62 +180,42 @@ class Plan:
             self._new_birth,
         )
 
-    def ask(self, operation: Operation, keys: tuple[bytes, ...], cost: int, now: int | None) -> Request:
+    def ask(self, operation: Operation, keys: tuple[bytes, ...], cost: int, now: int | None) -> ScriptCall:
         """Return the request for a decision, or to record."""
         at = _SERVER_CLOCK if now is None else now
-        return Request(keys, _HEAD.pack(operation, self._size, at, cost, self._new_birth()) + self._shapes)
+        return ScriptCall(keys, _HEAD.pack(operation, self._size, at, cost, self._new_birth()) + self._shapes)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Request:
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> ScriptCall:
         """Return the request to give back units of a hold."""
         at = _SERVER_CLOCK if now is None else now
         body = [_HEAD.pack(Operation.REFUND, self._size, at, cost, 0), self._shapes]
         body += [Struct(f"<{len(receipt)}d").pack(*receipt) for _, receipt in receipts]
-        return Request(tuple(key for key, _ in receipts), b"".join(body))  # type: ignore[misc]  # our keys are bytes
+        return ScriptCall(tuple(key for key, _ in receipts), b"".join(body))  # type: ignore[misc]  # our keys are bytes
 
-    def reset(self, keys: tuple[bytes, ...]) -> Request:
+    def reset(self, keys: tuple[bytes, ...]) -> ScriptCall:
         """Return the request to forget what was counted."""
-        return Request(keys, _HEAD.pack(Operation.RESET, len(keys), _SERVER_CLOCK, 0, 0))
+        return ScriptCall(keys, _HEAD.pack(Operation.RESET, len(keys), _SERVER_CLOCK, 0, 0))
 
     def decision(self, reply: Reply) -> Decision:
         """Return the decision in a reply."""
-        if self._size > 1:
-            return Decision.make(self.names, self.verdicts(reply))
-        flags, remaining, retry_after, reset_after, lag = _VERDICT.unpack_from(reply)
-        limit, tick = self._scales[0]
-        return tuple.__new__(
-            Decision,
-            (
-                flags & _ALLOWED > 0,
-                limit,
-                remaining,
-                retry_after * tick + lag if flags & _RETRY_IS_KNOWN else None,
-                (reset_after * tick + lag if reset_after else 0) if flags & _RESET_IS_KNOWN else None,
-                self.names,
-                0,
-                None,
-                False,
-            ),
-        )
+        return decision_of(self.names, tuple(self.verdicts(reply)))
 
-    def verdicts(self, reply: Reply) -> list[Verdict]:
+    def verdicts(self, reply: Reply) -> list[Fields]:
         """Return what each rule says in a reply."""
-        verdicts = []
+        verdicts: list[Fields] = []
         place = 0
         for limit, tick in self._scales:
             flags, remaining, retry_after, reset_after, lag = _VERDICT.unpack_from(reply, place)
             place += _VERDICT.size
-            # The constructor of a named tuple would take as long as all the rest.
-            verdict: Verdict = tuple.__new__(
-                Verdict,
+            verdicts.append(
                 (
                     flags & _ALLOWED > 0,
                     limit,
                     remaining,
                     retry_after * tick + lag if flags & _RETRY_IS_KNOWN else None,
                     (reset_after * tick + lag if reset_after else 0) if flags & _RESET_IS_KNOWN else None,
-                ),
+                )
             )
-            verdicts.append(verdict)
         return verdicts
 
     def receipts(self, keys: tuple[bytes, ...], reply: Reply, cost: int) -> Receipts | None:

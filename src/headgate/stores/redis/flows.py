@@ -19,15 +19,18 @@ from redis.crc import key_slot
 
 from headgate.algorithms import TokenBucket
 from headgate.clock import Clock
-from headgate.decision import Decision, Verdict
+from headgate.decision import Decision, Fields
 from headgate.errors import StoreError
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import Receipts, check_whole
-from headgate.stores.redis.codec import Keys, Operation, Plan, Plans, Reply, Request, Tag
+from headgate.stores.base import RECORDED, Answer, Receipts, check_whole
+from headgate.stores.redis.codec import Keys, Operation, Plan, Plans, Reply, ScriptCall, Tag
+from headgate.stores.request import Request
 
 T = TypeVar("T")
-Flow = Generator[Request, Reply, T]
+Flow = Generator[ScriptCall, Reply, T]
+
+_OPERATIONS = {"hit": Operation.HIT, "peek": Operation.PEEK, "hold": Operation.HOLD}
 
 
 class Flows:
@@ -42,42 +45,39 @@ class Flows:
         self.may_spread = tag == "key" and len({rule.scope for rule in rules}) > 1
         """Whether the states of one request may lie in several slots."""
 
-    def ask(
-        self, operation: Operation, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Plan, Request]:
-        """Return the request for a decision, and the plan to read its reply with; not if it may spread.
+    def question(self, request: Request) -> Question:
+        """Return the one call for a decision, and how its reply is read; not if it may spread.
 
         Raises:
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
             CostTooHigh: No waiting would ever admit the cost.
         """
-        plan = self._plans.admitting(tier, cost)
-        return plan, plan.ask(operation, self._keys.of(key), cost, self._at(now))
+        plan = self._plans.admitting(request.tier, request.cost)
+        operation = _OPERATIONS[request.operation]
+        call = plan.ask(operation, self._keys.of(request.key), request.cost, self._at(request.now))
+        return Question(plan, call, request.cost, operation == Operation.HOLD)
 
-    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Flow[Decision]:
+    def ask(self, request: Request) -> Flow[Answer]:
+        """Answer a request."""
+        if request.operation == "record":
+            return (yield from self._record(request))
         if not self.may_spread:
-            plan, request = self.ask(Operation.HIT, key, cost, tier, now)
-            return plan.decision((yield request))
-        decision, _ = yield from self.hold(key, cost, tier, now)
-        return decision
+            question = self.question(request)
+            return question.answer((yield question.call))
+        plan = self._plans.admitting(request.tier, request.cost)
+        parts = self._parts(plan, self._keys.of(request.key))
+        if request.operation == "peek":
+            return (yield from _peek(plan, parts, request.cost, self._at(request.now)))
+        return (yield from _charge(plan, parts, request.cost, self._at(request.now)))
 
-    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Flow[Decision]:
-        plan = self._plans.admitting(tier, cost)
-        return (yield from _peek(plan, self._parts(plan, self._keys.of(key)), cost, self._at(now)))
-
-    def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> Flow[tuple[Decision, Receipts | None]]:
-        plan = self._plans.admitting(tier, cost)
-        return (yield from _charge(plan, self._parts(plan, self._keys.of(key)), cost, self._at(now)))
-
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Flow[None]:
-        check_whole(cost)
-        plan = self._plans.of(tier)
-        parts = self._parts(plan, self._keys.of(key))
-        for part in parts if cost else ():
-            reply = yield part.plan.ask(Operation.RECORD, part.keys, cost, self._at(now))
-            part.plan.check_recorded(reply, cost)
+    def _record(self, request: Request) -> Flow[Answer]:
+        check_whole(request.cost)
+        plan = self._plans.of(request.tier)
+        parts = self._parts(plan, self._keys.of(request.key))
+        for part in parts if request.cost else ():
+            reply = yield part.plan.ask(Operation.RECORD, part.keys, request.cost, self._at(request.now))
+            part.plan.check_recorded(reply, request.cost)
+        return RECORDED
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> Flow[None]:
         keys = tuple(key for key, _ in receipts)
@@ -103,6 +103,20 @@ class Flows:
         return sorted(parts, key=_has_buckets)
 
 
+class Question(NamedTuple):
+    """A decision that takes a single call."""
+
+    plan: Plan
+    call: ScriptCall
+    cost: int
+    holds: bool
+
+    def answer(self, reply: Reply) -> Answer:
+        """Return what a reply says."""
+        receipts = self.plan.receipts(self.call.keys, reply, self.cost) if self.holds else None
+        return self.plan.decision(reply), receipts
+
+
 class Part(NamedTuple):
     """Those rules of a request that lie in one slot."""
 
@@ -111,7 +125,7 @@ class Part(NamedTuple):
     keys: tuple[bytes, ...]
 
 
-def slot_of(request: Request) -> int:
+def slot_of(request: ScriptCall) -> int:
     """Return the slot of a request."""
     return int(key_slot(request.keys[0]))
 
@@ -120,18 +134,16 @@ def _has_buckets(part: Part) -> bool:
     return any(isinstance(algorithm, TokenBucket) for algorithm in part.plan.algorithms)
 
 
-def _charge(
-    plan: Plan, parts: list[Part], cost: int, now: int | None
-) -> Flow[tuple[Decision, Receipts | None]]:
+def _charge(plan: Plan, parts: list[Part], cost: int, now: int | None) -> Flow[Answer]:
     """Charge all parts or none."""
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, Fields] = {}
     charged: list[tuple[Part, Receipts]] = []
     try:
         for part in parts:
             reply = yield part.plan.ask(Operation.HOLD, part.keys, cost, now)
             found = part.plan.verdicts(reply)
             verdicts.update(zip(part.indices, found, strict=True))
-            if not all(verdict.allowed for verdict in found):
+            if not all(verdict[0] for verdict in found):
                 break
             if receipts := part.plan.receipts(part.keys, reply, cost):
                 charged.append((part, receipts))
@@ -148,20 +160,20 @@ def _charge(
     return Decision.make(plan.names, _in_order(verdicts)), None
 
 
-def _peek(plan: Plan, parts: list[Part], cost: int, now: int | None) -> Flow[Decision]:
-    verdicts: dict[int, Verdict] = {}
+def _peek(plan: Plan, parts: list[Part], cost: int, now: int | None) -> Flow[Answer]:
+    verdicts: dict[int, Fields] = {}
     yield from _look(parts, cost, now, verdicts)
-    if len(parts) > 1 and not all(verdict.allowed for verdict in verdicts.values()):
+    if len(parts) > 1 and not all(verdict[0] for verdict in verdicts.values()):
         yield from _look(parts, 0, now, verdicts)
-    return Decision.make(plan.names, _in_order(verdicts))
+    return Decision.make(plan.names, _in_order(verdicts)), None
 
 
-def _look(parts: Sequence[Part], cost: int, now: int | None, verdicts: dict[int, Verdict]) -> Flow[None]:
+def _look(parts: Sequence[Part], cost: int, now: int | None, verdicts: dict[int, Fields]) -> Flow[None]:
     """Note what each rule says without charging it; but one that has refused has refused."""
     for part in parts:
         found = part.plan.verdicts((yield part.plan.ask(Operation.PEEK, part.keys, cost, now)))
         for i, verdict in zip(part.indices, found, strict=True):
-            if i not in verdicts or verdicts[i].allowed:
+            if i not in verdicts or verdicts[i][0]:
                 verdicts[i] = verdict
 
 
@@ -171,7 +183,7 @@ def _undo(charged: list[tuple[Part, Receipts]], cost: int, now: int | None) -> F
             yield part.plan.refund(receipts, cost, now)
 
 
-def _in_order(verdicts: dict[int, Verdict]) -> list[Verdict]:
+def _in_order(verdicts: dict[int, Fields]) -> list[Fields]:
     return [verdicts[i] for i in sorted(verdicts)]
 
 

@@ -15,12 +15,13 @@ from redis import RedisCluster
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 
 from headgate.clock import Clock
-from headgate.decision import Decision
 from headgate.errors import ConfigError, StoreError
 from headgate.keys import Key, note_key
 from headgate.rules import Rule
 from headgate.stores.base import (
+    Answer,
     AsyncGate,
+    AsyncNotes,
     Gate,
     Guarantees,
     Receipts,
@@ -30,11 +31,12 @@ from headgate.stores.base import (
 )
 from headgate.stores.redis import codec
 from headgate.stores.redis.cluster import ClusterLines, ClusterPipes, SlotMap
-from headgate.stores.redis.codec import Operation, Tag
+from headgate.stores.redis.codec import Reply, Tag
 from headgate.stores.redis.endpoint import Endpoint, Target
 from headgate.stores.redis.flows import Flow, Flows
 from headgate.stores.redis.tasks import Pipes
 from headgate.stores.redis.threads import Lines
+from headgate.stores.request import Request
 
 T = TypeVar("T")
 
@@ -68,7 +70,7 @@ class RedisStore:
     """
 
     remote = True
-    """Calls go over a network: they take a deadline, and limiters have a policy for when it is missed."""
+    has_rules = False
 
     def __init__(
         self,
@@ -97,6 +99,11 @@ class RedisStore:
         """What this store keeps and what it cannot."""
         return Guarantees(shared=True, durable=True, all_or_nothing=self._tag != "key", may_lose=_MAY_LOSE)
 
+    @property
+    def notes(self) -> AsyncNotes:
+        """The store itself keeps notes."""
+        return self
+
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else _checked(deadline)
@@ -106,16 +113,14 @@ class RedisStore:
             lines = self._lines[seconds] = (
                 ClusterLines(self._slots, seconds) if self._cluster else Lines(self.endpoint, seconds)
             )
-        gate = _RedisGate(self._flows(limiter, rules), lines)
-        return Gate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+        return _RedisGate(self._flows(limiter, rules), lines)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         pipes = self._pipes_within(self.deadline if deadline is None else _checked(deadline))
-        gate = _AsyncRedisGate(self._flows(limiter, rules), pipes)
-        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+        return _AsyncRedisGate(self._flows(limiter, rules), pipes)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """See `AsyncNotes.note`. The time is the server's, whatever `clock` the store has."""
@@ -178,22 +183,8 @@ class _RedisGate:
         self._flows = flows
         self._call = lines.call
 
-    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        if self._flows.may_spread:
-            return self._run(self._flows.hit(key, cost, tier, now))
-        plan, request = self._flows.ask(Operation.HIT, key, cost, tier, now)
-        return plan.decision(self._call(request))
-
-    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return self._run(self._flows.peek(key, cost, tier, now))
-
-    def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        return self._run(self._flows.hold(key, cost, tier, now))
-
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        self._run(self._flows.record(key, cost, tier, now))
+    def ask(self, request: Request) -> Answer:
+        return self._run(self._flows.ask(request))
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         self._run(self._flows.refund(receipts, cost, now))
@@ -230,31 +221,27 @@ class _AsyncRedisGate:
         self._call_watched = pipes.call_watched
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        if self._flows.may_spread:
-            return await self._to_the_end(self._flows.hit(key, cost, tier, now))
-        plan, request = self._flows.ask(Operation.HIT, key, cost, tier, now)
-        return plan.decision(await self._call(request))
-
-    async def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return await self._run(self._flows.peek(key, cost, tier, now))
-
-    async def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        if self._flows.may_spread:
-            return await self._to_the_end(
-                self._flows.hold(key, cost, tier, now),
-                lambda result: self._release(result[1], cost, now),
-            )
-        plan, request = self._flows.ask(Operation.HOLD, key, cost, tier, now)
-        reply = await self._call_watched(
-            request, lambda reply: self._release(plan.receipts(request.keys, reply, cost), cost, now)
+    async def ask(self, request: Request) -> Answer:
+        if request.operation == "record":
+            return await self._to_the_end(self._flows.ask(request))
+        if not self._flows.may_spread:
+            return await self._ask_once(request)
+        if request.operation == "peek":
+            return await self._run(self._flows.ask(request))
+        return await self._to_the_end(
+            self._flows.ask(request), lambda answer: self._release(answer[1], request.cost, request.now)
         )
-        return plan.decision(reply), plan.receipts(request.keys, reply, cost)
 
-    async def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        await self._to_the_end(self._flows.record(key, cost, tier, now))
+    async def _ask_once(self, request: Request) -> Answer:
+        """Ask for a decision that takes a single call."""
+        question = self._flows.question(request)
+        if request.operation != "hold":
+            return question.answer(await self._call(question.call))
+
+        def release(reply: Reply) -> None:
+            self._release(question.answer(reply)[1], request.cost, request.now)
+
+        return question.answer(await self._call_watched(question.call, release))
 
     async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         await self._to_the_end(self._flows.refund(receipts, cost, now))
@@ -303,7 +290,7 @@ class _AsyncRedisGate:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has seen it; if nobody did, there is nobody to tell
+            task.exception()  # the caller has seen it, unless it was cancelled
 
 
 def _checked(deadline: float) -> float:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from redis.exceptions import AskError, NoScriptError, RedisError, ResponseError
 
 from headgate.errors import StoreUnavailable
-from headgate.stores.redis.codec import ASKING, Reply, Request, call_by_name, call_by_text
+from headgate.stores.redis.codec import ASKING, Reply, ScriptCall, call_by_name, call_by_text
 from headgate.stores.redis.endpoint import AsyncConnection, Endpoint, is_read_only
 
 MOST_PER_CALL = 128
@@ -36,13 +36,13 @@ Abandoned = Callable[[Reply], None]
 class Call(NamedTuple):
     """A request on its way, and who waits for its reply."""
 
-    request: Request
+    request: ScriptCall
     future: asyncio.Future[Reply]
     abandoned: Abandoned | None
     asking: bool
 
 
-Group = Callable[[Request], int]
+Group = Callable[[ScriptCall], int]
 """Returns what the requests of one script call must have in common."""
 
 
@@ -64,13 +64,13 @@ class Pipes:
         _all_pipes.add(self)
 
     def call(
-        self, request: Request, abandoned: Abandoned | None = None, asking: bool = False
+        self, request: ScriptCall, abandoned: Abandoned | None = None, asking: bool = False
     ) -> asyncio.Future[Reply]:
         """As `Pipe.call`, in the running event loop."""
         pipe = self._by_loop.get(asyncio.get_running_loop()) or self._open()
         return pipe.call(request, abandoned, asking)
 
-    async def call_watched(self, request: Request, abandoned: Abandoned, asking: bool = False) -> Reply:
+    async def call_watched(self, request: ScriptCall, abandoned: Abandoned, asking: bool = False) -> Reply:
         """As `call`; if the caller is cancelled, `abandoned` gets the reply even when it has just come."""
         future = self.call(request, abandoned, asking)
         try:
@@ -135,7 +135,7 @@ class Pipe:
         self._is_demoted = False
         self._closing: asyncio.Task[None] | None = None
 
-    def call(self, request: Request, abandoned: Abandoned | None, asking: bool) -> asyncio.Future[Reply]:
+    def call(self, request: ScriptCall, abandoned: Abandoned | None, asking: bool) -> asyncio.Future[Reply]:
         """Send a request, once, and return the future of its reply.
 
         Cancelling the future leaves everybody else's calls alone. A request that has not left by then does not leave; the
@@ -234,7 +234,7 @@ class Pipe:
         self,
         connection: AsyncConnection,
         groups: Sequence[Sequence[Call]],
-        packed: Callable[[Sequence[Request]], list[bytes]],
+        packed: Callable[[Sequence[ScriptCall]], list[bytes]],
     ) -> list[Sequence[Call]]:
         """Send groups of calls together, hand over their replies, and return the groups that need the script first."""
         commands: list[bytes] = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from headgate.errors import StoreUnavailable
-from headgate.stores.redis.codec import ASKING, Reply, Request, call_by_name, call_by_text
+from headgate.stores.redis.codec import ASKING, Reply, ScriptCall, call_by_name, call_by_text
 from headgate.stores.redis.endpoint import Connection, Endpoint, is_read_only
 
 
@@ -27,7 +27,7 @@ class Lines:
         self._closed = False
         _all_lines.add(self)
 
-    def call(self, request: Request) -> Reply:
+    def call(self, request: ScriptCall) -> Reply:
         """Send a request, once, and return the reply.
 
         Raises:
@@ -42,7 +42,7 @@ class Lines:
             raise self.endpoint.error(reply) from self.endpoint.presentable(reply)
         return reply
 
-    def exchange(self, requests: Sequence[Request], *, asking: bool = False) -> list[Reply]:
+    def exchange(self, requests: Sequence[ScriptCall], *, asking: bool = False) -> list[Reply]:
         """Send requests in one call, once, and return the reply or the error of each.
 
         Raises:

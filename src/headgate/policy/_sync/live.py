@@ -209,7 +209,7 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
 
     def _version(self, policy: LimiterPolicy) -> Version:
         known = self._ever.get(policy.name)
-        before = None if known is None else known._current
+        before = None if known is None else known.current
         if before is not None and before.policy == policy:
             return before
         try:
@@ -226,7 +226,7 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
         before = None if limiter is None else limiter.store
         if limiter is None:
             limiter = self._ever[version.name] = PolicyLimiter(version)
-        elif limiter._current is not version:
+        elif limiter.current is not version:
             limiter._use(version)
         if self._hooks is not None and limiter.store is not before:
             self._hooks.attached(limiter)

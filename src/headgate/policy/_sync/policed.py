@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeGuard, TypeVar
 
-from headgate.decision import Decision
 from headgate.keys import Key
 from headgate.policy._sync.shadow import Shadow
 from headgate.policy.model import LimiterPolicy
-from headgate.stores.base import Gate, Receipts
+from headgate.stores.base import Answer, Gate, Receipts
+from headgate.stores.request import Request
 
 T = TypeVar("T")
 
 SHADOW = "shadow"
-"""What the place of a shadow rule's receipt begins with: `(SHADOW, identity of the rule, place)`. Plain, so that whoever
-keeps receipts for another process can keep these."""
+"""What the place of a shadow rule's receipt begins with: `(SHADOW, identity of the rule, place)`. Plain values, so that
+receipts can be kept for another process."""
 
 
 class Policed:
@@ -34,7 +33,7 @@ class Policed:
         self, live: Gate, policy: LimiterPolicy, shadows: Sequence[Shadow], *, together: bool
     ) -> None:
         self._live = live
-        self._tier_for = policy.tier_for
+        self._policy = policy
         self._shadows = tuple(shadows)
         self._by_identity = {shadow.rule.identity: shadow for shadow in shadows}
         self._together = together and len(self._shadows) > 1
@@ -42,47 +41,27 @@ class Policed:
         self._foreign = frozenset(rule.scope for rule in policy.shadow) - live_scopes
         """Scopes that only shadow rules count by."""
 
-    def gate(self) -> Gate:
-        """Return the operations."""
-        return Gate(self.hit, self.peek, self.hold, self.record, self.refund, self.reset)
-
     def settling(self, receipts: Receipts | None) -> Gate:
-        """Return the operations for the settlement of a hold.
+        """Return the gate for the settlement of a hold.
 
         What it cost beyond what was held is counted where it was held; not by a shadow rule that would have refused it.
         """
-        if not self._shadows:
-            return self.gate()
-        holders = [place[1] for place, _ in receipts or () if _is_shadow(place)]
+        holders = {place[1] for place, _ in receipts or () if _is_shadow(place)}
+        if len(holders) == len(self._shadows):
+            return self
+        holding = [shadow for shadow in self._shadows if shadow.rule.identity in holders]
+        return Policed(self._live, self._policy, holding, together=self._together)
 
-        def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-            self._live.record(self.without_foreign(key), cost, self._tier_for(key, tier), now)
-            for identity in holders:
-                self._by_identity[identity].record(key, cost, tier, now)
-
-        return replace(self.gate(), record=record)
-
-    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        decision = self._live.hit(self.without_foreign(key), cost, self._tier_for(key, tier), now)
-        if decision.allowed and self._shadows:
-            self._all(lambda shadow: shadow.hit(key, cost, tier, now))
-        return decision
-
-    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return self._live.peek(self.without_foreign(key), cost, self._tier_for(key, tier), now)
-
-    def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        decision, receipts = self._live.hold(self.without_foreign(key), cost, self._tier_for(key, tier), now)
-        if not decision.allowed or not self._shadows:
+    def ask(self, request: Request) -> Answer:
+        decision, receipts = self._live.ask(self._for_live(request))
+        if not decision.allowed or request.operation == "peek" or not self._shadows:
             return decision, receipts
         try:
-            taken = self._all(lambda shadow: shadow.hold(key, cost, tier, now))
+            taken = self._all(lambda shadow: shadow.ask(request))
         except BaseException:
-            # Cancelled, or interrupted: nobody will ever settle this hold.
+            # Cancelled, or interrupted: this hold will never be settled.
             if receipts is not None:
-                self._live.refund(receipts, cost, now)
+                self._live.refund(receipts, request.cost, request.now)
             raise
         also = tuple(
             ((SHADOW, shadow.rule.identity, place), receipt)
@@ -90,10 +69,6 @@ class Policed:
             for place, receipt in own or ()
         )
         return decision, (receipts or ()) + also or None
-
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        self._live.record(self.without_foreign(key), cost, self._tier_for(key, tier), now)
-        self._all(lambda shadow: shadow.record(key, cost, tier, now))
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         live = tuple(entry for entry in receipts if not _is_shadow(entry[0]))
@@ -106,6 +81,11 @@ class Policed:
     def reset(self, key: Key | None) -> None:
         self._live.reset(self.without_foreign(key))
         self._all(lambda shadow: shadow.reset(key))
+
+    def _for_live(self, request: Request) -> Request:
+        """Return what the live rules are asked: with the tier that the policy gives the caller."""
+        tier = self._policy.tier_for(request.key, request.tier)
+        return request.for_key(self.without_foreign(request.key), tier)
 
     def without_foreign(self, key: Key | None) -> Key | None:
         """Return a call's key without what only shadow rules count by: the live ones would not know it."""

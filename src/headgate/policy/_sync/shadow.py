@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from headgate._sync.limiter import Limiter
 from headgate.clock import Clock
-from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh
 from headgate.hooks import Call, Hooks
 from headgate.keys import Key
@@ -16,8 +14,7 @@ from headgate.policy.model import LimiterPolicy, known_tiers
 from headgate.policy.tally import Tally
 from headgate.rules import SHARED, Rule
 from headgate.stores.base import Receipts, Store
-
-T = TypeVar("T")
+from headgate.stores.request import Request
 
 
 class Shadow:
@@ -51,29 +48,34 @@ class Shadow:
             on_store_error="open",
             deadline=policy.deadline,
         )
-        self._gate = limiter._gate
+        self._gate = limiter.gate
 
-    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        """Take the units if the rule admits, and count what it says."""
-
-        def ask(own: Key | None, as_tier: str | None) -> tuple[Decision, None]:
-            return self._gate.hit(own, cost, as_tier, now), None
-
-        self._ask(ask, key, cost, tier)
-
-    def hold(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Receipts | None:
-        """As `hit`; return what gives the units back, if any were taken."""
-
-        def ask(own: Key | None, as_tier: str | None) -> tuple[Decision, Receipts | None]:
-            return self._gate.hold(own, cost, as_tier, now)
-
-        return self._ask(ask, key, cost, tier)
-
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        """Count units that have been used already."""
+    def ask(self, request: Request) -> Receipts | None:
+        """Count what the rule says, and take the units if it admits; return what gives them back, if that is wanted."""
+        if request.operation == "record":
+            self._record(request)
+            return None
+        # A hold is shown as the hit that it is at first: hooks hear nothing of its end.
+        call = Call(self._policy.name, "hit", request.key, request.cost, request.tier)
         try:
-            self._gate.record(self._own(key), cost, self._tier(key, tier), now)
+            with self._hooks.watch(call) as watch:
+                decision, receipts = self._gate.ask(self._own_request(request))
+        except CostTooHigh:
+            self.tally.count(refused=True)
+            return None
         except Exception as error:  # noqa: BLE001  # a shadow must not be felt
+            self.tally.count(failed=True)
+            self.tally.report(error)
+            return None
+        # What the store was not asked about says nothing of the rule; the store's failure is in the log already.
+        self.tally.count(refused=not decision.allowed and not decision.degraded, failed=decision.degraded)
+        self._hooks.decided(call, decision, watch.seconds)
+        return receipts
+
+    def _record(self, request: Request) -> None:
+        try:
+            self._gate.ask(self._own_request(request))
+        except Exception as error:  # noqa: BLE001
             self.tally.report(error)
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
@@ -90,29 +92,8 @@ class Shadow:
         except Exception as error:  # noqa: BLE001
             self.tally.report(error)
 
-    def _ask(
-        self,
-        ask: Callable[[Key | None, str | None], tuple[Decision, T | None]],
-        key: Key | None,
-        cost: int,
-        tier: str | None,
-    ) -> T | None:
-        # A hold is told as the hit that it is at first: hooks hear nothing of its end.
-        call = Call(self._policy.name, "hit", key, cost, tier)
-        try:
-            with self._hooks.watch(call) as watch:
-                decision, taken = ask(self._own(key), self._tier(key, tier))
-        except CostTooHigh:
-            self.tally.count(refused=True)
-            return None
-        except Exception as error:  # noqa: BLE001
-            self.tally.count(failed=True)
-            self.tally.report(error)
-            return None
-        # What the store was not asked about says nothing of the rule; the store's failure is in the log already.
-        self.tally.count(refused=not decision.allowed and not decision.degraded, failed=decision.degraded)
-        self._hooks.decided(call, decision, watch.seconds)
-        return taken
+    def _own_request(self, request: Request) -> Request:
+        return request.for_key(self._own(request.key), self._tier(request.key, request.tier))
 
     def _tier(self, key: Key | None, tier: str | None) -> str | None:
         return self._policy.tier_among(self._known, key, tier)

@@ -24,6 +24,7 @@ from headgate.errors import HeadgateError, StoreError
 from headgate.observe.redaction import redact
 from headgate.rules import rules_from
 from headgate.stores import AsyncGate, open_async_store
+from headgate.stores.request import Request
 
 LONGEST = 600.0
 """Seconds that a store may be measured."""
@@ -144,7 +145,7 @@ async def measure(url: str, seconds: float, tasks: int) -> Measured:
     try:
         # Not a limiter's: what it does about an outage would hide it.
         gate = store.bind_async(name, rules_from([_RULE]))
-        await gate.peek(keys[0], 1, None, None)  # connects, and registers scripts, before time is taken
+        await gate.ask(Request("peek", keys[0]))  # connects, and registers scripts, before time is taken
         latencies: array[int] = array("Q")
         start = time.perf_counter_ns()
         end = start + round(seconds * 1e9)
@@ -169,7 +170,7 @@ async def _ask(gate: AsyncGate, key: str, end: int, latencies: array[int]) -> No
     before = now()
     while before < end:
         for _ in range(_CALLS_IN_A_ROW):
-            await gate.hit(key, 1, None, None)
+            await gate.ask(Request("hit", key))
             after = now()
             latencies.append(after - before)
             before = after

@@ -22,6 +22,7 @@ from headgate.policy.counted import out_of_reach
 from headgate.policy.model import known_tiers
 from headgate.rules import SHARED, Rule
 from headgate.stores import Store, open_store
+from headgate.stores.request import Request
 
 
 class Unseen(Exception):
@@ -178,9 +179,9 @@ class _StoreView:
         store = self._stores.open(self._limiter.store)
         tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
         key = _part_for(rules, key)
-        counted = store.bind(self.name, tuple(map(out_of_reach, rules))).peek(key, 0, tier, None).results
-        for_one_more = store.bind(self.name, rules).peek(key, 1, tier, None).results
-        for rule, now, then in zip(rules, counted, for_one_more, strict=True):
+        counted, _ = store.bind(self.name, tuple(map(out_of_reach, rules))).ask(Request("peek", key, 0, tier))
+        for_one_more, _ = store.bind(self.name, rules).ask(Request("peek", key, 1, tier))
+        for rule, now, then in zip(rules, counted.results, for_one_more.results, strict=True):
             used = now.limit - now.remaining
             yield Count(
                 name=rule.name,

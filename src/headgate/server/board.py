@@ -92,9 +92,9 @@ class Board(Hook):
         counts = self._counts.get(call.limiter)
         if counts is None:
             counts = self._counts.setdefault(call.limiter, [0, 0, 0])
-        allowed = decision[0]
+        allowed = decision.allowed
         counts[0 if allowed else 1] += 1
-        if decision[8]:
+        if decision.degraded:
             counts[2] += 1
         if self._refused is not None and not allowed:
             self._refused.add((call.limiter, shown_key(call.key)))

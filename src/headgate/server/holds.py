@@ -17,12 +17,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headgate import AsyncHold, AsyncLimiter, Decision, HeadgateError
-from headgate._async.observed import ObservedHold
+from headgate._async.hold import AsyncObservedHold
 from headgate.clock import Clock, SteadyClock, to_microseconds
 from headgate.decision import UNLIMITED
 from headgate.errors import ConfigError, CostTooHigh, StoreError
@@ -42,7 +41,8 @@ from headgate.server.noted import (
     new_id,
     start_of,
 )
-from headgate.stores.base import LONGEST_NOTE, AsyncGate, AsyncNotes, Receipts, Tiers, check_whole
+from headgate.stores.base import LONGEST_NOTE, Answer, AsyncGate, AsyncNotes, Receipts, Tiers, check_whole
+from headgate.stores.request import Request
 
 __all__ = ["Finished", "HoldBook", "HoldsUnsupported", "UnknownHold", "UnknownLimiter"]
 
@@ -131,7 +131,7 @@ class HoldBook:
         if hold.decision.degraded:
             self._here.add(hold_id, limiter_name, hold, due)
             return hold.decision, hold_id, expires_after
-        is_watched = isinstance(hold, ObservedHold) and not self._watched.is_full
+        is_watched = isinstance(hold, AsyncObservedHold) and not self._watched.is_full
         watched_in = self._run if is_watched else None
         try:
             entry = Entry(
@@ -205,7 +205,7 @@ class HoldBook:
         if stands != claim:
             return Finished(entry.limiter, entry.cost, cost_in(stands), first=False)
         if limiter is not None:
-            await _settle(limiter._as_of_now(), notes, entry, cost, is_told=entry.watched_in == self._run)
+            await _settle(limiter.current, notes, entry, cost, is_told=entry.watched_in == self._run)
         return Finished(entry.limiter, entry.cost, cost, first=True)
 
     async def _find(self, hold_id: str) -> tuple[AsyncNotes, Entry]:
@@ -233,9 +233,9 @@ class HoldBook:
         seen: set[int] = set()
         limiters = [(hint_of(name) == hold_id[-4:], limiter.store) for name, limiter in self._live.items()]
         for is_likely, store in sorted(limiters, key=lambda place: not place[0]):
-            if id(store) not in seen and _keeps_notes(store):
+            if id(store) not in seen and store.notes is not None:
                 seen.add(id(store))
-                yield store, is_likely
+                yield store.notes, is_likely
 
     async def _was_settled(self, hold_id: str) -> bool | None:
         """Return whether somebody has settled a hold; `None` if its store cannot be asked just now."""
@@ -332,7 +332,7 @@ async def _settle(
 ) -> None:
     """Give back or record as the hold itself would have done, now that nobody else can."""
     gate, receipts = _belonging(limiter, notes, entry)
-    new_hold: Callable[..., AsyncHold] = limiter._new_hold if is_told else AsyncHold
+    new_hold: Callable[..., AsyncHold] = limiter.new_hold if is_told else AsyncHold
     hold = new_hold(gate, UNLIMITED, receipts, entry.key, entry.cost, entry.tier)
     try:
         await hold.settle(cost)
@@ -350,7 +350,7 @@ def _belonging(limiter: AsyncLimiter, notes: object, entry: Entry) -> tuple[Asyn
 
     A store that did not charge it has nothing to give back, and neither has a rule that was not there.
     """
-    receipts = entry.receipts if entry.receipts is not None and limiter.store is notes else ()
+    receipts = entry.receipts if entry.receipts is not None and limiter.store.notes is notes else ()
     charged = dict(zip(entry.rules, (r for r in receipts if _shadow_rule(r) is None), strict=False))
     gate, shadows = _shadowed(limiter, receipts)
     rules = {rule.identity: rule for rule in limiter.rules}
@@ -358,26 +358,41 @@ def _belonging(limiter: AsyncLimiter, notes: object, entry: Entry) -> tuple[Asyn
         return gate, (*charged.values(), *shadows) or None
     kept = {identity: receipt for identity, receipt in charged.items() if identity in rules}
     bound = limiter.store.bind_async(limiter.name, tuple(rules[identity] for identity in kept))
+    return _Remainder(gate, bound, tuple(kept.values()), shadows), (*kept.values(), *shadows) or None
 
-    async def refund(receipts: Receipts, cost: int, now: int | None) -> None:
-        if kept:
+
+class _Remainder:
+    """The gate for a hold of which some rules are no longer there."""
+
+    def __init__(self, gate: AsyncGate, bound: AsyncGate, kept: Receipts, shadows: Receipts) -> None:
+        self._gate = gate
+        self._bound = bound
+        self._kept = kept
+        self._shadows = shadows
+
+    async def ask(self, request: Request) -> Answer:
+        return await self._gate.ask(request)
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        if self._kept:
             try:
-                await bound.refund(tuple(kept.values()), cost, now)
+                await self._bound.refund(self._kept, cost, now)
             except StoreError as error:
                 logger.warning("a hold could not be given back, so it counts until it expires: %s", error)
-        if shadows:
-            await gate.refund(shadows, cost, now)
+        if self._shadows:
+            await self._gate.refund(self._shadows, cost, now)
 
-    return replace(gate, refund=refund), (*kept.values(), *shadows) or None
+    async def reset(self, key: Key | None) -> None:
+        await self._gate.reset(key)
 
 
 def _shadowed(limiter: AsyncLimiter, receipts: Receipts) -> tuple[AsyncGate, Receipts]:
     """Return what a hold is settled on, and the receipts of the shadow rules that the limiter still has."""
-    if not isinstance(limiter, AsyncVersion) or limiter._policed is None:
-        return limiter._gate, ()
-    known = {shadow.rule.identity for shadow in limiter.shadows}
+    known = (
+        {shadow.rule.identity for shadow in limiter.shadows} if isinstance(limiter, AsyncVersion) else set()
+    )
     shadows = tuple(receipt for receipt in receipts if _shadow_rule(receipt) in known)
-    return limiter._policed.settling(shadows), shadows
+    return limiter.settling(shadows), shadows
 
 
 def _shadow_rule(receipt: tuple[object, object]) -> str | None:
@@ -396,18 +411,13 @@ async def _release(hold: AsyncHold) -> None:
 
 
 def _notes_of(limiter: AsyncLimiter) -> AsyncNotes:
-    store = limiter.store
-    if _keeps_notes(store):
-        return store
+    notes = limiter.store.notes
+    if notes is not None:
+        return notes
     raise HoldsUnsupported(
-        f"limiter {limiter.name!r} counts in a {type(store).__name__}, which cannot remember holds; "
+        f"limiter {limiter.name!r} counts in a {type(limiter.store).__name__}, which cannot remember holds; "
         f"stores in memory, SQLite, Redis and PostgreSQL can"
     )
-
-
-def _keeps_notes(store: object) -> TypeGuard[AsyncNotes]:
-    """Return whether a store can remember holds; ten times as quick as `isinstance` with a protocol."""
-    return hasattr(store, "note") and hasattr(store, "noted")
 
 
 def _expires_after(hold: AsyncHold) -> float:

@@ -17,6 +17,7 @@ from headgate.policy.counted import out_of_reach
 from headgate.rules import SHARED, Rule
 from headgate.server.wire import LimiterState, RuleState
 from headgate.stores import MemoryStore
+from headgate.stores.request import Request
 
 
 async def state_of(
@@ -61,7 +62,7 @@ async def _results(
     gate = limiter.store.bind_async(limiter.name, tuple(out_of_reach(rule) for rule in policy.rules))
     # A memory store has the policy's clock itself; to any other one its time goes with every call.
     now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
-    counted = await gate.peek(own, 0, policy.tier_for(key, tier), now)
+    counted, _ = await gate.ask(Request("peek", own, 0, policy.tier_for(key, tier), now))
     return [
         _state(rule, now, high)
         for rule, now, high in zip(policy.rules, decision.verdicts, counted.verdicts, strict=True)

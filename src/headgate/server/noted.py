@@ -15,7 +15,7 @@ from headgate import HeadgateError
 from headgate.errors import StoreConflict, StoreError, StoreUnavailable
 from headgate.keys import Key
 from headgate.stores.base import AsyncNotes, Receipts
-from headgate.stores.memory import OVERFLOW
+from headgate.stores.counters import OVERFLOW
 from headgate.stores.outage import breaker_of
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ async def look_up(notes: AsyncNotes, name: str) -> str | None:
 
 async def _ask(notes: AsyncNotes, call: Callable[[], Awaitable[T]], *, writes: bool) -> T:
     """Ask a store, unless it is known to be down, and let its breaker know what came of that."""
-    if not getattr(notes, "remote", False):
+    if not notes.remote:
         return await call()
     breaker = breaker_of(notes)
     ticket = breaker.admit(writes)

@@ -6,6 +6,7 @@ It forgets nothing, locks nothing and hurries nothing, so it is of no use in a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 
 from headgate.algorithms import Algorithm, State, decide_all
@@ -13,7 +14,8 @@ from headgate.clock import Clock, SteadyClock
 from headgate.decision import Decision
 from headgate.keys import Key, PlainKey, key_picker
 from headgate.rules import Rule
-from headgate.stores.base import Gate, Guarantees, Receipts, Tiers, check_whole
+from headgate.stores.base import RECORDED, Answer, Gate, Guarantees, Receipts, Tiers
+from headgate.stores.request import Request
 
 StateId = tuple[str, str, PlainKey]
 """Limiter, rule, key: what a state is found by."""
@@ -31,14 +33,16 @@ class ReferenceStore:
 
     guarantees = Guarantees(exact=False, may_lose="everything when the process ends; it is for one thread")
 
+    remote = False
+    has_rules = False
+
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.clock: Clock = SteadyClock() if clock is None else clock
         self.states: dict[StateId, tuple[State, int]] = {}
         self.births = count(1)
 
-    def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
-        gate = _ReferenceGate(self, limiter, rules)
-        return Gate(gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset)
+    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
+        return _ReferenceGate(self, limiter, rules)
 
     def close(self) -> None:
         """Forget everything."""
@@ -68,40 +72,35 @@ class _ReferenceGate:
         self._tiers = Tiers(rules)
         self._keys = key_picker(rules)
 
-    def hit(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return self.hold(key, cost, tier, now)[0]
+    def ask(self, request: Request) -> Answer:
+        algorithms = self._tiers.for_request(request)
+        places = self._places(request.key)
+        if request.operation == "record":
+            self._record(request, algorithms, places)
+            return RECORDED
+        return self._decide(request, algorithms, places)
 
-    def peek(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        states = [self._store.load(place) for place in self._places(key)]
-        verdicts = decide_all(self._tiers.admitting(tier, cost), states, self._now(now), cost, 0)[1]
-        return Decision.make(self._names, verdicts)
-
-    def hold(
-        self, key: Key | None, cost: int, tier: str | None, now: int | None
-    ) -> tuple[Decision, Receipts | None]:
-        algorithms = self._tiers.admitting(tier, cost)
-        places = self._places(key)
+    def _decide(self, request: Request, algorithms: Sequence[Algorithm], places: Sequence[StateId]) -> Answer:
+        cost = request.cost
         states = [self._store.load(place) for place in places]
-        after, verdicts = decide_all(algorithms, states, self._now(now), cost, next(self._store.births))
+        at, birth = self._now(request.now), next(self._store.births)
+        after, verdicts = decide_all(algorithms, states, at, cost, birth)
         decision = Decision.make(self._names, verdicts)
-        if not (cost and decision.allowed):
+        if request.operation == "peek" or not cost or not decision.allowed:
             return decision, None
         receipts = []
         for place, before, state, algorithm in zip(places, states, after, algorithms, strict=True):
             assert state is not None  # an admission of a cost leaves something counted
             self._store.save(place, state, algorithm)
             receipts.append((place, algorithm.receipt(before, state, cost)))
-        return decision, tuple(receipts)
+        return decision, tuple(receipts) if request.operation == "hold" else None
 
-    def record(self, key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        check_whole(cost)
-        places = self._places(key)
-        if not cost:
+    def _record(self, request: Request, algorithms: Sequence[Algorithm], places: Sequence[StateId]) -> None:
+        if not request.cost:
             return
-        algorithms = self._tiers.algorithms(tier)
         birth = next(self._store.births)
         after = [
-            algorithm.record(self._store.load(place), self._now(now), cost, birth)
+            algorithm.record(self._store.load(place), self._now(request.now), request.cost, birth)
             for place, algorithm in zip(places, algorithms, strict=True)
         ]
         for place, state, algorithm in zip(places, after, algorithms, strict=True):

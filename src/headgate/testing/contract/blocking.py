@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
+from headgate.clock import Clock
+from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import AsyncStore, Gate, Guarantees
+from headgate.stores.base import Answer, AsyncGate, AsyncStore, Gate, Guarantees, Receipts
+from headgate.stores.request import Request
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -30,16 +32,20 @@ class BlockingStore:
     def guarantees(self) -> Guarantees:
         return self.store.guarantees
 
-    def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
-        gate = self.store.bind_async(limiter, rules)
-        return Gate(
-            self._blocking(gate.hit),
-            self._blocking(gate.peek),
-            self._blocking(gate.hold),
-            self._blocking(gate.record),
-            self._blocking(gate.refund),
-            self._blocking(gate.reset),
-        )
+    @property
+    def clock(self) -> Clock | None:
+        return self.store.clock
+
+    @property
+    def remote(self) -> bool:
+        return self.store.remote
+
+    @property
+    def has_rules(self) -> bool:
+        return self.store.has_rules
+
+    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
+        return _BlockingGate(self, self.store.bind_async(limiter, rules, deadline=deadline))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something to its end on the loop."""
@@ -57,8 +63,17 @@ class BlockingStore:
         self.run(self.store.aclose())
         self._runner.close()
 
-    def _blocking(self, call: Callable[P, Awaitable[T]]) -> Callable[P, T]:
-        async def work(*args: P.args, **kwargs: P.kwargs) -> T:
-            return await call(*args, **kwargs)
 
-        return lambda *args, **kwargs: self.run(work(*args, **kwargs))
+class _BlockingGate:
+    def __init__(self, store: BlockingStore, gate: AsyncGate) -> None:
+        self._run = store.run
+        self._gate = gate
+
+    def ask(self, request: Request) -> Answer:
+        return self._run(self._gate.ask(request))
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        self._run(self._gate.refund(receipts, cost, now))
+
+    def reset(self, key: Key | None) -> None:
+        self._run(self._gate.reset(key))

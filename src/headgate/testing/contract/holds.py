@@ -179,7 +179,7 @@ class HoldTests(Contract):
                     limiter.hold("a", 1)._receipts or (), hold._receipts, strict=True
                 )
             )
-            limiter._gate.refund(foreign, 6, None)
+            limiter.gate.refund(foreign, 6, None)
             assert limiter.check("a", 0).remaining == 2
         finally:
             elsewhere.close()

@@ -8,7 +8,8 @@ What both sides go by:
 
 - An instant before that of the newest charge in the book is read as that instant: time going back grants nothing.
 - What is over when something is charged is over for good.
-- A charge that was given back in full is out of the book, and so is what its instant did to the reading of time.
+- A charge that was given back in full is out of the book, and so is what its instant did to the reading of time. Of a token
+  bucket only the newest entry can be taken out: what came later has drained together with it.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class TokenBook:
     """The log of a token bucket, since it was last empty: charges, and what was given back.
 
     The level is what is missing from the bucket, in units. It drains by limit/period per tick; instants are whole ticks of
-    1 us, or of 1 ms if the period is over an hour.
+    1 us, or of 1 ms if the period is over an hour. What is given back is written down at the instant of the entry before
+    it: to give back is not to count, so it does nothing to the reading of time.
     """
 
     def __init__(self, period: int) -> None:
@@ -141,7 +143,9 @@ class TokenBook:
         if in_its_own_shape <= 0:
             return Fraction(0)
         if seen_as.shape != written_as.shape:
-            level = min(self.rounded_up(level, seen_as), Fraction(seen_as.capacity))
+            level = self.rounded_up(
+                level, seen_as
+            )  # also beyond its capacity: what is owed is owed in every tier
         return max(Fraction(0), level - self.rate(seen_as) * ticks)
 
     def rate(self, quota: Quota) -> Fraction:
@@ -164,15 +168,31 @@ class TokenBook:
         if charge not in self.events:
             return
         if any(event.quota.shape != charge.quota.shape for event in self.since(charge)):
-            return  # once converted and capped, the level no longer says what of it was whose
-        at, level = self.read(now), self.used(charge.quota)(now)
+            return  # once converted, the level no longer says what of it was whose
+        level = self.used(charge.quota)(now)
         given = min(Fraction(units), charge.held)
-        kept = charge.held - given
+        back = min(level, max(Fraction(0), given - self.drained_of(charge, given, self.read(now))))
+        if level == back:
+            self.events = []
+        elif given == charge.held and self.is_newest(charge):
+            self.events = self.events[:-1]
+        elif back:
+            self.events = [*self.events, GiveBack(self.events[-1].at, back, charge.quota)]
+
+    def drained_of(self, charge: Charge, given: Fraction, at: int) -> Fraction:
+        """Return how much of the units that are to be given back may have drained away by an instant.
+
+        What was there before the charge drains first, as far as it was not given back itself; then what stays of the charge.
+        """
         drained = self.rate(charge.quota) * (at - charge.at)
         given_since = sum(event.units for event in self.since(charge) if isinstance(event, GiveBack))
-        gone = max(Fraction(0), drained + given_since - (charge.level_before + kept))
-        back = min(level, max(Fraction(0), given - gone))
-        self.events = [*self.events, GiveBack(at, back, charge.quota)] if level > back else []
+        first = max(Fraction(0), charge.level_before - given_since) + charge.held - given
+        return max(Fraction(0), drained - first)
+
+    def is_newest(self, charge: Charge) -> bool:
+        """Return whether the book without the charge is that of before it: nothing came since, and nothing was converted."""
+        *before, newest = self.events
+        return newest is charge and bool(before) and before[-1].quota.shape == charge.quota.shape
 
     def since(self, charge: Charge) -> list[Charge | GiveBack]:
         return self.events[self.events.index(charge) + 1 :]

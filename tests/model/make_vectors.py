@@ -361,6 +361,11 @@ def token_bucket_scenarios() -> Iterator[Script]:
     yield wander(Script(f"{name}: the first period in milliseconds", of(17, HOUR + MS, 3)), costs=(1, 2, 3))
     yield wander(Script(f"{name}: 30 a month in bursts of 5", of(30, MONTH, 5)), costs=(1, 3, 5))
     yield overlapping_by_design(Script(f"{name}: the overlapping holds of the design", of(1, SECOND, 20)))
+    yield released_in_any_order(Script(f"{name}: overlapping holds in any order", of(1, SECOND, 20)))
+    yield released_and_set_back(Script(f"{name}: released, then the clock goes back", of(1, SECOND, 20)))
+    yield set_back_between(Script(f"{name}: the clock goes back between two releases", of(1, SECOND, 20)))
+    alternating = of(60, MINUTE, 20, tiers={"large": Quota(60, MINUTE, 200), "odd": Quota(7, MINUTE, 31)})
+    yield alternate(Script(f"{name}: changing between tiers", alternating))
     changing = of(10, MINUTE, 100, tiers={"fast": Quota(100, MINUTE, 100), "odd": Quota(7, MINUTE, 31)})
     yield forgotten_by_one(Script(f"{name}: fresh for one tier is fresh for all", changing))
     yield another_shape(Script(f"{name}: held in one tier, hit in another", changing))
@@ -378,6 +383,71 @@ def overlapping_by_design(script: Script) -> Script:
     script.hit(10)
     script.settle(second, 0)
     script.check(20)
+    return script
+
+
+def released_in_any_order(script: Script) -> Script:
+    """Three holds, a hit, and then all are released: by then what is left of each depends on the others."""
+    for order in ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)):
+        held = []
+        for cost in (4, 6, 5):
+            held.append(script.hold(cost))
+            script.wait(SECOND)
+        script.hit(3)
+        for number in order:
+            script.wait(1_500_001)
+            script.settle(held[number], 0)
+        script.to_reset()
+    return script
+
+
+def released_and_set_back(script: Script) -> Script:
+    """A hold that is released before anything else has happened leaves no trace, also in the reading of time."""
+    script.hit(12)
+    script.wait(5 * SECOND)
+    outer = script.hold(6)
+    script.wait(2 * SECOND)
+    inner = script.hold(5)
+    script.wait(SECOND)
+    script.settle(inner, 0)
+    script.go_back(4 * SECOND)
+    script.check(1)
+    script.wait(4 * SECOND)
+    script.settle(outer, 0)
+    script.go_back(7 * SECOND)
+    script.check(10)
+    script.hit(9)
+    script.wait(7 * SECOND)
+    last = script.hold(4)
+    script.hit(1)
+    script.settle(last, 0)  # something has: the time stays that of the newest entry
+    script.go_back(5 * SECOND)
+    script.check(20)
+    return script
+
+
+def set_back_between(script: Script) -> Script:
+    """What has drained under a hold is not given back, although the clock that is asked reads an earlier time."""
+    first, second = script.hold(5), script.hold(5)
+    script.wait(5 * SECOND)
+    script.hit(5)
+    script.settle(second, 0)
+    script.go_back(5 * SECOND)
+    script.settle(first, 0)
+    script.wait(5 * SECOND)
+    script.check(16)
+    script.hit(15)
+    return script
+
+
+def alternate(script: Script) -> Script:
+    """What was taken in one tier is owed in every other, also beyond its burst."""
+    for _ in range(4):
+        for tier, cost in (("large", 150), ("large", 50), (None, 1), ("odd", 1), (None, 20), ("large", 7)):
+            if not script.hit(cost, tier=tier):
+                script.to_retry(-1)
+                script.check(cost, tier=tier)
+            script.wait(SECOND + 1)
     return script
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from headgate import CostTooHigh, Quota, fixed_window, sliding_log, sliding_window, token_bucket
-from headgate.algorithms import Algorithm, State, TokenBucket, algorithm_for, check_cost, decide_all
+from headgate.algorithms import Algorithm, Receipt, State, TokenBucket, algorithm_for, check_cost, decide_all
 from headgate.decision import Verdict
 from headgate.quota import MAX_UNITS
 
@@ -147,7 +147,7 @@ def test_a_limit_of_nothing_refuses_for_ever_but_admits_a_cost_of_nothing(algori
 @every_algorithm
 def test_a_refund_ends_where_it_no_longer_belongs(algorithm: Algorithm) -> None:
     state = charged(algorithm, (0, 2))
-    receipt = algorithm.receipt(state, 2)
+    receipt = algorithm.receipt(None, state, 2)
     assert algorithm.refund(None, receipt, 2, T0) is None
     stranger = (BIRTH + 1, *state[1:])
     assert algorithm.refund(stranger, receipt, 2, T0) == stranger
@@ -160,7 +160,7 @@ def test_a_refund_ends_where_it_no_longer_belongs(algorithm: Algorithm) -> None:
 def test_a_refund_is_never_more_than_was_held(algorithm: Algorithm) -> None:
     first = charged(algorithm, (0, 2))
     state = charged(algorithm, (0, 2), (0, 1))
-    after = algorithm.refund(state, algorithm.receipt(first, 2), 3, T0)
+    after = algorithm.refund(state, algorithm.receipt(None, first, 2), 3, T0)
     assert verdict_at(algorithm, after, 0, 0).remaining == 2
 
 
@@ -200,7 +200,7 @@ def test_a_fixed_window_counts_a_clock_set_back_in_the_later_window() -> None:
 
 
 def test_a_fixed_window_gives_nothing_back_into_a_later_window() -> None:
-    receipt = FIXED.receipt(charged(FIXED, (0, 2)), 2)
+    receipt = FIXED.receipt(None, charged(FIXED, (0, 2)), 2)
     later = charged(FIXED, (0, 2), (SECOND, 2))
     assert FIXED.refund(later, receipt, 2, T0 + SECOND) == later
 
@@ -266,11 +266,12 @@ def test_a_clock_set_back_revives_nothing() -> None:
 
 
 def test_a_refund_goes_out_of_the_bucket_it_went_into() -> None:
+    first = charged(LOG, (0, 1))
     held = charged(LOG, (0, 1), (10, 2))
-    state = LOG.refund(held, LOG.receipt(held, 2), 1, T0 + 10)
-    assert state == (BIRTH, T0, 1, T0 + 10, 1)
-    assert LOG.refund(held, LOG.receipt(held, 2), 2, T0 + 10) == (BIRTH, T0, 1)
-    assert LOG.refund(held, LOG.receipt(charged(LOG, (0, 1)), 1), 1, T0 + 10) == (BIRTH, T0 + 10, 2)
+    receipt = LOG.receipt(first, held, 2)
+    assert LOG.refund(held, receipt, 1, T0 + 10) == (BIRTH, T0, 1, T0 + 10, 1)
+    assert LOG.refund(held, receipt, 2, T0 + 10) == (BIRTH, T0, 1)
+    assert LOG.refund(held, LOG.receipt(None, first, 1), 1, T0 + 10) == (BIRTH, T0 + 10, 2)
 
 
 # --- Token bucket ----------------------------------------------------------------------------------------------------
@@ -324,26 +325,34 @@ def test_a_token_bucket_with_a_clock_set_back_still_has_what_was_left() -> None:
 def test_a_token_bucket_refund_leaves_what_has_drained_meanwhile() -> None:
     """Holding 3 of 3 for a third of a second: 1 has drained, which the bucket without the hold could not have used."""
     state = charged(BUCKET, (0, 3))
-    assert BUCKET.refund(state, BUCKET.receipt(state, 3), 3, T0 + 333_334) is None
+    receipt = BUCKET.receipt(None, state, 3)
+    assert BUCKET.refund(state, receipt, 3, T0 + 333_334) is None
     later = charged(BUCKET, (0, 3), (333_334, 1))
-    after = BUCKET.refund(later, BUCKET.receipt(state, 3), 3, T0 + 333_334)
+    after = BUCKET.refund(later, receipt, 3, T0 + 333_334)
     assert verdict_at(BUCKET, after, 333_334, 0).remaining == 2
+
+
+TICKS = TokenBucket("x", burst=20, n=1, d=1, tick=1)
+"""20 at once, and one unit per microsecond."""
+
+
+def held(state: State | None, now: int, cost: int) -> tuple[State, Receipt]:
+    """Return the state of `TICKS` after a hold, and its receipt."""
+    after, verdict = TICKS.decide(state, now, cost, BIRTH)
+    assert verdict.allowed
+    assert after is not None
+    return after, TICKS.receipt(state, after, cost)
 
 
 def test_overlapping_holds_give_back_no_more_than_was_taken() -> None:
     """Two holds of 10 at once, burst 20, one unit a tick; release one, wait 5, hit 10, release the other."""
-    bucket = TokenBucket("x", burst=20, n=1, d=1, tick=1)
-    first, _ = bucket.decide(None, 0, 10, BIRTH)
-    assert first is not None
-    receipt_a = bucket.receipt(first, 10)
-    both, _ = bucket.decide(first, 0, 10, BIRTH)
-    assert both is not None
-    receipt_b = bucket.receipt(both, 10)
-    state = bucket.refund(both, receipt_a, 10, 0)
-    state, verdict = bucket.decide(state, 5, 10, 7)
+    first, receipt_a = held(None, 0, 10)
+    both, receipt_b = held(first, 0, 10)
+    state = TICKS.refund(both, receipt_a, 10, 0)
+    state, verdict = TICKS.decide(state, 5, 10, 7)
     assert verdict.allowed
     assert state == (BIRTH, 15, 5, 10, 1, 1, 20)
-    assert bucket.refund(state, receipt_b, 10, 5) == (
+    assert TICKS.refund(state, receipt_b, 10, 5) == (
         BIRTH,
         10,
         5,
@@ -354,23 +363,72 @@ def test_overlapping_holds_give_back_no_more_than_was_taken() -> None:
     )  # as if only the hit had been
 
 
+def test_a_hold_still_gives_back_what_is_left_of_it_after_a_later_one_has() -> None:
+    """The total of refunds counts against what was there before the hold, not against the hold itself."""
+    first, receipt_a = held(None, 0, 10)
+    both, receipt_b = held(first, 0, 10)
+    hit, _ = TICKS.decide(both, 5, 5, 7)
+    state = TICKS.refund(hit, receipt_b, 10, 5)
+    assert state == (BIRTH, 10, 5, 10, 1, 1, 20)
+    assert TICKS.refund(state, receipt_a, 10, 5) == (BIRTH, 5, 5, 15, 1, 1, 20)  # as if only the hit had been
+
+
 def test_a_refund_of_a_part_leaves_the_rest_charged_first() -> None:
-    bucket = TokenBucket("x", burst=20, n=1, d=1, tick=1)
-    state, _ = bucket.decide(None, 0, 10, BIRTH)
-    assert state is not None
-    after = bucket.refund(state, bucket.receipt(state, 10), 7, 5)
-    assert after is None  # 3 stayed, and have drained within 5 ticks
-    after = bucket.refund(state, bucket.receipt(state, 10), 4, 5)
-    assert after is not None
-    assert after[1:4] == (1, 5, 4)  # 6 stayed, 5 have drained
+    state, receipt = held(None, 0, 10)
+    assert TICKS.refund(state, receipt, 7, 5) is None  # 3 stayed, and have drained within 5 ticks
+    # 6 stayed, of which 5 have drained. The time is still that of the charge, so that a clock set back gains nothing.
+    assert TICKS.refund(state, receipt, 4, 5) == (BIRTH, 6, 0, 4, 1, 1, 20)
 
 
-def test_a_changed_shape_converts_against_the_caller_and_caps_at_the_new_capacity() -> None:
+def test_a_released_hold_leaves_the_very_state_before_it() -> None:
+    """Also its time, so that a clock set back does not find a bucket that has drained until the hold."""
+    before, _ = held(None, 0, 10)
+    outer, receipt_a = held(before, 3, 4)
+    inner, receipt_b = held(outer, 5, 2)
+    assert receipt_b == (BIRTH, 9, 5, 0, 3, 1, 1, 20, 2)
+    assert TICKS.refund(inner, receipt_b, 2, 6) == outer
+    assert TICKS.refund(outer, receipt_a, 4, 6) == before
+    assert TICKS.refund(outer, receipt_a, 4, 9) == before
+    assert TICKS.refund(outer, receipt_a, 4, 10) is None
+
+
+def test_a_release_does_not_put_the_time_back_below_a_charge_that_still_counts() -> None:
+    """Else a clock set back would give back the other hold as if nothing of it had drained before the charge."""
+    first, receipt_a = held(None, 0, 5)
+    both, receipt_b = held(first, 0, 5)
+    hit, _ = TICKS.decide(both, 5, 5, 7)
+    state = TICKS.refund(hit, receipt_b, 5, 5)
+    assert state == (BIRTH, 5, 5, 5, 1, 1, 20)
+    assert TICKS.refund(state, receipt_a, 5, 0) == state
+    assert TICKS.decide(state, 5, 0, 7)[1].remaining == 15
+
+
+def test_a_changed_shape_converts_against_the_caller_and_keeps_what_is_owed() -> None:
     old, new = TokenBucket("x", 10, 1, 3, 1), TokenBucket("x", 4, 1, 2, 1)
     state = (BIRTH, 4, 100, 0, 1, 3, 10)  # 4/3 of a unit
     assert new.record(state, 100, 0, 7) == (7, 3, 100, 0, 1, 2, 4)  # 3/2 of a unit, not 2.67/2
     full, _ = old.decide(None, 100, 10, BIRTH)
-    assert new.record(full, 100, 0, 7) == (7, 8, 100, 0, 1, 2, 4)
+    assert new.record(full, 100, 0, 7) == (7, 20, 100, 0, 1, 2, 4)  # 10 units, 6 beyond the burst
+
+
+def test_a_level_above_the_burst_of_another_tier_is_waited_for_to_the_microsecond() -> None:
+    large, small = TokenBucket("x", 200, 1, 1, 1), TokenBucket("x", 20, 1, 3, 1)
+    state, _ = large.decide(None, 100, 200, BIRTH)
+    # 200 units are 600 parts here, and 57 may stay; but all is gone in 200 ticks in the shape that it was taken in.
+    assert small.decide(state, 100, 1, 7)[1] == Verdict(False, 20, 0, 200, 200)
+    assert not small.decide(state, 299, 1, 7)[1].allowed
+    assert small.decide(state, 300, 1, 7)[1] == Verdict(True, 20, 19, None, 3)
+    fast = TokenBucket("x", 20, 7, 2, 1)  # 3.5 units per tick
+    assert fast.decide(state, 100, 1, 7)[1] == Verdict(False, 20, 0, 52, 58)  # 362 of 400 parts, at 7 a tick
+    assert not fast.decide(state, 151, 1, 7)[1].allowed
+    assert fast.decide(state, 152, 1, 7)[1].allowed
+
+
+def test_a_level_that_cannot_be_converted_exactly_is_the_largest_that_can() -> None:
+    """Only after units were recorded far beyond every burst, or the limits have changed."""
+    old, new = TokenBucket("x", 10, 1, 1, 1), TokenBucket("x", 4, 1, 1_000, 1)
+    state = old.record(None, 100, MAX_UNITS // 2, BIRTH)
+    assert new.record(state, 100, 0, 7) == (7, MAX_UNITS, 100, 0, 1, 1_000, 4)
 
 
 def test_a_state_that_has_drained_in_its_own_shape_is_fresh_in_every_shape() -> None:
@@ -383,28 +441,38 @@ def test_a_state_that_has_drained_in_its_own_shape_is_fresh_in_every_shape() -> 
 
 
 def test_a_changed_shape_ends_the_holds_from_before_it() -> None:
-    """Else a hold that the smaller capacity has cut off would be given back in full once the larger one is back."""
-    large, small = TokenBucket("x", 100, 1, 1, 1), TokenBucket("x", 10, 1, 1, 1)
-    held, _ = large.decide(None, 0, 50, BIRTH)
-    assert held is not None
-    receipt = large.receipt(held, 50)
-    cut, _ = small.decide(held, 1, 1, 7)
-    back, _ = large.decide(cut, 1, 1, 8)
-    assert back is not None
-    assert back[1] == 11
+    """A level that was converted may have drained at another rate: it no longer says what of it was whose."""
+    large, small = TokenBucket("x", 100, 1, 1, 1), TokenBucket("x", 60, 5, 1, 1)
+    state, _ = large.decide(None, 0, 50, BIRTH)
+    assert state is not None
+    receipt = large.receipt(None, state, 50)
+    converted, _ = small.decide(state, 1, 1, 7)
+    assert converted == (7, 46, 1, 0, 5, 1, 60)
+    assert small.refund(converted, receipt, 50, 1) == converted
+    back, _ = large.decide(converted, 1, 1, 8)
+    assert back == (8, 47, 1, 0, 1, 1, 100)
     assert large.refund(back, receipt, 50, 1) == back
 
 
+def test_a_hold_in_another_shape_knows_no_time_before_it() -> None:
+    large, small = TokenBucket("x", 100, 1, 1, 1), TokenBucket("x", 60, 5, 1, 1)
+    state, _ = large.decide(None, 0, 50, BIRTH)
+    after, _ = small.decide(state, 1, 1, 7)
+    assert after is not None
+    receipt = small.receipt(state, after, 1)
+    assert receipt == (7, 45, 1, 0, 1, 5, 1, 60, 1)
+    assert small.refund(after, receipt, 1, 1) == (7, 45, 1, 0, 5, 1, 60)
+
+
 def test_the_total_of_refunds_starts_anew_before_it_leaves_the_exact_range() -> None:
-    bucket = TokenBucket("x", burst=20, n=1, d=1, tick=1)
     state = (BIRTH, 15, 100, MAX_UNITS - 3, 1, 1, 20)
-    receipt = bucket.receipt(state, 10)
-    assert bucket.refund(state, receipt, 3, 100) == (BIRTH, 12, 100, MAX_UNITS, 1, 1, 20)
-    reborn = bucket.refund(state, receipt, 4, 100)
+    receipt = TICKS.receipt(None, state, 10)
+    assert TICKS.refund(state, receipt, 3, 100) == (BIRTH, 12, 100, MAX_UNITS, 1, 1, 20)
+    reborn = TICKS.refund(state, receipt, 4, 100)
     assert reborn is not None
     assert reborn[0] != BIRTH
     assert reborn[1:4] == (11, 100, 0)
-    assert bucket.refund(reborn, receipt, 4, 100) == reborn
+    assert TICKS.refund(reborn, receipt, 4, 100) == reborn
 
 
 # --- Several rules together ------------------------------------------------------------------------------------------

@@ -223,3 +223,13 @@ def test_a_token_bucket_beyond_the_exact_range_is_refused_when_it_is_made() -> N
         Limiter(token_bucket(f"1/hour burst {largest + 1}"))
     with pytest.raises(ConfigError, match="cannot be counted exactly"):
         Limiter(token_bucket("1/hour", tiers={"pro": f"1/hour burst {largest + 1}"}))
+
+
+def test_tiers_that_cannot_count_each_other_s_bursts_are_refused_when_they_are_made() -> None:
+    """10 million do not fit into 2^53 parts of 2400001/hour: cut off there, they would be given away."""
+    Limiter(token_bucket("2400000/hour", tiers={"pro": "10000000/hour"}))
+    for quota, tier in (("2400001/hour", "10000000/hour"), ("10000000/hour", "2400001/hour")):
+        with pytest.raises(
+            ConfigError, match=r"'2400001/hour' cannot be counted exactly .*: burst 10000000 x"
+        ):
+            Limiter(token_bucket(quota, tiers={"pro": tier}))

@@ -41,18 +41,24 @@ def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
         return SlidingWindow(rule.name, quota.limit, width, quota.period_us + (width if rule.strict else 0))
     if rule.kind == "sliding_log":
         return SlidingWindow(rule.name, quota.limit, 1, quota.period_us)
-    return _token_bucket(rule.name, quota)
+    return _token_bucket(rule, quota)
 
 
-def _token_bucket(name: str, quota: Quota) -> TokenBucket:
+def _token_bucket(rule: Rule, quota: Quota) -> TokenBucket:
     tick = 1 if quota.period_us <= _HOUR_US else MILLISECOND
     ticks = quota.period_us // tick
     common = gcd(quota.limit, ticks)
     n, d = quota.limit // common, ticks // common
-    burst = quota.limit if quota.burst is None else quota.burst
-    if burst * d > MAX_UNITS:
+    # What a caller of one tier has taken must be countable in the small parts of every other. If it were cut off, callers
+    # could get rid of what they owe by changing between tiers.
+    most = max(map(_burst, (quota, rule.quota, *rule.tiers.values())))
+    if most * d > MAX_UNITS:
         raise ConfigError(
-            f"{str(quota)!r} cannot be counted exactly as a token bucket: burst {burst} x {d} passes 2^53; "
-            f"use a rounder limit, a smaller burst or a sliding_window"
+            f"{str(quota)!r} cannot be counted exactly as a token bucket: burst {most} x {d} passes 2^53; "
+            f"use a rounder limit, a smaller burst (in every tier) or a sliding_window"
         )
-    return TokenBucket(name, burst, n, d, tick)
+    return TokenBucket(rule.name, _burst(quota), n, d, tick)
+
+
+def _burst(quota: Quota) -> int:
+    return quota.limit if quota.burst is None else quota.burst

@@ -15,9 +15,11 @@ fresh for every caller: a store may have forgotten it by then, and no caller mus
 be taken for what has drained away under another. Before it leaves the exact range the state is given a new birth, so that
 receipts from before give back nothing.
 
-A hold that is released must leave no trace, so the time of the state goes back to what it was before the hold. Otherwise a
-clock that goes back would find a bucket that has drained further than it would have without the hold. For the same reason
-what is given back later does not move the time of the state.
+A hold that is released before anything else happens to the state leaves no trace: the state is then what it was before,
+with the time it had. Otherwise a clock that goes back later would find a bucket that has drained further than without the
+hold. For the same reason giving back never moves the time forward. But once something else has been charged or given back,
+the time stays. Put back below the time of a charge that still counts, it would let a clock that goes back give back an
+older hold as if nothing of it had drained since.
 """
 
 from __future__ import annotations
@@ -95,10 +97,10 @@ class TokenBucket:
         back = min(left, max(0, cost * d - max(0, gone)))
         if left == back:
             return None
+        if cost == held and (level, time, refunded) == (level_before + held * d, at, refunded_before):
+            # Nothing has happened since the hold: back to the state before it.
+            return birth, level_before + n * (at - time_before), time_before, refunded, n, d, burst
         level, refunded = level - back, refunded + back
-        level_then = level + n * (time - time_before)
-        if cost == held and time_before < time and level_then <= MAX_UNITS:
-            level, time = level_then, time_before
         if refunded > MAX_UNITS:
             birth, refunded = (birth + 1) % MAX_UNITS, 0
         return birth, level, time, refunded, n, d, burst

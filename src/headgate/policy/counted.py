@@ -16,14 +16,17 @@ from headgate.rules import Rule
 
 
 def out_of_reach(rule: Rule) -> Rule:
-    """Return the rule with the same state and limits that nobody reaches."""
-    tiers = {tier: _highest(rule, quota) for tier, quota in rule.tiers.items()}
-    return replace(rule, quota=_highest(rule, rule.quota), tiers=MappingProxyType(tiers))
+    """Return the rule with the same state and limits that no caller reaches."""
+    quotas = (rule.quota, *rule.tiers.values())
+    algorithms = (algorithm_for(rule, quota) for quota in quotas)
+    # The largest burst that can be counted in the small parts of every tier.
+    most = MAX_UNITS // max(a.d if isinstance(a, TokenBucket) else 1 for a in algorithms)
+    tiers = {tier: _highest(rule, quota, most) for tier, quota in rule.tiers.items()}
+    return replace(rule, quota=_highest(rule, rule.quota, most), tiers=MappingProxyType(tiers))
 
 
-def _highest(rule: Rule, quota: Quota) -> Quota:
-    algorithm = algorithm_for(rule, quota)
-    if not isinstance(algorithm, TokenBucket):
-        return Quota(MAX_UNITS, quota.period_us)
+def _highest(rule: Rule, quota: Quota, most: int) -> Quota:
+    if rule.kind != "token_bucket":
+        return Quota(most, quota.period_us)
     # It must drain as before, so only what it holds may grow; if it never drains it holds nothing.
-    return Quota(quota.limit, quota.period_us, MAX_UNITS // algorithm.d) if quota.limit else quota
+    return Quota(quota.limit, quota.period_us, most) if quota.limit else quota

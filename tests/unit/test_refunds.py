@@ -1,0 +1,419 @@
+"""What a token bucket gives back, in every order of holds, hits and releases that fits into a few ticks.
+
+Promise 6: the level after a release is never below the level without the hold, never above the level with it, and equal if
+nothing else touched the key. Here each script is played in three worlds: without the hold, with it, and with its release.
+A hold that is settled in part is compared with a hold of the part that stays.
+
+Promise 8 in the same scripts, with a clock that goes back at any step: what still counts at the end is in the bucket, as if
+the units that were given back had never been taken.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import permutations, product
+from typing import NamedTuple
+
+import pytest
+
+from headgate import CostTooHigh, Quota, Rule, token_bucket
+from headgate.algorithms import Receipt, State, TokenBucket, algorithm_for
+from headgate.quota import MAX_PERIOD_US, MAX_UNITS
+
+START = 100
+"""The first tick of every script; early enough to go back from."""
+
+
+class Event(NamedTuple):
+    """One step of a script; a charge has no name, a hold and its settlement have the same one."""
+
+    at: int
+    kind: str
+    name: str
+    units: int
+    """What is charged, held, or stays charged after a settlement."""
+
+
+Script = Sequence[Event]
+Refund = Callable[[TokenBucket, State | None, Receipt, int, int], State | None]
+
+
+@dataclass
+class World:
+    """A bucket, its state, and the holds that are open.
+
+    Units are recorded rather than asked for, so that the same happens in every world.
+    """
+
+    bucket: TokenBucket
+    refund: Refund = TokenBucket.refund
+    state: State | None = None
+
+    def __post_init__(self) -> None:
+        self.receipts: dict[str, tuple[Receipt, int]] = {}
+        self.births = iter(range(1, 1_000_000))
+
+    def play(self, event: Event) -> None:
+        now = event.at * self.bucket.tick
+        if event.kind == "settle":
+            receipt, held = self.receipts.pop(event.name)
+            self.state = self.refund(self.bucket, self.state, receipt, held - event.units, now)
+        elif event.units:
+            before = self.state
+            self.state = self.bucket.record(before, now, event.units, next(self.births))
+            assert self.state is not None
+            if event.kind == "hold":
+                receipt = self.bucket.receipt(before, self.state, event.units)
+                self.receipts[event.name] = receipt, event.units
+        if self.state is not None:
+            birth, level, _, refunded, *_ = self.state
+            assert max(birth, level, refunded) <= MAX_UNITS
+
+    def level(self, at: int) -> int:
+        """Return the level at a tick, worked out from the state by hand."""
+        if self.state is None:
+            return 0
+        _, level, time, _, n, *_ = self.state
+        return max(0, level - n * max(0, at - time))
+
+
+def played(
+    bucket: TokenBucket, script: Script, refund: Refund = TokenBucket.refund, start: State | None = None
+) -> World:
+    world = World(bucket, refund, start)
+    for event in script:
+        world.play(event)
+    return world
+
+
+def without(script: Script, settlement: Event) -> Script:
+    """Return the script in which only what stays of a hold was ever held."""
+    return [
+        event._replace(units=settlement.units)
+        if (event.kind, event.name) == ("hold", settlement.name)
+        else event
+        for event in script
+        if event != settlement
+    ]
+
+
+def check_each_release(
+    bucket: TokenBucket, script: Script, refund: Refund = TokenBucket.refund, start: State | None = None
+) -> None:
+    """Check promise 6 for every hold of a script whose time does not go back, at the time of its settlement and later."""
+    for number, settlement in enumerate(script):
+        if settlement.kind != "settle":
+            continue
+        past = script[:number]
+        scripts = without(past, settlement), [*past, settlement], past
+        never, released, whole = (played(bucket, script, refund, start) for script in scripts)
+        for wait in (0, 1, 4, 20):
+            levels = [world.level(settlement.at + wait) for world in (never, released, whole)]
+            assert levels == sorted(levels), (bucket, script, settlement, levels)
+        if (past[-1].kind, past[-1].name) == ("hold", settlement.name):
+            at = settlement.at
+            assert released.level(at) == never.level(at), (bucket, script, settlement)
+
+
+def what_counts(script: Script) -> Script:
+    """Return only the charges of a script, and of its holds what stays of them."""
+    stays = {event.name: event.units for event in script if event.kind == "settle"}
+    charges = (event for event in script if event.kind != "settle")
+    return [event._replace(kind="charge", units=stays.get(event.name, event.units)) for event in charges]
+
+
+def check_what_counts(bucket: TokenBucket, script: Script, refund: Refund = TokenBucket.refund) -> None:
+    """Check that what still counts is in the bucket when the clock is back where it has been, however it went."""
+    world, counting = World(bucket, refund), World(bucket)
+    latest = START
+    for event, counted in zip_events(script, what_counts(script)):
+        latest = max(latest, event.at)
+        old = world.state and world.state[0]
+        world.play(event)
+        if counted is not None:
+            if world.state is None or world.state[0] != old:
+                counting.state = (
+                    None  # it had been fresh: what was before may be forgotten, and the time with it
+                )
+            counting.play(counted)
+        if world.state is None:
+            counting.state = None
+        assert world.level(latest) >= counting.level(latest), (bucket, script, event)
+
+
+def zip_events(script: Script, charges: Script) -> Iterator[tuple[Event, Event | None]]:
+    rest = iter(charges)
+    for event in script:
+        yield event, None if event.kind == "settle" else next(rest)
+
+
+# --- Scripts ---------------------------------------------------------------------------------------------------------
+
+SHAPES = [TokenBucket("x", 20, n, d, 1) for n, d in ((1, 1), (2, 3), (3, 1))]
+
+
+def orders(holds: str, charges: int) -> list[tuple[str, ...]]:
+    """Return every order in which so many charges come among holds and their settlements, as in `a b A + B`."""
+    steps = [*holds, *holds.upper(), *"+" * charges]
+    return sorted(
+        order
+        for order in set(permutations(steps))
+        if [step for step in order if step.islower()] == [*holds]
+        and all(order.index(hold) < order.index(hold.upper()) for hold in holds)
+    )
+
+
+def script_of(
+    order: Sequence[str], waits: Sequence[int], costs: dict[str, int], stays: dict[str, int]
+) -> list[Event]:
+    """Return a script: what happens in which order, after which waits, at which costs."""
+    script, at = [], START
+    for step, wait in zip(order, (0, *waits), strict=True):
+        at += wait
+        if step == "+":
+            script.append(Event(at, "charge", step, costs[step]))
+        elif step.islower():
+            script.append(Event(at, "hold", step, costs[step]))
+        else:
+            script.append(Event(at, "settle", step.lower(), stays.get(step.lower(), 0)))
+    return script
+
+
+def two_holds(waits: Sequence[int]) -> Iterator[Script]:
+    costs = {"a": 5, "b": 4, "+": 3}
+    for order in orders("ab", 1):
+        for steps in product(waits, repeat=4):
+            for a, b in ((0, 0), (0, 2), (3, 0), (2, 1)):
+                yield script_of(order, steps, costs, {"a": a, "b": b})
+
+
+def three_holds(waits: Sequence[int]) -> Iterator[Script]:
+    costs = {"a": 5, "b": 2, "c": 4, "+": 3}
+    for order in orders("abc", 1):
+        for steps in product(waits, repeat=6):
+            yield script_of(order, steps, costs, {})
+
+
+def random_script(dice: random.Random, waits: Sequence[int], length: int = 12) -> list[Event]:
+    script: list[Event] = []
+    at, names, open_holds = START, iter("abcdefghijklmnopqrstuvwxyz"), dict[str, int]()
+    for _ in range(dice.randint(2, length)):
+        at = max(0, at + dice.choice(waits))
+        kind = dice.choice(("charge", "hold", "hold", *("settle",) * min(2, len(open_holds))))
+        units = dice.randint(1, 6)
+        name = next(names) if kind == "hold" else ""
+        if kind == "settle":
+            name = dice.choice(sorted(open_holds))
+            held = open_holds.pop(name)
+            units = dice.choice((0, 0, dice.randrange(held)))
+        elif kind == "hold":
+            open_holds[name] = units
+        script.append(Event(at, kind, name, units))
+    return script
+
+
+# --- Promise 6: hold, then settle -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bucket", SHAPES, ids=["1", "2/3", "3"])
+def test_two_overlapping_holds_in_every_order(bucket: TokenBucket) -> None:
+    for script in two_holds((0, 1, 4)):
+        check_each_release(bucket, script)
+
+
+def test_three_overlapping_holds_in_every_order() -> None:
+    for script in three_holds((0, 3)):
+        check_each_release(SHAPES[1], script)
+
+
+def test_many_overlapping_holds_at_random() -> None:
+    dice = random.Random("refunds")
+    for _ in range(1_500):
+        check_each_release(dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8)))
+
+
+def test_a_hold_released_before_anything_else_leaves_no_trace_for_a_clock_set_back() -> None:
+    """Holds within holds: each release leaves the very state before its hold, unless that had become fresh."""
+    for bucket, first, *waits in product(SHAPES, (2, 9), (0, 2, 5), (0, 2), (0, 3), (0, 3)):
+        world = World(bucket)
+        world.play(Event(START, "charge", "", first))
+        states, at = [world.state], START
+        for name, wait in zip("ab", waits, strict=False):
+            at += wait
+            world.play(Event(at, "hold", name, 4))
+            states.append(world.state)
+        for name, wait in zip("ba", waits[2:], strict=True):
+            at += wait
+            world.play(Event(at, "settle", name, 0))
+            states.pop()
+            before = states[-1]
+            assert before is not None
+            assert world.state == (before if bucket.fresh_at(before) > at else None)
+            if world.state is None:
+                break
+
+
+def gave_back_less(
+    bucket: TokenBucket, state: State | None, receipt: Receipt, cost: int, now: int
+) -> State | None:
+    """Refund as before: all that others were given back since may have come out of this hold."""
+    birth, level_before, at, refunded_before, _, *shape, held = receipt
+    if state is None or state[0] != birth or list(state[4:]) != shape:
+        return state
+    _, level, time, refunded, n, d, burst = state
+    now = max(now, time)
+    level = max(0, level - n * (now - time))
+    gone = max(0, n * (now - at) + (refunded - refunded_before) - (level_before + (held - cost) * d))
+    back = min(level, max(0, cost * d - gone))
+    return None if level == back else (birth, level - back, now, refunded + back, n, d, burst)
+
+
+def test_overlapping_holds_give_back_more_than_they_used_to() -> None:
+    """The old formula kept promise 6 as well, but held back units that were free; see decision 9."""
+    sooner = later = 0
+    for script in two_holds((0, 1, 4)):
+        now, old = (played(SHAPES[0], script, refund) for refund in (TokenBucket.refund, gave_back_less))
+        check_each_release(SHAPES[0], script, gave_back_less)
+        sooner += now.level(script[-1].at) < old.level(script[-1].at)
+        later += now.level(script[-1].at) > old.level(script[-1].at)
+    assert (sooner > 200, later) == (True, 0)
+
+
+# --- Promise 8: time going backwards grants nothing -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bucket", SHAPES, ids=["1", "2/3", "3"])
+def test_a_clock_that_goes_back_at_any_step_gives_back_nothing_that_counts(bucket: TokenBucket) -> None:
+    for script in two_holds((-4, 0, 3)):
+        check_what_counts(bucket, script)
+
+
+def test_three_holds_and_a_clock_that_goes_back() -> None:
+    for script in three_holds((-3, 4)):
+        check_what_counts(SHAPES[0], script)
+
+
+def test_many_holds_and_a_clock_that_goes_back_at_random() -> None:
+    dice = random.Random("clocks")
+    for _ in range(3_000):
+        check_what_counts(dice.choice(SHAPES), random_script(dice, (0, 0, 1, 2, 3, 5, 8, -1, -3, -6, -12)))
+
+
+# --- Tiers -----------------------------------------------------------------------------------------------------------
+
+TIERS = {
+    "bursts": (Quota(60, 60_000_000, 20), Quota(60, 60_000_000, 200)),
+    "rates": (Quota(7, 1_000, 9), Quota(600, 1_000, 30)),
+    "both ways": (Quota(1, 1_000, 50), Quota(100, 1_000, 3)),
+    "odd": (Quota(999, 1_000, 31), Quota(1_001, 1_000, 30)),
+    "slow": (Quota(1, MAX_PERIOD_US, 284_000), Quota(999_983, MAX_PERIOD_US, 200_000)),
+    "fine": (Quota(2_400_001, 3_600_000_000), Quota(10_000, 3_600_000_000)),
+}
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_changing_between_tiers_admits_no_more_than_the_largest_burst_and_rate(tiers: str) -> None:
+    """Greedy callers, with hits and with holds of which some are released."""
+    rule = token_bucket(TIERS[tiers][0], tiers={"other": TIERS[tiers][1]})
+    buckets = buckets_of(rule)
+    burst = max(bucket.burst for bucket in buckets)
+    limit = max(quota.limit for quota in TIERS[tiers])
+    dice = random.Random(tiers)
+    state: State | None = None
+    now = first = 1_000_000_000_000
+    admitted, holds = 0, list[tuple[int, Receipt]]()
+    for birth in range(1, 1_500):
+        number = dice.randrange(2)
+        verdict = buckets[number].decide(state, now, 0, 0)[1]
+        cost = dice.choice((1, verdict.remaining, verdict.remaining, dice.randint(0, verdict.remaining)))
+        before = state
+        state, verdict = buckets[number].decide(state, now, cost, birth)
+        if cost and verdict.allowed:
+            assert state is not None
+            admitted += cost
+            if dice.random() < 0.3:
+                holds.append((cost, buckets[number].receipt(before, state, cost)))
+        elif verdict.retry_after_us is not None and dice.random() < 0.5:
+            now += verdict.retry_after_us
+        if holds and dice.random() < 0.2:
+            cost, receipt = holds.pop(dice.randrange(len(holds)))
+            state = buckets[0].refund(state, receipt, cost, now)
+            admitted -= cost
+        passed = now // buckets[0].tick - first // buckets[0].tick
+        period = rule.quota.period_us // buckets[0].tick
+        assert (admitted - burst) * period <= limit * passed
+        now += dice.choice((0, 1, 999, rule.quota.period_us // 100))
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_wait_is_honest_whatever_tier_has_filled_the_bucket(tiers: str) -> None:
+    """Admitted exactly at `retry_after`, and refused one microsecond before, also far above the burst of the caller."""
+    buckets = buckets_of(token_bucket(TIERS[tiers][0], tiers={"other": TIERS[tiers][1]}))
+    dice = random.Random(tiers)
+    state: State | None = None
+    now, waited = 1_000_000_000_000, 0
+    for birth in range(1, 600):
+        bucket = dice.choice(buckets)
+        cost = dice.choice((1, bucket.burst, dice.randint(1, bucket.burst)))
+        if dice.random() < 0.1:
+            with suppress(CostTooHigh):  # more than can be counted
+                state = dice.choice(buckets).record(state, now, dice.randint(1, 2 * bucket.burst), birth)
+        after, verdict = bucket.decide(state, now, cost, birth)
+        if verdict.retry_after_us is not None:
+            waited += 1
+            assert not bucket.decide(state, now + verdict.retry_after_us - 1, cost, birth)[1].allowed
+            assert bucket.decide(state, now + verdict.retry_after_us, cost, birth)[1].allowed
+            if dice.random() < 0.3:
+                now += verdict.retry_after_us
+        state = after
+        now += dice.choice((0, 1, 999, -1_000, 54_321))
+    assert waited > 100
+
+
+def buckets_of(rule: Rule) -> list[TokenBucket]:
+    made = [algorithm_for(rule, quota) for quota in (rule.quota, *rule.tiers.values())]
+    return [bucket for bucket in made if isinstance(bucket, TokenBucket)]
+
+
+# --- The largest numbers ---------------------------------------------------------------------------------------------
+
+LARGEST = [
+    TokenBucket("x", MAX_UNITS, 1, 1, 1),
+    TokenBucket("x", MAX_UNITS // 1_000, 999, 1_000, 1),  # a period of 1 ms
+    TokenBucket("x", MAX_UNITS // 315_576_000_000, 1, 315_576_000_000, 1_000),  # one in ten years
+    TokenBucket("x", 2_501_999, MAX_UNITS, 3_600_000_000, 1),
+    TokenBucket("x", 1, MAX_UNITS, MAX_UNITS, 1),
+]
+
+
+@pytest.mark.parametrize("bucket", LARGEST, ids=lambda bucket: f"{bucket.burst} of {bucket.d}")
+@pytest.mark.parametrize("refunded", [0, MAX_UNITS - 1], ids=["new", "often refunded"])
+def test_the_largest_buckets_keep_the_promise_and_stay_in_the_exact_range(
+    bucket: TokenBucket, refunded: int
+) -> None:
+    dice = random.Random(bucket.d)
+    for _ in range(300):
+        level = dice.randint(1, bucket.burst * bucket.d)
+        start = (0, level, START, refunded, bucket.n, bucket.d, bucket.burst)
+        check_each_release(bucket, large_script(dice, bucket, start), start=start)
+
+
+def large_script(dice: random.Random, bucket: TokenBucket, start: State) -> list[Event]:
+    """Return a script of three holds that fit into the bucket, since only those can be given back."""
+    world, script, at = World(bucket, state=start), list[Event](), START
+    drains_in = -(bucket.burst * bucket.d // -bucket.n)  # ticks, when it is full
+    for name in (*"abc", *dice.sample("abc", 3)):
+        at += dice.choice((0, 1, drains_in // 5, drains_in // 3))
+        room = (bucket.burst * bucket.d - world.level(at)) // bucket.d
+        if name in world.receipts:
+            held = world.receipts[name][1]
+            script.append(Event(at, "settle", name, dice.choice((0, 0, held // 2))))
+        elif room > 0 and len(script) < 3:
+            script.append(Event(at, "hold", name, dice.choice((1, room, room // 2 or 1))))
+        else:
+            continue
+        world.play(script[-1])
+    return script

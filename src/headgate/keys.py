@@ -40,9 +40,16 @@ def key_picker(rules: Iterable[Rule]) -> Callable[[Key | None], tuple[PlainKey, 
 
 
 def check_plain(key: object) -> PlainKey:
-    """Return the key if it is text or bytes."""
-    if isinstance(key, (str, bytes)):
+    """Return the key if it is text or bytes; of a subclass, the text or bytes in it.
+
+    So no store ever calls the `__hash__` or `__eq__` of a caller's class, which could do anything, in the middle of a call.
+    """
+    if type(key) is str or type(key) is bytes:
         return key
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, bytes):
+        return bytes.__add__(key, b"")
     if key is None:
         raise ConfigError("a key is missing: say who is limited, as in limiter.hit('alice')")
     if isinstance(key, Mapping):

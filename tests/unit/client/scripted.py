@@ -73,7 +73,7 @@ def as_response(reply: Any) -> httpx.Response:
 
 
 def usual_reply(asked: Asked) -> Reply:
-    """Answer as a server with one limiter of "5/minute" that has plenty left, and holds under the id of their key."""
+    """Response as a server with one limiter of "5/minute" that has plenty left, and holds under the id of their key."""
     if asked.path == "/v1/batch":
         return 200, {"answers": [_answered(call) for call in asked.body["calls"]]}
     if asked.path.startswith("/v1/holds/"):

@@ -7,13 +7,13 @@ import pytest
 
 from headgate import ConfigError
 from headgate.client.endpoint import Endpoint, is_lost, unpacked
-from headgate.client.wire import Answer, Request
+from headgate.client.wire import Response, HttpRequest
 
 SECRET = "s3cret-token"
 
 
 def sent(endpoint: Endpoint, path: str = "/v1/limiters") -> httpx.Request:
-    return endpoint.packed(Request("GET", path), 1.5)
+    return endpoint.packed(HttpRequest("GET", path), 1.5)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_a_lost_connection_is_told_from_a_slow_server(cause: Exception, lost: bo
 
 
 def test_an_answer_that_is_no_json_has_no_body() -> None:
-    assert unpacked(httpx.Response(502, text="<html>")) == Answer(502, None)
-    assert unpacked(httpx.Response(200, content=b"\xff")) == Answer(200, None)
-    assert unpacked(httpx.Response(200, json=[1])) == Answer(200, [1])
+    assert unpacked(httpx.Response(502, text="<html>")) == Response(502, None)
+    assert unpacked(httpx.Response(200, content=b"\xff")) == Response(200, None)
+    assert unpacked(httpx.Response(200, json=[1])) == Response(200, [1])
 
 
 def test_an_answer_that_is_nested_without_end_has_no_body_for_us() -> None:
-    assert unpacked(httpx.Response(200, content=b"[" * 1_000_000)) == Answer(200, None)
+    assert unpacked(httpx.Response(200, content=b"[" * 1_000_000)) == Response(200, None)

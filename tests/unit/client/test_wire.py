@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate import ConfigError, CostTooHigh, Decision, StoreUnavailable, sliding_window
 from headgate.client.values import RuleState, WaitHint
 from headgate.client.wire import (
-    Answer,
+    Response,
     batch_answers,
     batch_request,
     failure,
@@ -127,7 +127,7 @@ def test_a_decision_without_rules_is_unlimited() -> None:
     ],
 )
 def test_a_status_tells_a_mistake_from_an_outage(status: int, error: type[Exception]) -> None:
-    found = failure("http://x", Answer(status, {"detail": "because"}))
+    found = failure("http://x", Response(status, {"detail": "because"}))
     assert type(found) is error
     assert "http://x" in str(found)
     assert "because" in str(found)
@@ -135,20 +135,20 @@ def test_a_status_tells_a_mistake_from_an_outage(status: int, error: type[Except
 
 @pytest.mark.parametrize("body", [None, "<html>", [], {"detail": None}, {}])
 def test_an_error_needs_no_problem_document(body: Any) -> None:
-    assert str(failure("http://x", Answer(502, body))) == "http://x answered 502"
+    assert str(failure("http://x", Response(502, body))) == "http://x answered 502"
 
 
 def test_a_cost_that_is_too_high_is_told_as_stores_do() -> None:
     body = {"detail": "…", "cost": 6, "capacity": 5, "rule": "hourly"}
-    found = failure("http://x", Answer(422, body))
+    found = failure("http://x", Response(422, body))
     assert isinstance(found, CostTooHigh)
     assert (found.cost, found.capacity, found.rule) == (6, 5, "hourly")
 
 
 def test_a_success_is_its_body() -> None:
-    assert success("http://x", Answer(200, {"a": 1})) == {"a": 1}
+    assert success("http://x", Response(200, {"a": 1})) == {"a": 1}
     with pytest.raises(StoreUnavailable):
-        success("http://x", Answer(503, {"a": 1}))
+        success("http://x", Response(503, {"a": 1}))
 
 
 @pytest.mark.parametrize(
@@ -169,22 +169,22 @@ def test_a_success_is_its_body() -> None:
 )
 def test_what_is_no_decision_is_a_conflict(body: Any) -> None:
     with pytest.raises(StoreConflict, match="did not answer as a Headgate server"):
-        reading("http://x", read_decision)(Answer(200, body))
+        reading("http://x", read_decision)(Response(200, body))
 
 
 def test_a_batch_has_an_answer_for_each_call() -> None:
     body = {"answers": [{"status": 200, "body": {"a": 1}}, {"status": 404, "body": None}]}
-    assert batch_answers(Answer(200, body), 2) == [Answer(200, {"a": 1}), Answer(404, None)]
+    assert batch_answers(Response(200, body), 2) == [Response(200, {"a": 1}), Response(404, None)]
 
 
 def test_a_batch_that_was_refused_is_refused_to_all() -> None:
-    assert batch_answers(Answer(401, {"detail": "no"}), 3) == [Answer(401, {"detail": "no"})] * 3
+    assert batch_answers(Response(401, {"detail": "no"}), 3) == [Response(401, {"detail": "no"})] * 3
 
 
 @pytest.mark.parametrize("body", [None, {}, {"answers": 1}, {"answers": [{}]}, {"answers": []}])
 def test_a_batch_without_its_answers_is_unreadable(body: Any) -> None:
     with pytest.raises(ValueError, match="answer"):
-        batch_answers(Answer(200, body), 1)
+        batch_answers(Response(200, body), 1)
 
 
 def test_rules_are_those_of_the_policy_file() -> None:
@@ -196,7 +196,7 @@ def test_rules_are_those_of_the_policy_file() -> None:
 def test_a_kind_of_rule_that_is_not_known_here_is_no_rule() -> None:
     rule = {**LIMITER["rules"][0], "kind": "leaky_kettle"}
     with pytest.raises(StoreConflict):
-        reading("http://x", read_limiter)(Answer(200, {**LIMITER, "rules": [rule]}))
+        reading("http://x", read_limiter)(Response(200, {**LIMITER, "rules": [rule]}))
 
 
 def test_hints_and_states_are_typed() -> None:

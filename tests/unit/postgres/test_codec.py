@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from headgate import ConfigError, CostTooHigh, StoreConflict, fixed_window, sliding_window, token_bucket
-from headgate.stores.postgres.codec import HIT, PEEK, Codec, Request, many, numbers, one, split
+from headgate.stores.postgres.codec import HIT, PEEK, Codec, StateCall, many, numbers, one, split
 from headgate.testing import FakeClock
 
 WINDOW = sliding_window("10/hour")
@@ -183,7 +183,7 @@ def test_time_goes_with_the_request_if_the_store_has_a_clock() -> None:
 def test_new_states_are_known_by_their_birth() -> None:
     codec = Codec("x", (WINDOW, fixed_window("5/day")), "app")
 
-    def new(request: Request, births: tuple[int, int]) -> int:
+    def new(request: StateCall, births: tuple[int, int]) -> int:
         return request.new_states((-1, 0, 0, 0, births[0], 0, 0, 0, -1, 0, 0, 0, births[1], 0, 0, 0))
 
     hit = codec.decide(HIT, "a", 1, None, None)

@@ -12,7 +12,7 @@ from headgate.algorithms import Algorithm, FixedWindow, SlidingWindow, State, To
 from headgate.decision import Verdict
 from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.quota import MAX_UNITS
-from headgate.stores.redis.codec import Operation, Reply, Request
+from headgate.stores.redis.codec import Operation, Reply, ScriptCall
 
 
 class FakeServer:
@@ -22,10 +22,10 @@ class FakeServer:
         self.now = now
         self.in_cluster = in_cluster
         self.states: dict[bytes, State] = {}
-        self.requests: list[Request] = []
+        self.requests: list[ScriptCall] = []
         self.broken_slots: set[int] = set()
 
-    def call(self, request: Request) -> Reply:
+    def call(self, request: ScriptCall) -> Reply:
         slot, *others = {key_slot(key) for key in request.keys}
         assert not (others and self.in_cluster), "a call must not reach for several slots"
         self.requests.append(request)
@@ -57,7 +57,7 @@ class FakeServer:
         return reply
 
     def _record(
-        self, request: Request, algorithms: list[Algorithm], cost: int, now: int, birth: int
+        self, request: ScriptCall, algorithms: list[Algorithm], cost: int, now: int, birth: int
     ) -> Reply:
         after = []
         for number, (key, algorithm) in enumerate(zip(request.keys, algorithms, strict=True), 1):
@@ -69,7 +69,7 @@ class FakeServer:
         self._save(request, after)
         return 0
 
-    def _refund(self, request: Request, algorithms: list[Algorithm], cost: int, now: int) -> Reply:
+    def _refund(self, request: ScriptCall, algorithms: list[Algorithm], cost: int, now: int) -> Reply:
         place = struct.calcsize("<BHddd") + len(algorithms) * struct.calcsize("<Bdddd")
         after = []
         for key, algorithm in zip(request.keys, algorithms, strict=True):
@@ -81,7 +81,7 @@ class FakeServer:
         self._save(request, after)
         return 0
 
-    def _save(self, request: Request, states: Any) -> None:
+    def _save(self, request: ScriptCall, states: Any) -> None:
         for key, state in zip(request.keys, states, strict=True):
             if state is None:
                 self.states.pop(key, None)

@@ -17,7 +17,7 @@ from headgate.stores.redis.codec import (
     Operation,
     Plan,
     Plans,
-    Request,
+    ScriptCall,
     call_by_name,
     call_by_text,
     command,
@@ -108,7 +108,7 @@ def test_a_refund_carries_the_receipts() -> None:
 
 
 def test_several_requests_travel_in_one_command() -> None:
-    requests = [Request((b"a", b"b"), b"one"), Request((b"c",), b"\r\n")]
+    requests = [ScriptCall((b"a", b"b"), b"one"), ScriptCall((b"c",), b"\r\n")]
     assert call_by_name(requests) == [
         b"*8\r\n$7\r\nEVALSHA\r\n$40\r\n" + SHA + b"\r\n$1\r\n3\r\n"
         b"$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n$3\r\none\r\n$2\r\n\r\n\r\n"

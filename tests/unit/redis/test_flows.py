@@ -21,7 +21,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.quota import MAX_UNITS
-from headgate.stores.redis.codec import Keys, Operation, Request
+from headgate.stores.redis.codec import Keys, Operation, ScriptCall
 from headgate.stores.redis.flows import Flow, Flows, slot_of
 from headgate.testing import FakeClock
 from tests.unit.redis.script import FakeServer
@@ -110,7 +110,7 @@ def test_a_refusal_gives_everything_back() -> None:
 
 def test_a_slot_that_fails_gives_back_what_others_have_charged() -> None:
     server = FakeServer()
-    server.broken_slots = {slot_of(Request((BUCKET_KEY,), b""))}
+    server.broken_slots = {slot_of(ScriptCall((BUCKET_KEY,), b""))}
     with pytest.raises(StoreUnavailable):
         run(flows().hit(WHO, 1, None, None), server)
     assert server.states == {}
@@ -120,13 +120,13 @@ def test_what_cannot_be_given_back_stays_counted() -> None:
     class DyingServer(FakeServer):
         """Fails the bucket, and from then on whoever was charged first."""
 
-        def call(self, request: Request) -> Any:
+        def call(self, request: ScriptCall) -> Any:
             if request.keys == (BUCKET_KEY,):
                 self.broken_slots = {slot_of(request), slot_of(self.requests[0])}
             return super().call(request)
 
     server = DyingServer()
-    with pytest.raises(StoreUnavailable, match=str(slot_of(Request((BUCKET_KEY,), b"")))):
+    with pytest.raises(StoreUnavailable, match=str(slot_of(ScriptCall((BUCKET_KEY,), b"")))):
         run(flows().hit(WHO, 1, None, None), server)
     assert set(server.states) == set(server.requests[0].keys)
 

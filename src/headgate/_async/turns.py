@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import deque
 
 from headgate._concurrency import AsyncEvent
+from headgate._fork import watch
 
 
 class AsyncTurns:
@@ -16,7 +15,7 @@ class AsyncTurns:
     def __init__(self) -> None:
         self._queues: dict[object, deque[AsyncEvent]] = {}
         self._lock = threading.Lock()
-        _all_turns.add(self)
+        watch(self)
 
     async def take(self, key: object, timeout: float | None) -> AsyncEvent | None:
         """Queue up and return the ticket once it is at the front; `None` if that takes too long."""
@@ -51,18 +50,7 @@ class AsyncTurns:
             else:
                 del self._queues[key]
 
-    def _forget(self) -> None:
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's queues: the threads and tasks that wait there do not exist here."""
         self._queues.clear()
         self._lock = threading.Lock()
-
-
-_all_turns: weakref.WeakSet[AsyncTurns] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    """After a fork nobody is left who queued in the parent."""
-    for turns in list(_all_turns):
-        turns._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

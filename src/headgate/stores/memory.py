@@ -482,7 +482,8 @@ def _after_fork() -> None:
         del held[-1]
 
 
-os.register_at_fork(before=_before_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
 # Twice, because a signal that came during the fork is handled, and may raise, in the first Python code after it.
-for _ in range(2):
+for _ in range(2 if hasattr(os, "register_at_fork") else 0):
     os.register_at_fork(after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -416,3 +417,16 @@ def test_nothing_is_registered_where_there_are_no_forks() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout.strip() == "True"
+
+
+REGISTRATIONS_OF_THEIR_OWN = {"_fork.py", "stores/memory.py", "stores/sqlite.py"}
+
+
+def test_hooks_are_registered_in_one_place() -> None:
+    package = Path(_fork.__file__).parent
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if "os.register_at_fork(" in path.read_text()
+    }
+    assert found <= REGISTRATIONS_OF_THEIR_OWN

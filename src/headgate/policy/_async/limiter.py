@@ -10,13 +10,13 @@ from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
 from headgate._async.observed import observed
 from headgate._async.turns import AsyncTurns
+from headgate._fork import watch
 from headgate.clock import Clock, instant
 from headgate.decision import Decision
 from headgate.hooks import Hook, Hooks, logger
 from headgate.keys import Key, PlainKey
 from headgate.policy._async.policed import AsyncPoliced
 from headgate.policy._async.shadow import AsyncShadow
-from headgate.policy.locks import fork_safe
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, Tally
 from headgate.rules import Rule
@@ -104,7 +104,7 @@ class AsyncPolicyLimiter(AsyncLimiter):
         self._owns_store = False
         self._turns = AsyncTurns()
         self._clock = version._clock
-        self._lock = fork_safe(threading.Lock())
+        self._lock = watch(threading.Lock())
         self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._current = version
 

@@ -41,6 +41,19 @@ def instant(now: float | None) -> int | None:
     return to_microseconds(now)
 
 
+def time_limit(timeout: float | None) -> float | None:
+    """Return the most seconds that a caller will wait, at least 0; `None` for any number of them.
+
+    Raises:
+        ConfigError: It is not a number.
+    """
+    if timeout is None or timeout >= MAX_INSTANT:
+        return None
+    if timeout != timeout:
+        raise ConfigError("timeout= is a number of seconds, or None to wait for as long as it takes, not NaN")
+    return max(0.0, timeout)
+
+
 class Clock(Protocol):
     """What Headgate asks of a clock."""
 

@@ -25,17 +25,18 @@ PACKAGE = ROOT / "src" / "headgate"
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
 VALUES = {"clock", "decision", "errors", "keys", "quota", "rules"}
-INSIDE = VALUES | {"hooks", "algorithms", "stores", "_concurrency", "_async", "_sync"}
+INSIDE = VALUES | {"hooks", "algorithms", "stores", "_concurrency", "_fork", "_async", "_sync"}
 """The core. `headgate` itself, the package of public names, comes next; what follows may import from it."""
 
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
     "algorithms": VALUES,
-    "stores": VALUES | {"algorithms"},
+    "stores": VALUES | {"_fork", "algorithms"},
     "_concurrency": set(),
+    "_fork": set(),
     "hooks": VALUES,
-    "_async": VALUES | {"algorithms", "stores", "_concurrency", "hooks"},
-    "_sync": VALUES | {"algorithms", "stores", "_concurrency", "hooks"},
+    "_async": VALUES | {"algorithms", "stores", "_concurrency", "_fork", "hooks"},
+    "_sync": VALUES | {"algorithms", "stores", "_concurrency", "_fork", "hooks"},
     "headgate": INSIDE,
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},

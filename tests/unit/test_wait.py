@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from math import inf, nan
+from random import Random
 from typing import Any
 
 import pytest
 
 from headgate import (
     AsyncLimiter,
+    ConfigError,
+    Decision,
     Limiter,
     MemoryStore,
     RateLimited,
@@ -23,11 +29,13 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate._concurrency import AsyncEvent
+from headgate._async.turns import AsyncTurns
+from headgate._concurrency import AsyncEvent, Event
+from headgate._sync.turns import Turns
 from headgate.clock import SteadyClock, WallClock
 from headgate.testing import FakeClock
 from tests.unit.flavours import done
-from tests.unit.processes import forking, in_child
+from tests.unit.processes import Interrupted, Interruptions, forking, in_child
 
 pytestmark = forking
 
@@ -233,6 +241,88 @@ async def test_no_time_to_wait_is_enough_if_there_is_room(
         await done(limiter.wait("ada", timeout=timeout))
 
 
+@pytest.mark.parametrize("timeout", [None, inf, 1e308])
+async def test_an_endless_time_to_wait_is_as_good_as_none_given(
+    flavour: Flavour, clock: FakeClock, timeout: float | None
+) -> None:
+    limiter = flavour(sliding_log("1/day"), clock=clock)
+    await done(limiter.wait("ada", timeout=timeout))
+    start = clock.now_us()
+    await done(limiter.wait("ada", timeout=timeout))
+    assert clock.now_us() - start == 24 * 3_600_000_000
+
+
+@pytest.mark.parametrize("timeout", [-inf, -1e308])
+async def test_less_than_no_time_to_wait_is_as_good_as_none(
+    flavour: Flavour, clock: FakeClock, timeout: float
+) -> None:
+    limiter = flavour("1/minute", clock=clock)
+    assert await done(limiter.wait("ada", timeout=timeout))
+    with pytest.raises(RateLimited):
+        await done(limiter.wait("ada", timeout=timeout))
+
+
+async def test_a_time_to_wait_that_is_no_number_is_an_error(flavour: Flavour) -> None:
+    limiter = flavour("1/minute")
+    with pytest.raises(ConfigError, match="timeout= is a number of seconds"):
+        await done(limiter.wait("ada", timeout=nan))
+    assert queued(limiter) == 0
+    assert await done(limiter.check("ada")), "nothing was taken"
+
+
+@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.parametrize("timeout", [None, inf, 1e9])
+async def test_a_task_behind_others_waits_for_as_long_as_it_takes(timeout: float | None) -> None:
+    clock = Gatekeeper()
+    limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
+    await limiter.hit("ada")
+    first = asyncio.create_task(limiter.wait("ada"))
+    await settled(lambda: clock.asleep_now == 1)
+    looks = Looks(limiter)
+    second = asyncio.create_task(limiter.wait("ada", timeout=timeout))
+    await settled(lambda: looks.count >= 5)
+    clock.let_go_async.set()
+    async with asyncio.timeout(PATIENCE):
+        assert await first
+        assert await second
+
+
+@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.parametrize("timeout", [None, inf, 1e9])
+def test_a_thread_behind_others_waits_for_as_long_as_it_takes(timeout: float | None) -> None:
+    clock = Gatekeeper()
+    limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
+    limiter.hit("ada")
+    threads = [threading.Thread(target=limiter.wait, args=("ada",))]
+    threads[0].start()
+    until(lambda: clock.asleep_now == 1)
+    looks = Looks(limiter)
+    threads.append(threading.Thread(target=limiter.wait, args=("ada",), kwargs={"timeout": timeout}))
+    threads[1].start()
+    until(lambda: looks.count >= 5)
+    assert queued(limiter) == 2
+    clock.let_go.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert queued(limiter) == 0
+
+
+class Looks:
+    """Counts how often waiters look whether the front of their queue is dead."""
+
+    def __init__(self, limiter: Limiter | AsyncLimiter) -> None:
+        self.count = 0
+        turns: Any = limiter._turns
+        look = turns._call_first
+
+        def counted(*arguments: Any) -> bool:
+            self.count += 1
+            found: bool = look(*arguments)
+            return found
+
+        turns._call_first = counted
+
+
 async def test_a_task_that_queues_in_vain_is_told_at_once() -> None:
     """Behind others it cannot be admitted sooner than alone, and alone it would be an hour too late."""
     clock = Gatekeeper()
@@ -392,6 +482,144 @@ def test_an_interrupted_thread_gives_its_place_back(monkeypatch: pytest.MonkeyPa
     first.join(PATIENCE)
 
 
+@pytest.mark.usefixtures("quick_looks")
+def test_a_thread_interrupted_when_it_is_about_to_leave_does_not_keep_its_place() -> None:
+    clock = Gatekeeper()
+    limiter = Limiter(token_bucket("1/second", burst=1), clock=clock)
+    limiter.hit("ada")
+    turns: Any = limiter._turns
+    leave, interrupted = turns.leave, threading.Event()
+
+    def interrupt(*arguments: Any) -> None:
+        if interrupted.is_set():
+            leave(*arguments)
+        else:  # as a signal handler that raises ahead of the first line
+            interrupted.set()
+            raise Interrupted
+
+    turns.leave = interrupt
+
+    def work() -> None:
+        with suppress(Interrupted):
+            limiter.wait("ada")
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        until(partial(has_queue_of, limiter, number + 1))
+    clock.let_go.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert interrupted.is_set()
+    assert queued(limiter) == 0
+
+
+def test_a_signal_handler_that_raises_at_any_moment_leaves_no_place_behind(
+    interruptions: Interruptions,
+) -> None:
+    limiter = Limiter("1000000000/minute")
+    for _ in interruptions(lambda: limiter.wait("ada")):
+        assert limiter.wait("ada", timeout=0)
+        assert limiter._turns._queues == {}
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_signal_handler_that_raises_in_one_thread_does_not_stop_another(
+    interruptions: Interruptions, hasty_threads: None
+) -> None:
+    limiter = Limiter("1000000000/minute")
+    stop, served = threading.Event(), [0]
+
+    def work() -> None:
+        while not stop.is_set():
+            limiter.wait("ada")
+            served[0] += 1
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    for _ in interruptions(lambda: limiter.wait("ada")):
+        pass
+    before = served[0]
+    until(lambda: served[0] > before)
+    stop.set()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert limiter.wait("ada", timeout=0)
+    assert limiter._turns._queues == {}
+
+
+@pytest.mark.parametrize("kind", [Turns, AsyncTurns])
+async def test_leaving_in_the_middle_of_another_call_neither_blocks_nor_breaks_the_queue(kind: Any) -> None:
+    """As a coroutine does that the garbage collector closes, in whatever thread and call that happens."""
+    turns, event = kind(), {Turns: Event, AsyncTurns: AsyncEvent}[kind]
+    tickets = [event() for _ in range(4)]
+    for ticket in tickets:
+        turns._queue_up("ada", ticket)
+    tickets[1].is_over = True
+    really_set = tickets[1].set
+
+    def leave_meanwhile() -> bool:
+        turns.leave("ada", tickets[1])
+        return bool(really_set())
+
+    tickets[1].set = leave_meanwhile
+    turns.leave("ada", tickets[0])
+    assert list(turns._queues["ada"]) == tickets[2:]
+    assert await done(tickets[2].wait(PATIENCE))
+
+
+# --- Many waiters ----------------------------------------------------------------------------------------------------
+
+ORDERS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
+    "as they came": list,
+    "last first": lambda tickets: reversed(tickets),
+    "in any order": lambda tickets: Random(1).sample(tickets, len(tickets)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("kind", [Turns, AsyncTurns])
+async def test_leaving_compares_a_ticket_with_hardly_any_other(kind: Any, order: Callable[..., Any]) -> None:
+    """Looking for it among all that wait made 10,000 cancellations 50 million comparisons."""
+    event: Any = {Turns: Event, AsyncTurns: AsyncEvent}[kind]
+    comparisons = 0
+
+    class Ticket(event):  # type: ignore[misc]
+        def __eq__(self, other: object) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return self is other
+
+        __hash__ = event.__hash__
+
+    turns, tickets = kind(), [Ticket() for _ in range(10_000)]
+    for ticket in tickets:
+        turns._queue_up("ada", ticket)
+    # Of a plain dict, finding the first entry takes as many steps as were removed before it; no one counts these.
+    assert isinstance(turns._queues["ada"], OrderedDict)
+    for ticket in order(tickets):
+        turns.leave("ada", ticket)
+    assert comparisons < len(tickets)
+    assert turns._queues == {}
+
+
+async def test_thousands_of_cancelled_tasks_leave_no_queue_behind() -> None:
+    clock = Gatekeeper()
+    limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
+    await limiter.hit("ada")
+    tasks = [asyncio.create_task(limiter.wait("ada")) for _ in range(2_000)]
+    await settled(lambda: queued(limiter) == len(tasks))
+    for task in Random(1).sample(tasks, len(tasks)):
+        task.cancel()
+    assert {type(ended) for ended in await asyncio.gather(*tasks, return_exceptions=True)} == {
+        asyncio.CancelledError
+    }
+    assert queued(limiter) == 0
+    clock.advance(1)
+    assert await limiter.wait("ada", timeout=0)
+
+
 # --- Event loops and forks -------------------------------------------------------------------------------------------
 
 
@@ -431,11 +659,136 @@ def test_a_loop_that_ended_with_waiters_leaves_no_queue_behind() -> None:
     assert asyncio.run(limiter.wait("ada", timeout=0))
 
 
-def test_a_turn_passed_on_to_a_loop_that_is_closed_is_no_error() -> None:
+@pytest.fixture
+def loops() -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
+    """Makes event loops, which are closed in the end if the test has not done so."""
+    made: list[asyncio.AbstractEventLoop] = []
+
+    def make() -> asyncio.AbstractEventLoop:
+        made.append(asyncio.new_event_loop())
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.close()
+
+
+Loops = Callable[[], asyncio.AbstractEventLoop]
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let waiters look often whether the front of their queue is dead."""
+    for turns in ("headgate._async.turns", "headgate._sync.turns"):
+        monkeypatch.setattr(f"{turns}.LOOK_EVERY", 0.001)
+
+
+def waiting_in(loop: asyncio.AbstractEventLoop, limiter: AsyncLimiter) -> asyncio.Task[Decision]:
+    """Return a task that has queued up for a key, in a loop that does not run any more."""
+    length = queued(limiter)
+    task = loop.create_task(limiter.wait("ada"))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it may be abandoned, and asyncio need not complain
+    loop.run_until_complete(settled(lambda: queued(limiter) == length + 1))
+    for _ in range(5):
+        loop.run_until_complete(asyncio.sleep(0))
+    return task
+
+
+def test_a_waiter_of_a_closed_loop_is_passed_over(loops: Loops) -> None:
+    clock = Gatekeeper()
+    limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
+    open_loop, closed_loop = loops(), loops()
+    open_loop.run_until_complete(limiter.hit("ada"))
+    tasks = [
+        waiting_in(open_loop, limiter),
+        waiting_in(closed_loop, limiter),
+        waiting_in(closed_loop, limiter),
+        waiting_in(open_loop, limiter),
+    ]
+    closed_loop.close()
+    clock.let_go_async.set()
+    for task in (tasks[0], tasks[3]):
+        assert open_loop.run_until_complete(asyncio.wait_for(task, PATIENCE))
+    assert queued(limiter) == 0
+
+
+@pytest.mark.parametrize("timeout", [0, 5, None])
+def test_who_comes_behind_waiters_of_closed_loops_is_served_at_once(
+    loops: Loops, timeout: float | None
+) -> None:
+    clock = Gatekeeper()
+    limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
+    closed_loop = loops()
+    closed_loop.run_until_complete(limiter.hit("ada"))
+    tasks = [waiting_in(closed_loop, limiter) for _ in range(3)]
+    closed_loop.close()
+    clock.advance(10)
+    assert loops().run_until_complete(asyncio.wait_for(limiter.wait("ada", timeout=timeout), PATIENCE))
+    assert queued(limiter) == 0
+    assert len(tasks) == 3
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_waiters_notice_that_the_loop_of_the_one_in_turn_was_closed(loops: Loops) -> None:
+    clock = Gatekeeper()
+    limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
+    closed_loop, open_loop = loops(), loops()
+    open_loop.run_until_complete(limiter.hit("ada"))
+    first = waiting_in(closed_loop, limiter)
+    assert clock.asleep_now == 1
+    second = waiting_in(open_loop, limiter)
+    closed_loop.close()
+    clock.let_go_async = asyncio.Event()  # the first has bound the other one to its loop
+    clock.let_go_async.set()
+    assert open_loop.run_until_complete(asyncio.wait_for(second, PATIENCE))
+    assert queued(limiter) == 0
+    assert not first.done()
+
+
+@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.parametrize("dead", [1, 3])
+def test_waiters_notice_that_a_loop_was_closed_after_it_was_given_the_turn(loops: Loops, dead: int) -> None:
+    clock = Gatekeeper()
+    limiter = AsyncLimiter(token_bucket("1/second", burst=1), clock=clock)
+    open_loop, closed = loops(), [loops() for _ in range(dead)]
+    open_loop.run_until_complete(limiter.hit("ada"))
+    first = waiting_in(open_loop, limiter)
+    abandoned = [waiting_in(loop, limiter) for loop in closed]
+    last = waiting_in(open_loop, limiter)
+    clock.let_go_async.set()
+    assert open_loop.run_until_complete(asyncio.wait_for(first, PATIENCE))
+    assert queued(limiter) == dead + 1, "the turn was given to a loop that is open but does not run"
+    for loop in closed:
+        loop.close()
+    assert open_loop.run_until_complete(asyncio.wait_for(last, PATIENCE))
+    assert queued(limiter) == 0
+    assert not any(task.done() for task in abandoned)
+
+
+def test_the_turn_cannot_be_given_to_a_closed_loop(loops: Loops) -> None:
     async def take_a_ticket() -> AsyncEvent:
         return AsyncEvent()
 
-    asyncio.run(take_a_ticket()).set()
+    loop = loops()
+    first, second = (loop.run_until_complete(take_a_ticket()) for _ in range(2))
+    assert first.set()
+    loop.close()
+    assert not first.set()
+    assert not second.set()
+
+
+def test_the_turn_cannot_be_given_to_a_loop_that_is_closed_in_that_moment(
+    loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def take_a_ticket() -> AsyncEvent:
+        return AsyncEvent()
+
+    loop = loops()
+    ticket = loop.run_until_complete(take_a_ticket())
+    loop.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "is_closed", lambda: False)  # as it was a moment ago
+        assert not ticket.set()
 
 
 def test_a_child_does_not_queue_behind_the_parents_threads() -> None:

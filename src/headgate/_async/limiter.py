@@ -13,7 +13,8 @@ from headgate._async.hold import AsyncHold, AsyncObservedHold
 from headgate._async.resilience import bind
 from headgate._async.turns import AsyncTurns
 from headgate._awaiting import Awaiting, AwaitingHold
-from headgate.clock import Clock, SteadyClock, WallClock, instant, to_microseconds
+from headgate._concurrency import AsyncEvent
+from headgate.clock import Clock, SteadyClock, WallClock, instant, time_limit, to_microseconds
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
@@ -187,26 +188,31 @@ class AsyncLimiter:
     ) -> Decision:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
+        `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
+
         Raises:
+            ConfigError: The time-out is not a number.
             RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
                 known, not when the time is up.
         """
         turn = self._turn_of(key)
+        timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
         if deadline is not None and self._turns.taken(turn):
             # Behind others nobody is admitted sooner than alone: if that is too late, queueing is in vain.
             alone = await self.check(key, cost, tier=tier)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
-        ticket = await self._turns.take(turn, timeout)
-        if ticket is None:
-            raise RateLimited((await self.check(key, cost, tier=tier)).as_refused())
+        ticket = AsyncEvent()
         try:
+            if not await self._turns.take(turn, ticket, timeout):
+                raise RateLimited((await self.check(key, cost, tier=tier)).as_refused())
             while not (decision := await self.hit(key, cost, tier=tier)):
                 if self._is_in_vain(decision, deadline):
                     raise RateLimited(decision)
                 await self._clock.asleep(decision.retry_after or 0)
         finally:
+            ticket.is_over = True  # ahead of the call, at which a signal handler could raise
             self._turns.leave(turn, ticket)
         return decision
 

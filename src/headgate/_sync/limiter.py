@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from headgate._concurrency import Event
 from headgate._sync.gates import Observed, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
 from headgate._sync.resilience import bind
 from headgate._sync.turns import Turns
-from headgate.clock import Clock, SteadyClock, WallClock, instant, to_microseconds
+from headgate.clock import Clock, SteadyClock, WallClock, instant, time_limit, to_microseconds
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
@@ -148,26 +149,31 @@ class Limiter:
     ) -> Decision:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
+        `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
+
         Raises:
+            ConfigError: The time-out is not a number.
             RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
                 known, not when the time is up.
         """
         turn = self._turn_of(key)
+        timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
         if deadline is not None and self._turns.taken(turn):
             # Behind others nobody is admitted sooner than alone: if that is too late, queueing is in vain.
             alone = self.check(key, cost, tier=tier)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
-        ticket = self._turns.take(turn, timeout)
-        if ticket is None:
-            raise RateLimited((self.check(key, cost, tier=tier)).as_refused())
+        ticket = Event()
         try:
+            if not self._turns.take(turn, ticket, timeout):
+                raise RateLimited((self.check(key, cost, tier=tier)).as_refused())
             while not (decision := self.hit(key, cost, tier=tier)):
                 if self._is_in_vain(decision, deadline):
                     raise RateLimited(decision)
                 self._clock.sleep(decision.retry_after or 0)
         finally:
+            ticket.is_over = True  # ahead of the call, at which a signal handler could raise
             self._turns.leave(turn, ticket)
         return decision
 

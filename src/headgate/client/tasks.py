@@ -9,12 +9,11 @@ thousand this way (httpx 0.28, two cores shared with the server).
 from __future__ import annotations
 
 import asyncio
-import os
-import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import NamedTuple
 
+from headgate._fork import watch
 from headgate.client.endpoint import Endpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response, alone, batch_answers, batch_request
 from headgate.errors import StoreConflict, StoreError
@@ -61,7 +60,7 @@ class Pipes:
         self._deadline = deadline
         self._by_loop: dict[asyncio.AbstractEventLoop, Pipe] = {}
         self._closed = False
-        _all_pipes.add(self)
+        watch(self)
 
     async def call(self, request: HttpRequest) -> Response:
         """Return the answer to a request. If the caller is cancelled before the request has left, it does not leave.
@@ -123,7 +122,7 @@ class Pipes:
         )
         return pipe
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Leave the parent's connections alone; they are kept, because forgetting them would close them."""
         _inherited.append(self._by_loop)
         self._by_loop = {}
@@ -284,13 +283,4 @@ def _seen(future: asyncio.Future[Response]) -> None:
         future.exception()
 
 
-_all_pipes: weakref.WeakSet[Pipes] = weakref.WeakSet()
 _inherited: list[object] = []
-
-
-def _after_fork_in_child() -> None:
-    for pipes in list(_all_pipes):
-        pipes._after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 
 import httpx
 
+from headgate._fork import watch
 from headgate.client.endpoint import Endpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response
 
@@ -20,7 +19,7 @@ class Lines:
         self._transport: httpx.BaseTransport | None = None
         self._lock = threading.Lock()
         self._closed = False
-        _all_lines.add(self)
+        watch(self)
 
     def call(self, request: HttpRequest, deadline: float) -> Response:
         """Send a request and return the answer; each step takes so many seconds at most.
@@ -65,20 +64,11 @@ class Lines:
                 self._transport = self.endpoint.transport()
             return self._transport
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Leave the parent's connections alone; they are kept, because forgetting them would close them."""
         _inherited.append(self._transport)
         self._transport = None
         self._lock = threading.Lock()
 
 
-_all_lines: weakref.WeakSet[Lines] = weakref.WeakSet()
 _inherited: list[object] = []
-
-
-def _after_fork_in_child() -> None:
-    for lines in list(_all_lines):
-        lines._after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+from headgate._fork import watch
 from headgate.hooks import logger
-from headgate.policy.locks import fork_safe
 
 
 class ShadowCount(NamedTuple):
@@ -31,7 +31,7 @@ class Tally:
         self._rule = rule
         self._counts = [0, 0, 0]
         self._has_reported = False
-        self._lock = fork_safe(threading.Lock())
+        self._lock = watch(threading.Lock())
 
     def count(self, *, refused: bool = False, failed: bool = False) -> None:
         """Count one answer."""

@@ -75,10 +75,17 @@ class Counters:
         self.max_keys: int = max_keys
         self.keys: int = 0
         self.overflowed: int = 0
+        self.tables: dict[tuple[str, str], Table] = {}
+        self.after_fork_in_child(False)
+
+    def after_fork_in_child(self, is_inside: bool) -> None:
+        """Begin with a lock and births of this process's own: with the parent's, two states could have the same birth.
+
+        If the thread that forked is inside a call, that call goes on, and releases the lock that it has taken.
+        """
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
         self.lock = threading.RLock()
-        self.busy: bool = False
-        self.tables: dict[tuple[str, str], Table] = {}
+        self.busy: bool = is_inside
 
     def now(self) -> int:
         """Return the time in microseconds since the epoch."""

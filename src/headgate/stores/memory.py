@@ -5,13 +5,11 @@ How it counts is in `headgate.stores.counters`; here is what users see of it, an
 
 from __future__ import annotations
 
-import random
 from heapq import heappop, heappush
 
-from headgate import _fork
+from headgate._fork import watch
 from headgate.clock import Clock, SteadyClock
 from headgate.errors import ConfigError, StoreError
-from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, AsyncNotes, Gate, Guarantees, ImmediateGate, check_note
 from headgate.stores.counters import Counters, MemoryGate
@@ -51,7 +49,9 @@ class MemoryStore:
         self.clock: Clock = SteadyClock() if clock is None else clock
         self._counters = Counters(self.clock, max_keys)
         self._notes = Notes(self._counters, max_notes)
-        _fork.watch(self)
+        self._is_forking = False
+        self._is_inside = False
+        watch(self)
 
     @property
     def overflowed(self) -> int:
@@ -112,18 +112,22 @@ class MemoryStore:
         return self._counters.keys
 
     # A fork while another thread is in the middle of a call would leave the lock taken for ever in the child, and a state
-    # half written. So the lock is held during a fork.
+    # half written. So the lock is held during a fork. The thread that forks may itself be in the middle of a call, in a
+    # signal handler; then both processes go on with that call.
 
     def before_fork(self) -> None:
+        self._is_forking = True
         self._counters.lock.acquire()
+        self._is_inside = self._counters.busy
 
     def after_fork_in_parent(self) -> None:
-        self._counters.lock.release()
+        if self._is_forking:
+            self._is_forking = False
+            self._counters.lock.release()
 
     def after_fork_in_child(self) -> None:
-        # Counting on from the parent's, both would give the same birth to two states.
-        self._counters.births = random.SystemRandom().randrange(1, MAX_UNITS)
-        self._counters.lock.release()
+        self._is_forking = False
+        self._counters.after_fork_in_child(self._is_inside)
 
 
 class Notes:

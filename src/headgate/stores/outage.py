@@ -11,7 +11,6 @@ A `StandIn` answers while the store does not, by the limiter's policy. Nothing h
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -21,6 +20,7 @@ from fractions import Fraction
 from math import gcd
 from typing import Literal
 
+from headgate._fork import watch
 from headgate.algorithms import Algorithm, algorithm_for
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, CostTooHigh, StoreError, StoreUnavailable
@@ -90,7 +90,7 @@ class Breaker:
         self.memory = MemoryStore()
         self._name = repr(store)
         self._monotonic = monotonic
-        self._lock = threading.Lock()
+        self._lock = watch(threading.Lock())
         self._epoch = (
             0  # counts changes, so that a call that was sent before one says nothing about the time after it
         )
@@ -186,7 +186,7 @@ class Breaker:
 
 
 _breakers: weakref.WeakKeyDictionary[object, Breaker] = weakref.WeakKeyDictionary()
-_breakers_lock = threading.Lock()
+_breakers_lock = watch(threading.Lock())
 
 
 def breaker_of(store: object) -> Breaker:
@@ -196,17 +196,6 @@ def breaker_of(store: object) -> Breaker:
         if breaker is None:
             breaker = _breakers[store] = Breaker(store)
         return breaker
-
-
-def _after_fork_in_child() -> None:
-    """Let go of locks that threads of the parent held."""
-    global _breakers_lock
-    _breakers_lock = threading.Lock()
-    for breaker in list(_breakers.values()):
-        breaker._lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class LocalPlace:

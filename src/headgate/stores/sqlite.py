@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
-from headgate import _fork
+from headgate._fork import watch
 from headgate.algorithms import Algorithm, State, decide_all
 from headgate.clock import Clock, WallClock
 from headgate.decision import Decision
@@ -116,6 +116,7 @@ class SQLiteStore:
         self.clock: Clock = WallClock() if clock is None else clock
         self._lock = threading.RLock()
         self._busy = False
+        self._is_forking = False
         self._connection: sqlite3.Connection | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._closed = False
@@ -123,7 +124,7 @@ class SQLiteStore:
         self._cleaned_up_to = b""
         with self._lock:
             self._connect()
-        _fork.watch(self)
+        watch(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path}>"
@@ -292,12 +293,16 @@ class SQLiteStore:
     # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
 
     def before_fork(self) -> None:
+        self._is_forking = True
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        self._lock.release()
+        if self._is_forking:
+            self._is_forking = False
+            self._lock.release()
 
     def after_fork_in_child(self) -> None:
+        self._is_forking = self._busy = False
         if self._connection is not None:
             _inherited.append(self._connection)
         self._connection = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -232,8 +231,10 @@ def with_database(url: str, name: str) -> str:
 
 def _identity(folder: Path) -> dict[str, Any]:
     """Return how to run a program as somebody who is not root, and give the folder to them."""
-    if os.geteuid() != 0:
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return {}
+    import pwd  # not every system has it
+
     nobody = pwd.getpwnam("nobody")
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": [], "cwd": folder}

@@ -7,7 +7,7 @@ import pytest
 
 from headgate import ConfigError
 from headgate.client.endpoint import Endpoint, is_lost, unpacked
-from headgate.client.wire import Response, HttpRequest
+from headgate.client.wire import HttpRequest, Response
 
 SECRET = "s3cret-token"
 

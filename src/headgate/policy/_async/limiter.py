@@ -11,12 +11,12 @@ from headgate._async.gates import AsyncObserved
 from headgate._async.hold import AsyncHold, AsyncObservedHold
 from headgate._async.limiter import AsyncLimiter
 from headgate._async.turns import AsyncTurns
+from headgate._fork import watch
 from headgate.clock import Clock
 from headgate.hooks import Hook, Hooks, logger
 from headgate.keys import Key
 from headgate.policy._async.policed import AsyncPoliced
 from headgate.policy._async.shadow import AsyncShadow
-from headgate.policy.locks import fork_safe
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, Tally
 from headgate.stores import local
@@ -97,7 +97,7 @@ class AsyncPolicyLimiter(AsyncLimiter):
         self._owns_store = False
         self._turns = AsyncTurns()
         self._clock = version._clock
-        self._lock = fork_safe(threading.Lock())
+        self._lock = watch(threading.Lock())
         self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._adopt(version)
 

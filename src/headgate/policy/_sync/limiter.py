@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from headgate._fork import watch
 from headgate._sync.gates import Observed
 from headgate._sync.hold import Hold, ObservedHold
 from headgate._sync.limiter import Limiter
@@ -17,7 +18,6 @@ from headgate.hooks import Hook, Hooks, logger
 from headgate.keys import Key
 from headgate.policy._sync.policed import Policed
 from headgate.policy._sync.shadow import Shadow
-from headgate.policy.locks import fork_safe
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, Tally
 from headgate.stores import local
@@ -98,7 +98,7 @@ class PolicyLimiter(Limiter):
         self._owns_store = False
         self._turns = Turns()
         self._clock = version._clock
-        self._lock = fork_safe(threading.Lock())
+        self._lock = watch(threading.Lock())
         self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._adopt(version)
 

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from headgate._fork import watch
 from headgate.clock import Clock
 from headgate.errors import ConfigError, HeadgateError
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
 from headgate.policy._sync.limiter import PolicyLimiter, Version
 from headgate.policy.changes import changes
-from headgate.policy.locks import fork_safe
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
 from headgate.policy.watch import PolicyFile, Watching
 from headgate.stores import MemoryStore, open_store
@@ -60,7 +60,7 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
         self._ever: dict[str, PolicyLimiter] = {}
         self._limiters: dict[str, PolicyLimiter] = {}
         self._listeners: list[Callable[[], None]] = []
-        self._reloading = fork_safe(threading.RLock())
+        self._reloading = watch(threading.RLock())
         self._reloader: threading.Thread | None = None
         self.policy = policy
         self._use(policy)

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from psycopg import OperationalError
 
+from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.postgres.codec import Arguments, NoteCall, Reply, StateCall, many, numbers, one, split
 from headgate.stores.postgres.endpoint import (
@@ -344,7 +343,7 @@ class Pipes:
         self._closed = False
         self._pipes: dict[asyncio.AbstractEventLoop, Pipe] = {}
         self._latest: tuple[asyncio.AbstractEventLoop | None, Pipe | None] = None, None
-        _all_pipes.add(self)
+        watch(self)
 
     def call(
         self,
@@ -393,14 +392,6 @@ class Pipes:
         pipes, self._pipes, self._latest = list(self._pipes.items()), {}, (None, None)
         return pipes
 
-
-_all_pipes: weakref.WeakSet[Pipes] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """Forget the parent's connections; libpq's wrapper does not hang up in a process that did not call."""
-    for pipes in list(_all_pipes):
-        pipes._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's connections; libpq's wrapper does not close one in a process that did not open it."""
+        self._forget()

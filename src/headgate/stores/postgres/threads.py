@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
-import weakref
 
+from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.postgres.codec import Arguments, Reply, StateCall, many, numbers, one
 from headgate.stores.postgres.endpoint import (
@@ -40,7 +39,7 @@ class Lines:
         self._durable = b"t" if durable else b"f"
         self._closed = False
         self._begin()
-        _all_lines.add(self)
+        watch(self)
 
     def call(self, request: StateCall, deadline: float) -> Reply:
         """Send a request, once, and return the numbers of the reply.
@@ -143,14 +142,6 @@ class Lines:
         self._waiting = 0
         self._janitor = Janitor()
 
-
-_all_lines: weakref.WeakSet[Lines] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """Forget the parent's connections; libpq's wrapper does not hang up in a process that did not call."""
-    for lines in list(_all_lines):
-        lines._begin()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's connections; libpq's wrapper does not close one in a process that did not open it."""
+        self._begin()

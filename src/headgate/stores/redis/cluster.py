@@ -7,13 +7,12 @@ answers may be followed without charging twice; nothing else is sent again.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-import weakref
 from typing import Any
 
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
+from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import Endpoint
@@ -37,9 +36,8 @@ class SlotMap:
         self._first = first
         self._owners: dict[int, Address] = {}
         self._nodes: list[Address] = []
-        self.reading = threading.Lock()
+        self.reading = watch(threading.Lock())
         """Held by the one thread that reads it."""
-        _all_slot_maps.add(self)
 
     @property
     def is_known(self) -> bool:
@@ -236,18 +234,6 @@ class ClusterPipes:
             finally:
                 await connection.disconnect(nowait=True)
         raise failure
-
-
-_all_slot_maps: weakref.WeakSet[SlotMap] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    """Let go of locks that threads of the parent held."""
-    for slots in list(_all_slot_maps):
-        slots.reading = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _ignored(reply: Reply) -> None:

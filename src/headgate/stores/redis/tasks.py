@@ -8,14 +8,13 @@ it is, the more calls share a round trip.
 from __future__ import annotations
 
 import asyncio
-import os
-import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from redis.exceptions import AskError, NoScriptError, RedisError, ResponseError
 
+from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.redis.codec import ASKING, Reply, ScriptCall, call_by_name, call_by_text
 from headgate.stores.redis.endpoint import AsyncConnection, Endpoint, is_read_only
@@ -61,7 +60,7 @@ class Pipes:
         self._group = group
         self._by_loop: dict[asyncio.AbstractEventLoop, Pipe] = {}
         self._closed = False
-        _all_pipes.add(self)
+        watch(self)
 
     def call(
         self, request: ScriptCall, abandoned: Abandoned | None = None, asking: bool = False
@@ -109,7 +108,7 @@ class Pipes:
         )
         return pipe
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Leave the parent's connections alone; they are kept, because forgetting them would close them."""
         _inherited.append(self._by_loop)
         self._by_loop = {}
@@ -323,13 +322,4 @@ async def _is_over(connection: AsyncConnection) -> bool:
         return True
 
 
-_all_pipes: weakref.WeakSet[Pipes] = weakref.WeakSet()
 _inherited: list[object] = []
-
-
-def _after_fork_in_child() -> None:
-    for pipes in list(_all_pipes):
-        pipes._after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Sequence
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.redis.codec import ASKING, Reply, ScriptCall, call_by_name, call_by_text
 from headgate.stores.redis.endpoint import Connection, Endpoint, is_read_only
@@ -25,7 +24,7 @@ class Lines:
         self._deadline = deadline
         self._idle: list[Connection] = []
         self._closed = False
-        _all_lines.add(self)
+        watch(self)
 
     def call(self, request: ScriptCall) -> Reply:
         """Send a request, once, and return the reply.
@@ -92,7 +91,7 @@ class Lines:
         else:
             connection.disconnect()
 
-    def _after_fork_in_child(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._idle = []  # they are the parent's; forgetting them closes no more than our copies
 
 
@@ -110,14 +109,3 @@ def _is_over(connection: Connection) -> bool:
         return connection.can_read(timeout=0)
     except RedisError:
         return True
-
-
-_all_lines: weakref.WeakSet[Lines] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for lines in list(_all_lines):
-        lines._after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

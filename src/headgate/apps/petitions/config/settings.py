@@ -131,7 +131,7 @@ def _default_data_dir(variables: Mapping[str, str]) -> Path:
 
     PostgreSQL does not run as root, and nobody else can reach into root's own folder.
     """
-    if os.geteuid() == 0:
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
         return Path("/var/lib/headgate/petitions")
     home = variables.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "headgate" / "petitions"

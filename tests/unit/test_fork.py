@@ -1,0 +1,432 @@
+"""What `headgate._fork` does around a fork, for the objects that it watches."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import _fork
+from headgate._fork import watch
+from tests.unit.processes import Interruptions, forking, in_child
+
+pytestmark = forking
+
+PATIENCE = 30  # seconds after which a test that hangs is called a failure
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch no objects but those of the test."""
+    monkeypatch.setattr(_fork, "_watched", type(_fork._watched)())
+
+
+class Watched:
+    """Writes down which of its hooks were called."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.name = name
+        self.calls = calls
+        watch(self)
+
+    def before_fork(self) -> None:
+        self.calls.append(f"before {self.name}")
+
+    def after_fork_in_parent(self) -> None:
+        self.calls.append(f"parent {self.name}")
+
+    def after_fork_in_child(self) -> None:
+        self.calls.append(f"child {self.name}")
+
+
+class Guarded:
+    """Has a lock that a fork must not copy while it is held."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        watch(self)
+
+    def before_fork(self) -> None:
+        self.lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        if self.lock.locked():
+            self.lock.release()
+
+    def after_fork_in_child(self) -> None:
+        self.lock = threading.Lock()
+
+
+@pytest.fixture
+def ignored(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """The exceptions that the interpreter could only report."""
+    errors: list[BaseException] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: errors.append(raised.exc_value))
+    return errors
+
+
+# --- Who is called ---------------------------------------------------------------------------------------------------
+
+
+def test_hooks_are_called_in_order_before_and_in_reverse_after_a_fork() -> None:
+    calls: list[str] = []
+    objects = [Watched(name, calls) for name in "abc"]
+    assert in_child(lambda: calls == ["before a", "before b", "before c", "child c", "child b", "child a"])
+    assert calls == ["before a", "before b", "before c", "parent c", "parent b", "parent a"]
+    assert len(objects) == 3
+
+
+def test_hooks_are_called_once_per_fork() -> None:
+    calls: list[str] = []
+    watched = Watched("a", calls)
+    for _ in range(3):
+        assert in_child(lambda: calls[-2:] == ["before a", "child a"])
+    assert calls == ["before a", "parent a"] * 3
+    assert watched.calls is calls
+
+
+def test_a_child_can_fork_as_well() -> None:
+    calls: list[str] = []
+    watched = Watched("a", calls)
+
+    def work() -> bool:
+        return (
+            in_child(lambda: calls == ["before a", "child a", "before a", "child a"]) and watched is not None
+        )
+
+    assert in_child(work)
+
+
+def test_an_object_need_not_have_every_hook() -> None:
+    class Plain:
+        pass
+
+    class OnlyInChild:
+        was_called = False
+
+        def after_fork_in_child(self) -> None:
+            self.was_called = True
+
+    watched, plain = watch(OnlyInChild()), watch(Plain())
+    assert in_child(lambda: watched.was_called and plain is not None)
+    assert not watched.was_called
+
+
+def test_an_object_that_is_gone_is_not_called_and_not_kept() -> None:
+    calls: list[str] = []
+    kept, gone = Watched("kept", calls), Watched("gone", calls)
+    del gone
+    gc.collect()
+    assert in_child(lambda: calls == ["before kept", "child kept"])
+    assert len(_fork._watched) == 1
+    assert kept.calls is calls
+
+
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock, threading.Condition])
+def test_a_watched_lock_is_free_in_the_child(make: Callable[[], Any]) -> None:
+    lock = watch(make())
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            may_end.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_held.wait(PATIENCE)
+    try:
+        assert in_child(lambda: lock.acquire(blocking=False))
+        assert not lock.acquire(blocking=False), "it is still held in the parent"
+    finally:
+        may_end.set()
+        thread.join()
+
+
+# --- Errors and interruptions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent", "after_fork_in_child"])
+def test_an_error_in_one_hook_skips_no_other(hook: str, ignored: list[BaseException]) -> None:
+    calls: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError(hook)
+
+    objects = [Watched(name, calls) for name in "abc"]
+    setattr(objects[1], hook, fail)
+
+    def named(when: str, order: str) -> list[str]:
+        return [
+            call for call in (f"{when} {name}" for name in order) if not (call[-1] == "b" and when in hook)
+        ]
+
+    assert in_child(lambda: calls == named("before", "abc") + named("child", "cba"))
+    assert calls == named("before", "abc") + named("parent", "cba")
+    expected = [] if hook == "after_fork_in_child" else [hook]
+    assert [str(error) for error in ignored] == expected
+
+
+def test_several_errors_are_reported_together(ignored: list[BaseException]) -> None:
+    class Failing:
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def before_fork(self) -> None:
+            raise self.error
+
+    errors = [ValueError("one"), KeyboardInterrupt()]
+    objects = [watch(Failing(error)) for error in errors]
+    assert in_child(lambda: True)
+    (group,) = ignored
+    assert isinstance(group, BaseExceptionGroup)
+    assert list(group.exceptions) == errors
+    assert len(objects) == 2
+
+
+def test_a_hook_that_was_interrupted_at_its_start_is_called_again(ignored: list[BaseException]) -> None:
+    class Interrupted(Watched):
+        interruptions = 0
+
+        def after_fork_in_parent(self) -> None:
+            if not self.interruptions:
+                self.interruptions += 1
+                raise InterruptedError
+            super().after_fork_in_parent()
+
+    calls: list[str] = []
+    objects = [Watched("a", calls), Interrupted("b", calls), Watched("c", calls)]
+    assert in_child(lambda: True)
+    assert calls[3:] == ["parent c", "parent b", "parent a"]
+    assert len(ignored) == 1
+    assert len(objects) == 3
+
+
+SIGNAL_DURING_FORK = """
+import os, signal, sys
+from _thread import interrupt_main
+from functools import partial
+
+def interrupt(*_):
+    raise InterruptedError
+
+# What is registered first is called last before the fork. The signal is not sent by Python code, so it is handled by the
+# first Python code after the fork.
+os.register_at_fork(before=partial(interrupt_main, signal.SIGUSR1))
+
+from headgate import _fork
+
+calls = []
+
+class Watched:
+    def before_fork(self):
+        calls.append("before")
+
+    def after_fork_in_parent(self):
+        calls.append("parent")
+
+    def after_fork_in_child(self):
+        calls.append("child")
+
+signal.signal(signal.SIGUSR1, interrupt)
+sys.unraisablehook = lambda raised: print(raised.exc_type.__name__, flush=True)
+watched = _fork.watch(Watched())
+for _ in range(2):
+    calls.clear()
+    if not (child := os.fork()):
+        os._exit(0 if calls == ["before", "child"] else 1)
+    print(*calls, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_a_signal_handler_that_raises_during_the_fork_skips_no_hook() -> None:
+    program = [sys.executable, "-c", SIGNAL_DURING_FORK]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    lines = [line for line in result.stdout.splitlines() if line != "InterruptedError"]
+    assert lines == ["before parent 0"] * 2, result.stdout
+
+
+def test_a_raising_handler_at_any_moment_leaves_no_hook_uncalled(
+    interruptions: Interruptions, ignored: list[BaseException]
+) -> None:
+    """Called as the interpreter does: what one of them raises is reported, and the next one is called."""
+    held: set[int] = set()
+
+    class Holding:
+        def before_fork(self) -> None:
+            held.add(id(self))
+
+        def after_fork_in_parent(self) -> None:
+            held.discard(id(self))
+
+    objects = [watch(Holding()) for _ in range(20)]
+    remaining: list[Callable[[], None]] = []
+
+    def fork_in_parent() -> None:
+        remaining[:] = [_fork._before, _fork._after_in_parent, _fork._after_in_parent]
+        while remaining:
+            hook = remaining[0]
+            del remaining[0]
+            hook()
+
+    for _ in interruptions(fork_in_parent):
+        for hook in tuple(remaining):
+            hook()
+        assert not held
+    assert len(objects) == 20
+
+
+# --- Forks at awkward moments ----------------------------------------------------------------------------------------
+
+
+def test_a_fork_in_the_middle_of_a_registration_calls_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler or a `__del__` may do."""
+    calls: list[str] = []
+    first = Watched("first", calls)
+    results: list[bool] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(1_000_000, 1_000_010):
+            results.append(in_child(lambda: calls[-1] == "child first"))
+            yield number
+
+    monkeypatch.setattr(_fork, "_numbers", numbers())
+    second = Watched("second", calls)
+    assert results == [True]
+    calls.clear()
+    assert in_child(lambda: calls == ["before first", "before second", "child second", "child first"])
+    assert (first.name, second.name) == ("first", "second")
+
+
+def as_parent(*_: object) -> None:
+    """Call the hooks as the interpreter does for a fork, on the side of the parent."""
+    _fork._before()
+    _fork._after_in_parent()
+    _fork._after_in_parent()
+
+
+def as_child(*_: object) -> None:
+    """As `as_parent`, on the side of the child."""
+    _fork._before()
+    _fork._after_in_child()
+    _fork._after_in_child()
+
+
+@pytest.mark.parametrize("hook", ["before_fork", "after_fork_in_parent", "after_fork_in_child"])
+@pytest.mark.parametrize("inner", [as_parent, as_child])
+@pytest.mark.parametrize("outer", [as_parent, as_child])
+def test_a_handler_that_forks_while_hooks_run_does_not_wait_for_itself(
+    outer: Callable[[], None], inner: Callable[[], None], hook: str
+) -> None:
+    objects = [Guarded() for _ in range(3)]
+    interrupted = getattr(objects[1], hook)
+    were_locked: list[bool] = []
+
+    def interrupt() -> None:
+        interrupted()
+        setattr(objects[1], hook, interrupted)
+        inner()
+        were_locked.extend(guarded.lock.locked() for guarded in objects)
+
+    setattr(objects[1], hook, interrupt)
+    outer()
+    setattr(objects[1], hook, interrupted)
+    assert not any(guarded.lock.locked() for guarded in objects)
+    if (inner, hook) == (as_parent, "before_fork"):
+        assert were_locked == [True, True, False], (
+            "what the thread held for the fork around it was not released"
+        )
+    calls: list[str] = []
+    watched = Watched("later", calls)
+    as_parent()
+    assert calls == ["before later", "parent later"], "forks after that are as before"
+    assert watched.calls is calls
+
+
+def test_an_object_added_while_a_hook_waits_is_prepared_as_well() -> None:
+    calls: list[str] = []
+
+    class Slow(Watched):
+        added: Watched | None = None
+
+        def before_fork(self) -> None:
+            super().before_fork()
+            self.added = self.added or Watched("added", calls)
+
+    slow = Slow("slow", calls)
+    assert in_child(lambda: calls == ["before slow", "before added", "child added", "child slow"])
+    assert calls == ["before slow", "before added", "parent added", "parent slow"]
+    assert slow.added is not None
+
+
+def test_an_object_added_after_the_locks_were_taken_is_renewed_in_the_child_only() -> None:
+    calls: list[str] = []
+    first = Watched("first", calls)
+    _fork._before()
+    late = Watched("late", calls)
+    _fork._after_in_parent()
+    _fork._after_in_parent()
+    assert calls == ["before first", "parent first"]
+    calls.clear()
+    _fork._before()
+    later = Watched("later", calls)
+    _fork._after_in_child()
+    _fork._after_in_child()
+    assert calls == ["before first", "before late", "child later", "child late", "child first"]
+    assert (first.name, late.name, later.name) == ("first", "late", "later")
+
+
+def test_threads_that_fork_and_register_at_once_leave_no_lock_behind(hasty_threads: None) -> None:
+    objects = [Guarded() for _ in range(5)]
+    results: list[bool] = []
+    stop = threading.Event()
+
+    def fork_often() -> None:
+        for _ in range(8):
+            results.append(in_child(lambda: all(each.lock.acquire(timeout=5) for each in tuple(objects))))  # noqa: PERF401
+
+    def register_often() -> None:
+        while not stop.wait(0.000_1):
+            objects.append(Guarded())
+            del objects[0]
+
+    forks = [threading.Thread(target=fork_often, daemon=True) for _ in range(3)]
+    registration = threading.Thread(target=register_often)
+    for thread in (*forks, registration):
+        thread.start()
+    for thread in forks:
+        thread.join(PATIENCE * 2)
+    stop.set()
+    registration.join()
+    assert results == [True] * 24
+    assert not any(guarded.lock.locked() for guarded in objects)
+
+
+# --- Where it is used ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_registered_where_there_are_no_forks() -> None:
+    program = "import os; del os.fork, os.register_at_fork; from headgate import _fork; print(_fork.watch(_fork) is _fork)"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "True"
+
+
+REGISTRATIONS_OF_THEIR_OWN = {"_fork.py"}
+
+
+def test_hooks_are_registered_in_one_place() -> None:
+    package = Path(_fork.__file__).parent
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if "os.register_at_fork(" in path.read_text()
+    }
+    assert found <= REGISTRATIONS_OF_THEIR_OWN

@@ -15,11 +15,11 @@ CREATE TABLE headgate_migrations (
 -- each page stays free, and nothing but the key has an index.
 CREATE TABLE headgate_states (
     key bytea PRIMARY KEY,   -- namespace, limiter, rule and key, each with its length before it
-    state bigint[] NOT NULL, -- as headgate_decide_v1 describes it
+    state bigint[] NOT NULL, -- as headgate_decide_v2 describes it
     expires bigint NOT NULL  -- when it equals a fresh one, by this server's clock
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- A state while headgate_many_v1 works on it.
+-- A state while headgate_many_v2 works on it.
 CREATE TYPE headgate_cell_v1 AS (
     state bigint[], -- null if there is none
     expires bigint  -- null if it was not changed
@@ -39,13 +39,13 @@ CREATE TYPE headgate_cell_v1 AS (
 --   2  units left without this call; after -3 how many more could be counted
 --   3  after how long nothing would be counted without this call
 --   4  the same with this call, if it was admitted
---   5  to 8: the receipt: birth and index, or birth, level before, time and refunded
---   9  and on: the new state, if there is one
+--   5  to 9: the receipt: birth and index; or birth, level before, time, refunded and time before
+--   10 and on: the new state, if there is one
 --
 -- A sliding window's state carries its total here, so that no call has to add it up. 9007199254740991 is 2^53 - 1, the
 -- most that every store counts exactly. Each expression costs most when it is met first in a transaction, so there are
 -- few of them on the way to an admission.
-CREATE FUNCTION headgate_decide_v1(
+CREATE FUNCTION headgate_decide_v2(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], now bigint, cost bigint, birth bigint, forced boolean
 )
@@ -82,7 +82,7 @@ BEGIN
             index := state[2];
             count := state[3];
         ELSIF cardinality(state) <> 3 THEN
-            RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0];
+            RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
         ELSE
             count := 0;
         END IF;
@@ -91,16 +91,16 @@ BEGIN
         IF cost > 0 AND count + cost <= (CASE WHEN forced THEN 9007199254740991 ELSE "limit" END) THEN
             RETURN ARRAY[
                 -1, greatest(0, "limit" - count), reset_after, retry_after,
-                birth, index, 0, 0, birth, index, count + cost
+                birth, index, 0, 0, 0, birth, index, count + cost
             ];
         ELSIF forced THEN
-            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0];
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
         ELSIF cost = 0 THEN
             retry_after := -1;
         ELSIF "limit" = 0 THEN
             retry_after := -2;
         END IF;
-        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0];
+        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
 
     ELSIF kind = 2 THEN
         IF state IS NULL THEN
@@ -108,7 +108,7 @@ BEGIN
         ELSE
             size := cardinality(state);
             IF size < 4 OR size % 2 = 1 THEN
-                RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0];
+                RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
             END IF;
             count := state[2];
             newest := state[size - 1];
@@ -124,7 +124,7 @@ BEGIN
             index := now / width;
             IF count = 0 THEN
                 RETURN ARRAY[
-                    -1, "limit", 0, index * width + lifetime - now, birth, index, 0, 0, birth, cost, index, cost
+                    -1, "limit", 0, index * width + lifetime - now, birth, index, 0, 0, 0, birth, cost, index, cost
                 ];
             END IF;
             IF first > 3 THEN
@@ -142,10 +142,10 @@ BEGIN
                 state[size + 2] := cost;
             END IF;
             RETURN ARRAY[
-                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now, state[1], newest, 0, 0
+                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now, state[1], newest, 0, 0, 0
             ] || state;
         ELSIF forced THEN
-            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0];
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
         ELSIF cost = 0 THEN
             retry_after := -1;
         ELSIF "limit" = 0 THEN
@@ -158,13 +158,13 @@ BEGIN
             END LOOP;
             retry_after := state[first] * width + lifetime - now;
         END IF;
-        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0];
+        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
     END IF;
 
     IF n = 0 THEN
-        RETURN ARRAY[CASE WHEN cost = 0 OR forced THEN -1 ELSE -2 END, 0, 0, 0, 0, 0, 0, 0];
+        RETURN ARRAY[CASE WHEN cost = 0 OR forced THEN -1 ELSE -2 END, 0, 0, 0, 0, 0, 0, 0, 0];
     ELSIF cardinality(state) <> 7 THEN
-        RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0];
+        RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
     END IF;
     time := greatest(now / tick, state[3]);
     -- Written as divisions: how long it takes to drain, rather than how much does.
@@ -175,8 +175,8 @@ BEGIN
             refunded := state[4];
             reset_after := (time + (level + n - 1) / n) * tick - now;
         ELSE
-            -- The cap may drop units that are held: they must not be given back as well, so the birth is new.
-            level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), burst * parts);
+            -- Receipts name units of the other shape: they must not be given back in this one, so the birth is new.
+            level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), 9007199254740991);
             level := CASE WHEN time - state[3] < (level + n - 1) / n THEN level - n * (time - state[3]) ELSE 0 END;
             refunded := 0;
             -- While nothing is written the state keeps its shape, and is fresh as soon as it is so in one of the two.
@@ -193,28 +193,29 @@ BEGIN
         excess := level + cost * parts;
         RETURN ARRAY[
             -1, remaining, reset_after, (time + (excess + n - 1) / n) * tick - now,
-            birth, level, time, refunded, birth, excess, time, refunded, n, parts, burst
+            birth, level, time, refunded, CASE WHEN birth = state[1] THEN state[3] ELSE time END,
+            birth, excess, time, refunded, n, parts, burst
         ];
     ELSIF forced THEN
-        RETURN ARRAY[-3, (9007199254740991 - level) / parts, 0, 0, 0, 0, 0, 0];
+        RETURN ARRAY[-3, (9007199254740991 - level) / parts, 0, 0, 0, 0, 0, 0, 0];
     ELSIF cost = 0 THEN
         retry_after := -1;
     ELSE
         excess := level + cost * parts - burst * parts;
         retry_after := least((time + (excess + n - 1) / n) * tick - now, reset_after);
     END IF;
-    RETURN ARRAY[retry_after, remaining, reset_after, reset_after, 0, 0, 0, 0];
+    RETURN ARRAY[retry_after, remaining, reset_after, reset_after, 0, 0, 0, 0, 0];
 END
 $$;
 
 -- Give units back to one rule.
 --
--- kind, a b c d, state   as in headgate_decide_v1
+-- kind, a b c d, state   as in headgate_decide_v2
 -- receipt                the receipt that it returned; a token bucket's is followed by n, d, burst
 -- held                   the units that the receipt is for
 --
 -- Returns null if nothing changes; else when the new state will be fresh, and the new state if there is one.
-CREATE FUNCTION headgate_refund_v1(
+CREATE FUNCTION headgate_refund_v2(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], receipt bigint[], held bigint, cost bigint, now bigint
 )
@@ -227,8 +228,11 @@ DECLARE
     place integer;
     count bigint;
     level bigint;
-    level_before bigint;
+    level_then numeric;
     time bigint;
+    time_before bigint;
+    refunded bigint;
+    "left" bigint;
     gone numeric;
     back bigint;
     n bigint;
@@ -266,31 +270,36 @@ BEGIN
         RETURN (state[cardinality(state) - 1] * b + c) || state;
     END IF;
 
-    IF state[5 : 7] <> receipt[5 : 7] THEN
+    IF state[5 : 7] <> receipt[6 : 8] THEN
         RETURN NULL;
     END IF;
+    level := state[2];
+    time := state[3];
+    refunded := state[4];
+    time_before := receipt[5];
     n := state[5];
     parts := state[6];
-    time := greatest(now / d, state[3]);
-    level := 0;
-    IF time - state[3] < (state[2] + n - 1) / n THEN
-        level := state[2] - n * (time - state[3]);
-    END IF;
-    -- The part that stays charged counts as if it had been there before the part that is given back.
-    level_before := receipt[2] + (held - cost) * parts;
-    gone := greatest(0, n::numeric * (time - receipt[3]) + (state[4] - receipt[4]) - level_before);
-    back := least(level, greatest(0, cost * parts - gone));
-    IF level = back THEN
+    now := greatest(now / d, time);
+    "left" := CASE WHEN now - time < (level + n - 1) / n THEN level - n * (now - time) ELSE 0 END;
+    -- What has drained since came first out of what was there before the hold and has not been given back since, then out
+    -- of the units that stay charged, and only then out of those that are given back.
+    gone := n::numeric * (now - receipt[3]) - greatest(0, receipt[2] - (refunded - receipt[4])) - (held - cost) * parts;
+    back := least("left", greatest(0, cost * parts - greatest(0, gone)));
+    IF "left" = back THEN
         RETURN ARRAY[0];
     END IF;
     level := level - back;
-    IF state[4] + back > max_units THEN
-        state[1] := (state[1] + 1) % max_units;
-        state[4] := 0;
-    ELSE
-        state[4] := state[4] + back;
+    refunded := refunded + back;
+    level_then := level + n::numeric * (time - time_before);
+    IF cost = held AND time_before < time AND level_then <= max_units THEN
+        level := level_then;
+        time := time_before;
     END IF;
-    RETURN ARRAY[(time + (level + n - 1) / n) * d, state[1], level, time, state[4], n, parts, state[7]];
+    IF refunded > max_units THEN
+        state[1] := (state[1] + 1) % max_units;
+        refunded := 0;
+    END IF;
+    RETURN ARRAY[(time + (level + n - 1) / n) * d, state[1], level, time, refunded, n, parts, state[7]];
 END
 $$;
 
@@ -304,13 +313,13 @@ AS $$ SELECT hashtextextended(encode(key, 'escape'), 0) $$;
 -- Answer one request about one key: the shortest way.
 --
 -- operation        0 peek, 1 hit or hold, 2 record
--- kind, a b c d    as in headgate_decide_v1
+-- kind, a b c d    as in headgate_decide_v2
 -- at               a time of the caller's own, or -1 for this server's
 -- birth            for a state that is fresh
 -- durable          whether to wait until the disk has it
 --
--- Returns the first eight numbers of headgate_decide_v1.
-CREATE FUNCTION headgate_one_v1(
+-- Returns the first nine numbers of headgate_decide_v2.
+CREATE FUNCTION headgate_one_v2(
     key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,
     at bigint, cost bigint, birth bigint, durable boolean
 )
@@ -340,21 +349,21 @@ BEGIN
     -- Each statement sees what was committed before it began: so the state is read by one of its own after the lock.
     SELECT states.state, states.ctid INTO before, place FROM headgate_states AS states WHERE states.key = key;
     server_now := extract(epoch FROM clock_timestamp()) * 1000000;
-    after := headgate_decide_v1(
+    after := headgate_decide_v2(
         kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
     );
-    IF operation > 0 AND after[9] IS NOT NULL THEN
+    IF operation > 0 AND after[10] IS NOT NULL THEN
         -- A state that was written at a time of the caller's own lives an hour longer than it seems to need.
         server_now := server_now + after[4] + CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
-        UPDATE headgate_states AS states SET state = after[9 :], expires = server_now
+        UPDATE headgate_states AS states SET state = after[10 :], expires = server_now
         WHERE states.ctid = place AND states.key = key; -- where it was just found, unless it was cleared away since
         IF NOT FOUND THEN
-            INSERT INTO headgate_states AS states VALUES (key, after[9 :], server_now)
+            INSERT INTO headgate_states AS states VALUES (key, after[10 :], server_now)
             ON CONFLICT ON CONSTRAINT headgate_states_pkey
             DO UPDATE SET state = excluded.state, expires = excluded.expires;
         END IF;
     END IF;
-    RETURN after[: 8];
+    RETURN after[: 9];
 END
 $$;
 
@@ -364,16 +373,16 @@ $$;
 -- locks    how many these are
 -- program  the requests one after the other:
 --            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset
---            at, cost, birth  as in headgate_one_v1
+--            at, cost, birth  as in headgate_one_v2
 --            rules            how many rules follow, each as
 --              key            its place in keys; of a reset nothing else
 --              kind, a b c d
---              receipt        of a refund only: seven numbers, then the units that it is for
--- durable  as in headgate_one_v1
+--              receipt        of a refund only: eight numbers, then the units that it is for
+-- durable  as in headgate_one_v2
 --
--- Returns, for each rule of each peek, hit, hold and record, the first eight numbers of headgate_decide_v1. Such a request
+-- Returns, for each rule of each peek, hit, hold and record, the first nine numbers of headgate_decide_v2. Such a request
 -- was admitted, and written, if all of its rules begin with -1.
-CREATE FUNCTION headgate_many_v1(keys bytea[], locks integer, program bigint[], durable boolean)
+CREATE FUNCTION headgate_many_v2(keys bytea[], locks integer, program bigint[], durable boolean)
 RETURNS bigint[]
 LANGUAGE plpgsql
 VOLATILE
@@ -437,15 +446,15 @@ BEGIN
         IF operation <= 2 THEN
             admitted := operation > 0;
             FOR i IN 1 .. rules LOOP
-                after := headgate_decide_v1(
+                after := headgate_decide_v2(
                     program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
                     cells[program[p]].state, now, cost, birth, operation = 2
                 );
-                reply := reply || after[: 8];
+                reply := reply || after[: 9];
                 IF after[1] <> -1 THEN
                     admitted := false;
                 ELSIF admitted THEN
-                    cell.state := after[9 :];
+                    cell.state := after[10 :];
                     cell.expires := server_now + after[4] + grace;
                     changes[i] := cell;
                 END IF;
@@ -460,9 +469,9 @@ BEGIN
             END IF;
         ELSIF operation = 3 THEN
             FOR i IN 1 .. rules LOOP
-                after := headgate_refund_v1(
+                after := headgate_refund_v2(
                     program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                    cells[program[p]].state, program[p + 6 : p + 12], program[p + 13], cost, now
+                    cells[program[p]].state, program[p + 6 : p + 13], program[p + 14], cost, now
                 );
                 IF after IS NOT NULL THEN
                     cell.state := nullif(after[2 :], '{}');
@@ -470,7 +479,7 @@ BEGIN
                     cell.expires := server_now + greatest(0, after[1] - now) + grace;
                     cells[program[p]] := cell;
                 END IF;
-                p := p + 14;
+                p := p + 15;
             END LOOP;
         ELSE
             FOR i IN 1 .. rules LOOP
@@ -555,7 +564,7 @@ CREATE FUNCTION headgate_note_v1(key bytea, note bytea, lasting bigint, durable 
 RETURNS bytea
 LANGUAGE plpgsql
 VOLATILE
-SET enable_seqscan = off -- as in headgate_one_v1
+SET enable_seqscan = off -- as in headgate_one_v2
 AS $$
 #variable_conflict use_variable
 DECLARE
@@ -583,4 +592,83 @@ BEGIN
     SELECT notes.note INTO kept FROM headgate_notes AS notes WHERE notes.key = key AND notes.expires > now;
     RETURN kept;
 END
+$$;
+
+-- What follows is for processes with older code, whose receipts have no time before: the state's time stays what the hold
+-- made it then. They ask the functions above, so that everybody counts alike.
+
+CREATE FUNCTION headgate_one_v1(
+    key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,
+    at bigint, cost bigint, birth bigint, durable boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+BEGIN
+    RETURN (headgate_one_v2(key, operation, kind, a, b, c, d, at, cost, birth, durable))[: 8];
+END
+$$;
+
+-- Replies have eight numbers for each rule, receipts in a program seven.
+CREATE FUNCTION headgate_many_v1(keys bytea[], locks integer, program bigint[], durable boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+DECLARE
+    translated bigint[] := '{}';
+    p integer := 1; -- place in the program
+    operation bigint;
+    rules bigint;
+BEGIN
+    WHILE p <= cardinality(program) LOOP
+        operation := program[p];
+        rules := program[p + 4];
+        translated := translated || program[p : p + 4];
+        p := p + 5;
+        IF operation = 3 THEN
+            FOR i IN 1 .. rules LOOP -- the time of the receipt is said twice
+                translated := translated || program[p : p + 9] || program[p + 8] || program[p + 10 : p + 13];
+                p := p + 14;
+            END LOOP;
+        ELSE
+            rules := rules * CASE WHEN operation = 4 THEN 1 ELSE 6 END;
+            translated := translated || program[p : p + rules - 1];
+            p := p + rules;
+        END IF;
+    END LOOP;
+    RETURN ARRAY(
+        SELECT answer.number
+        FROM unnest(headgate_many_v2(keys, locks, translated, durable)) WITH ORDINALITY AS answer (number, place)
+        WHERE answer.place % 9 <> 0
+        ORDER BY answer.place
+    );
+END
+$$;
+
+-- Only calls that are under way while a database is migrated come to these two.
+CREATE FUNCTION headgate_decide_v1(
+    kind bigint, a bigint, b bigint, c bigint, d bigint,
+    state bigint[], now bigint, cost bigint, birth bigint, forced boolean
+)
+RETURNS bigint[]
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT answer[: 8] || answer[10 :]
+    FROM headgate_decide_v2(kind, a, b, c, d, state, now, cost, birth, forced) AS answer
+$$;
+
+CREATE FUNCTION headgate_refund_v1(
+    kind bigint, a bigint, b bigint, c bigint, d bigint,
+    state bigint[], receipt bigint[], held bigint, cost bigint, now bigint
+)
+RETURNS bigint[]
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT headgate_refund_v2(
+        kind, a, b, c, d, state, receipt[: 4] || receipt[3] || receipt[5 : 7], held, cost, now
+    )
 $$;

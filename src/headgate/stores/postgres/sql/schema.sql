@@ -15,9 +15,19 @@ CREATE TABLE headgate_migrations (
 -- each page stays free, and nothing but the key has an index.
 CREATE TABLE headgate_states (
     key bytea PRIMARY KEY,   -- namespace, limiter, rule and key, each with its length before it
-    state bigint[] NOT NULL, -- as headgate_decide_v2 describes it
+    state bigint[] NOT NULL, -- as headgate_decide_v2 describes it, or headgate_fold_v1 if the first number is below 0
     expires bigint NOT NULL  -- when it equals a fresh one, by this server's clock
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- The older buckets of a sliding window or log that has many, so that no call has to write all of them anew: its state is
+-- folded, as headgate_fold_v1 describes it. A chunk is written when it is full and removed when it has expired; between
+-- the two only a refund changes it. Only a call that has locked the key writes here.
+CREATE TABLE headgate_chunks (
+    key bytea,               -- that of the state
+    newest bigint,           -- no bucket in the chunk has a higher index, and every bucket in a later one has
+    chunk bigint[] NOT NULL, -- like the state of a window with these buckets only
+    PRIMARY KEY (key, newest)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- A state while headgate_many_v2 works on it.
 CREATE TYPE headgate_cell_v1 AS (
@@ -35,7 +45,7 @@ CREATE TYPE headgate_cell_v1 AS (
 --
 -- Returns
 --   1  -1 if the units are admitted, -2 if they never will be, -3 if counting them would leave the exact range, -4 if the
---      state is not one of this kind; else after how long they will be admitted
+--      state is not one of this kind, or is folded; else after how long they will be admitted
 --   2  units left without this call; after -3 how many more could be counted
 --   3  after how long nothing would be counted without this call
 --   4  the same with this call, if it was admitted
@@ -303,6 +313,241 @@ BEGIN
 END
 $$;
 
+-- Return what has to be seen of a folded state to decide on it, as the state of a window that is not folded. What makes no
+-- difference is left out, or drawn together into one bucket.
+--
+-- key                     where the state is
+-- state                   the folded state; null to read it here. All that a stable function reads is of one moment, so a
+--                         call that has not locked the key must leave reading the state to this one.
+-- limit, width, lifetime  of the window
+-- now, cost, forced       as in headgate_decide_v2
+--
+-- The total is that of the buckets that still count. Of these there are those of the oldest chunk and those in no chunk. If
+-- the units do not fit, it is the chunk whose end has to be waited for, and one bucket stands for all that are older.
+CREATE FUNCTION headgate_unfold_v1(
+    key bytea, state bigint[], "limit" bigint, width bigint, lifetime bigint, now bigint, cost bigint, forced boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+STABLE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    time bigint; -- buckets that began by then no longer count
+    gone bigint; -- the same as an index, together with what was dropped before
+    total bigint;
+    chunk bigint[];
+    newest bigint; -- of the chunk
+    place integer := 3;
+    units bigint;
+    wanted bigint := 1; -- units that have to be found
+    following record;
+BEGIN
+    IF state IS NULL THEN
+        SELECT states.state INTO state FROM headgate_states AS states WHERE states.key = key;
+        IF state IS NULL OR state[1] >= 0 THEN
+            RETURN state; -- it was folded a moment ago
+        END IF;
+    END IF;
+    total := state[2];
+    time := greatest(now, state[cardinality(state) - 1] * width) - lifetime;
+    IF state[3] * width > time AND (forced OR cost = 0 OR total + cost <= "limit") THEN
+        -- All buckets count and the units fit: one bucket can stand for all that are in chunks.
+        RETURN ARRAY[-1 - state[1], total, state[3], 1] || state[6 :];
+    END IF;
+
+    gone := greatest(state[3] - 1, CASE WHEN time < 0 THEN -1 ELSE time / width END);
+    IF state[5] <= gone THEN
+        SELECT total + state[4] - sum(chunks.chunk[2]) INTO total
+        FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest <= gone;
+    END IF;
+    SELECT chunks.newest, chunks.chunk INTO newest, chunk
+    FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest > gone ORDER BY chunks.newest LIMIT 1;
+    IF newest IS NULL THEN
+        RETURN ARRAY[-1 - state[1], total] || state[6 :];
+    END IF;
+    units := 0;
+    WHILE chunk[place] <= gone LOOP
+        units := units + chunk[place + 1];
+        place := place + 2;
+    END LOOP;
+    total := total - units + CASE WHEN newest = state[5] THEN state[4] ELSE 0 END;
+    units := chunk[2] - units;
+    chunk := chunk[place :];
+    IF cost > 0 AND total + cost > "limit" AND "limit" > 0 AND NOT forced THEN
+        wanted := total + cost - "limit";
+    END IF;
+    IF units < wanted THEN
+        chunk := '{}';
+        FOR following IN
+            SELECT chunks.newest, chunks.chunk
+            FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest > newest ORDER BY chunks.newest
+        LOOP
+            IF units + following.chunk[2] >= wanted THEN
+                chunk := following.chunk[3 :];
+                EXIT;
+            END IF;
+            units := units + following.chunk[2];
+            newest := following.newest;
+        END LOOP;
+        IF units > 0 THEN
+            chunk := ARRAY[newest, units] || chunk;
+        END IF;
+    END IF;
+    RETURN ARRAY[-1 - state[1], total] || chunk || state[6 :];
+END
+$$;
+
+-- Fold the state of a window with many buckets, and put away the older ones.
+--
+-- before  the state as it is kept
+-- after   the state that headgate_decide_v2 made of it, or of what headgate_unfold_v1 has shown
+-- cost    the units that were charged
+--
+-- Returns the state to be kept. One with up to 96 buckets stays as it is, if it has no chunks. A folded one is
+--   1  -1 - birth
+--   2  the total, with all chunks
+--   3  the index that all buckets have at least: those before it have been dropped
+--   4  the units of those that have been dropped but are still in the first chunk
+--   5  newest of the first chunk
+--   6  and on: index and units of the youngest buckets, of which there is always one
+-- and has at least one chunk. Every chunk has units that have not been dropped.
+--
+-- A chunk has 64 buckets, and more than 32 remain outside when it is made. So it takes many calls until the next one is made,
+-- and many refunds until one has to be brought back; and each row is short enough to be kept in one piece.
+CREATE FUNCTION headgate_fold_v1(key bytea, before bigint[], after bigint[], cost bigint)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    size CONSTANT integer := cardinality(after);
+    youngest integer; -- where those begin that are in no chunk
+    full_chunks integer;
+    dropped bigint;
+    newest bigint;
+BEGIN
+    IF before[1] < 0 AND after[1] = -1 - before[1] THEN
+        youngest := size - cardinality(before) + 6;
+        IF after[size - 1] > before[cardinality(before) - 1] THEN
+            youngest := youngest - 2;
+        END IF;
+        IF youngest > 3 AND after[3] <= before[5] THEN
+            after := ARRAY[before[1], after[2], after[3], before[4] + before[2] + cost - after[2], before[5]]
+                || after[youngest :];
+        ELSIF youngest > 3 THEN
+            -- Everything in the first chunk has expired.
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest < after[3];
+            SELECT chunks.newest, chunks.chunk[2] INTO newest, dropped
+            FROM headgate_chunks AS chunks WHERE chunks.key = key ORDER BY chunks.newest LIMIT 1;
+            FOR i IN 4 .. youngest - 1 BY 2 LOOP
+                dropped := dropped - after[i];
+            END LOOP;
+            after := ARRAY[before[1], after[2], after[3], dropped, newest] || after[youngest :];
+        ELSE
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
+        END IF;
+    ELSE
+        -- Nothing in chunks counts any more; or there are none yet, unless a state was removed by hand.
+        DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
+    END IF;
+
+    youngest := CASE WHEN after[1] < 0 THEN 6 ELSE 3 END;
+    full_chunks := ((cardinality(after) - youngest + 1) / 2 - 33) / 64;
+    IF full_chunks > 0 THEN
+        IF after[1] >= 0 THEN
+            after := ARRAY[-1 - after[1], after[2], after[3], 0, after[129]] || after[3 :];
+        END IF;
+        INSERT INTO headgate_chunks
+        SELECT
+            key,
+            (array_agg(numbers.number ORDER BY numbers.place))[127],
+            ARRAY[-1 - after[1], sum(numbers.number) FILTER (WHERE numbers.place % 2 = 0)]::bigint[]
+                || array_agg(numbers.number ORDER BY numbers.place)
+        FROM unnest(after[6 : 5 + 128 * full_chunks]) WITH ORDINALITY AS numbers (number, place)
+        GROUP BY (numbers.place - 1) / 128;
+        after := after[: 5] || after[6 + 128 * full_chunks :];
+    END IF;
+    RETURN after;
+END
+$$;
+
+-- Give units back to a folded state.
+--
+-- width, lifetime        of the window
+-- receipt, held, cost    as in headgate_refund_v2
+--
+-- Returns what headgate_refund_v2 does.
+CREATE FUNCTION headgate_refund_folded_v1(
+    key bytea, width bigint, lifetime bigint, state bigint[], receipt bigint[], held bigint, cost bigint
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    birth CONSTANT bigint := -1 - state[1];
+    index CONSTANT bigint := receipt[2];
+    newest bigint;
+    chunk bigint[];
+    after bigint[];
+    place integer := 3;
+BEGIN
+    IF receipt[1] <> birth OR index < state[3] THEN
+        RETURN NULL;
+    END IF;
+    IF index >= state[6] THEN
+        after := headgate_refund_v2(
+            2, 0, width, lifetime, 0, ARRAY[birth, state[2]] || state[6 :], receipt, held, cost, 0
+        );
+        IF after IS NULL THEN
+            RETURN NULL;
+        ELSIF cardinality(after) > 1 THEN
+            RETURN ARRAY[after[1], state[1], after[3]] || state[3 : 5] || after[4 :];
+        END IF;
+        -- No bucket is left outside the chunks, so the last one is brought back.
+        DELETE FROM headgate_chunks AS chunks
+        WHERE chunks.key = key
+            AND chunks.newest = (SELECT max(latest.newest) FROM headgate_chunks AS latest WHERE latest.key = key)
+        RETURNING chunks.newest, chunks.chunk INTO newest, chunk;
+        state[2] := state[2] - state[7];
+        IF newest > state[5] THEN
+            state := state[: 5] || chunk[3 :];
+        ELSE
+            WHILE chunk[place] < state[3] LOOP
+                place := place + 2;
+            END LOOP;
+            state := ARRAY[birth, state[2]] || chunk[place :];
+        END IF;
+    ELSE
+        SELECT chunks.newest, chunks.chunk INTO newest, chunk
+        FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest >= index ORDER BY chunks.newest LIMIT 1;
+        after := headgate_refund_v2(2, 0, width, lifetime, 0, chunk, receipt, held, cost, 0);
+        IF after IS NULL THEN
+            RETURN NULL;
+        END IF;
+        state[2] := state[2] - chunk[2] + coalesce(after[3], 0);
+        IF after[3] > (CASE WHEN newest = state[5] THEN state[4] ELSE 0 END) THEN
+            UPDATE headgate_chunks AS chunks SET chunk = after[2 :] WHERE chunks.key = key AND chunks.newest = newest;
+        ELSE
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest = newest;
+            IF newest = state[5] THEN
+                SELECT min(chunks.newest) INTO newest FROM headgate_chunks AS chunks WHERE chunks.key = key;
+                IF newest IS NULL THEN
+                    state := ARRAY[birth, state[2]] || state[6 :];
+                ELSE
+                    state[4] := 0;
+                    state[5] := newest;
+                END IF;
+            END IF;
+        END IF;
+    END IF;
+    RETURN (state[cardinality(state) - 1] * width + lifetime) || state;
+END
+$$;
+
 -- Return the number of the advisory lock that everybody takes who writes the state of a key.
 CREATE FUNCTION headgate_lock_number_v1(key bytea)
 RETURNS bigint
@@ -335,6 +580,7 @@ DECLARE
     place tid;
     after bigint[];
     server_now bigint;
+    now bigint;
     ignored text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -352,6 +598,19 @@ BEGIN
     after := headgate_decide_v2(
         kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
     );
+    -- One question for all that is rare: a folded state, which was refused as it is, and one that now has over 96 buckets.
+    IF after[1] = -4 OR cardinality(after) > 203 THEN
+        IF before[1] < 0 THEN
+            now := CASE WHEN at < 0 THEN server_now ELSE at END;
+            after := headgate_unfold_v1(
+                key, CASE WHEN operation > 0 THEN before END, a, b, c, now, cost, operation = 2
+            );
+            after := headgate_decide_v2(kind, a, b, c, d, after, now, cost, birth, operation = 2);
+        END IF;
+        IF operation > 0 AND after[10] IS NOT NULL THEN
+            after := after[: 9] || headgate_fold_v1(key, before, after[10 :], cost);
+        END IF;
+    END IF;
     IF operation > 0 AND after[10] IS NOT NULL THEN
         -- A state that was written at a time of the caller's own lives an hour longer than it seems to need.
         server_now := server_now + after[4] + CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
@@ -397,7 +656,9 @@ DECLARE
     ignored text;
     few boolean;
     removed boolean := false;
+    folding boolean := false; -- whether a state with many buckets has been met
     p integer := 1; -- place in the program
+    place integer; -- in keys
     operation bigint;
     at bigint;
     now bigint;
@@ -450,6 +711,20 @@ BEGIN
                     program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
                     cells[program[p]].state, now, cost, birth, operation = 2
                 );
+                IF after[1] = -4 OR cardinality(after) > 203 THEN -- as in headgate_one_v2
+                    folding := true;
+                    cell := cells[program[p]];
+                    IF cell.state[1] < 0 THEN
+                        after := headgate_unfold_v1(
+                            keys[program[p]], CASE WHEN program[p] <= locks THEN cell.state END,
+                            program[p + 2], program[p + 3], program[p + 4], now, cost, operation = 2
+                        );
+                        after := headgate_decide_v2(
+                            program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                            after, now, cost, birth, operation = 2
+                        );
+                    END IF;
+                END IF;
                 reply := reply || after[: 9];
                 IF after[1] <> -1 THEN
                     admitted := false;
@@ -462,17 +737,28 @@ BEGIN
             END LOOP;
             IF admitted THEN
                 FOR i IN 1 .. rules LOOP
-                    IF cardinality(changes[i].state) > 0 THEN -- a limit of 0 records nothing
-                        cells[program[p - 6 * (rules - i + 1)]] := changes[i];
+                    CONTINUE WHEN cardinality(changes[i].state) = 0; -- a limit of 0 records nothing
+                    place := program[p - 6 * (rules - i + 1)];
+                    cell := changes[i];
+                    IF folding AND (cells[place].state[1] < 0 OR cardinality(cell.state) > 194) THEN
+                        cell.state := headgate_fold_v1(keys[place], cells[place].state, cell.state, cost);
                     END IF;
+                    cells[place] := cell;
                 END LOOP;
             END IF;
         ELSIF operation = 3 THEN
             FOR i IN 1 .. rules LOOP
-                after := headgate_refund_v2(
-                    program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                    cells[program[p]].state, program[p + 6 : p + 13], program[p + 14], cost, now
-                );
+                IF cells[program[p]].state[1] < 0 THEN
+                    after := headgate_refund_folded_v1(
+                        keys[program[p]], program[p + 3], program[p + 4],
+                        cells[program[p]].state, program[p + 6 : p + 13], program[p + 14], cost
+                    );
+                ELSE
+                    after := headgate_refund_v2(
+                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                        cells[program[p]].state, program[p + 6 : p + 13], program[p + 14], cost, now
+                    );
+                END IF;
                 IF after IS NOT NULL THEN
                     cell.state := nullif(after[2 :], '{}');
                     removed := removed OR cell.state IS NULL;
@@ -483,6 +769,9 @@ BEGIN
             END LOOP;
         ELSE
             FOR i IN 1 .. rules LOOP
+                IF cells[program[p]].state[1] < 0 THEN
+                    DELETE FROM headgate_chunks AS chunks WHERE chunks.key = keys[program[p]];
+                END IF;
                 cells[program[p]] := ROW(NULL, 0)::headgate_cell_v1;
                 p := p + 1;
             END LOOP;
@@ -527,7 +816,8 @@ $$;
 
 -- Remove those of the next few states that equal a fresh one, and return the key to go on after; null at the end.
 --
--- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal.
+-- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal. What is
+-- in chunks may only be removed by one who has locked the key.
 CREATE FUNCTION headgate_clean_v1(after bytea, most integer)
 RETURNS bytea
 LANGUAGE plpgsql
@@ -539,13 +829,24 @@ DECLARE
     next_few CONSTANT bytea[] := ARRAY(
         SELECT states.key FROM headgate_states AS states WHERE states.key > after ORDER BY states.key LIMIT most
     );
+    folded bytea[];
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true); -- what a crash brings back will be removed again
-    DELETE FROM headgate_states AS states WHERE states.key IN (
-        SELECT over.key FROM headgate_states AS over
-        WHERE over.key = ANY (next_few) AND over.expires <= now
-        FOR UPDATE SKIP LOCKED
-    );
+    WITH removed AS (
+        DELETE FROM headgate_states AS states WHERE states.key IN (
+            SELECT over.key FROM headgate_states AS over
+            WHERE over.key = ANY (next_few)
+                AND CASE WHEN over.expires <= now THEN
+                    over.state[1] >= 0 OR pg_try_advisory_xact_lock(headgate_lock_number_v1(over.key))
+                END
+            FOR UPDATE SKIP LOCKED
+        )
+        RETURNING states.key, states.state[1] < 0 AS was_folded
+    )
+    SELECT array_agg(removed.key) INTO folded FROM removed WHERE removed.was_folded;
+    IF folded IS NOT NULL THEN
+        DELETE FROM headgate_chunks AS chunks WHERE chunks.key = ANY (folded);
+    END IF;
     RETURN CASE WHEN cardinality(next_few) = most THEN next_few[most] END;
 END
 $$;

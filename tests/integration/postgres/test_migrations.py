@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from headgate import Limiter, StoreConflict, StoreUnavailable
+from headgate import Limiter, StoreConflict, StoreUnavailable, sliding_log
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.sql import migrations, schema
 from headgate.testing.postgres_server import new_database
@@ -110,6 +110,15 @@ def test_older_code_goes_on_counting_beside_newer_code(empty_url: str) -> None:
         reset = f"4,-1,0,0,2,1,2,{look}"
         reply = value(f"SELECT headgate_many_v1('{{b,w}}', 2, '{{{reset}}}', false)")
         assert [reply[1], reply[9]] == [5, 5]
+        # A log that is large enough to be folded.
+        log = "2,200,1,3000000,0"
+        for number in range(150):
+            value(f"SELECT headgate_one_v1('l', 1, {log}, {now + number}, 1, 7, false)")
+        assert connection.execute("SELECT count(*) FROM headgate_chunks").fetchone() == (1,)
+        refund = f"3,{now},1,0,1,1,{log},7,{now + 5},0,0,0,0,0,1"
+        look = f"0,{now},1,10,1,1,{log}"
+        reply = value(f"SELECT headgate_many_v1('{{l}}', 1, '{{{refund},{look}}}', false)")
+        assert reply[:2] == [-1, 51]
 
 
 def test_what_a_newer_version_has_applied_is_left_alone(empty_url: str) -> None:
@@ -166,6 +175,22 @@ def test_a_role_that_may_only_use_the_tables_counts_on_them(empty_url: str) -> N
         assert not limiter.hit("a")
         limiter.reset("a")
         assert limiter.hit("a")
+
+
+def test_a_role_that_may_use_the_states_may_use_their_chunks_once_they_come(empty_url: str) -> None:
+    with psycopg.connect(empty_url) as connection:
+        for migration in migrations()[:3]:
+            connection.execute(migration.text.encode())
+            connection.execute(
+                "INSERT INTO headgate_migrations VALUES (%s, %s)", (migration.number, migration.name)
+            )
+    grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"
+    with role_on(empty_url, grant) as url, PostgresStore(url) as store:
+        assert migrate(empty_url)
+        limiter = Limiter(sliding_log("200/hour"), name="x", store=store, on_store_error="raise")
+        decisions = [limiter.hit("a") for _ in range(150)]
+        assert decisions[-1].remaining == 50
+        limiter.reset("a")
 
 
 def test_a_role_without_rights_is_told_what_to_grant(empty_url: str) -> None:

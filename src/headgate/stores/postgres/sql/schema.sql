@@ -817,7 +817,7 @@ $$;
 -- Remove those of the next few states that equal a fresh one, and return the key to go on after; null at the end.
 --
 -- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal. What is
--- in chunks may only be removed by one who has locked the key.
+-- in chunks may only be removed by a call that has locked the key, which this one tries without waiting.
 CREATE FUNCTION headgate_clean_v1(after bytea, most integer)
 RETURNS bytea
 LANGUAGE plpgsql
@@ -896,7 +896,7 @@ END
 $$;
 
 -- What follows is for processes with older code, whose receipts have no time before: the state's time stays what the hold
--- made it then. They ask the functions above, so that everybody counts alike.
+-- made it then. They ask the functions above, so that all processes count alike.
 
 CREATE FUNCTION headgate_one_v1(
     key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,

@@ -495,7 +495,7 @@ END
 $$;
 
 -- What follows is for processes with older code, whose receipts have no time before: the state's time stays what the hold
--- made it then. They ask the functions above, so that everybody counts alike.
+-- made it then. They ask the functions above, so that all processes count alike.
 
 CREATE OR REPLACE FUNCTION headgate_one_v1(
     key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,

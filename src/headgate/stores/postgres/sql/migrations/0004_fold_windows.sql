@@ -524,7 +524,7 @@ $$;
 -- Remove those of the next few states that equal a fresh one, and return the key to go on after; null at the end.
 --
 -- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal. What is
--- in chunks may only be removed by one who has locked the key.
+-- in chunks may only be removed by a call that has locked the key, which this one tries without waiting.
 CREATE OR REPLACE FUNCTION headgate_clean_v1(after bytea, most integer)
 RETURNS bytea
 LANGUAGE plpgsql

@@ -204,9 +204,7 @@ DECLARE
     place integer;
     count bigint;
     level bigint;
-    level_then numeric;
     time bigint;
-    time_before bigint;
     refunded bigint;
     "left" bigint;
     gone numeric;
@@ -252,7 +250,6 @@ BEGIN
     level := state[2];
     time := state[3];
     refunded := state[4];
-    time_before := receipt[5];
     n := state[5];
     parts := state[6];
     now := greatest(now / d, time);
@@ -264,16 +261,17 @@ BEGIN
     IF "left" = back THEN
         RETURN ARRAY[0];
     END IF;
-    level := level - back;
-    refunded := refunded + back;
-    level_then := level + n::numeric * (time - time_before);
-    IF cost = held AND time_before < time AND level_then <= max_units THEN
-        level := level_then;
-        time := time_before;
-    END IF;
-    IF refunded > max_units THEN
-        state[1] := (state[1] + 1) % max_units;
-        refunded := 0;
+    IF cost = held AND level = receipt[2] + held * parts AND time = receipt[3] AND refunded = receipt[4] THEN
+        -- Nothing has happened since the hold: back to the state before it, whose level cannot pass the exact range.
+        level := receipt[2] + n * (time - receipt[5]);
+        time := receipt[5];
+    ELSE
+        level := level - back;
+        refunded := refunded + back;
+        IF refunded > max_units THEN
+            state[1] := (state[1] + 1) % max_units;
+            refunded := 0;
+        END IF;
     END IF;
     RETURN ARRAY[(time + (level + n - 1) / n) * d, state[1], level, time, refunded, n, parts, state[7]];
 END

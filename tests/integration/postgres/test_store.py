@@ -242,8 +242,8 @@ def test_a_refusal_of_one_rule_leaves_no_row_of_the_others(
 @pytest.mark.parametrize(
     "call",
     [
-        "SELECT headgate_one_v1('x', 1, 1, 5, 60000000, 0, 0, -1, 1, 1, %s)",
-        "SELECT headgate_many_v1('{x}', 1, '{1,-1,1,1,1,1,1,5,60000000,0,0}', %s)",
+        "SELECT headgate_one_v2('x', 1, 1, 5, 60000000, 0, 0, -1, 1, 1, %s)",
+        "SELECT headgate_many_v2('{x}', 1, '{1,-1,1,1,1,1,1,5,60000000,0,0}', %s)",
     ],
 )
 def test_a_call_chooses_its_own_commit_and_leaves_the_session_alone(

@@ -71,13 +71,13 @@ def test_several_requests_name_each_key_once_and_those_to_be_written_first_in_or
 
 def test_a_refund_carries_the_receipt_and_a_reset_nothing_but_its_keys() -> None:
     codec = Codec("x", (WINDOW, BUCKET), "app")
-    refund = codec.refund(((b"k1", (7, 8, 2)), (b"k2", (1, 2, 3, 4, 5, 6, 9, 2))), 1, 50)
+    refund = codec.refund(((b"k1", (7, 8, 2)), (b"k2", (1, 2, 3, 4, 5, 6, 7, 9, 2))), 1, 50)
     _, locks, program, _ = many([refund], b"f")
     assert locks == b"2"
     assert bigints(program) == [
         *(3, 50, 1, 0, 2),
-        *(1, 2, 10, 60_000_000, 3_660_000_000, 0, 7, 8, 0, 0, 0, 0, 0, 2),
-        *(2, 3, 5, 1, 1_000_000, 1, 1, 2, 3, 4, 5, 6, 9, 2),
+        *(1, 2, 10, 60_000_000, 3_660_000_000, 0, 7, 8, 0, 0, 0, 0, 0, 0, 2),
+        *(2, 3, 5, 1, 1_000_000, 1, 1, 2, 3, 4, 5, 6, 7, 9, 2),
     ]
     _, locks, program, _ = many([codec.reset("ada")], b"f")
     assert (locks, bigints(program)) == (b"2", [4, -1, 0, 0, 2, 2, 1])
@@ -90,33 +90,33 @@ def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
         codec.reset("a"),
         codec.decide(PEEK, "a", 1, None, None),
     ]
-    parts = split(requests, numbers(encoded(list(range(32)))))
-    assert [list(part) for part in parts] == [list(range(16)), [], list(range(16, 32))]
+    parts = split(requests, numbers(encoded(list(range(36)))))
+    assert [list(part) for part in parts] == [list(range(18)), [], list(range(18, 36))]
     assert numbers(None) == ()
 
 
 def test_replies_become_decisions() -> None:
     codec = Codec("x", (WINDOW,), "app")
     request = codec.decide(HIT, "ada", 2, None, None)
-    admitted = request.plan.decision((-1, 10, 0, 99, request.birth, 7, 0, 0), 2)
+    admitted = request.plan.decision((-1, 10, 0, 99, request.birth, 7, 0, 0, 0), 2)
     assert (admitted.allowed, admitted.remaining, admitted.reset_after_us) == (True, 8, 99)
-    refused = request.plan.decision((55, 1, 44, 0, 0, 0, 0, 0), 2)
+    refused = request.plan.decision((55, 1, 44, 0, 0, 0, 0, 0, 0), 2)
     assert (refused.allowed, refused.remaining, refused.retry_after_us, refused.reset_after_us) == (
         False,
         1,
         55,
         44,
     )
-    never = request.plan.decision((-2, 0, 44, 0, 0, 0, 0, 0), 2)
+    never = request.plan.decision((-2, 0, 44, 0, 0, 0, 0, 0, 0), 2)
     assert (never.allowed, never.retry_after) == (False, None)
     with pytest.raises(StoreConflict, match="sliding_window/1h"):
-        request.plan.decision((-4, 0, 0, 0, 0, 0, 0, 0), 2)
+        request.plan.decision((-4, 0, 0, 0, 0, 0, 0, 0, 0), 2)
 
 
 def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() -> None:
     codec = Codec("x", (WINDOW, BUCKET), "app")
     request = codec.decide(HIT, "ada", 2, None, None)
-    reply = (-1, 9, 33, 77, 5, 6, 0, 0, 12, 1, 44, 0, 0, 0, 0, 0)
+    reply = (-1, 9, 33, 77, 5, 6, 0, 0, 0, 12, 1, 44, 0, 0, 0, 0, 0, 0)
     decision = request.plan.decision(reply, 2)
     assert decision.denied_by == "token_bucket/1m"
     assert [(v.allowed, v.remaining, v.reset_after_us) for v in decision.verdicts] == [
@@ -124,27 +124,27 @@ def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() 
         (False, 1, 44),
     ]
     assert request.plan.receipts(request, reply) is None
-    admitted = (-1, 9, 33, 77, 5, 6, 0, 0, -1, 4, 44, 88, 1, 2, 3, 4)
+    admitted = (-1, 9, 33, 77, 5, 6, 0, 0, 0, -1, 4, 44, 88, 1, 2, 3, 4, 3)
     assert request.plan.receipts(request, admitted) == (
         (request.keys[0], (5, 6, 2)),
-        (request.keys[1], (1, 2, 3, 4, 1, 1_000_000, 5, 2)),
+        (request.keys[1], (1, 2, 3, 4, 3, 1, 1_000_000, 5, 2)),
     )
 
 
 def test_units_that_cannot_be_recorded_are_told() -> None:
     request = Codec("x", (WINDOW,), "app").record("ada", 7, None, None)
     assert request is not None
-    request.plan.check_recorded((-1, 0, 0, 0, 0, 0, 0, 0), 7)
+    request.plan.check_recorded((-1, 0, 0, 0, 0, 0, 0, 0, 0), 7)
     with pytest.raises(CostTooHigh) as caught:
-        request.plan.check_recorded((-3, 5, 0, 0, 0, 0, 0, 0), 7)
+        request.plan.check_recorded((-3, 5, 0, 0, 0, 0, 0, 0, 0), 7)
     assert (caught.value.cost, caught.value.capacity) == (7, 5)
     with pytest.raises(StoreConflict):
-        request.plan.check_recorded((-4, 0, 0, 0, 0, 0, 0, 0), 7)
+        request.plan.check_recorded((-4, 0, 0, 0, 0, 0, 0, 0, 0), 7)
 
 
 def test_a_token_bucket_with_a_limit_of_0_counts_nothing() -> None:
     request = Codec("x", (token_bucket("0/minute"),), "app").decide(HIT, "ada", 2, None, None)
-    decision = request.plan.decision((-2, 0, 0, 0, 0, 0, 0, 0), 2)
+    decision = request.plan.decision((-2, 0, 0, 0, 0, 0, 0, 0, 0), 2)
     assert (decision.allowed, decision.limit, decision.retry_after, decision.reset_after) == (
         False,
         0,
@@ -184,7 +184,7 @@ def test_new_states_are_known_by_their_birth() -> None:
     codec = Codec("x", (WINDOW, fixed_window("5/day")), "app")
 
     def new(request: StateCall, births: tuple[int, int]) -> int:
-        return request.new_states((-1, 0, 0, 0, births[0], 0, 0, 0, -1, 0, 0, 0, births[1], 0, 0, 0))
+        return request.new_states((-1, 0, 0, 0, births[0], 0, 0, 0, 0, -1, 0, 0, 0, births[1], 0, 0, 0, 0))
 
     hit = codec.decide(HIT, "a", 1, None, None)
     assert [new(hit, births) for births in ((1, 2), (hit.birth, 2), (hit.birth, hit.birth))] == [0, 1, 2]

@@ -1,7 +1,7 @@
 """What is sent to the database and what it answers, as values: no connection, no clock.
 
-`sql/schema.sql` describes both. A request about one key that decides goes to `headgate_one_v1`; any other, or several
-together, to `headgate_many_v1`, where all that is not a key is one array of whole numbers.
+`sql/schema.sql` describes both. A request about one key that decides goes to `headgate_one_v2`; any other, or several
+together, to `headgate_many_v2`, where all that is not a key is one array of whole numbers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ PEEK, HIT, RECORD, REFUND, RESET = range(5)
 
 _OPERATIONS = {"hit": HIT, "peek": PEEK, "hold": HIT, "record": RECORD}
 
-PER_RULE = 8
+PER_RULE = 9
 """Numbers in a reply for each rule of a request that decides."""
 
 BIRTH = 4
 """Which of them is the birth of the state."""
+
+PER_RECEIPT = 8
+"""Numbers in a refund for each receipt, before the units that it is for."""
 
 Reply = Sequence[int]
 Arguments = list[bytes | None]
@@ -61,7 +64,7 @@ class StateCall(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Whether `headgate_one_v1` can answer it."""
+        """Whether `headgate_one_v2` can answer it."""
         return len(self.keys) == 1 and self.operation <= RECORD
 
     def new_states(self, reply: Reply) -> int:
@@ -84,14 +87,14 @@ class NoteCall(NamedTuple):
 
 
 def one(request: StateCall, durable: bytes) -> Arguments:
-    """Return the arguments of `headgate_one_v1`."""
+    """Return the arguments of `headgate_one_v2`."""
     _, operation, at, cost, birth, _, plan = request
     numbers = (b"%d" % at, b"%d" % cost, b"%d" % birth)
     return [request.keys[0], b"%d" % operation, *plan.arguments, *numbers, durable]
 
 
 def many(requests: Sequence[StateCall], durable: bytes) -> Arguments:
-    """Return the arguments of `headgate_many_v1`."""
+    """Return the arguments of `headgate_many_v2`."""
     written = sorted({key for request in requests if request.operation != PEEK for key in request.keys})
     places = {key: place for place, key in enumerate(written, 1)}
     for request in requests:
@@ -179,7 +182,7 @@ class Codec:
         for (key, receipt), shape in zip(receipts, self._own.shapes, strict=True):
             assert isinstance(key, bytes)
             *charged, held = receipt
-            padding = [0] * (PER_RULE - 1 - len(charged))
+            padding = [0] * (PER_RECEIPT - len(charged))
             keys.append(key)
             rules.append(shape + _packed([*charged, *padding, held]))
         return StateCall(tuple(keys), REFUND, self._at(now), cost, 0, tuple(rules), self._own)
@@ -211,7 +214,7 @@ class Plan:
         self.shapes = tuple(_packed(shape) for shape in shapes)
         """What follows each key in the program."""
         self.arguments = [b"%d" % number for number in shapes[0]] if shapes else []
-        """The same of the first rule, as `headgate_one_v1` takes it."""
+        """The same of the first rule, as `headgate_one_v2` takes it."""
         capacities = [algorithm.capacity for algorithm in algorithms if algorithm.capacity]
         self.most = min(capacities, default=MAX_UNITS)
         """The highest cost that can be asked for."""
@@ -258,7 +261,7 @@ class Plan:
             place = i * PER_RULE + BIRTH
             if isinstance(algorithm, TokenBucket):
                 shape = (algorithm.n, algorithm.d, algorithm.burst)
-                receipts.append((key, (*reply[place : place + 4], *shape, request.cost)))
+                receipts.append((key, (*reply[place : place + 5], *shape, request.cost)))
             else:
                 receipts.append((key, (*reply[place : place + 2], request.cost)))
         return tuple(receipts)

@@ -132,7 +132,7 @@ class Endpoint:
         if sqlstate == _FORBIDDEN:
             return StoreUnavailable(
                 f"{self.name}: {text}; whoever ran 'headgate migrate' can GRANT SELECT, INSERT, UPDATE, DELETE "
-                f"ON headgate_states, headgate_notes"
+                f"ON headgate_states, headgate_chunks, headgate_notes"
             )
         if sqlstate == _WRONG_ISOLATION:
             return StoreConflict(

@@ -3,11 +3,11 @@
 
 -- name: one
 -- Answer one request about one key.
-SELECT headgate_one_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+SELECT headgate_one_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 
 -- name: many
 -- Answer several requests.
-SELECT headgate_many_v1($1, $2, $3, $4)
+SELECT headgate_many_v2($1, $2, $3, $4)
 
 -- name: clean
 -- Remove states that equal a fresh one.

@@ -15,11 +15,21 @@ CREATE TABLE headgate_migrations (
 -- each page stays free, and nothing but the key has an index.
 CREATE TABLE headgate_states (
     key bytea PRIMARY KEY,   -- namespace, limiter, rule and key, each with its length before it
-    state bigint[] NOT NULL, -- as headgate_decide_v1 describes it
+    state bigint[] NOT NULL, -- as headgate_decide_v2 describes it, or headgate_fold_v1 if the first number is below 0
     expires bigint NOT NULL  -- when it equals a fresh one, by this server's clock
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- A state while headgate_many_v1 works on it.
+-- The older buckets of a sliding window or log that has many, so that no call has to write all of them anew: its state is
+-- folded, as headgate_fold_v1 describes it. A chunk is written when it is full and removed when it has expired; between
+-- the two only a refund changes it. Only a call that has locked the key writes here.
+CREATE TABLE headgate_chunks (
+    key bytea,               -- that of the state
+    newest bigint,           -- no bucket in the chunk has a higher index, and every bucket in a later one has
+    chunk bigint[] NOT NULL, -- like the state of a window with these buckets only
+    PRIMARY KEY (key, newest)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- A state while headgate_many_v2 works on it.
 CREATE TYPE headgate_cell_v1 AS (
     state bigint[], -- null if there is none
     expires bigint  -- null if it was not changed
@@ -35,17 +45,17 @@ CREATE TYPE headgate_cell_v1 AS (
 --
 -- Returns
 --   1  -1 if the units are admitted, -2 if they never will be, -3 if counting them would leave the exact range, -4 if the
---      state is not one of this kind; else after how long they will be admitted
+--      state is not one of this kind, or is folded; else after how long they will be admitted
 --   2  units left without this call; after -3 how many more could be counted
 --   3  after how long nothing would be counted without this call
 --   4  the same with this call, if it was admitted
---   5  to 8: the receipt: birth and index, or birth, level before, time and refunded
---   9  and on: the new state, if there is one
+--   5  to 9: the receipt: birth and index; or birth, level before, time, refunded and time before
+--   10 and on: the new state, if there is one
 --
 -- A sliding window's state carries its total here, so that no call has to add it up. 9007199254740991 is 2^53 - 1, the
 -- most that every store counts exactly. Each expression costs most when it is met first in a transaction, so there are
 -- few of them on the way to an admission.
-CREATE FUNCTION headgate_decide_v1(
+CREATE FUNCTION headgate_decide_v2(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], now bigint, cost bigint, birth bigint, forced boolean
 )
@@ -82,7 +92,7 @@ BEGIN
             index := state[2];
             count := state[3];
         ELSIF cardinality(state) <> 3 THEN
-            RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0];
+            RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
         ELSE
             count := 0;
         END IF;
@@ -91,16 +101,16 @@ BEGIN
         IF cost > 0 AND count + cost <= (CASE WHEN forced THEN 9007199254740991 ELSE "limit" END) THEN
             RETURN ARRAY[
                 -1, greatest(0, "limit" - count), reset_after, retry_after,
-                birth, index, 0, 0, birth, index, count + cost
+                birth, index, 0, 0, 0, birth, index, count + cost
             ];
         ELSIF forced THEN
-            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0];
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
         ELSIF cost = 0 THEN
             retry_after := -1;
         ELSIF "limit" = 0 THEN
             retry_after := -2;
         END IF;
-        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0];
+        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
 
     ELSIF kind = 2 THEN
         IF state IS NULL THEN
@@ -108,7 +118,7 @@ BEGIN
         ELSE
             size := cardinality(state);
             IF size < 4 OR size % 2 = 1 THEN
-                RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0];
+                RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
             END IF;
             count := state[2];
             newest := state[size - 1];
@@ -124,7 +134,7 @@ BEGIN
             index := now / width;
             IF count = 0 THEN
                 RETURN ARRAY[
-                    -1, "limit", 0, index * width + lifetime - now, birth, index, 0, 0, birth, cost, index, cost
+                    -1, "limit", 0, index * width + lifetime - now, birth, index, 0, 0, 0, birth, cost, index, cost
                 ];
             END IF;
             IF first > 3 THEN
@@ -142,10 +152,10 @@ BEGIN
                 state[size + 2] := cost;
             END IF;
             RETURN ARRAY[
-                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now, state[1], newest, 0, 0
+                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now, state[1], newest, 0, 0, 0
             ] || state;
         ELSIF forced THEN
-            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0];
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
         ELSIF cost = 0 THEN
             retry_after := -1;
         ELSIF "limit" = 0 THEN
@@ -158,13 +168,13 @@ BEGIN
             END LOOP;
             retry_after := state[first] * width + lifetime - now;
         END IF;
-        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0];
+        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
     END IF;
 
     IF n = 0 THEN
-        RETURN ARRAY[CASE WHEN cost = 0 OR forced THEN -1 ELSE -2 END, 0, 0, 0, 0, 0, 0, 0];
+        RETURN ARRAY[CASE WHEN cost = 0 OR forced THEN -1 ELSE -2 END, 0, 0, 0, 0, 0, 0, 0, 0];
     ELSIF cardinality(state) <> 7 THEN
-        RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0];
+        RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
     END IF;
     time := greatest(now / tick, state[3]);
     -- Written as divisions: how long it takes to drain, rather than how much does.
@@ -175,8 +185,8 @@ BEGIN
             refunded := state[4];
             reset_after := (time + (level + n - 1) / n) * tick - now;
         ELSE
-            -- The cap may drop units that are held: they must not be given back as well, so the birth is new.
-            level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), burst * parts);
+            -- Receipts name units of the other shape: they must not be given back in this one, so the birth is new.
+            level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), 9007199254740991);
             level := CASE WHEN time - state[3] < (level + n - 1) / n THEN level - n * (time - state[3]) ELSE 0 END;
             refunded := 0;
             -- While nothing is written the state keeps its shape, and is fresh as soon as it is so in one of the two.
@@ -193,28 +203,29 @@ BEGIN
         excess := level + cost * parts;
         RETURN ARRAY[
             -1, remaining, reset_after, (time + (excess + n - 1) / n) * tick - now,
-            birth, level, time, refunded, birth, excess, time, refunded, n, parts, burst
+            birth, level, time, refunded, CASE WHEN birth = state[1] THEN state[3] ELSE time END,
+            birth, excess, time, refunded, n, parts, burst
         ];
     ELSIF forced THEN
-        RETURN ARRAY[-3, (9007199254740991 - level) / parts, 0, 0, 0, 0, 0, 0];
+        RETURN ARRAY[-3, (9007199254740991 - level) / parts, 0, 0, 0, 0, 0, 0, 0];
     ELSIF cost = 0 THEN
         retry_after := -1;
     ELSE
         excess := level + cost * parts - burst * parts;
         retry_after := least((time + (excess + n - 1) / n) * tick - now, reset_after);
     END IF;
-    RETURN ARRAY[retry_after, remaining, reset_after, reset_after, 0, 0, 0, 0];
+    RETURN ARRAY[retry_after, remaining, reset_after, reset_after, 0, 0, 0, 0, 0];
 END
 $$;
 
 -- Give units back to one rule.
 --
--- kind, a b c d, state   as in headgate_decide_v1
+-- kind, a b c d, state   as in headgate_decide_v2
 -- receipt                the receipt that it returned; a token bucket's is followed by n, d, burst
 -- held                   the units that the receipt is for
 --
 -- Returns null if nothing changes; else when the new state will be fresh, and the new state if there is one.
-CREATE FUNCTION headgate_refund_v1(
+CREATE FUNCTION headgate_refund_v2(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], receipt bigint[], held bigint, cost bigint, now bigint
 )
@@ -227,8 +238,9 @@ DECLARE
     place integer;
     count bigint;
     level bigint;
-    level_before bigint;
     time bigint;
+    refunded bigint;
+    "left" bigint;
     gone numeric;
     back bigint;
     n bigint;
@@ -266,31 +278,271 @@ BEGIN
         RETURN (state[cardinality(state) - 1] * b + c) || state;
     END IF;
 
-    IF state[5 : 7] <> receipt[5 : 7] THEN
+    IF state[5 : 7] <> receipt[6 : 8] THEN
         RETURN NULL;
     END IF;
+    level := state[2];
+    time := state[3];
+    refunded := state[4];
     n := state[5];
     parts := state[6];
-    time := greatest(now / d, state[3]);
-    level := 0;
-    IF time - state[3] < (state[2] + n - 1) / n THEN
-        level := state[2] - n * (time - state[3]);
-    END IF;
-    -- The part that stays charged counts as if it had been there before the part that is given back.
-    level_before := receipt[2] + (held - cost) * parts;
-    gone := greatest(0, n::numeric * (time - receipt[3]) + (state[4] - receipt[4]) - level_before);
-    back := least(level, greatest(0, cost * parts - gone));
-    IF level = back THEN
+    now := greatest(now / d, time);
+    "left" := CASE WHEN now - time < (level + n - 1) / n THEN level - n * (now - time) ELSE 0 END;
+    -- What has drained since came first out of what was there before the hold and has not been given back since, then out
+    -- of the units that stay charged, and only then out of those that are given back.
+    gone := n::numeric * (now - receipt[3]) - greatest(0, receipt[2] - (refunded - receipt[4])) - (held - cost) * parts;
+    back := least("left", greatest(0, cost * parts - greatest(0, gone)));
+    IF "left" = back THEN
         RETURN ARRAY[0];
     END IF;
-    level := level - back;
-    IF state[4] + back > max_units THEN
-        state[1] := (state[1] + 1) % max_units;
-        state[4] := 0;
+    IF cost = held AND level = receipt[2] + held * parts AND time = receipt[3] AND refunded = receipt[4] THEN
+        -- Nothing has happened since the hold: back to the state before it, whose level cannot pass the exact range.
+        level := receipt[2] + n * (time - receipt[5]);
+        time := receipt[5];
     ELSE
-        state[4] := state[4] + back;
+        level := level - back;
+        refunded := refunded + back;
+        IF refunded > max_units THEN
+            state[1] := (state[1] + 1) % max_units;
+            refunded := 0;
+        END IF;
     END IF;
-    RETURN ARRAY[(time + (level + n - 1) / n) * d, state[1], level, time, state[4], n, parts, state[7]];
+    RETURN ARRAY[(time + (level + n - 1) / n) * d, state[1], level, time, refunded, n, parts, state[7]];
+END
+$$;
+
+-- Return what has to be seen of a folded state to decide on it, as the state of a window that is not folded. What makes no
+-- difference is left out, or drawn together into one bucket.
+--
+-- key                     where the state is
+-- state                   the folded state; null to read it here. All that a stable function reads is of one moment, so a
+--                         call that has not locked the key must leave reading the state to this one.
+-- limit, width, lifetime  of the window
+-- now, cost, forced       as in headgate_decide_v2
+--
+-- The total is that of the buckets that still count. Of these there are those of the oldest chunk and those in no chunk. If
+-- the units do not fit, it is the chunk whose end has to be waited for, and one bucket stands for all that are older.
+CREATE FUNCTION headgate_unfold_v1(
+    key bytea, state bigint[], "limit" bigint, width bigint, lifetime bigint, now bigint, cost bigint, forced boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+STABLE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    time bigint; -- buckets that began by then no longer count
+    gone bigint; -- the same as an index, together with what was dropped before
+    total bigint;
+    chunk bigint[];
+    newest bigint; -- of the chunk
+    place integer := 3;
+    units bigint;
+    wanted bigint := 1; -- units that have to be found
+    following record;
+BEGIN
+    IF state IS NULL THEN
+        SELECT states.state INTO state FROM headgate_states AS states WHERE states.key = key;
+        IF state IS NULL OR state[1] >= 0 THEN
+            RETURN state; -- it was folded a moment ago
+        END IF;
+    END IF;
+    total := state[2];
+    time := greatest(now, state[cardinality(state) - 1] * width) - lifetime;
+    IF state[3] * width > time AND (forced OR cost = 0 OR total + cost <= "limit") THEN
+        -- All buckets count and the units fit: one bucket can stand for all that are in chunks.
+        RETURN ARRAY[-1 - state[1], total, state[3], 1] || state[6 :];
+    END IF;
+
+    gone := greatest(state[3] - 1, CASE WHEN time < 0 THEN -1 ELSE time / width END);
+    IF state[5] <= gone THEN
+        SELECT total + state[4] - sum(chunks.chunk[2]) INTO total
+        FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest <= gone;
+    END IF;
+    SELECT chunks.newest, chunks.chunk INTO newest, chunk
+    FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest > gone ORDER BY chunks.newest LIMIT 1;
+    IF newest IS NULL THEN
+        RETURN ARRAY[-1 - state[1], total] || state[6 :];
+    END IF;
+    units := 0;
+    WHILE chunk[place] <= gone LOOP
+        units := units + chunk[place + 1];
+        place := place + 2;
+    END LOOP;
+    total := total - units + CASE WHEN newest = state[5] THEN state[4] ELSE 0 END;
+    units := chunk[2] - units;
+    chunk := chunk[place :];
+    IF cost > 0 AND total + cost > "limit" AND "limit" > 0 AND NOT forced THEN
+        wanted := total + cost - "limit";
+    END IF;
+    IF units < wanted THEN
+        chunk := '{}';
+        FOR following IN
+            SELECT chunks.newest, chunks.chunk
+            FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest > newest ORDER BY chunks.newest
+        LOOP
+            IF units + following.chunk[2] >= wanted THEN
+                chunk := following.chunk[3 :];
+                EXIT;
+            END IF;
+            units := units + following.chunk[2];
+            newest := following.newest;
+        END LOOP;
+        IF units > 0 THEN
+            chunk := ARRAY[newest, units] || chunk;
+        END IF;
+    END IF;
+    RETURN ARRAY[-1 - state[1], total] || chunk || state[6 :];
+END
+$$;
+
+-- Fold the state of a window with many buckets, and put away the older ones.
+--
+-- before  the state as it is kept
+-- after   the state that headgate_decide_v2 made of it, or of what headgate_unfold_v1 has shown
+-- cost    the units that were charged
+--
+-- Returns the state to be kept. One with up to 96 buckets stays as it is, if it has no chunks. A folded one is
+--   1  -1 - birth
+--   2  the total, with all chunks
+--   3  the index that all buckets have at least: those before it have been dropped
+--   4  the units of those that have been dropped but are still in the first chunk
+--   5  newest of the first chunk
+--   6  and on: index and units of the youngest buckets, of which there is always one
+-- and has at least one chunk. Every chunk has units that have not been dropped.
+--
+-- A chunk has 64 buckets, and more than 32 remain outside when it is made. So it takes many calls until the next one is made,
+-- and many refunds until one has to be brought back; and each row is short enough to be kept in one piece.
+CREATE FUNCTION headgate_fold_v1(key bytea, before bigint[], after bigint[], cost bigint)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    size CONSTANT integer := cardinality(after);
+    youngest integer; -- where those begin that are in no chunk
+    full_chunks integer;
+    dropped bigint;
+    newest bigint;
+BEGIN
+    IF before[1] < 0 AND after[1] = -1 - before[1] THEN
+        youngest := size - cardinality(before) + 6;
+        IF after[size - 1] > before[cardinality(before) - 1] THEN
+            youngest := youngest - 2;
+        END IF;
+        IF youngest > 3 AND after[3] <= before[5] THEN
+            after := ARRAY[before[1], after[2], after[3], before[4] + before[2] + cost - after[2], before[5]]
+                || after[youngest :];
+        ELSIF youngest > 3 THEN
+            -- Everything in the first chunk has expired.
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest < after[3];
+            SELECT chunks.newest, chunks.chunk[2] INTO newest, dropped
+            FROM headgate_chunks AS chunks WHERE chunks.key = key ORDER BY chunks.newest LIMIT 1;
+            FOR i IN 4 .. youngest - 1 BY 2 LOOP
+                dropped := dropped - after[i];
+            END LOOP;
+            after := ARRAY[before[1], after[2], after[3], dropped, newest] || after[youngest :];
+        ELSE
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
+        END IF;
+    ELSE
+        -- Nothing in chunks counts any more; or there are none yet, unless a state was removed by hand.
+        DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
+    END IF;
+
+    youngest := CASE WHEN after[1] < 0 THEN 6 ELSE 3 END;
+    full_chunks := ((cardinality(after) - youngest + 1) / 2 - 33) / 64;
+    IF full_chunks > 0 THEN
+        IF after[1] >= 0 THEN
+            after := ARRAY[-1 - after[1], after[2], after[3], 0, after[129]] || after[3 :];
+        END IF;
+        INSERT INTO headgate_chunks
+        SELECT
+            key,
+            (array_agg(numbers.number ORDER BY numbers.place))[127],
+            ARRAY[-1 - after[1], sum(numbers.number) FILTER (WHERE numbers.place % 2 = 0)]::bigint[]
+                || array_agg(numbers.number ORDER BY numbers.place)
+        FROM unnest(after[6 : 5 + 128 * full_chunks]) WITH ORDINALITY AS numbers (number, place)
+        GROUP BY (numbers.place - 1) / 128;
+        after := after[: 5] || after[6 + 128 * full_chunks :];
+    END IF;
+    RETURN after;
+END
+$$;
+
+-- Give units back to a folded state.
+--
+-- width, lifetime        of the window
+-- receipt, held, cost    as in headgate_refund_v2
+--
+-- Returns what headgate_refund_v2 does.
+CREATE FUNCTION headgate_refund_folded_v1(
+    key bytea, width bigint, lifetime bigint, state bigint[], receipt bigint[], held bigint, cost bigint
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    birth CONSTANT bigint := -1 - state[1];
+    index CONSTANT bigint := receipt[2];
+    newest bigint;
+    chunk bigint[];
+    after bigint[];
+    place integer := 3;
+BEGIN
+    IF receipt[1] <> birth OR index < state[3] THEN
+        RETURN NULL;
+    END IF;
+    IF index >= state[6] THEN
+        after := headgate_refund_v2(
+            2, 0, width, lifetime, 0, ARRAY[birth, state[2]] || state[6 :], receipt, held, cost, 0
+        );
+        IF after IS NULL THEN
+            RETURN NULL;
+        ELSIF cardinality(after) > 1 THEN
+            RETURN ARRAY[after[1], state[1], after[3]] || state[3 : 5] || after[4 :];
+        END IF;
+        -- No bucket is left outside the chunks, so the last one is brought back.
+        DELETE FROM headgate_chunks AS chunks
+        WHERE chunks.key = key
+            AND chunks.newest = (SELECT max(latest.newest) FROM headgate_chunks AS latest WHERE latest.key = key)
+        RETURNING chunks.newest, chunks.chunk INTO newest, chunk;
+        state[2] := state[2] - state[7];
+        IF newest > state[5] THEN
+            state := state[: 5] || chunk[3 :];
+        ELSE
+            WHILE chunk[place] < state[3] LOOP
+                place := place + 2;
+            END LOOP;
+            state := ARRAY[birth, state[2]] || chunk[place :];
+        END IF;
+    ELSE
+        SELECT chunks.newest, chunks.chunk INTO newest, chunk
+        FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest >= index ORDER BY chunks.newest LIMIT 1;
+        after := headgate_refund_v2(2, 0, width, lifetime, 0, chunk, receipt, held, cost, 0);
+        IF after IS NULL THEN
+            RETURN NULL;
+        END IF;
+        state[2] := state[2] - chunk[2] + coalesce(after[3], 0);
+        IF after[3] > (CASE WHEN newest = state[5] THEN state[4] ELSE 0 END) THEN
+            UPDATE headgate_chunks AS chunks SET chunk = after[2 :] WHERE chunks.key = key AND chunks.newest = newest;
+        ELSE
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest = newest;
+            IF newest = state[5] THEN
+                SELECT min(chunks.newest) INTO newest FROM headgate_chunks AS chunks WHERE chunks.key = key;
+                IF newest IS NULL THEN
+                    state := ARRAY[birth, state[2]] || state[6 :];
+                ELSE
+                    state[4] := 0;
+                    state[5] := newest;
+                END IF;
+            END IF;
+        END IF;
+    END IF;
+    RETURN (state[cardinality(state) - 1] * width + lifetime) || state;
 END
 $$;
 
@@ -304,13 +556,13 @@ AS $$ SELECT hashtextextended(encode(key, 'escape'), 0) $$;
 -- Answer one request about one key: the shortest way.
 --
 -- operation        0 peek, 1 hit or hold, 2 record
--- kind, a b c d    as in headgate_decide_v1
+-- kind, a b c d    as in headgate_decide_v2
 -- at               a time of the caller's own, or -1 for this server's
 -- birth            for a state that is fresh
 -- durable          whether to wait until the disk has it
 --
--- Returns the first eight numbers of headgate_decide_v1.
-CREATE FUNCTION headgate_one_v1(
+-- Returns the first nine numbers of headgate_decide_v2.
+CREATE FUNCTION headgate_one_v2(
     key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,
     at bigint, cost bigint, birth bigint, durable boolean
 )
@@ -326,6 +578,7 @@ DECLARE
     place tid;
     after bigint[];
     server_now bigint;
+    now bigint;
     ignored text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -340,21 +593,34 @@ BEGIN
     -- Each statement sees what was committed before it began: so the state is read by one of its own after the lock.
     SELECT states.state, states.ctid INTO before, place FROM headgate_states AS states WHERE states.key = key;
     server_now := extract(epoch FROM clock_timestamp()) * 1000000;
-    after := headgate_decide_v1(
+    after := headgate_decide_v2(
         kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
     );
-    IF operation > 0 AND after[9] IS NOT NULL THEN
+    -- One question for all that is rare: a folded state, which was refused as it is, and one that now has over 96 buckets.
+    IF after[1] = -4 OR cardinality(after) > 203 THEN
+        IF before[1] < 0 THEN
+            now := CASE WHEN at < 0 THEN server_now ELSE at END;
+            after := headgate_unfold_v1(
+                key, CASE WHEN operation > 0 THEN before END, a, b, c, now, cost, operation = 2
+            );
+            after := headgate_decide_v2(kind, a, b, c, d, after, now, cost, birth, operation = 2);
+        END IF;
+        IF operation > 0 AND after[10] IS NOT NULL THEN
+            after := after[: 9] || headgate_fold_v1(key, before, after[10 :], cost);
+        END IF;
+    END IF;
+    IF operation > 0 AND after[10] IS NOT NULL THEN
         -- A state that was written at a time of the caller's own lives an hour longer than it seems to need.
         server_now := server_now + after[4] + CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
-        UPDATE headgate_states AS states SET state = after[9 :], expires = server_now
+        UPDATE headgate_states AS states SET state = after[10 :], expires = server_now
         WHERE states.ctid = place AND states.key = key; -- where it was just found, unless it was cleared away since
         IF NOT FOUND THEN
-            INSERT INTO headgate_states AS states VALUES (key, after[9 :], server_now)
+            INSERT INTO headgate_states AS states VALUES (key, after[10 :], server_now)
             ON CONFLICT ON CONSTRAINT headgate_states_pkey
             DO UPDATE SET state = excluded.state, expires = excluded.expires;
         END IF;
     END IF;
-    RETURN after[: 8];
+    RETURN after[: 9];
 END
 $$;
 
@@ -364,16 +630,16 @@ $$;
 -- locks    how many these are
 -- program  the requests one after the other:
 --            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset
---            at, cost, birth  as in headgate_one_v1
+--            at, cost, birth  as in headgate_one_v2
 --            rules            how many rules follow, each as
 --              key            its place in keys; of a reset nothing else
 --              kind, a b c d
---              receipt        of a refund only: seven numbers, then the units that it is for
--- durable  as in headgate_one_v1
+--              receipt        of a refund only: eight numbers, then the units that it is for
+-- durable  as in headgate_one_v2
 --
--- Returns, for each rule of each peek, hit, hold and record, the first eight numbers of headgate_decide_v1. Such a request
+-- Returns, for each rule of each peek, hit, hold and record, the first nine numbers of headgate_decide_v2. Such a request
 -- was admitted, and written, if all of its rules begin with -1.
-CREATE FUNCTION headgate_many_v1(keys bytea[], locks integer, program bigint[], durable boolean)
+CREATE FUNCTION headgate_many_v2(keys bytea[], locks integer, program bigint[], durable boolean)
 RETURNS bigint[]
 LANGUAGE plpgsql
 VOLATILE
@@ -388,7 +654,9 @@ DECLARE
     ignored text;
     few boolean;
     removed boolean := false;
+    folding boolean := false; -- whether a state with many buckets has been met
     p integer := 1; -- place in the program
+    place integer; -- in keys
     operation bigint;
     at bigint;
     now bigint;
@@ -437,15 +705,29 @@ BEGIN
         IF operation <= 2 THEN
             admitted := operation > 0;
             FOR i IN 1 .. rules LOOP
-                after := headgate_decide_v1(
+                after := headgate_decide_v2(
                     program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
                     cells[program[p]].state, now, cost, birth, operation = 2
                 );
-                reply := reply || after[: 8];
+                IF after[1] = -4 OR cardinality(after) > 203 THEN -- as in headgate_one_v2
+                    folding := true;
+                    cell := cells[program[p]];
+                    IF cell.state[1] < 0 THEN
+                        after := headgate_unfold_v1(
+                            keys[program[p]], CASE WHEN program[p] <= locks THEN cell.state END,
+                            program[p + 2], program[p + 3], program[p + 4], now, cost, operation = 2
+                        );
+                        after := headgate_decide_v2(
+                            program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                            after, now, cost, birth, operation = 2
+                        );
+                    END IF;
+                END IF;
+                reply := reply || after[: 9];
                 IF after[1] <> -1 THEN
                     admitted := false;
                 ELSIF admitted THEN
-                    cell.state := after[9 :];
+                    cell.state := after[10 :];
                     cell.expires := server_now + after[4] + grace;
                     changes[i] := cell;
                 END IF;
@@ -453,27 +735,41 @@ BEGIN
             END LOOP;
             IF admitted THEN
                 FOR i IN 1 .. rules LOOP
-                    IF cardinality(changes[i].state) > 0 THEN -- a limit of 0 records nothing
-                        cells[program[p - 6 * (rules - i + 1)]] := changes[i];
+                    CONTINUE WHEN cardinality(changes[i].state) = 0; -- a limit of 0 records nothing
+                    place := program[p - 6 * (rules - i + 1)];
+                    cell := changes[i];
+                    IF folding AND (cells[place].state[1] < 0 OR cardinality(cell.state) > 194) THEN
+                        cell.state := headgate_fold_v1(keys[place], cells[place].state, cell.state, cost);
                     END IF;
+                    cells[place] := cell;
                 END LOOP;
             END IF;
         ELSIF operation = 3 THEN
             FOR i IN 1 .. rules LOOP
-                after := headgate_refund_v1(
-                    program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                    cells[program[p]].state, program[p + 6 : p + 12], program[p + 13], cost, now
-                );
+                IF cells[program[p]].state[1] < 0 THEN
+                    after := headgate_refund_folded_v1(
+                        keys[program[p]], program[p + 3], program[p + 4],
+                        cells[program[p]].state, program[p + 6 : p + 13], program[p + 14], cost
+                    );
+                ELSE
+                    after := headgate_refund_v2(
+                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                        cells[program[p]].state, program[p + 6 : p + 13], program[p + 14], cost, now
+                    );
+                END IF;
                 IF after IS NOT NULL THEN
                     cell.state := nullif(after[2 :], '{}');
                     removed := removed OR cell.state IS NULL;
                     cell.expires := server_now + greatest(0, after[1] - now) + grace;
                     cells[program[p]] := cell;
                 END IF;
-                p := p + 14;
+                p := p + 15;
             END LOOP;
         ELSE
             FOR i IN 1 .. rules LOOP
+                IF cells[program[p]].state[1] < 0 THEN
+                    DELETE FROM headgate_chunks AS chunks WHERE chunks.key = keys[program[p]];
+                END IF;
                 cells[program[p]] := ROW(NULL, 0)::headgate_cell_v1;
                 p := p + 1;
             END LOOP;
@@ -518,7 +814,8 @@ $$;
 
 -- Remove those of the next few states that equal a fresh one, and return the key to go on after; null at the end.
 --
--- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal.
+-- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal. What is
+-- in chunks may only be removed by a call that has locked the key, which this one tries without waiting.
 CREATE FUNCTION headgate_clean_v1(after bytea, most integer)
 RETURNS bytea
 LANGUAGE plpgsql
@@ -530,13 +827,24 @@ DECLARE
     next_few CONSTANT bytea[] := ARRAY(
         SELECT states.key FROM headgate_states AS states WHERE states.key > after ORDER BY states.key LIMIT most
     );
+    folded bytea[];
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true); -- what a crash brings back will be removed again
-    DELETE FROM headgate_states AS states WHERE states.key IN (
-        SELECT over.key FROM headgate_states AS over
-        WHERE over.key = ANY (next_few) AND over.expires <= now
-        FOR UPDATE SKIP LOCKED
-    );
+    WITH removed AS (
+        DELETE FROM headgate_states AS states WHERE states.key IN (
+            SELECT over.key FROM headgate_states AS over
+            WHERE over.key = ANY (next_few)
+                AND CASE WHEN over.expires <= now THEN
+                    over.state[1] >= 0 OR pg_try_advisory_xact_lock(headgate_lock_number_v1(over.key))
+                END
+            FOR UPDATE SKIP LOCKED
+        )
+        RETURNING states.key, states.state[1] < 0 AS was_folded
+    )
+    SELECT array_agg(removed.key) INTO folded FROM removed WHERE removed.was_folded;
+    IF folded IS NOT NULL THEN
+        DELETE FROM headgate_chunks AS chunks WHERE chunks.key = ANY (folded);
+    END IF;
     RETURN CASE WHEN cardinality(next_few) = most THEN next_few[most] END;
 END
 $$;
@@ -555,7 +863,7 @@ CREATE FUNCTION headgate_note_v1(key bytea, note bytea, lasting bigint, durable 
 RETURNS bytea
 LANGUAGE plpgsql
 VOLATILE
-SET enable_seqscan = off -- as in headgate_one_v1
+SET enable_seqscan = off -- as in headgate_one_v2
 AS $$
 #variable_conflict use_variable
 DECLARE
@@ -583,4 +891,83 @@ BEGIN
     SELECT notes.note INTO kept FROM headgate_notes AS notes WHERE notes.key = key AND notes.expires > now;
     RETURN kept;
 END
+$$;
+
+-- What follows is for processes with older code, whose receipts have no time before: the state's time stays what the hold
+-- made it then. They ask the functions above, so that all processes count alike.
+
+CREATE FUNCTION headgate_one_v1(
+    key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,
+    at bigint, cost bigint, birth bigint, durable boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+BEGIN
+    RETURN (headgate_one_v2(key, operation, kind, a, b, c, d, at, cost, birth, durable))[: 8];
+END
+$$;
+
+-- Replies have eight numbers for each rule, receipts in a program seven.
+CREATE FUNCTION headgate_many_v1(keys bytea[], locks integer, program bigint[], durable boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+DECLARE
+    translated bigint[] := '{}';
+    p integer := 1; -- place in the program
+    operation bigint;
+    rules bigint;
+BEGIN
+    WHILE p <= cardinality(program) LOOP
+        operation := program[p];
+        rules := program[p + 4];
+        translated := translated || program[p : p + 4];
+        p := p + 5;
+        IF operation = 3 THEN
+            FOR i IN 1 .. rules LOOP -- the time of the receipt is said twice
+                translated := translated || program[p : p + 9] || program[p + 8] || program[p + 10 : p + 13];
+                p := p + 14;
+            END LOOP;
+        ELSE
+            rules := rules * CASE WHEN operation = 4 THEN 1 ELSE 6 END;
+            translated := translated || program[p : p + rules - 1];
+            p := p + rules;
+        END IF;
+    END LOOP;
+    RETURN ARRAY(
+        SELECT answer.number
+        FROM unnest(headgate_many_v2(keys, locks, translated, durable)) WITH ORDINALITY AS answer (number, place)
+        WHERE answer.place % 9 <> 0
+        ORDER BY answer.place
+    );
+END
+$$;
+
+-- Only calls that are under way while a database is migrated come to these two.
+CREATE FUNCTION headgate_decide_v1(
+    kind bigint, a bigint, b bigint, c bigint, d bigint,
+    state bigint[], now bigint, cost bigint, birth bigint, forced boolean
+)
+RETURNS bigint[]
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT answer[: 8] || answer[10 :]
+    FROM headgate_decide_v2(kind, a, b, c, d, state, now, cost, birth, forced) AS answer
+$$;
+
+CREATE FUNCTION headgate_refund_v1(
+    kind bigint, a bigint, b bigint, c bigint, d bigint,
+    state bigint[], receipt bigint[], held bigint, cost bigint, now bigint
+)
+RETURNS bigint[]
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT headgate_refund_v2(
+        kind, a, b, c, d, state, receipt[: 4] || receipt[3] || receipt[5 : 7], held, cost, now
+    )
 $$;

@@ -132,22 +132,26 @@ local function decide_bucket(state, now, cost, birth, beyond, burst, n, d, tick)
   end
   local level, time, refunded = 0, floor(now / tick), 0
   local fresh_after = 0 -- ticks until the state is fresh in its own shape
+  local birth_before, time_before
   if state then
     if #state ~= 56 then
       error("not a token bucket")
     end
     local old_birth, old_level, old_time, old_refunded, old_n, old_d, old_burst = unpack("<ddddddd", state)
+    birth_before, time_before = old_birth, old_time
     time = max(time, old_time)
     if old_level > old_n * (time - old_time) then
       fresh_after = ceil(old_level / old_n) - (time - old_time)
       if old_n ~= n or old_d ~= d or old_burst ~= burst then
         -- old_level * d / old_d, rounded up. The product may have 88 bits, so it is divided in parts: d and old_d stay
-        -- below 2^35, so that 17 bits of d at a time keep every step below 2^53, or above every capacity.
+        -- below 2^35, so that 17 bits of d at a time keep every step below 2^53. Only the last sum may pass it; it is then
+        -- not exact, but no smaller than 2^53, and cut off at MAX_UNITS like the exact one.
         local rest, low = fmod(old_level, old_d), fmod(d, 131072)
         local product = rest * (d - low) / 131072
         local carried = fmod(product, old_d)
         local parts = (product - carried) / old_d * 131072 + ceil((carried * 131072 + rest * low) / old_d)
-        old_level = min((old_level - rest) / old_d * d + parts, burst * d)
+        old_level = min((old_level - rest) / old_d * d + parts, MAX_UNITS)
+        -- Receipts name units of the other shape: they must not be given back in this one.
         old_birth, old_refunded = birth, 0
       end
       old_level = old_level - n * (time - old_time)
@@ -172,7 +176,8 @@ local function decide_bucket(state, now, cost, birth, beyond, burst, n, d, tick)
   local before = level
   level = level + cost * d
   return 1, floor(max(0, burst * d - level) / d), false, ceil(level / n), lag,
-    pack("<ddddddd", birth, level, time, refunded, n, d, burst), birth, before, time, refunded
+    pack("<ddddddd", birth, level, time, refunded, n, d, burst),
+    birth, before, time, refunded, birth == birth_before and time_before or time
 end
 
 local DECIDE = { decide_fixed, decide_sliding, decide_bucket }
@@ -192,13 +197,13 @@ local function packed(allowed, remaining, retry_after, reset_after, lag)
   return pack("<Bi8i8i8i8", flags, remaining, retry_after or 0, reset_after or 0, lag)
 end
 
-local function packed_receipt(kind, r1, r2, r3, r4)
-  return kind == BUCKET and pack("<i8i8i8i8", r1, r2, r3, r4) or pack("<i8i8", r1, r2)
+local function packed_receipt(kind, r1, r2, r3, r4, r5)
+  return kind == BUCKET and pack("<i8i8i8i8i8", r1, r2, r3, r4, r5) or pack("<i8i8", r1, r2)
 end
 
 local function decide_one(operation, request, key, now, cost, birth, explicit)
   local kind, a, b, c, d = unpack("<Bdddd", request, 28)
-  local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4 =
+  local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
     DECIDE[kind](call("GET", key), now, cost, birth, operation == RECORD, a, b, c, d)
   if operation == RECORD and allowed == 0 then
     return { 1, remaining }
@@ -206,7 +211,7 @@ local function decide_one(operation, request, key, now, cost, birth, explicit)
   if after and operation ~= PEEK then
     save(key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
     if operation == HOLD then
-      return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4)
+      return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4, r5)
     end
   end
   return operation == RECORD and 0 or packed(allowed, remaining, retry_after, reset_after, lag)
@@ -217,7 +222,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   local refused, beyond = false, operation == RECORD
   for i = 1, rules do
     local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
-    local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4 =
+    local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5 =
       DECIDE[kind](call("GET", KEYS[first_key + i]), now, cost, birth, beyond, a, b, c, d)
     if beyond and allowed == 0 then
       return { i, remaining }
@@ -227,7 +232,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
     after[i] = changed
     counted_for[i] = kind == BUCKET and reset_after and reset_after * d + lag or reset_after
     if changed and operation == HOLD then
-      reply[rules + i] = packed_receipt(kind, r1, r2, r3, r4)
+      reply[rules + i] = packed_receipt(kind, r1, r2, r3, r4, r5)
     end
   end
   if refused then
@@ -300,7 +305,9 @@ local function refunding()
     return after, unpack("<d", after, #after - 15) * width - now + lifetime
   end
 
-  local function refund_bucket(state, now, cost, tick, birth, level_before, at, refunded_before, n, d, burst, held)
+  local function refund_bucket(
+    state, now, cost, tick, birth, level_before, at, refunded_before, time_before, n, d, burst, held
+  )
     if #state ~= 56 then
       error("not a token bucket")
     end
@@ -309,21 +316,25 @@ local function refunding()
       return nil
     end
     local later = max(floor(now / tick), time)
-    level = max(0, level - n * (later - time))
+    local left = max(0, level - n * (later - time))
     cost = min(cost, held)
-    level_before = level_before + (held - cost) * d
-    local gone = max(0, n * (later - at) - level_before + (refunded - refunded_before))
-    local back = min(level, max(0, cost * d - gone))
-    if level == back then
+    -- Only the first product may pass 2^53. What was there before the hold and what it took fit into the burst together,
+    -- which does not: so gone is then more than cost * d, exact or not, and nothing is given back.
+    local gone = n * (later - at) - max(0, level_before - (refunded - refunded_before)) - (held - cost) * d
+    local back = min(left, max(0, cost * d - max(0, gone)))
+    if left == back then
       return ""
     end
-    level = level - back
-    refunded = refunded + back
+    level, refunded = level - back, refunded + back
+    local level_then = level + n * (time - time_before)
+    if cost == held and time_before < time and level_then <= MAX_UNITS then
+      level, time = level_then, time_before
+    end
     if refunded > MAX_UNITS then
       birth, refunded = fmod(birth + 1, MAX_UNITS), 0
     end
-    local after = pack("<ddddddd", birth, level, later, refunded, n, d, burst)
-    return after, (later * tick - now) + ceil(level / n) * tick
+    local after = pack("<ddddddd", birth, level, time, refunded, n, d, burst)
+    return after, (time * tick - now) + ceil(level / n) * tick
   end
 
   return function(request, first_key, rules, now, cost, explicit)
@@ -335,12 +346,10 @@ local function refunding()
       local kind, a, b, c, d = unpack("<Bdddd", request, place)
       local after, counted_for
       if kind == BUCKET then
-        local birth, level_before, at, refunded, n, per_unit, burst, held = unpack("<dddddddd", request, receipt)
         if state then
-          after, counted_for =
-            refund_bucket(state, now, cost, d, birth, level_before, at, refunded, n, per_unit, burst, held)
+          after, counted_for = refund_bucket(state, now, cost, d, unpack("<ddddddddd", request, receipt))
         end
-        receipt = receipt + 64
+        receipt = receipt + 72
       else
         local birth, index, held = unpack("<ddd", request, receipt)
         if state and kind == FIXED then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from headgate import Limiter, Rule, StoreConflict, sliding_log, sliding_window
+from headgate import AsyncLimiter, Limiter, Rule, StoreConflict, fixed_window, sliding_log, sliding_window
 from headgate.algorithms import State
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock, ReferenceStore
@@ -247,6 +248,38 @@ def test_an_earlier_version_takes_a_long_window_for_something_in_the_way(twins: 
     both = twins(RULES["log"])
     both.fill(300, 1)
     assert len(both.value()) % 16 == 8
+
+
+def test_a_long_window_is_charged_together_with_other_rules(url: str, name: str) -> None:
+    clock = FakeClock()
+    rules = (sliding_log("700/minute"), fixed_window("20/s"), sliding_window("600/minute", buckets=600))
+    with RedisStore(url) as store:
+        ours, pure = (
+            Limiter(*rules, name=name, store=each, clock=clock, on_store_error="raise")
+            for each in (store, ReferenceStore())
+        )
+        outcomes = set()
+        for number in range(1_500):
+            clock.advance_us(37_000)
+            one, other = ours.hold("alice"), pure.hold("alice")
+            assert one.decision == other.decision
+            assert one.decision.results == other.decision.results
+            outcomes.add(one.decision.denied_by)
+            if number % 7 == 0:
+                assert one.release() == other.release()
+            elif number % 3 == 0:
+                ours.record("alice", 2)
+                pure.record("alice", 2)
+        assert len(outcomes) > 2
+
+
+async def test_tasks_that_share_a_call_count_in_one_long_log(url: str, name: str) -> None:
+    async with AsyncLimiter(
+        sliding_log("500/minute"), name=name, store=url, deadline=30, on_store_error="raise"
+    ) as limiter:
+        decisions = await asyncio.gather(*(limiter.hit("alice") for _ in range(600)))
+        assert sum(map(bool, decisions)) == 500
+        assert {decision.remaining for decision in decisions} == set(range(500))
 
 
 @pytest.mark.parametrize("text", [b"-" * 5_000, b"\xc0" * 5_000, b"\x00" * 5_000])

@@ -393,13 +393,20 @@ local function refunding()
     if state_birth ~= birth then
       return nil
     end
+    local start = 0 -- offset of the text that was read last
     local function bucket_at(offset)
-      if holes then
+      if offset < start then
         return unpack("<dd", call("GETRANGE", key, offset, offset + 15))
       end
-      return unpack("<dd", text, offset + 1)
+      return unpack("<dd", text, offset - start + 1)
     end
     local low, high = first, last -- the bucket is between these two, if it is still there
+    if holes then
+      -- Most holds are given back soon, so that they are near the end: that is read at once.
+      start = max(first, last - 4080)
+      text = call("GETRANGE", key, start, last + 15)
+      low = bucket_at(start) <= index and start or first
+    end
     while low < high do
       local middle = low + floor((high - low) / 32) * 16
       if bucket_at(middle) < index then

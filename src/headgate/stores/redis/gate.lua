@@ -31,11 +31,12 @@
 --   token bucket     birth, level, time, refunded, n, d, burst
 --
 -- A sliding window of 4088 bytes or more is long: it is not rewritten by every hit but changed in place, and so has another
--- head of 56 bytes: -birth, units in all buckets, offsets of the first bucket and of the last, index and units of the last, number of
--- holes. What lies before the first bucket has been dropped, what lies after the last is left over from buckets that were
--- given back, and a bucket of 0 units is a hole: it was given back while others came after it, and counts as if it were not
--- there. The last bucket is never a hole. As soon as a fifth of the text is of no use it is rewritten, so that it stays in
--- proportion to what is counted, and a hit pays for the copying of a few buckets, however many there are.
+-- head of 56 bytes: -birth, units in all buckets, offsets of the first bucket and of the last, index and units of the last,
+-- number of holes. What lies before the first bucket has been dropped; what lies after the last is left over from buckets
+-- that were given back; and a bucket of 0 units is a hole: it was given back while others came after it, and counts as if it
+-- were not there. (Holes that have been dropped stay in the number, which then only leads to an earlier rewriting.) The last
+-- bucket is never a hole. As soon as a fifth of the text is of no use it is rewritten, so that it stays in proportion to what
+-- is counted, and a hit pays for the copying of a few buckets, however many there are.
 -- (A script from before there were two heads takes such a window for something else in the way, because of its length.)
 
 local MAX_UNITS = 9007199254740991
@@ -121,8 +122,8 @@ local function long(name, ...)
 end
 
 -- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same; a table: what
--- changes of a long window), then the receipt without shape and cost. reset_after is nil if nothing is ever counted, and so
--- is the state after.
+-- changes in a long window, as offset and text of one bucket and the new head), then the receipt without shape and cost.
+-- reset_after is nil if nothing is ever counted, and so is the state after.
 
 local function decide_fixed(key, now, cost, birth, beyond, limit, period)
   local state = call("GET", key)

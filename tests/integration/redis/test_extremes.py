@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -32,10 +33,10 @@ class Twins:
 
     def __init__(self, url: str, name: str, *rules: Rule) -> None:
         self.clock = FakeClock()
-        self.store = RedisStore(url)
+        self.store, self.reference = RedisStore(url), ReferenceStore(clock=self.clock)
         self.limiters = [
             Limiter(*rules, name=name, store=store, clock=self.clock, on_store_error="raise")
-            for store in (self.store, ReferenceStore(clock=self.clock))
+            for store in (self.store, self.reference)
         ]
 
     def both(self, operation: str, *args: Any, **options: Any) -> Any:
@@ -135,6 +136,79 @@ def test_levels_are_converted_exactly(twins: Any, own: Quota, other: Quota) -> N
         both.agree()
 
 
+BUCKETS = {
+    "usual": (Quota(100, 60_000_000, 20), Quota(1_000, 60_000_000, 200)),
+    "coarse": (Quota(7, MAX_PERIOD_US, 284_000), Quota(1, MAX_PERIOD_US, 200_000)),
+    "primes": (Quota(999_983, MAX_PERIOD_US, 284_000), Quota(31, MAX_PERIOD_US, 284_001)),
+    "full": (Quota(7, 3_599_999_000, 2_502_000), Quota(11, 3_599_999_000, 2_500_000)),
+    "fast": (Quota(MAX_UNITS, 3_600_000_000, 2_501_999), Quota(1, 3_600_000_000, 2_501_999)),
+    "grows": (Quota(10**9, 1_000, 5), Quota(3, 1_000, 2**43)),
+}
+"""Quotas of two tiers, most of them with bursts near 2^53 small parts; the last grow beyond it when converted."""
+
+
+STEPS = [*["hit"] * 2, *["hold", "settle", "time"] * 3, "record", "tier"]
+"""What is done, as often as it is to be done."""
+
+
+@pytest.mark.parametrize("quotas", BUCKETS)
+@pytest.mark.parametrize("seed", range(3))
+def test_token_buckets_are_replayed_to_the_last_part(
+    twins: Any, client: redis.Redis, name: str, quotas: str, seed: int
+) -> None:
+    """Holds released early, late and in any order, a clock that goes back, and from time to time another tier."""
+    quotas_of = dict(zip((None, "other"), BUCKETS[quotas], strict=True))
+    both = twins(token_bucket(quotas_of[None], tiers={"other": quotas_of["other"]}))
+    choose = random.Random(seed)
+    tier: str | None = None
+    holds: list[tuple[Pair, int]] = []
+    for _ in range(250):
+        quota = quotas_of[tier]
+        burst = quota.burst or 1
+        cost = choose.choice([1, 3, burst // 5, burst // 3, burst])
+        drains_us = quota.period_us * cost // quota.limit + 1
+        match choose.choice(STEPS):
+            case "hit":
+                both.both("hit", "alice", cost, tier=tier)
+            case "hold":
+                hold = both.both("hold", "alice", cost, tier=tier)
+                if hold.ours:
+                    holds.append((hold, cost))
+            case "settle" if holds:
+                hold, held = holds.pop(choose.randrange(len(holds)))
+                hold.settle(choose.choice([0, 0, held // 2, held - 1]))
+            case "time":
+                step = choose.choice([1, 999, drains_us // 7, drains_us // 2, drains_us])
+                at = both.clock.now_us() + choose.choice([step, step, -step])
+                both.clock.set_us(min(max(at, 0), LAST_US))
+            case "record":
+                both.both("record", "alice", choose.choice([1, cost, MAX_UNITS]), tier=tier)
+            case "tier":
+                tier = choose.choice([None, "other"])
+        both.agree()
+        states = {state[1:] for state, _ in both.reference.states.values()}
+        assert {state[1:] for state in states_of(client, name, "<7d")} == states
+
+
+def test_a_release_stays_in_the_exact_range(twins: Any, client: redis.Redis, name: str) -> None:
+    """At the time before the hold the bucket was full; with what came after the hold it would have been overfull."""
+    both = twins(token_bucket(BUCKETS["full"][0]))
+    both.both("hit", "alice", 2_502_000)
+    both.clock.advance(3_600)
+    hold = both.both("hold", "alice", 3)
+    both.both("hit", "alice", 3)
+    hold.settle(0)
+    [(state, _)] = both.reference.states.values()
+    [(_, *numbers)] = states_of(client, name, "<7d")
+    assert tuple(numbers) == state[1:]
+
+
+def states_of(client: redis.Redis, name: str, layout: str) -> list[tuple[float, ...]]:
+    keys: Any = client.keys(f"*{name}*")
+    values: list[Any] = [client.get(key) for key in keys]
+    return [struct.unpack(layout, value) for value in values]
+
+
 def test_what_was_refunded_in_all_never_leaves_the_exact_range(
     twins: Any, client: redis.Redis, name: str
 ) -> None:
@@ -147,9 +221,7 @@ def test_what_was_refunded_in_all_never_leaves_the_exact_range(
     before = both.both("check", "alice", 0)
     old.settle(0)
     assert both.both("check", "alice", 0) == before
-    [key] = client.keys(f"*{name}*")  # type: ignore[union-attr,misc]
-    value: Any = client.get(key)
-    _, _, _, refunded, *_ = struct.unpack("<7d", value)
+    [(_, _, _, refunded, *_)] = states_of(client, name, "<7d")
     assert refunded <= MAX_UNITS
 
 

@@ -50,9 +50,9 @@ class FakeServer:
             return reply
         self._save(request, after)
         if operation == Operation.HOLD:
-            for algorithm, state in zip(algorithms, after, strict=True):
+            for algorithm, before, state in zip(algorithms, states, after, strict=True):
                 assert state is not None
-                own = algorithm.receipt(state, cost)[: 4 if isinstance(algorithm, TokenBucket) else 2]
+                own = algorithm.receipt(before, state, cost)[: 5 if isinstance(algorithm, TokenBucket) else 2]
                 reply += struct.pack(f"<{len(own)}q", *own)
         return reply
 
@@ -73,7 +73,7 @@ class FakeServer:
         place = struct.calcsize("<BHddd") + len(algorithms) * struct.calcsize("<Bdddd")
         after = []
         for key, algorithm in zip(request.keys, algorithms, strict=True):
-            size = 8 if isinstance(algorithm, TokenBucket) else 3
+            size = 9 if isinstance(algorithm, TokenBucket) else 3
             receipt = tuple(map(int, struct.unpack_from(f"<{size}d", request.body, place)))
             place += 8 * size
             after.append(algorithm.refund(self.states.get(key), receipt, cost, now))

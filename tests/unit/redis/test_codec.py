@@ -100,11 +100,11 @@ def test_a_reset_names_keys_only() -> None:
 
 
 def test_a_refund_carries_the_receipts() -> None:
-    receipts = ((b"a", (11, 12, 13)), (b"b", (21, 22, 23)), (b"c", (31, 32, 33, 34, 35, 36, 37, 38)))
+    receipts = ((b"a", (11, 12, 13)), (b"b", (21, 22, 23)), (b"c", (31, 32, 33, 34, 35, 36, 37, 38, 39)))
     request = plan_of(*RULES).refund(receipts, 2, None)
     assert request.keys == (b"a", b"b", b"c")
-    numbers = struct.unpack_from("<14d", request.body, 27 + 3 * 33)
-    assert numbers == (11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 35, 36, 37, 38)
+    numbers = struct.unpack_from("<15d", request.body, 27 + 3 * 33)
+    assert numbers == (11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 35, 36, 37, 38, 39)
 
 
 def test_several_requests_travel_in_one_command() -> None:
@@ -182,12 +182,12 @@ def test_a_hold_that_takes_nothing_has_no_receipts() -> None:
 
 
 def test_an_admitted_hold_has_receipts_as_the_pure_functions_write_them() -> None:
-    reply = packed(1, 2, None, 10, 0) * 3 + struct.pack("<8q", 11, 12, 21, 22, 31, 32, 33, 34)
+    reply = packed(1, 2, None, 10, 0) * 3 + struct.pack("<9q", 11, 12, 21, 22, 31, 32, 33, 34, 35)
     receipts = plan_of(*RULES).receipts((b"a", b"b", b"c"), reply, 3)
     assert receipts == (
         (b"a", (11, 12, 3)),
         (b"b", (21, 22, 3)),
-        (b"c", (31, 32, 33, 34, 1, 86_400_000, 7, 3)),
+        (b"c", (31, 32, 33, 34, 35, 1, 86_400_000, 7, 3)),
     )
 
 

@@ -227,7 +227,7 @@ class Plan:
         receipts: list[tuple[object, Receipt]] = []
         for key, algorithm in zip(keys, self.algorithms, strict=True):
             if isinstance(algorithm, TokenBucket):
-                own, numbers = numbers[:4], numbers[4:]
+                own, numbers = numbers[:5], numbers[5:]
                 receipts.append((key, (*own, algorithm.n, algorithm.d, algorithm.burst, cost)))
             else:
                 own, numbers = numbers[:2], numbers[2:]

@@ -29,6 +29,15 @@
 --   fixed window     birth, index, count
 --   sliding window   birth, units in all buckets; then index and units of each bucket, oldest first
 --   token bucket     birth, level, time, refunded, n, d, burst
+--
+-- A sliding window of 4088 bytes or more is long: it is not rewritten by every hit but changed in place, and so has another
+-- head of 56 bytes: -birth, units in all buckets, offsets of the first bucket and of the last, index and units of the last,
+-- number of holes. What lies before the first bucket has been dropped; what lies after the last is left over from buckets
+-- that were given back; and a bucket of 0 units is a hole: it was given back while others came after it, and counts as if it
+-- were not there. (Holes that have been dropped stay in the number, which then only leads to an earlier rewriting.) The last
+-- bucket is never a hole. As soon as a fifth of the text is of no use it is rewritten, so that it stays in proportion to what
+-- is counted, and a hit pays for the copying of a few buckets, however many there are.
+-- (A script from before there were two heads takes such a window for something else in the way, because of its length.)
 
 local MAX_UNITS = 9007199254740991
 local PEEK, HOLD, RECORD, REFUND, RESET, NOTE = 2, 3, 4, 5, 6, 7
@@ -40,10 +49,84 @@ local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.
 local seconds_and_rest = call("TIME")
 local clock = tonumber(seconds_and_rest[1]) * 1000000 + tonumber(seconds_and_rest[2])
 
--- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same), then the
--- receipt without shape and cost. reset_after is nil if nothing is ever counted, and so is the state after.
+-- What long windows need, by name. It is put together only when there is one: to make functions takes as long as a decision,
+-- and every name from outside that they use makes it longer. (That is why the sizes are written out elsewhere.)
+local long_windows
+local function long(name, ...)
+  if long_windows then
+    return long_windows[name](...)
+  end
+  local HEAD = 56
+  local READ = HEAD + 252 * 16 -- bytes that are read first: all of a short window; no bucket of a long one is cut in two
 
-local function decide_fixed(state, now, cost, birth, beyond, limit, period)
+  -- Returns of a window of any length, given what was read first: its text (of a long one the beginning), birth, units in
+  -- all buckets, offsets of the first bucket and of the last, index and units of the last; if it is long, number of holes.
+  local function read(key, text)
+    local size = #text
+    if size == 0 then
+      return nil
+    end
+    if size == READ then
+      local birth, count, first, last, newest, newest_units, holes = unpack("<ddddddd", text)
+      if birth < 0 then
+        if first < HEAD or last < first or fmod(first - HEAD, 16) ~= 0 or fmod(last - HEAD, 16) ~= 0 then
+          error("not a sliding window")
+        end
+        return text, -birth, count, first, last, newest, newest_units, holes
+      end
+      text = call("GET", key) -- from before there were two heads
+      size = #text
+    end
+    if size < 32 or fmod(size, 16) ~= 0 then
+      error("not a sliding window")
+    end
+    local birth, count = unpack("<dd", text)
+    local newest, newest_units = unpack("<dd", text, size - 15)
+    return text, birth, count, 16, size - 16, newest, newest_units
+  end
+
+  -- Returns a window with the head of a long one, given one with that of a short one.
+  local function lengthened(window)
+    local size = #window
+    local birth, count = unpack("<dd", window)
+    local newest, newest_units = unpack("<dd", window, size - 15)
+    return pack("<ddddddd", -birth, count, HEAD, HEAD + size - 32, newest, newest_units, 0) .. sub(window, 17)
+  end
+
+  -- Changes a window in place. Returns the whole one, to be written anew, if too much of it is of no use.
+  local function change(key, offset, bucket, head)
+    local size = call("SETRANGE", key, offset, bucket) -- before the head: a server without room refuses it
+    call("SETRANGE", key, "0", head)
+    local birth, count, first, last, _, _, holes = unpack("<ddddddd", head)
+    local used = last + 16 - first
+    if 4 * (size - used + 16 * holes) <= used then
+      return nil
+    end
+    local buckets = call("GETRANGE", key, first, last + 15)
+    local parts, from = { pack("<dd", -birth, count) }, 1
+    if holes > 0 then
+      for place = 1, used, 16 do
+        if unpack("<d", buckets, place + 8) == 0 then
+          parts[#parts + 1] = sub(buckets, from, place - 1)
+          from = place + 16
+        end
+      end
+    end
+    parts[#parts + 1] = sub(buckets, from)
+    local window = table.concat(parts)
+    return #window < READ and window or lengthened(window)
+  end
+
+  long_windows = { read = read, lengthened = lengthened, change = change }
+  return long_windows[name](...)
+end
+
+-- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same; a table: what
+-- changes in a long window, as offset and text of one bucket and the new head), then the receipt without shape and cost.
+-- reset_after is nil if nothing is ever counted, and so is the state after.
+
+local function decide_fixed(key, now, cost, birth, beyond, limit, period)
+  local state = call("GET", key)
   local index, count = floor(now / period), 0
   if state then
     if #state ~= 24 then
@@ -66,42 +149,53 @@ local function decide_fixed(state, now, cost, birth, beyond, limit, period)
     cost > 0 and pack("<ddd", birth, index, count), birth, index
 end
 
-local function decide_sliding(state, now, cost, birth, beyond, limit, width, lifetime)
-  local count, first, last = 0, 17, 0 -- places in the state: of the first live bucket, of the last one
-  local newest, newest_units
-  if state then
-    last = #state - 15
-    if last < 17 or fmod(last - 1, 16) ~= 0 then
+local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifetime)
+  local text = call("GETRANGE", key, "0", "4087")
+  local size = #text
+  local count, start = 0, 0 -- start: offset of the text that was read last
+  local old_birth, old_count, first, last, newest, newest_units, holes
+  if size == 4088 then
+    text, old_birth, old_count, first, last, newest, newest_units, holes = long("read", key, text)
+  elseif size > 0 then
+    if size < 32 or fmod(size, 16) ~= 0 then
       error("not a sliding window")
     end
-    local old_birth, old_count = unpack("<dd", state)
-    newest, newest_units = unpack("<dd", state, last)
+    old_birth, old_count = unpack("<dd", text)
+    first, last = 16, size - 16
+    newest, newest_units = unpack("<dd", text, size - 15)
+  end
+  if newest then
     local horizon = max(now, newest * width) - lifetime
-    count = old_count
-    while first <= last do
-      local index, units = unpack("<dd", state, first)
-      if index * width > horizon then
-        break
+    if newest * width > horizon then
+      birth, count = old_birth, old_count
+      while true do -- ends at the last bucket, if not before
+        if first >= start + #text then
+          start, text = first, call("GETRANGE", key, first, first + 4095)
+        end
+        local index, units = unpack("<dd", text, first - start + 1)
+        if index * width > horizon then
+          break
+        end
+        count = count - units
+        first = first + 16
       end
-      count = count - units
-      first = first + 16
-    end
-    if first <= last then
-      birth = old_birth
     else
-      state, newest = nil, nil
+      newest = nil
     end
   end
   if cost > 0 and not beyond and count + cost > limit then
     local retry_after = false
     if limit > 0 then
       local excess = count - (limit - cost)
-      local place = first
+      local offset = first
       repeat
-        local index, units = unpack("<dd", state, place)
+        if offset >= start + #text then
+          start, text = offset, call("GETRANGE", key, offset, offset + 4095)
+        end
+        local index, units = unpack("<dd", text, offset - start + 1)
         excess = excess - units
         retry_after = index * width - now + lifetime
-        place = place + 16
+        offset = offset + 16
       until excess <= 0
     end
     return 0, max(0, limit - count), retry_after, newest and newest * width - now + lifetime or 0, 0
@@ -113,41 +207,51 @@ local function decide_sliding(state, now, cost, birth, beyond, limit, width, lif
   if cost == 0 then
     return 1, remaining, false, newest and newest * width - now + lifetime or 0, 0
   end
-  local index = floor(now / width)
+  local index, units = floor(now / width), cost
   local after
   if not newest then
     after = pack("<dddd", birth, cost, index, cost)
-  elseif index <= newest then
-    index = newest
-    after = pack("<dd", birth, count + cost) .. sub(state, first, last - 1) .. pack("<dd", index, newest_units + cost)
   else
-    after = pack("<dd", birth, count + cost) .. sub(state, first) .. pack("<dd", index, cost)
+    local kept = last + 16 -- offset of the end of what stays as it is
+    if index <= newest then
+      index, units, kept = newest, newest_units + cost, last
+    end
+    if holes then
+      after = { kept, pack("<dd", index, units), pack("<ddddddd", -birth, count + cost, first, kept, index, units, holes) }
+    else
+      after = pack("<dd", birth, count + cost) .. sub(text, first + 1, kept) .. pack("<dd", index, units)
+    end
   end
   return 1, remaining, false, index * width - now + lifetime, 0, after, birth, index
 end
 
-local function decide_bucket(state, now, cost, birth, beyond, burst, n, d, tick)
+local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick)
   if n == 0 then
     return (cost == 0 or beyond) and 1 or 0, 0, false, false, 0
   end
+  local state = call("GET", key)
   local level, time, refunded = 0, floor(now / tick), 0
   local fresh_after = 0 -- ticks until the state is fresh in its own shape
+  local birth_before, time_before
   if state then
     if #state ~= 56 then
       error("not a token bucket")
     end
     local old_birth, old_level, old_time, old_refunded, old_n, old_d, old_burst = unpack("<ddddddd", state)
+    birth_before, time_before = old_birth, old_time
     time = max(time, old_time)
     if old_level > old_n * (time - old_time) then
       fresh_after = ceil(old_level / old_n) - (time - old_time)
       if old_n ~= n or old_d ~= d or old_burst ~= burst then
         -- old_level * d / old_d, rounded up. The product may have 88 bits, so it is divided in parts: d and old_d stay
-        -- below 2^35, so that 17 bits of d at a time keep every step below 2^53, or above every capacity.
+        -- below 2^35, so that 17 bits of d at a time keep every step below 2^53. Only the last sum may pass it; it is then
+        -- not exact, but no smaller than 2^53, and cut off at MAX_UNITS like the exact one.
         local rest, low = fmod(old_level, old_d), fmod(d, 131072)
         local product = rest * (d - low) / 131072
         local carried = fmod(product, old_d)
         local parts = (product - carried) / old_d * 131072 + ceil((carried * 131072 + rest * low) / old_d)
-        old_level = min((old_level - rest) / old_d * d + parts, burst * d)
+        old_level = min((old_level - rest) / old_d * d + parts, MAX_UNITS)
+        -- Receipts name units of the other shape: they must not be given back in this one.
         old_birth, old_refunded = birth, 0
       end
       old_level = old_level - n * (time - old_time)
@@ -172,7 +276,8 @@ local function decide_bucket(state, now, cost, birth, beyond, burst, n, d, tick)
   local before = level
   level = level + cost * d
   return 1, floor(max(0, burst * d - level) / d), false, ceil(level / n), lag,
-    pack("<ddddddd", birth, level, time, refunded, n, d, burst), birth, before, time, refunded
+    pack("<ddddddd", birth, level, time, refunded, n, d, burst),
+    birth, before, time, refunded, birth == birth_before and time_before or time
 end
 
 local DECIDE = { decide_fixed, decide_sliding, decide_bucket }
@@ -184,7 +289,17 @@ local function save(key, state, counted_for, explicit)
   end
   -- No state is kept for more than 253 years, because the server's own limit is not far. A millisecond on top, because a
   -- state may outlive its last unit but never the other way round.
-  call("SET", key, state, "PXAT", ceil(min(expires, 8000000000000000) / 1000) + 1)
+  expires = ceil(min(expires, 8000000000000000) / 1000) + 1
+  if type(state) == "table" then
+    state = long("change", key, state[1], state[2], state[3])
+  elseif #state >= 4088 then
+    state = long("lengthened", state)
+  end
+  if state then
+    call("SET", key, state, "PXAT", expires)
+  else
+    call("PEXPIREAT", key, expires)
+  end
 end
 
 local function packed(allowed, remaining, retry_after, reset_after, lag)
@@ -192,21 +307,21 @@ local function packed(allowed, remaining, retry_after, reset_after, lag)
   return pack("<Bi8i8i8i8", flags, remaining, retry_after or 0, reset_after or 0, lag)
 end
 
-local function packed_receipt(kind, r1, r2, r3, r4)
-  return kind == BUCKET and pack("<i8i8i8i8", r1, r2, r3, r4) or pack("<i8i8", r1, r2)
+local function packed_receipt(kind, r1, r2, r3, r4, r5)
+  return kind == BUCKET and pack("<i8i8i8i8i8", r1, r2, r3, r4, r5) or pack("<i8i8", r1, r2)
 end
 
 local function decide_one(operation, request, key, now, cost, birth, explicit)
   local kind, a, b, c, d = unpack("<Bdddd", request, 28)
-  local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4 =
-    DECIDE[kind](call("GET", key), now, cost, birth, operation == RECORD, a, b, c, d)
+  local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
+    DECIDE[kind](key, now, cost, birth, operation == RECORD, a, b, c, d)
   if operation == RECORD and allowed == 0 then
     return { 1, remaining }
   end
   if after and operation ~= PEEK then
     save(key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
     if operation == HOLD then
-      return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4)
+      return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4, r5)
     end
   end
   return operation == RECORD and 0 or packed(allowed, remaining, retry_after, reset_after, lag)
@@ -217,8 +332,8 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   local refused, beyond = false, operation == RECORD
   for i = 1, rules do
     local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
-    local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4 =
-      DECIDE[kind](call("GET", KEYS[first_key + i]), now, cost, birth, beyond, a, b, c, d)
+    local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5 =
+      DECIDE[kind](KEYS[first_key + i], now, cost, birth, beyond, a, b, c, d)
     if beyond and allowed == 0 then
       return { i, remaining }
     end
@@ -227,7 +342,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
     after[i] = changed
     counted_for[i] = kind == BUCKET and reset_after and reset_after * d + lag or reset_after
     if changed and operation == HOLD then
-      reply[rules + i] = packed_receipt(kind, r1, r2, r3, r4)
+      reply[rules + i] = packed_receipt(kind, r1, r2, r3, r4, r5)
     end
   end
   if refused then
@@ -235,7 +350,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
     for i = 1, rules do
       if unpack("<B", reply[i]) % 2 == 1 then
         local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
-        reply[i] = packed(DECIDE[kind](call("GET", KEYS[first_key + i]), now, 0, birth, false, a, b, c, d))
+        reply[i] = packed(DECIDE[kind](KEYS[first_key + i], now, 0, birth, false, a, b, c, d))
       end
     end
     return table.concat(reply, "", 1, rules)
@@ -251,9 +366,14 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
 end
 
 -- Returns what refunds. It is put together only when it is needed: to make these functions takes as long as a decision.
--- Each returns the state after (nil: the very same, "": a fresh one) and how long it will be counted in microseconds.
+-- Each returns the state after (nil: the very same, "": a fresh one, a table: what changes of a long window) and how long it
+-- will be counted in microseconds.
 local function refunding()
-  local function refund_fixed(state, now, cost, period, birth, index, held)
+  local function refund_fixed(key, now, cost, period, birth, index, held)
+    local state = call("GET", key)
+    if not state then
+      return nil
+    end
     if #state ~= 24 then
       error("not a fixed window")
     end
@@ -268,39 +388,72 @@ local function refunding()
     return pack("<ddd", birth, index, count), index * period - now + period
   end
 
-  local function refund_sliding(state, now, cost, width, lifetime, birth, index, held)
-    local last = #state - 15
-    if last < 17 or fmod(last - 1, 16) ~= 0 then
-      error("not a sliding window")
-    end
-    local state_birth, count = unpack("<dd", state)
+  local function refund_sliding(key, now, cost, width, lifetime, birth, index, held)
+    local text, state_birth, count, first, last, newest, newest_units, holes =
+      long("read", key, call("GETRANGE", key, "0", "4087"))
     if state_birth ~= birth then
       return nil
     end
-    local low, high = 0, (last - 17) / 16 -- the bucket is between these two, if it is still there
+    local start = 0 -- offset of the text that was read last
+    local function bucket_at(offset)
+      if offset < start then
+        return unpack("<dd", call("GETRANGE", key, offset, offset + 15))
+      end
+      return unpack("<dd", text, offset - start + 1)
+    end
+    local low, high = first, last -- the bucket is between these two, if it is still there
+    if holes then
+      -- Most holds are given back soon, so that they are near the end: that is read at once.
+      start = max(first, last - 4080)
+      text = call("GETRANGE", key, start, last + 15)
+      low = bucket_at(start) <= index and start or first
+    end
     while low < high do
-      local middle = floor((low + high) / 2)
-      if unpack("<d", state, 17 + 16 * middle) < index then
-        low = middle + 1
+      local middle = low + floor((high - low) / 32) * 16
+      if bucket_at(middle) < index then
+        low = middle + 16
       else
         high = middle
       end
     end
-    local place = 17 + 16 * low
-    local found, units = unpack("<dd", state, place)
-    if found ~= index then
+    local found, units = bucket_at(low)
+    local back = min(units, cost, held)
+    if found ~= index or back == 0 then
       return nil
     end
-    local back = min(units, cost, held)
     if back == count then
       return ""
     end
-    local kept = back < units and pack("<dd", index, units - back) or ""
-    local after = pack("<dd", birth, count - back) .. sub(state, 17, place - 1) .. kept .. sub(state, place + 16)
-    return after, unpack("<d", after, #after - 15) * width - now + lifetime
+    units = units - back
+    local after
+    if not holes then
+      local bucket = units > 0 and pack("<dd", index, units) or ""
+      after = pack("<dd", birth, count - back) .. sub(text, 17, low) .. bucket .. sub(text, low + 17)
+      newest = unpack("<d", after, #after - 15)
+    else
+      if low < last then
+        holes = units > 0 and holes or holes + 1
+      else
+        newest_units = units
+        while newest_units == 0 do -- there is a bucket with units before it, for this was not all of them
+          last = last - 16
+          newest, newest_units = bucket_at(last)
+          holes = newest_units > 0 and holes or holes - 1
+        end
+      end
+      local head = pack("<ddddddd", -birth, count - back, first, last, newest, newest_units, holes)
+      after = { low, pack("<dd", index, units), head }
+    end
+    return after, newest * width - now + lifetime
   end
 
-  local function refund_bucket(state, now, cost, tick, birth, level_before, at, refunded_before, n, d, burst, held)
+  local function refund_bucket(
+    key, now, cost, tick, birth, level_before, at, refunded_before, time_before, n, d, burst, held
+  )
+    local state = call("GET", key)
+    if not state then
+      return nil
+    end
     if #state ~= 56 then
       error("not a token bucket")
     end
@@ -309,21 +462,25 @@ local function refunding()
       return nil
     end
     local later = max(floor(now / tick), time)
-    level = max(0, level - n * (later - time))
+    local left = max(0, level - n * (later - time))
     cost = min(cost, held)
-    level_before = level_before + (held - cost) * d
-    local gone = max(0, n * (later - at) - level_before + (refunded - refunded_before))
-    local back = min(level, max(0, cost * d - gone))
-    if level == back then
+    -- Only the first product may pass 2^53. What was there before the hold and what it took fit into the burst together,
+    -- which does not: so gone is then more than cost * d, exact or not, and nothing is given back.
+    local gone = n * (later - at) - max(0, level_before - (refunded - refunded_before)) - (held - cost) * d
+    local back = min(left, max(0, cost * d - max(0, gone)))
+    if left == back then
       return ""
     end
-    level = level - back
-    refunded = refunded + back
+    level, refunded = level - back, refunded + back
+    local level_then = level + n * (time - time_before)
+    if cost == held and time_before < time and level_then <= MAX_UNITS then
+      level, time = level_then, time_before
+    end
     if refunded > MAX_UNITS then
       birth, refunded = fmod(birth + 1, MAX_UNITS), 0
     end
-    local after = pack("<ddddddd", birth, level, later, refunded, n, d, burst)
-    return after, (later * tick - now) + ceil(level / n) * tick
+    local after = pack("<ddddddd", birth, level, time, refunded, n, d, burst)
+    return after, (time * tick - now) + ceil(level / n) * tick
   end
 
   return function(request, first_key, rules, now, cost, explicit)
@@ -331,23 +488,16 @@ local function refunding()
     local receipt = place + 33 * rules
     for i = 1, rules do
       local key = KEYS[first_key + i]
-      local state = call("GET", key)
       local kind, a, b, c, d = unpack("<Bdddd", request, place)
       local after, counted_for
       if kind == BUCKET then
-        local birth, level_before, at, refunded, n, per_unit, burst, held = unpack("<dddddddd", request, receipt)
-        if state then
-          after, counted_for =
-            refund_bucket(state, now, cost, d, birth, level_before, at, refunded, n, per_unit, burst, held)
-        end
-        receipt = receipt + 64
+        after, counted_for = refund_bucket(key, now, cost, d, unpack("<ddddddddd", request, receipt))
+        receipt = receipt + 72
+      elseif kind == FIXED then
+        after, counted_for = refund_fixed(key, now, cost, b, unpack("<ddd", request, receipt))
+        receipt = receipt + 24
       else
-        local birth, index, held = unpack("<ddd", request, receipt)
-        if state and kind == FIXED then
-          after, counted_for = refund_fixed(state, now, cost, b, birth, index, held)
-        elseif state then
-          after, counted_for = refund_sliding(state, now, cost, b, c, birth, index, held)
-        end
+        after, counted_for = refund_sliding(key, now, cost, b, c, unpack("<ddd", request, receipt))
         receipt = receipt + 24
       end
       if after == "" then

@@ -1,4 +1,4 @@
-"""The memory store keeps every promise, both ways: at times that come with the call, and by its own clock."""
+"""The memory store keeps every promise, at times that come with the call and by its own clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ each_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 class MemoryContract(StoreContract):
     def dump(self) -> object:
         assert isinstance(self.store, MemoryStore)
-        return {place: repr(table.values) for place, table in self.store._tables.items()}
+        return self.store._counters.states()
 
 
 class TestMemoryAtGivenTimes(MemoryContract):
@@ -38,7 +38,7 @@ class TestMemoryByItsOwnClock(MemoryContract):
 
 
 class TestMemoryByASteadyClock(MemoryContract):
-    """The clock of real programs, on which token buckets too have a way of their own; it never goes back."""
+    """The clock of real programs; it never goes back."""
 
     own_time = True
     effort = 0.4

@@ -633,4 +633,4 @@ def test_an_interrupted_call_loses_no_key(interruptions: Interruptions) -> None:
     for number in range(100):  # each drops two of those that were there
         limiter.hit(f"later {number}")
     assert len(store) == 100
-    assert not limiter.check("one more", 0).remaining == 0
+    assert limiter.check("one more", 0).remaining != 0

@@ -20,15 +20,14 @@ from headgate import (
 )
 from headgate.keys import note_key, storage_key, storage_prefix
 from headgate.rules import sliding_window
-from headgate.stores import AsyncNotes
 from headgate.stores.kv import KVStore, MemoryKV
 from headgate.testing import FakeClock
 from tests.unit.processes import forking, in_child
 
 
 def test_stores_that_keep_notes_say_so() -> None:
-    assert isinstance(MemoryStore(), AsyncNotes)
-    assert not isinstance(KVStore(MemoryKV()), AsyncNotes)
+    assert MemoryStore().notes is not None
+    assert KVStore(MemoryKV()).notes is None
 
 
 @pytest.mark.parametrize("name", ["", "8:headgate", "t", "5:login18:rulealice", "\ud800", "x" * 200])

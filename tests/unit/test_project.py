@@ -25,7 +25,7 @@ PACKAGE = ROOT / "src" / "headgate"
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
 VALUES = {"clock", "decision", "errors", "keys", "quota", "rules"}
-INSIDE = VALUES | {"hooks", "algorithms", "stores", "_concurrency", "_fork", "_async", "_sync"}
+INSIDE = VALUES | {"hooks", "algorithms", "stores", "_awaiting", "_concurrency", "_fork", "_async", "_sync"}
 """The core. `headgate` itself, the package of public names, comes next; what follows may import from it."""
 
 MAY_IMPORT = {
@@ -33,10 +33,11 @@ MAY_IMPORT = {
     "algorithms": VALUES,
     "stores": VALUES | {"_fork", "algorithms"},
     "_concurrency": set(),
+    "_awaiting": {"_async"},
     "_fork": set(),
     "hooks": VALUES,
-    "_async": VALUES | {"algorithms", "stores", "_concurrency", "_fork", "hooks"},
-    "_sync": VALUES | {"algorithms", "stores", "_concurrency", "_fork", "hooks"},
+    "_async": VALUES | {"algorithms", "stores", "_awaiting", "_concurrency", "_fork", "hooks"},
+    "_sync": VALUES | {"algorithms", "stores", "_awaiting", "_concurrency", "_fork", "hooks"},
     "headgate": INSIDE,
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},

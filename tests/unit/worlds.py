@@ -154,12 +154,7 @@ class World:
     def states(self) -> dict[object, State]:
         """Return everything that the store counts."""
         if isinstance(self.store, MemoryStore):
-            return {
-                (identity, key): state
-                for identity, table in self.store._tables.items()
-                for key in table.values
-                if (state := table.load(key)) is not None
-            }
+            return dict(self.store._counters.states())
         return self.store.transact(lambda connection: dict(rows(connection)), write=False)
 
     def state(self, key: str | bytes) -> State | None:

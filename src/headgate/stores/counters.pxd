@@ -11,8 +11,10 @@ cdef int SHARDS, LOOKED_AT_PER_NEW_KEY, LOOKED_AT_WHEN_FULL
 cdef int64_t GRACE_US, NEVER
 
 cdef class Counters:
-    cdef readonly object clock, now_us, monotonic_ns, lock
-    cdef readonly bint steady, busy
+    cdef readonly object clock, now_us, monotonic_ns
+    cdef public object lock
+    cdef public bint busy
+    cdef readonly bint steady
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
     cdef public int64_t births
     cdef readonly dict tables

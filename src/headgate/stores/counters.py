@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from headgate.algorithms import Receipt
+from headgate.algorithms import Receipt, State
 from headgate.clock import Clock, SteadyClock
 from headgate.decision import Decision, Fields, decision_of, new_decision
 from headgate.errors import CostTooHigh, StoreUnavailable
@@ -114,6 +114,15 @@ class Counters:
             finally:
                 self.busy = False
 
+    def states(self) -> dict[tuple[tuple[str, str], object], State]:
+        """Return everything that is counted: by limiter and rule, and key, as the pure functions have it."""
+        return {
+            (place, key): state
+            for place, table in self.tables.items()
+            for key, state in table.states()
+            if state is not None
+        }
+
     def clear(self) -> None:
         """Forget everything."""
         for table in self.tables.values():
@@ -142,6 +151,13 @@ class Table:
         # Until when, by the store's clock, a state stays that was written at a time of the caller's own: that time
         # may run on another scale, so it cannot say when the state has become fresh.
         self.kept: dict[MeterState, int] = {}
+
+    def states(self) -> list[tuple[object, State | None]]:
+        """Return all states with their keys, as the pure functions have them."""
+        found: list[tuple[object, MeterState]] = [(OVERFLOW, self.overflow)]
+        for shard in self.shards:
+            found += shard.items()
+        return [(key, self.meter.as_tuple(state)) for key, state in found]
 
     def get(self, key: PlainKey) -> MeterState | None:
         """Return the state of a key, if it has one of its own."""
@@ -223,7 +239,7 @@ class Slot:
     def left(self, cost: int) -> int:
         """Return how many units are left after so many more."""
         left = (self.meter.most - self.used) // self.meter.part - cost
-        return left if left > 0 else 0
+        return max(0, left)
 
     def reset_after(self, at: int) -> int:
         """Return how long it will be until the rule is empty."""

@@ -21,6 +21,7 @@ cdef class Meter:
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
+    cpdef as_tuple(self, MeterState s)
     cpdef check_countable(self, int64_t used, int64_t cost)
 
 cdef class FixedState(MeterState):
@@ -44,6 +45,8 @@ cdef class FixedMeter(Meter):
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     @cython.locals(state=FixedState)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
+    @cython.locals(state=FixedState)
+    cpdef as_tuple(self, MeterState s)
 
 cdef class SlidingState(MeterState):
     cdef readonly int64_t newest, units, total
@@ -76,6 +79,8 @@ cdef class SlidingMeter(Meter):
     cdef forget_newest(self, SlidingState state)
     @cython.locals(state=SlidingState)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
+    @cython.locals(state=SlidingState)
+    cpdef as_tuple(self, MeterState s)
 
 cdef class BucketState(MeterState):
     cdef readonly int64_t level, time, refunded, n, part, most
@@ -103,6 +108,8 @@ cdef class BucketMeter(Meter):
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     @cython.locals(state=BucketState)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
+    @cython.locals(state=BucketState)
+    cpdef as_tuple(self, MeterState s)
 
 cdef class ClosedMeter(BucketMeter):
     pass

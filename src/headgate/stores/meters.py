@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 
-from headgate.algorithms import FixedWindow, Receipt, SlidingWindow, TokenBucket, algorithm_for
+from headgate.algorithms import FixedWindow, Receipt, SlidingWindow, State, TokenBucket, algorithm_for
 from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS as _MAX_UNITS
 from headgate.quota import Quota
@@ -79,6 +79,10 @@ class Meter:
 
     def fresh_at(self, s: MeterState) -> int:
         """Return the first time at which the state equals a new one."""
+        raise NotImplementedError
+
+    def as_tuple(self, s: MeterState) -> State | None:
+        """Return the state as the pure functions have it."""
         raise NotImplementedError
 
     def check_countable(self, used: int, cost: int) -> None:
@@ -158,6 +162,10 @@ class FixedMeter(Meter):
     def fresh_at(self, s: MeterState) -> int:
         state: FixedState = s  # type: ignore[assignment]
         return (state.index + 1) * self.period
+
+    def as_tuple(self, s: MeterState) -> State | None:
+        state: FixedState = s  # type: ignore[assignment]
+        return (state.birth, state.index, state.count) if state.birth else None
 
 
 class SlidingState(MeterState):
@@ -363,6 +371,17 @@ class SlidingMeter(Meter):
         state: SlidingState = s  # type: ignore[assignment]
         return state.newest * self.width + self.lifetime if state.units else 0
 
+    def as_tuple(self, s: MeterState) -> State | None:
+        state: SlidingState = s  # type: ignore[assignment]
+        if not state.birth:
+            return None
+        numbers = [state.birth]
+        older = [] if state.older is None else state.older[state.first :].tolist()
+        for index, units in zip(older[::2], older[1::2], strict=True):
+            if units:
+                numbers += index, units
+        return *numbers, state.newest, state.units
+
 
 class BucketState(MeterState):
     """The level at a time in ticks, the total ever refunded, and the shape that the level was measured in."""
@@ -508,6 +527,13 @@ class BucketMeter(Meter):
     def fresh_at(self, s: MeterState) -> int:
         state: BucketState = s  # type: ignore[assignment]
         return (state.time - state.level // -state.n) * self.tick
+
+    def as_tuple(self, s: MeterState) -> State | None:
+        state: BucketState = s  # type: ignore[assignment]
+        if not state.birth:
+            return None
+        shape = (state.n, state.part, state.most // state.part)
+        return state.birth, state.level, state.time, state.refunded, *shape
 
 
 class ClosedMeter(BucketMeter):

@@ -471,13 +471,14 @@ local function refunding()
     if left == back then
       return ""
     end
-    level, refunded = level - back, refunded + back
-    local level_then = level + n * (time - time_before)
-    if cost == held and time_before < time and level_then <= MAX_UNITS then
-      level, time = level_then, time_before
-    end
-    if refunded > MAX_UNITS then
-      birth, refunded = fmod(birth + 1, MAX_UNITS), 0
+    if cost == held and level == level_before + held * d and time == at and refunded == refunded_before then
+      -- Nothing has happened since the hold: back to the state before it.
+      level, time = level_before + n * (at - time_before), time_before
+    else
+      level, refunded = level - back, refunded + back
+      if refunded > MAX_UNITS then
+        birth, refunded = fmod(birth + 1, MAX_UNITS), 0
+      end
     end
     local after = pack("<ddddddd", birth, level, time, refunded, n, d, burst)
     return after, (time * tick - now) + ceil(level / n) * tick

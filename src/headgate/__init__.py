@@ -7,6 +7,7 @@ if not (decision := limiter.hit("alice")):
     print(decision.retry_after, decision.denied_by)
 """
 
+import headgate._build  # noqa: F401  # first: it chooses how the rest is loaded
 from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
 from headgate._sync.hold import Hold

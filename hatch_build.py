@@ -1,0 +1,93 @@
+"""Compile the core where there is a C compiler. The package is whole without it: the same files are plain Python.
+
+HEADGATE_PURE=1 leaves the core uncompiled, HEADGATE_COMPILED=1 makes it an error if it cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCES = Path("src")
+MODULES = (
+    "headgate._asking",
+    "headgate.decision",
+    "headgate.stores.counters",
+    "headgate.stores.meters",
+    "headgate.stores.request",
+)
+"""What is compiled, each with the types in the `.pxd` beside it; `headgate._build` has the same list."""
+
+
+class CompiledCore(BuildHookInterface[Any]):
+    """Adds the compiled modules to a wheel, or puts them beside their sources for an editable install."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if os.environ.get("HEADGATE_PURE", "0") not in ("", "0"):
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                built = compile_modules(Path(self.root), Path(folder))
+            except Exception as error:
+                if os.environ.get("HEADGATE_COMPILED"):
+                    raise
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                self.app.display_warning(f"headgate: installed as plain Python, not compiled: {reason}")
+                return
+            self.install(version, build_data, built)
+
+    def install(self, version: str, build_data: dict[str, Any], built: dict[str, bytes]) -> None:
+        """Put the compiled modules where they belong."""
+        target = Path(self.root, SOURCES if version == "editable" else Path("build", "compiled"))
+        for name, content in built.items():
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # a process may be running the old one
+            path.write_bytes(content)
+            if version != "editable":
+                build_data["force_include"][str(path)] = name
+        if version != "editable":
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+
+
+def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
+    """Return the compiled modules by their paths below `src`."""
+    from Cython.Build import cythonize
+    from setuptools import Distribution, Extension
+
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        extensions = cythonize(
+            [
+                Extension(
+                    module,
+                    [str(SOURCES / Path(*module.split(".")).with_suffix(".py"))],
+                    extra_compile_args=[] if os.name == "nt" else ["-O2", "-g0"],
+                )
+                for module in MODULES
+            ],
+            build_dir=str(folder),
+            include_path=[str(SOURCES)],
+            language_level=3,
+            # The annotations are for people and mypy: an `int` there may be any number, the types are in the .pxd.
+            compiler_directives={"annotation_typing": False, "freethreading_compatible": True},
+            quiet=True,
+        )
+        command = Distribution({"name": "headgate", "ext_modules": extensions}).get_command_obj("build_ext")
+        command.build_lib = str(folder / "lib")
+        command.build_temp = str(folder / "temp")
+        command.parallel = os.cpu_count()
+        command.ensure_finalized()
+        command.run()
+    finally:
+        os.chdir(before)
+    library = folder / "lib"
+    return {
+        path.relative_to(library).as_posix(): path.read_bytes() for path in library.rglob("*") if path.is_file()
+    }

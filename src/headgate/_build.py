@@ -1,0 +1,44 @@
+"""Which build of the core is in use: the compiled one where there is one, else plain Python.
+
+`HEADGATE_PURE=1` chooses plain Python at run time. Both are made from the same files, and give the same answers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+COMPILED = (
+    "headgate._asking",
+    "headgate.decision",
+    "headgate.stores.counters",
+    "headgate.stores.meters",
+    "headgate.stores.request",
+)
+"""What is compiled where it can be; `hatch_build.py` has the same list."""
+
+
+class _PlainFinder(MetaPathFinder):
+    """Finds the source of a module that Python would rather load compiled."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in COMPILED or not path:
+            return None
+        return spec_from_file_location(fullname, Path(path[0], f"{fullname.rpartition('.')[2]}.py"))
+
+
+def is_compiled() -> bool:
+    """Return whether the compiled core is in use."""
+    return not (getattr(sys.modules["headgate.decision"], "__file__", None) or "").endswith(".py")
+
+
+if os.environ.get("HEADGATE_PURE", "0") not in ("", "0"):
+    sys.meta_path.insert(0, _PlainFinder())

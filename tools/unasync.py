@@ -22,6 +22,7 @@ REPLACEMENTS = {
     r"await ": "",
     r"AsyncLimiter": "Limiter",
     r"AsyncHold": "Hold",
+    r"AsyncAsking": "Asking",
     r"AsyncTurns": "Turns",
     r"AsyncEvent": "Event",
     r"AsyncGate": "Gate",

@@ -10,10 +10,21 @@ from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from headgate.decision import Decision
+from headgate.stores.base import AsyncGate
+from headgate.stores.request import Request
+
 if TYPE_CHECKING:
     from headgate._async.hold import AsyncHold
 
 T = TypeVar("T")
+
+NOT_AWAITED = "this answer is still to be awaited: write `if await limiter.hit(key):`"
+
+
+async def decided(gate: AsyncGate, request: Request) -> Decision:
+    """Return the decision of a gate."""
+    return (await gate.ask(request))[0]
 
 
 class Awaiting(Coroutine[Any, Any, T]):
@@ -41,7 +52,7 @@ class Awaiting(Coroutine[Any, Any, T]):
 
     def __bool__(self) -> NoReturn:
         self._coroutine.close()
-        raise TypeError("this answer is still to be awaited: write `if await limiter.hit(key):`")
+        raise TypeError(NOT_AWAITED)
 
 
 class AwaitingHold(Awaiting["AsyncHold"]):

@@ -8,11 +8,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from headgate._asking import AsyncAsking
 from headgate._async.gates import AsyncObserved, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold
 from headgate._async.resilience import bind
 from headgate._async.turns import AsyncTurns
-from headgate._awaiting import Awaiting, AwaitingHold
+from headgate._awaiting import AwaitingHold
 from headgate._concurrency import AsyncEvent
 from headgate.clock import Clock, SteadyClock, WallClock, instant, time_limit, to_microseconds
 from headgate.decision import Decision
@@ -29,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AsyncLimiter:
+class AsyncLimiter(AsyncAsking):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -50,7 +51,6 @@ class AsyncLimiter:
         rules: The rules, in order.
         name: The limiter's name; empty if it has none.
         store: Where it counts.
-        gate: Its rules bound to the store, for what keeps receipts itself, as the server does.
         new_hold: What makes a hold of its parts.
         health: How the store has been doing.
     """
@@ -100,51 +100,6 @@ class AsyncLimiter:
         heard.attached(self)
         return AsyncObserved(gate, self.name, heard), partial(AsyncObservedHold, heard, self.name)
 
-    # begin async only
-    def hit(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    ) -> Awaiting[Decision]:
-        """Ask for units, and take them if all rules admit: `await limiter.hit(key)`.
-
-        A refusal takes nothing. A cost of 0 is admitted and writes nothing.
-
-        Raises:
-            CostTooHigh: The cost is above what a rule could ever admit at once.
-            ConfigError: The key does not fit the rules, or the cost is not a whole number.
-        """
-        return Awaiting(self._decide(Request("hit", key, cost, tier, now if now is None else instant(now))))
-
-    def check(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    ) -> Awaiting[Decision]:
-        """Return what `hit` would answer, and take nothing."""
-        return Awaiting(self._decide(Request("peek", key, cost, tier, now if now is None else instant(now))))
-
-    async def _decide(self, request: Request) -> Decision:
-        return (await self.gate.ask(request))[0]
-
-    # end async only
-    # begin sync only
-    # def hit(
-    #     self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    # ) -> Decision:
-    #     """Ask for units, and take them if all rules admit.
-    #
-    #     A refusal takes nothing. A cost of 0 is admitted and writes nothing.
-    #
-    #     Raises:
-    #         CostTooHigh: The cost is above what a rule could ever admit at once.
-    #         ConfigError: The key does not fit the rules, or the cost is not a whole number.
-    #     """
-    #     return self.gate.ask(Request("hit", key, cost, tier, now if now is None else instant(now)))[0]
-    #
-    # def check(
-    #     self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    # ) -> Decision:
-    #     """Return what `hit` would answer, and take nothing."""
-    #     return self.gate.ask(Request("peek", key, cost, tier, now if now is None else instant(now)))[0]
-    #
-    # end sync only
     async def record(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
     ) -> None:

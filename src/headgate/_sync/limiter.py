@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from headgate._asking import Asking
 from headgate._concurrency import Event
 from headgate._sync.gates import Observed, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
@@ -29,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Limiter:
+class Limiter(Asking):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -50,7 +51,6 @@ class Limiter:
         rules: The rules, in order.
         name: The limiter's name; empty if it has none.
         store: Where it counts.
-        gate: Its rules bound to the store, for what keeps receipts itself, as the server does.
         new_hold: What makes a hold of its parts.
         health: How the store has been doing.
     """
@@ -99,25 +99,6 @@ class Limiter:
         heard = Hooks(hooks)
         heard.attached(self)
         return Observed(gate, self.name, heard), partial(ObservedHold, heard, self.name)
-
-    def hit(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    ) -> Decision:
-        """Ask for units, and take them if all rules admit.
-
-        A refusal takes nothing. A cost of 0 is admitted and writes nothing.
-
-        Raises:
-            CostTooHigh: The cost is above what a rule could ever admit at once.
-            ConfigError: The key does not fit the rules, or the cost is not a whole number.
-        """
-        return self.gate.ask(Request("hit", key, cost, tier, now if now is None else instant(now)))[0]
-
-    def check(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
-    ) -> Decision:
-        """Return what `hit` would answer, and take nothing."""
-        return self.gate.ask(Request("peek", key, cost, tier, now if now is None else instant(now)))[0]
 
     def record(
         self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None

@@ -1,0 +1,18 @@
+# Types with which _asking.py is compiled; without this the same file is plain Python.
+
+cimport cython
+
+from headgate.stores.request cimport Request, new_request
+
+cdef class Asking:
+    cdef public object gate
+
+cdef class AsyncAsking:
+    cdef public object gate
+
+cdef awaiting(gate, Request request)
+
+@cython.freelist(8)
+cdef class AwaitingDecision:
+    cdef object gate
+    cdef Request request

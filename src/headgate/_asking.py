@@ -1,0 +1,125 @@
+"""What limiters do on every call, apart from the rest of them because it is compiled too, with the types in `_asking.pxd`.
+An `AsyncLimiter` answers with an `Awaiting`; see there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+from headgate._awaiting import NOT_AWAITED, Awaiting, decided
+from headgate.clock import instant
+from headgate.decision import Decision
+from headgate.keys import Key
+from headgate.stores.base import AsyncGate, Gate, ImmediateGate
+from headgate.stores.request import Request, new_request
+
+
+class Asking:
+    """The calls of a `Limiter` that only decide.
+
+    Attributes:
+        gate: The limiter's rules bound to its store, for what keeps receipts itself, as the server does.
+    """
+
+    gate: Gate
+
+    def hit(
+        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    ) -> Decision:
+        """Ask for units, and take them if all rules admit.
+
+        A refusal takes nothing. A cost of 0 is admitted and writes nothing.
+
+        Raises:
+            CostTooHigh: The cost is above what a rule could ever admit at once.
+            ConfigError: The key does not fit the rules, or the cost is not a whole number.
+        """
+        return self.gate.ask(new_request("hit", key, cost, tier, None if now is None else instant(now)))[0]
+
+    def check(
+        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    ) -> Decision:
+        """Return what `hit` would answer, and take nothing."""
+        return self.gate.ask(new_request("peek", key, cost, tier, None if now is None else instant(now)))[0]
+
+
+class AsyncAsking:
+    """The calls of an `AsyncLimiter` that only decide.
+
+    Attributes:
+        gate: The limiter's rules bound to its store, for what keeps receipts itself, as the server does.
+    """
+
+    gate: AsyncGate
+
+    def hit(
+        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    ) -> Awaiting[Decision]:
+        """Ask for units, and take them if all rules admit: `await limiter.hit(key)`.
+
+        A refusal takes nothing. A cost of 0 is admitted and writes nothing.
+
+        Raises:
+            CostTooHigh: The cost is above what a rule could ever admit at once.
+            ConfigError: The key does not fit the rules, or the cost is not a whole number.
+        """
+        return awaiting(self.gate, new_request("hit", key, cost, tier, None if now is None else instant(now)))
+
+    def check(
+        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    ) -> Awaiting[Decision]:
+        """Return what `hit` would answer, and take nothing."""
+        return awaiting(
+            self.gate, new_request("peek", key, cost, tier, None if now is None else instant(now))
+        )
+
+
+def awaiting(gate: AsyncGate, request: Request) -> Awaiting[Decision]:
+    """Return the decision of a gate, to be awaited."""
+    if type(gate) is ImmediateGate:
+        return AwaitingDecision(gate.gate, request)  # type: ignore[return-value]  # registered below
+    return Awaiting(decided(gate, request))
+
+
+class AwaitingDecision:
+    """The decision of a gate that never waits, made when it is awaited; no coroutine is needed for that."""
+
+    __slots__ = ("gate", "request")
+
+    def __init__(self, gate: Gate, request: Request) -> None:
+        self.gate = gate
+        self.request: Request | None = request
+
+    def __await__(self) -> Generator[Any, None, Decision]:
+        request = self.request
+        if request is None:
+            raise RuntimeError("this answer was awaited already")
+        self.request = None
+        return self.gate.ask(request)[0]
+        yield  # which makes this a generator, as an awaitable needs
+
+    def send(self, value: Any) -> Any:
+        """Run to the end, as an event loop does."""
+        return next(self.__await__())
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception instead of deciding."""
+        self.request = None
+        return self.__await__().throw(*error)
+
+    def close(self) -> None:
+        """End it without a decision."""
+        self.request = None
+
+    def __bool__(self) -> NoReturn:
+        self.request = None
+        raise TypeError(NOT_AWAITED)
+
+    def __del__(self) -> None:
+        if self.request is not None:
+            warnings.warn(f"the answer to {self.request} was never awaited", RuntimeWarning, stacklevel=2)
+
+
+Awaiting.register(AwaitingDecision)

@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t
 
 cdef int64_t _NONE
 
+@cython.freelist(8)
 cdef class Decision:
     cdef tuple _names, _every
     cdef bint _allowed, _degraded

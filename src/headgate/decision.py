@@ -1,8 +1,8 @@
 """The answer to "may I?".
 
-A decision is made on every call, so this file is also compiled, with the types in `decision.pxd`: times stay whole microseconds,
-and what few callers read (seconds, one result per rule) is worked out when it is read. `None` stands where nothing applies, never
--1 or 0; inside, the fields are plain numbers, and `_NONE` stands for it.
+A decision is made on every call, so this file is also compiled, with the types in `decision.pxd`. Times stay whole
+microseconds, and what few callers read (seconds, one result per rule) is worked out when it is read. `None` stands where
+nothing applies, never -1 or 0; inside, the fields are plain numbers, and `_NONE` stands for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a store is: the thing that makes the algorithms atomic, and nothing else.
 
 A store *binds* a limiter's rules once and is then called often. Binding is where keys are prepared, scripts registered and
-shapes packed. The bound *gate* has one way in, `ask`, for every kind of request, besides `refund` and `reset`; whatever stands
+shapes packed. The bound *gate* has one way in, `ask`, for every kind of request, besides `refund` and `reset`. What stands
 around a gate (a clock, hooks, a failure policy, a live policy) is a gate itself.
 
 All times are whole microseconds; `None` means the store's own clock.

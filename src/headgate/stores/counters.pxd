@@ -9,15 +9,16 @@ from headgate.stores.request cimport Request
 
 cdef int SHARDS, LOOKED_AT_PER_NEW_KEY, LOOKED_AT_WHEN_FULL
 cdef int64_t GRACE_US, NEVER
+cdef bint IS_COMPILED
 
 cdef class Counters:
     cdef readonly object clock, now_us, monotonic_ns
     cdef public object lock
     cdef public bint busy
-    cdef readonly bint steady
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
     cdef public int64_t births
     cdef readonly dict tables
+    @cython.locals(nanoseconds=int64_t)
     cpdef int64_t now(self) except? -1
     @cython.locals(table=Table)
     cdef make_room(self)
@@ -60,8 +61,10 @@ cdef class MemoryGate:
     cdef readonly object pick
     cdef readonly dict by_tier
     cdef readonly int64_t always_fits
-    @cython.locals(meters=tuple, keys=tuple, counters=Counters, at=int64_t)
+    @cython.locals(meters=tuple, keys=tuple)
     cpdef tuple ask(self, Request request)
+    @cython.locals(operation=str, cost=int64_t, counters=Counters, at=int64_t, is_hit=bint)
+    cdef tuple ask_alone(self, Request request, tuple meters, tuple keys)
     @cython.locals(keys=list)
     cdef tuple keys_of(self, key)
     @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t, is_missing=bint)
@@ -78,7 +81,8 @@ cdef class MemoryGate:
     cdef undo(self, int64_t at, int64_t cost)
     @cython.locals(slot=Slot, verdicts=list, reset_after=int64_t)
     cdef Decision admission(self, int64_t at, int64_t cost)
-    @cython.locals(slot=Slot, meter=Meter, verdicts=list, excess=int64_t, free_at=int64_t, reset_after=int64_t)
+    @cython.locals(slot=Slot, meter=Meter, verdicts=list, excess=int64_t, free_at=int64_t, retry_after=int64_t,
+                   reset_after=int64_t)
     cdef Decision refusal(self, int64_t at, int64_t cost)
     @cython.locals(slot=Slot)
     cdef record(self, int64_t at, int64_t cost, now)

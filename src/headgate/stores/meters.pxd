@@ -48,6 +48,7 @@ cdef class FixedMeter(Meter):
     @cython.locals(state=FixedState)
     cpdef as_tuple(self, MeterState s)
 
+@cython.no_gc
 cdef class SlidingState(MeterState):
     cdef readonly int64_t newest, units, total
     cdef readonly int first, live

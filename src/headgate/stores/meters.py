@@ -3,7 +3,7 @@
 `headgate.algorithms` explains each rule and is the reference; a meter gives the same answers without making a new state for
 every call. It asks and charges in two steps, so that several rules can be asked before any of them is charged.
 
-A unit is `part` parts, and at most `most` parts may be in use: a token bucket needs the fractions, windows count whole units.
+A unit is `part` parts, and at most `most` parts may be in use: a token bucket needs the fractions, windows count units.
 
 This file is also compiled, with the types in `meters.pxd`. So every number stays below 2^63, also in between: where a
 product could pass it, a division comes first. And a signal handler may raise wherever Python calls something, so a state is

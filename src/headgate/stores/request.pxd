@@ -1,4 +1,11 @@
 # Types with which request.py is compiled; without this the same file is plain Python.
 
+cimport cython
+
+@cython.freelist(8)
 cdef class Request:
-    cdef readonly object operation, key, cost, tier, now
+    cdef readonly str operation
+    cdef readonly object key, cost, tier, now
+
+@cython.locals(request=Request)
+cpdef Request new_request(str operation, key, cost, tier, now)

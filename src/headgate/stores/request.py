@@ -47,3 +47,16 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.operation!r}, {self.key!r}, {self.cost}, {self.tier!r}, {self.now})"
+
+
+def new_request(
+    operation: Operation, key: Key | None, cost: int, tier: str | None, now: int | None
+) -> Request:
+    """Return a request; where it is compiled, without a detour over the arguments of the class."""
+    request = Request.__new__(Request)
+    request.operation = operation
+    request.key = key
+    request.cost = cost
+    request.tier = tier
+    request.now = now
+    return request

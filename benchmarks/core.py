@@ -7,11 +7,11 @@ import sys
 from dataclasses import replace
 from types import ModuleType
 
-from benchmarks import footprint, overshoot, speed, sqlite, stalls, threads
+from benchmarks import footprint, logs, overshoot, speed, sqlite, stalls, threads
 from benchmarks.contenders import HEADGATE
 from benchmarks.harness import FULL, QUICK, Progress, Section, target_table, write_chart, write_json
 
-SUBJECTS = (speed, threads, footprint, stalls, overshoot, sqlite)
+SUBJECTS = (speed, threads, logs, footprint, stalls, overshoot, sqlite)
 
 
 def main() -> None:

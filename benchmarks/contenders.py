@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -153,7 +153,8 @@ def decision_floor(task: Task) -> Driver:
 def headgate(task: Task) -> Driver:
     """Build ours, compiled or not."""
     limiter = _headgate_limiter("Limiter", task)
-    key = _scoped_key if task.rules[0].scope else str
+    scopes = {rule.scope for rule in task.rules}
+    key = partial(_scoped_key, scopes - {EVERYONE}) if scopes != {None} else str
     if task.tiered:
         hit = partial(limiter.hit, tier=TIER)
         return Driver(
@@ -169,8 +170,9 @@ def headgate_async(task: Task) -> Driver:
     return Driver(_headgate_limiter("AsyncLimiter", task).hit, awaits=True)
 
 
-def _scoped_key(key: str) -> dict[str, str]:
-    return {"user": key, "ip": key[:6]}
+def _scoped_key(scopes: Collection[str | None], key: str) -> dict[str | None, str]:
+    parts = {"user": key, "ip": key[:6], EVERYONE: EVERYONE}
+    return {scope: part for scope, part in parts.items() if scope in scopes}
 
 
 def _headgate_limiter(name: str, task: Task) -> Any:
@@ -204,7 +206,7 @@ def _in_turn(task: Task, hits: Sequence[Callable[[str], Any]], allowed: Callable
                 return False
         return True
 
-    return Driver(hit, key=lambda key: {**_scoped_key(key), EVERYONE: EVERYONE})
+    return Driver(hit, key=partial(_scoped_key, [rule.scope for rule in task.rules]))
 
 
 # https://limits.readthedocs.io/en/stable/quickstart.html: MemoryStorage, a strategy, `hit(item, key)`.
@@ -324,8 +326,8 @@ def _pyrate_bucket(task: Task) -> Any:
     from pyrate_limiter import FixedWindow, InMemoryBucket, Rate, StateBucket, TokenBucket
 
     kinds = {rule.kind for rule in task.rules}
-    if task.call != "hit" or len(kinds) > 1:
-        raise NotOfferedError
+    if task.call != "hit" or len(kinds) > 1 or task.rules[0].limit > task.rules[-1].limit:
+        raise NotOfferedError  # of its rates, a longer one must have a higher limit
     rates = [Rate((1 + task.tiered) * rule.limit, rule.period * 1000) for rule in task.rules]
     match kinds.pop():
         case "token_bucket":

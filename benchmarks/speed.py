@@ -70,7 +70,9 @@ class Shape:
     def sized(self, keys: int) -> Shape:
         """Return the same with so many keys, and limits that keep every state alive between two rounds."""
         lots = 1_000_000 if keys == 1 or self.new_keys else 10_000
-        rules = tuple(replace(rule, limit=rule.limit or lots) for rule in self.task.rules)
+        rules = tuple(
+            replace(rule, limit=rule.limit or (1 + i) * lots) for i, rule in enumerate(self.task.rules)
+        )
         name = self.name if self.new_keys else f"{self.name}, {keys:,} key{'s' if keys > 1 else ''}"
         return replace(self, name=name, task=replace(self.task, rules=rules, keys=keys))
 
@@ -133,7 +135,8 @@ def run(scale: Scale, progress: Progress) -> Iterator[Section]:
     awaited = [shape for shape in ASYNC_SHAPES if scale.only in shape.name]
     progress.steps -= STEPS - len(chosen) - len(awaited)
     yield _sync_section({shape: _measure(shape, SYNC, scale, progress) for shape in chosen})
-    yield _async_section({shape: _measure(shape, ASYNC, scale, progress) for shape in awaited})
+    if awaited:
+        yield _async_section({shape: _measure(shape, ASYNC, scale, progress) for shape in awaited})
 
 
 class Trial(Here):
@@ -244,9 +247,9 @@ def _sync_section(found: Found) -> Section:
         ],
         data=_data(found),
         targets=[
-            *_targets("÷ floor", "over_floor", over[HEADGATE], at_most=True),
-            *_targets("slower in limits", "under_limits", peers["limits", HEADGATE], at_most=False),
-            *_plain_target("plain Python", peers["limits", PLAIN]),
+            *_targets("{} ÷ floor", "over_floor", over[HEADGATE], at_most=True),
+            *_targets("limits ÷ {}", "under_limits", peers["limits", HEADGATE], at_most=False),
+            *_plain_target("limits ÷ plain Python, any shape", peers["limits", PLAIN]),
         ],
         panels=[
             Panel(f"{shape.name}: CPU time of one call", "ns", _bars(found[shape]))
@@ -269,8 +272,8 @@ def _async_section(found: Found) -> Section:
         ],
         data=_data(found),
         targets=[
-            *([worst_of("async ÷ sync", 1.3, _named(ours[HEADGATE]), at_most=True)] if found else []),
-            *_plain_target("plain Python async", peer),
+            worst_of("async ÷ sync", 1.3, _named(ours[HEADGATE]), at_most=True),
+            *_plain_target("limits ÷ plain Python, any shape, async", peer),
         ],
     )
 
@@ -279,21 +282,21 @@ def _ratios(found: Found, over: str, under: str) -> dict[Shape, float]:
     return {shape: results[over].times(results[under]) for shape, results in found.items()}
 
 
-def _targets(title: str, bound_of: str, ratios: Mapping[Shape, float], at_most: bool) -> Iterator[Target]:
+def _targets(name: str, bound_of: str, ratios: Mapping[Shape, float], at_most: bool) -> Iterator[Target]:
     """Return a target for the shapes of each group that have the same bound."""
-    groups: dict[tuple[str, float], dict[str, float]] = {}
+    groups: dict[tuple[str, float], dict[Shape, float]] = {}
     for shape, ratio in ratios.items():
-        bound = getattr(shape, bound_of)
-        if bound == bound:
-            groups.setdefault((shape.group, bound), {})[shape.name] = ratio
+        if (bound := getattr(shape, bound_of)) == bound:
+            groups.setdefault((shape.group, bound), {})[shape] = ratio
     for (group, bound), members in groups.items():
-        yield worst_of(f"{group} {title}", bound, members, at_most)
+        sliding = ", sliding" if not at_most and all(shape.slides for shape in members) else ""
+        yield worst_of(name.format(group + sliding), bound, _named(members), at_most)
 
 
-def _plain_target(title: str, ratios: Mapping[Shape, float]) -> Iterator[Target]:
+def _plain_target(name: str, ratios: Mapping[Shape, float]) -> Iterator[Target]:
     offered = {shape: ratio for shape, ratio in ratios.items() if shape.task.call != "hold"}
     if offered:
-        yield worst_of(f"{title}: any shape slower in limits", 1.0, _named(offered), at_most=False)
+        yield worst_of(name, 1.0, _named(offered), at_most=False)
 
 
 def _named(ratios: Mapping[Shape, float]) -> dict[str, float]:

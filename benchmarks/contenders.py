@@ -1,10 +1,10 @@
-"""The floors, the other limiters and Headgate, all behind one call: `hit(key)`.
+"""The floor, the other limiters and Headgate, all behind one call: `hit(key)`.
 
 Every peer is set up for memory as its own documentation says; the address is above each. Where a peer needs another
 object per key, it gets the plain dict of them that its users write. `functools.partial` binds fixed arguments, because
 a wrapper function would charge the peer for a call that its users do not make.
 
-A peer that has no rule of a kind raises `NotOfferedError`. Packages are imported when built: one that is missing shows
+A peer that cannot do a task raises `NotOfferedError`. Packages are imported when built: one that is missing shows
 up in the table and stops nothing else.
 """
 
@@ -12,23 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from unittest import mock
 
-from benchmarks.harness import NotOfferedError
+from benchmarks.harness import NotOfferedError, time_calls, time_holds, time_tiered_calls
 
 HEADGATE = "Headgate"
-BARE = "floor: bare"
-FLOOR = "floor: lock, NamedTuple"
+PLAIN = f"{HEADGATE}, plain"
+"""Not compiled; it has a process of its own, see `plain.py`."""
+FLOOR = "floor"
 FLOOR_PERIOD = 3600.0
-"""A floor is a token bucket beside every rule; a short period of theirs would refill it during a sample."""
-KINDS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log")
+"""The floor is a token bucket beside every rule; a short period of theirs would refill it during a sample."""
+TIER = "pro"
+EVERYONE = "*"
+"""The scope of a rule with one counter for all."""
 
 
 class FakeTime:
@@ -61,29 +65,56 @@ class FakeTime:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a contender is asked to enforce."""
+    """A limit."""
 
     kind: str
     limit: int
     period: int = 3600
     """Seconds."""
+    scope: str | None = None
+    """Whose units: `"user"`, `"ip"`, or `EVERYONE`; without one, those of the key."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a contender is asked to do."""
+
+    rules: tuple[Rule, ...]
+    call: Literal["hit", "check", "hold"] = "hit"
+    """A hold is released at once."""
+    tiered: bool = False
+    """Whether calls name a tier, which has twice the limit."""
     keys: int = 1
-    """How many it must be able to hold."""
+    """How many it must be able to keep."""
     refused: bool = False
-    """Whether the calls that count will be refused."""
+    """Whether the calls that count will be refused, by the last rule."""
     clock: FakeTime | None = None
+
+    @property
+    def only_rule(self) -> Rule:
+        """The rule, for a contender that can do no more than hit a single one."""
+        if len(self.rules) > 1 or self.call != "hit":
+            raise NotOfferedError
+        return self.rules[0]
+
+
+Timer = Callable[[Callable[[Any], Any], Sequence[Any]], float]
 
 
 class Driver(NamedTuple):
     """A contender at work."""
 
-    hit: Callable[[str], Any]
+    hit: Callable[[Any], Any]
     close: Callable[[], object] = lambda: None
     allowed: Callable[[Any], bool] = bool
     awaits: bool = False
     """Whether `hit` returns something to await."""
-    fill: Callable[[str], Any] | None = None
+    fill: Callable[[Any], Any] | None = None
     """What takes a unit, where `hit` does not."""
+    timer: Timer = time_calls
+    """What times calls, as users write them."""
+    key: Callable[[str], Any] = str
+    """What `hit` takes, made of a plain key before the calls are timed."""
 
 
 class Answer(NamedTuple):
@@ -96,44 +127,14 @@ class Answer(NamedTuple):
     reset_after: float
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenAnswer:
-    """The same, as most people would write it."""
-
-    allowed: bool
-    limit: int
-    remaining: int
-    retry_after: float | None
-    reset_after: float
-
-
-def bare_floor(rule: Rule) -> Driver:
-    """Build the least Python that decides one token bucket: dict get, clock, compare, store, a bool out."""
-    period, emission = FLOOR_PERIOD, FLOOR_PERIOD / rule.limit
-    full_at: dict[str, float] = {}
-    get, clock = full_at.get, time.monotonic
-
-    def hit(key: str) -> bool:
-        now = clock()
-        at = get(key, now)
-        if at < now:
-            at = now
-        at += emission
-        if at - now > period:
-            return False
-        full_at[key] = at
-        return True
-
-    return Driver(hit)
-
-
-def decision_floor(rule: Rule, answer: type[Answer] | type[FrozenAnswer] = Answer) -> Driver:
-    """Build the same with a lock and a decision object."""
-    limit, period, emission = rule.limit, FLOOR_PERIOD, FLOOR_PERIOD / rule.limit
+def decision_floor(task: Task) -> Driver:
+    """Build the least Python that decides one token bucket under a lock and says what a decision says."""
+    limit, period = task.rules[-1].limit, FLOOR_PERIOD
+    emission = period / limit
     full_at: dict[str, float] = {}
     get, clock, lock = full_at.get, time.monotonic, Lock()
 
-    def hit(key: str) -> Answer | FrozenAnswer:
+    def hit(key: str) -> Answer:
         with lock:
             now = clock()
             before = get(key, now)
@@ -142,31 +143,70 @@ def decision_floor(rule: Rule, answer: type[Answer] | type[FrozenAnswer] = Answe
             at = before + emission
             wait = at - now - period
             if wait > 0:
-                return answer(False, limit, 0, wait, before - now)
+                return Answer(False, limit, 0, wait, before - now)
             full_at[key] = at
-        return answer(True, limit, int(-wait / emission), None, at - now)
+        return Answer(True, limit, int(-wait / emission), None, at - now)
 
     return Driver(hit, allowed=attrgetter("allowed"))
 
 
-def headgate(rule: Rule) -> Driver:
-    """Build ours."""
-    limiter = _headgate_limiter("Limiter", rule)
-    return Driver(limiter.hit, limiter.close)
+def headgate(task: Task) -> Driver:
+    """Build ours, compiled or not."""
+    limiter = _headgate_limiter("Limiter", task)
+    scopes = {rule.scope for rule in task.rules}
+    key = partial(_scoped_key, scopes - {EVERYONE}) if scopes != {None} else str
+    if task.tiered:
+        hit = partial(limiter.hit, tier=TIER)
+        return Driver(
+            hit, limiter.close, timer=lambda _, keys: time_tiered_calls(limiter.hit, keys, TIER), key=key
+        )
+    if task.call == "hold":
+        return Driver(limiter.hold, limiter.close, timer=time_holds, fill=limiter.hit)
+    return Driver(getattr(limiter, task.call), limiter.close, fill=limiter.hit, key=key)
 
 
-def headgate_async(rule: Rule) -> Driver:
+def headgate_async(task: Task) -> Driver:
     """Build ours for asyncio."""
-    return Driver(_headgate_limiter("AsyncLimiter", rule).hit, awaits=True)
+    return Driver(_headgate_limiter("AsyncLimiter", task).hit, awaits=True)
 
 
-def _headgate_limiter(name: str, rule: Rule) -> Any:
+def _scoped_key(scopes: Collection[str | None], key: str) -> dict[str | None, str]:
+    parts = {"user": key, "ip": key[:6], EVERYONE: EVERYONE}
+    return {scope: part for scope, part in parts.items() if scope in scopes}
+
+
+def _headgate_limiter(name: str, task: Task) -> Any:
     import headgate as package
     from headgate.clock import SteadyClock
 
-    clock = None if rule.clock is None else SteadyClock(rule.clock.monotonic_ns)  # as real programs have
-    make_rule = getattr(package, rule.kind)
-    return getattr(package, name)(make_rule(f"{rule.limit}/{rule.period}s"), clock=clock)
+    clock = None if task.clock is None else SteadyClock(task.clock.monotonic_ns)  # as real programs have
+    rules = [
+        getattr(package, rule.kind)(
+            f"{rule.limit}/{rule.period}s",
+            scope=rule.scope,
+            tiers={TIER: f"{2 * rule.limit}/{rule.period}s"} if task.tiered else {},
+        )
+        for rule in task.rules
+    ]
+    return getattr(package, name)(*rules, clock=clock)
+
+
+def _in_turn(task: Task, hits: Sequence[Callable[[str], Any]], allowed: Callable[[Any], bool]) -> Driver:
+    """Build what users write who have several rules and a peer without them: one hit after the other."""
+    if len(hits) == 1:
+        return Driver(hits[0], allowed=allowed)
+    if not task.rules[0].scope:
+        first, second = hits
+        return Driver(lambda key: allowed(first(key)) and allowed(second(key)))
+    by_scope = [(rule.scope, hit) for rule, hit in zip(task.rules, hits, strict=True)]
+
+    def hit(key: dict[str | None, str]) -> bool:
+        for scope, hit_rule in by_scope:  # noqa: SIM110  # a generator costs more
+            if not allowed(hit_rule(key[scope])):
+                return False
+        return True
+
+    return Driver(hit, key=partial(_scoped_key, [rule.scope for rule in task.rules]))
 
 
 # https://limits.readthedocs.io/en/stable/quickstart.html: MemoryStorage, a strategy, `hit(item, key)`.
@@ -179,63 +219,82 @@ _LIMITS = {
 }
 
 
-def limits(rule: Rule) -> Driver:
-    """Build limits."""
-    strategy, item = _limits(rule)
-    return Driver(partial(strategy.hit, item))
-
-
-def _limits(rule: Rule) -> tuple[Any, Any]:
-    from limits import parse, strategies
+def limits(task: Task) -> Driver:
+    """Build limits; a scope is one of the identifiers that it takes before the key."""
+    from limits import strategies
     from limits.storage import MemoryStorage
 
-    strategy = getattr(strategies, _LIMITS[rule.kind])(MemoryStorage())
-    return strategy, parse(f"{rule.limit} per {rule.period} second")
+    if task.call == "hold":
+        raise NotOfferedError
+    storage = MemoryStorage()
+    made = [getattr(strategies, _LIMITS[rule.kind])(storage) for rule in task.rules]
+    method = "test" if task.call == "check" else "hit"
+    hits = _limits_calls(task, [getattr(strategy, method) for strategy in made])
+    if task.call == "hit":
+        return _in_turn(task, hits, bool)
+    return Driver(hits[0], fill=_limits_calls(task, [made[0].hit])[0])
 
 
-def limits_with_stats(rule: Rule) -> Driver:
-    """Build limits, asked for what a decision says too: remaining units and the time of reset are a second call."""
-    strategy, item = _limits(rule)
-
-    def hit(key: str) -> tuple[bool, Any]:
-        return strategy.hit(item, key), strategy.get_window_stats(item, key)
-
-    return Driver(hit, allowed=itemgetter(0))
-
-
-def limits_async(rule: Rule) -> Driver:
+def limits_async(task: Task) -> Driver:
     """Build limits for asyncio: https://limits.readthedocs.io/en/stable/async.html."""
-    from limits import parse
     from limits.aio import strategies
     from limits.aio.storage import MemoryStorage
 
-    strategy = getattr(strategies, _LIMITS[rule.kind])(MemoryStorage())
-    return Driver(partial(strategy.hit, parse(f"{rule.limit} per {rule.period} second")), awaits=True)
+    storage = MemoryStorage()
+    hits = _limits_calls(task, [getattr(strategies, _LIMITS[rule.kind])(storage).hit for rule in task.rules])
+    if len(hits) == 1:
+        return Driver(hits[0], awaits=True)
+    first, second = hits
+
+    async def hit(key: str) -> bool:
+        return bool(await first(key) and await second(key))
+
+    return Driver(hit, awaits=True)
+
+
+def _limits_calls(task: Task, calls: Sequence[Callable[..., Any]]) -> list[Callable[[str], Any]]:
+    from limits import parse
+
+    return [
+        partial(
+            call,
+            parse(f"{(1 + task.tiered) * rule.limit} per {rule.period} second"),
+            *([rule.scope] if rule.scope else []),
+        )
+        for rule, call in zip(task.rules, calls, strict=True)
+    ]
 
 
 # https://throttled-py.readthedocs.io/en/latest/quickstart/store-backends.html: MemoryStore, whose MAX_SIZE of 1024
 # would drop our keys; a sliding window keeps two entries per key.
-def throttled(rule: Rule) -> Driver:
+def throttled(task: Task) -> Driver:
     """Build throttled-py."""
     import throttled as package
 
-    return Driver(_throttle(package, rule).limit, allowed=_not_limited)
+    throttles = [_throttle(package, task, rule) for rule in task.rules]
+    if task.call == "hit":
+        return _in_turn(task, [throttle.limit for throttle in throttles], _not_limited)
+    if task.call == "check":  # what it returns says only what is left
+        return Driver(throttles[0].peek, allowed=lambda _: not task.refused, fill=throttles[0].limit)
+    raise NotOfferedError
 
 
-def throttled_async(rule: Rule) -> Driver:
+def throttled_async(task: Task) -> Driver:
     """Build throttled-py for asyncio: https://throttled-py.readthedocs.io/en/latest/quickstart/quickstart.html."""
     import throttled.asyncio as package
 
-    return Driver(_throttle(package, rule).limit, allowed=_not_limited, awaits=True)
+    throttle = _throttle(package, task, task.only_rule)
+    return Driver(throttle.limit, allowed=_not_limited, awaits=True)
 
 
-def _throttle(package: Any, rule: Rule) -> Any:
+def _throttle(package: Any, task: Task, rule: Rule) -> Any:
     if rule.kind == "sliding_log":
         raise NotOfferedError
+    limit = (1 + task.tiered) * rule.limit
     return package.Throttled(
         using=rule.kind,
-        quota=package.per_duration(timedelta(seconds=rule.period), rule.limit, rule.limit),
-        store=package.MemoryStore(options={"MAX_SIZE": 3 * rule.keys + 1024}),
+        quota=package.per_duration(timedelta(seconds=rule.period), limit, limit),
+        store=package.MemoryStore(options={"MAX_SIZE": 3 * task.keys + 1024}),
     )
 
 
@@ -244,29 +303,33 @@ def _not_limited(result: Any) -> bool:
 
 
 # https://pyratelimiter.readthedocs.io (README, "Algorithms"): StateBucket for a token bucket, InMemoryBucket for the
-# rest, whose only sliding window is the log; "Custom routing with BucketFactory" for a bucket per key.
-def pyrate(rule: Rule) -> Driver:
+# rest, whose only sliding window is the log; several rates per bucket; "Custom routing with BucketFactory" for a bucket
+# per key.
+def pyrate(task: Task) -> Driver:
     """Build pyrate-limiter."""
     from pyrate_limiter import Limiter
 
-    limiter = Limiter(_pyrate_factory(rule) if rule.keys > 1 else _pyrate_bucket(rule))
+    limiter = Limiter(_pyrate_factory(task) if task.keys > 1 else _pyrate_bucket(task))
     return Driver(partial(limiter.try_acquire, blocking=False), limiter.close)
 
 
-def pyrate_async(rule: Rule) -> Driver:
+def pyrate_async(task: Task) -> Driver:
     """Build pyrate-limiter for asyncio (README, "asyncio & event loops")."""
     from pyrate_limiter import BucketAsyncWrapper, Limiter, SingleBucketFactory
 
     # Its leak task would outlive the sample; a run of seconds has nothing to leak.
-    factory = SingleBucketFactory(BucketAsyncWrapper(_pyrate_bucket(rule)), schedule_leak=False)
+    factory = SingleBucketFactory(BucketAsyncWrapper(_pyrate_bucket(task)), schedule_leak=False)
     return Driver(partial(Limiter(factory).try_acquire_async, blocking=False), awaits=True)
 
 
-def _pyrate_bucket(rule: Rule) -> Any:
+def _pyrate_bucket(task: Task) -> Any:
     from pyrate_limiter import FixedWindow, InMemoryBucket, Rate, StateBucket, TokenBucket
 
-    rates = [Rate(rule.limit, rule.period * 1000)]
-    match rule.kind:
+    kinds = {rule.kind for rule in task.rules}
+    if task.call != "hit" or len(kinds) > 1 or task.rules[0].limit > task.rules[-1].limit:
+        raise NotOfferedError  # of its rates, a longer one must have a higher limit
+    rates = [Rate((1 + task.tiered) * rule.limit, rule.period * 1000) for rule in task.rules]
+    match kinds.pop():
         case "token_bucket":
             return StateBucket(rates, algorithm=TokenBucket())
         case "fixed_window":
@@ -275,8 +338,10 @@ def _pyrate_bucket(rule: Rule) -> Any:
             return InMemoryBucket(rates)
 
 
-def _pyrate_factory(rule: Rule) -> Any:
+def _pyrate_factory(task: Task) -> Any:
     from pyrate_limiter import BucketFactory, MonotonicClock, RateItem
+
+    _pyrate_bucket(task)  # it may not be offered
 
     class PerName(BucketFactory):  # type: ignore[misc, unused-ignore]  # untyped where it is not installed
         def __init__(self) -> None:
@@ -288,7 +353,7 @@ def _pyrate_factory(rule: Rule) -> Any:
 
         def get(self, item: RateItem) -> Any:
             if item.name not in self.buckets:
-                bucket = self.buckets[item.name] = _pyrate_bucket(rule)
+                bucket = self.buckets[item.name] = _pyrate_bucket(task)
                 self.schedule_leak(bucket)
             return self.buckets[item.name]
 
@@ -297,13 +362,14 @@ def _pyrate_factory(rule: Rule) -> Any:
 
 # https://aiolimiter.readthedocs.io: one AsyncLimiter per limit, `await acquire()`. It waits instead of refusing, so a
 # refusal is `has_capacity()`, which takes nothing.
-def aiolimiter(rule: Rule) -> Driver:
+def aiolimiter(task: Task) -> Driver:
     """Build aiolimiter: a leaky bucket that counts as a token bucket."""
     from aiolimiter import AsyncLimiter
 
-    if rule.kind != "token_bucket":
+    rule = task.only_rule
+    if rule.kind != "token_bucket" or task.tiered:
         raise NotOfferedError
-    limiters = {f"user:{i}": AsyncLimiter(rule.limit, rule.period) for i in range(rule.keys)}
+    limiters = defaultdict[str, Any](partial(AsyncLimiter, rule.limit, rule.period))
 
     def acquire(key: str) -> Any:
         return limiters[key].acquire()
@@ -311,41 +377,36 @@ def aiolimiter(rule: Rule) -> Driver:
     def has_capacity(key: str) -> Any:
         return limiters[key].has_capacity()
 
-    if rule.refused:
+    if task.refused:
         return Driver(has_capacity, fill=acquire)
     return Driver(acquire, allowed=lambda nothing: nothing is None, awaits=True)
 
 
 # https://github.com/falconry/token-bucket (docstrings): Limiter(rate, capacity, MemoryStorage()), `consume(key)`.
-def token_bucket(rule: Rule) -> Driver:
+def token_bucket(task: Task) -> Driver:
     """Build token-bucket: a bare bool, no lock."""
     import token_bucket as package
 
-    if rule.kind != "token_bucket":
+    rule = task.only_rule
+    if rule.kind != "token_bucket" or task.tiered:
         raise NotOfferedError
     limiter = package.Limiter(rule.limit / rule.period, rule.limit, package.MemoryStorage())
     return Driver(limiter.consume)
 
 
-CONTENDERS: dict[str, Callable[[Rule], Driver]] = {
-    BARE: bare_floor,
-    FLOOR: decision_floor,
-    "floor: lock, frozen dataclass": partial(decision_floor, answer=FrozenAnswer),
-    HEADGATE: headgate,
-    "token-bucket": token_bucket,
-    "aiolimiter": aiolimiter,
+Build = Callable[[Task], Driver]
+PEERS: dict[str, Build] = {
     "limits": limits,
-    "limits, hit and window stats": limits_with_stats,
     "throttled-py": throttled,
     "pyrate-limiter": pyrate,
-}
-OWN_ASYNC: dict[str, Callable[[Rule], Driver]] = {HEADGATE: headgate, f"{HEADGATE} async": headgate_async}
-ASYNC_CONTENDERS: dict[str, Callable[[Rule], Driver]] = {
-    **OWN_ASYNC,
+    "token-bucket": token_bucket,
     "aiolimiter": aiolimiter,
-    "limits async": limits_async,
-    "throttled-py async": throttled_async,
-    "pyrate-limiter async": pyrate_async,
+}
+ASYNC_PEERS: dict[str, Build] = {
+    "limits": limits_async,
+    "throttled-py": throttled_async,
+    "pyrate-limiter": pyrate_async,
+    "aiolimiter": aiolimiter,
 }
 FULL_PEERS = ("limits", "throttled-py", "pyrate-limiter")
-"""The peers with several rules, which the targets name."""
+"""The peers with several kinds of rules."""

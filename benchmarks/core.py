@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from types import ModuleType
 
-from benchmarks import footprint, overshoot, speed, sqlite, stalls
+from benchmarks import footprint, logs, overshoot, speed, sqlite, stalls, threads
 from benchmarks.contenders import HEADGATE
 from benchmarks.harness import FULL, QUICK, Progress, Section, target_table, write_chart, write_json
 
-SUBJECTS = (speed, footprint, stalls, overshoot, sqlite)
+SUBJECTS = (speed, threads, logs, footprint, stalls, overshoot, sqlite)
 
 
 def main() -> None:
@@ -18,12 +19,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a rough look: fewer keys, calls and rounds")
     parser.add_argument("--only", choices=[_name(subject) for subject in SUBJECTS], help="one subject")
+    parser.add_argument("--shape", default="", help="of speed, only shapes with this in their name")
     options = parser.parse_args()
-    subjects = [subject for subject in SUBJECTS if options.only in (None, _name(subject))]
+    only = "speed" if options.shape else options.only
+    subjects = [subject for subject in SUBJECTS if only in (None, _name(subject))]
+    scale = replace(QUICK if options.quick else FULL, only=options.shape)
     progress = Progress(sum(subject.STEPS for subject in subjects))
     sections: list[Section] = []
     for subject in subjects:
-        for section in subject.run(QUICK if options.quick else FULL, progress):
+        for section in subject.run(scale, progress):
             progress.end()
             print(*section.tables, sep="\n", flush=True)
             sections.append(section)

@@ -11,29 +11,42 @@ import asyncio
 import gc
 import inspect
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from benchmarks.contenders import BARE, CONTENDERS, FULL_PEERS, HEADGATE, Driver, FakeTime, Rule
+from benchmarks.contenders import (
+    FLOOR,
+    HEADGATE,
+    PEERS,
+    PLAIN,
+    Build,
+    Driver,
+    FakeTime,
+    Rule,
+    Task,
+    decision_floor,
+)
 from benchmarks.harness import Panel, Progress, Result, Scale, Section, Target, each, notes, number, table
+from benchmarks.plain import compiled, plain, run_there
 
-BOUNDS = {"token_bucket": 150.0, "fixed_window": 150.0, "sliding_window": 400.0}
+BOUNDS = {"token_bucket": 150.0, "fixed_window": 120.0, "sliding_window": 400.0}
 LIVE_BUCKETS = 10
 EPOCH = 1_700_000_040.0
-NAMES = (BARE, HEADGATE, "token-bucket", "aiolimiter", *FULL_PEERS)
-STEPS = len(BOUNDS) * len(NAMES)
+CONTENDERS: dict[str, Build] = {FLOOR: decision_floor, HEADGATE: compiled, PLAIN: plain, **PEERS}
+STEPS = len(BOUNDS) * len(CONTENDERS)
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
     """Measure every contender with every rule kind."""
     found: dict[str, dict[str, Result]] = {kind: {} for kind in BOUNDS}
-    for kind, name in product(BOUNDS, NAMES):
+    for kind, name in product(BOUNDS, CONTENDERS):
         progress.begin(f"bytes per key: {kind}, {name}")
-        fewer = kind == "sliding_window" and name != HEADGATE
+        fewer = kind == "sliding_window" and name in PEERS
         keys = [f"user:{i}" for i in range(scale.keys // 4 if fewer else scale.keys)]
-        found[kind].update(each({name: CONTENDERS[name]}, partial(_bytes_per_key, kind=kind, keys=keys)))
-    rows = [[name, *(found[kind][name].cell for kind in BOUNDS)] for name in NAMES]
+        measure = partial(run_there, _bytes_per_key) if name == PLAIN else _bytes_per_key
+        found[kind] |= each({name: partial(measure, CONTENDERS[name], kind, keys)}, lambda count: count())
+    rows = [[name, *(found[kind][name].cell for kind in BOUNDS)] for name in CONTENDERS]
     yield Section(
         "bytes per key",
         tables=[
@@ -56,15 +69,16 @@ def run(scale: Scale, progress: Progress) -> Iterator[Section]:
     )
 
 
-def _bytes_per_key(build: Callable[[Rule], Driver], kind: str, keys: list[str]) -> Result:
+def _bytes_per_key(build: Build, kind: str, keys: list[str]) -> Result:
     clock = FakeTime(EPOCH)
-    build(Rule(kind, 1000, clock=clock)).close()  # what it imports is not part of any key
+    task = Task((Rule(kind, 1000),), keys=len(keys), clock=clock)
+    build(task).close()  # what it imports is not part of any key
     with clock.patched(), asyncio.Runner() as loop:
         gc.collect()
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            driver = build(Rule(kind, 1000, 3600, len(keys), clock=clock))
+            driver = build(task)
             for _ in range(LIVE_BUCKETS if kind == "sliding_window" else 1):
                 loop.run(_hit_all(driver, keys))
                 clock.seconds += 60

@@ -89,7 +89,7 @@ def worst_of(name: str, bound: float, ratios: Mapping[Any, float], at_most: bool
     """Return the target judged by its worst case; with a case missing it is not measured, rather than easier."""
     missing = [case for case, ratio in ratios.items() if ratio != ratio]
     if missing:
-        return Target(name, bound, float("nan"), at_most, f"missing: {'; '.join(map(str, missing))}")
+        return Target(name, bound, float("nan"), at_most, f"missing: {len(missing)}, as {missing[0]}")
     where = (max if at_most else min)(ratios, key=lambda case: ratios[case])
     return Target(name, bound, ratios[where], at_most, str(where))
 
@@ -196,6 +196,22 @@ async def time_awaits(hit: Callable[[Any], Awaitable[Any]], keys: Sequence[Any])
     return (time.thread_time_ns() - start) / len(keys)
 
 
+def time_tiered_calls(hit: Callable[..., Any], keys: Sequence[Any], tier: str) -> float:
+    """Return CPU nanoseconds per call that names a tier."""
+    start = time.thread_time_ns()
+    for key in keys:
+        hit(key, tier=tier)
+    return (time.thread_time_ns() - start) / len(keys)
+
+
+def time_holds(hold: Callable[[Any], Any], keys: Sequence[Any]) -> float:
+    """Return CPU nanoseconds per hold that is released at once."""
+    start = time.thread_time_ns()
+    for key in keys:
+        hold(key).release()
+    return (time.thread_time_ns() - start) / len(keys)
+
+
 def number(value: float, digits: int = 0) -> str:
     """Return a number for a table, a dash if there is none."""
     return "-" if value != value else f"{value:,.{digits}f}"
@@ -263,6 +279,8 @@ class Scale:
     """Calls per sample."""
     keys: int
     """What "many keys" means."""
+    only: str = ""
+    """Only shapes with this in their name."""
 
 
 FULL = Scale(rounds=9, calls=10_000, keys=100_000)

@@ -7,10 +7,10 @@ as early as possible, for three periods. Several places of the burst are tried; 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.contenders import CONTENDERS, FULL_PEERS, HEADGATE, Driver, FakeTime, Rule
+from benchmarks.contenders import FULL_PEERS, HEADGATE, PEERS, Build, FakeTime, Rule, Task, headgate
 from benchmarks.harness import Panel, Progress, Result, Scale, Section, Target, each, notes, number, table
 
 LIMIT, PERIOD = 100, 60
@@ -26,13 +26,14 @@ STEPS = 1
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
     """Run the trace against every sliding window."""
     progress.begin("rolling window: the worst span")
-    builders: dict[str, Callable[[Rule], Driver] | Result] = {
-        f"{name}: {kind}": partial(_with_kind, CONTENDERS[name], kind)
-        for name in (HEADGATE, *FULL_PEERS)
+    contenders = {HEADGATE: headgate, **{name: PEERS[name] for name in FULL_PEERS}}
+    spans = {
+        f"{name}: {kind}": partial(_worst_span, build, kind)
+        for name, build in contenders.items()
         for kind in ("sliding_window", "sliding_log")
     }
     bursts = BURSTS if scale.rounds > 3 else BURSTS[-2:]
-    worst = each(builders, lambda build: Result([max(_worst_span(build, at) for at in bursts)]))
+    worst = each(spans, lambda span: Result([max(span(at) for at in bursts)]))
     rows = [
         [name, result.trouble.partition(":")[0] or number(result.median, 2)] for name, result in worst.items()
     ]
@@ -59,14 +60,10 @@ def run(scale: Scale, progress: Progress) -> Iterator[Section]:
     )
 
 
-def _with_kind(build: Callable[[Rule], Driver], kind: str, rule: Rule) -> Driver:
-    return build(Rule(kind, rule.limit, rule.period, clock=rule.clock))
-
-
-def _worst_span(build: Callable[[Rule], Driver], burst_at: float) -> float:
+def _worst_span(build: Build, kind: str, burst_at: float) -> float:
     clock = FakeTime(EPOCH + PERIOD * burst_at)
     with clock.patched():
-        driver = build(Rule("", LIMIT, PERIOD, clock=clock))
+        driver = build(Task((Rule(kind, LIMIT, PERIOD),), clock=clock))
         times: list[float] = []
         for step in range(round(3 * PERIOD / STEP)):
             clock.seconds = EPOCH + PERIOD * burst_at + step * STEP

@@ -1,4 +1,7 @@
-"""CPU time of one decision, per rule kind, with one key and with many, admitted and refused; sync and async."""
+"""CPU time of one call, by shape: what rules a limiter has, how it is asked, and what it answers.
+
+Every shape is measured with one key and with many. States stay alive from round to round; one shape has new keys only.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,30 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
 
 from benchmarks.contenders import (
-    ASYNC_CONTENDERS,
-    CONTENDERS,
+    ASYNC_PEERS,
+    EVERYONE,
     FLOOR,
     FULL_PEERS,
     HEADGATE,
-    KINDS,
-    OWN_ASYNC,
-    Driver,
+    PEERS,
+    PLAIN,
+    Build,
     Rule,
+    Task,
+    decision_floor,
+    headgate_async,
 )
 from benchmarks.harness import (
     Panel,
     Progress,
     Result,
-    Runner,
     Scale,
     Section,
     Target,
@@ -34,227 +42,283 @@ from benchmarks.harness import (
     number,
     table,
     time_awaits,
-    time_calls,
     worst_of,
 )
+from benchmarks.plain import Here, There, compiled, plain
 
-LIVE_BUCKETS = 10
-"""A sliding window is measured with so many of its 60 buckets in use, not freshly made."""
-BUCKET_SECONDS = 1.0
-PREPARATION_SECONDS = 35
-"""What a refused sliding window may take to prepare and sample; counters of two windows must not roll over meanwhile."""
+MANY = 1000
+SECONDS_APART = 1.05
+"""A window of a minute has buckets of a second: two fills so far apart leave a bucket besides the newest."""
+PREPARATION_SECONDS = 15
+"""What a full sliding window may take to prepare and sample; counters of two windows must not roll over meanwhile."""
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+LOTS, FEW = 0, 10
+"""Limits: one that is never reached, to be chosen by the number of keys, and one that is used up."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """One column of a table."""
+class Shape:
+    """A way to use a limiter, and what was promised for it: how it compares to the floor and to limits."""
 
-    kind: str
-    many: bool
-    refused: bool
+    name: str
+    task: Task
+    group: str
+    over_floor: float = float("nan")
+    under_limits: float = float("nan")
+    new_keys: bool = False
 
-    def __str__(self) -> str:
-        return f"{'many keys' if self.many else '1 key'}, {'refused' if self.refused else 'admitted'}"
-
-    def rule(self, scale: Scale) -> Rule:
-        """Return a rule under which nothing changes its mind during the samples."""
-        sliding = self.kind == "sliding_window"
-        if self.refused:
-            limit = LIVE_BUCKETS if sliding else 5
-        elif self.many:
-            limit = 100  # of an hour: nothing is given back, so that no key is forgotten, during the samples
-        else:
-            # A log keeps every call, so an endless limit would measure an endless log.
-            limit = (scale.rounds + 2) * scale.calls // 10 if self.kind == "sliding_log" else 1_000_000
-        period = round(60 * BUCKET_SECONDS) if sliding else 3600
-        return Rule(self.kind, limit, period, scale.keys if self.many else 1, self.refused)
-
-    def sampled(self, scale: Scale) -> list[str]:
-        """Return the key of each call of a sample."""
-        calls = scale.calls // 10 if self.kind == "sliding_log" else scale.calls
-        if not self.many:
-            return ["user:0"] * calls
-        return random.Random(7).sample([f"user:{i}" for i in range(scale.keys)], calls)
+    def sized(self, keys: int) -> Shape:
+        """Return the same with so many keys, and limits that keep every state alive between two rounds."""
+        lots = 1_000_000 if keys == 1 or self.new_keys else 10_000
+        rules = tuple(
+            replace(rule, limit=rule.limit or (1 + i) * lots) for i, rule in enumerate(self.task.rules)
+        )
+        name = self.name if self.new_keys else f"{self.name}, {keys:,} key{'s' if keys > 1 else ''}"
+        return replace(self, name=name, task=replace(self.task, rules=rules, keys=keys))
 
     @property
-    def passes(self) -> int:
-        """How often each sampled key is hit before the samples."""
-        if self.kind == "sliding_window":
-            return LIVE_BUCKETS
-        return 5 if self.refused else 1
+    def slides(self) -> bool:
+        """Whether a sliding window is among the rules."""
+        return any(rule.kind == "sliding_window" for rule in self.task.rules)
 
 
-CASES = [Case(kind, many, refused) for kind in KINDS for many in (False, True) for refused in (False, True)]
-ASYNC_CASES = [case for case in CASES if case.kind != "sliding_log"]
-STEPS = len(CASES) + len(ASYNC_CASES)
+def _shapes() -> Iterator[Shape]:
+    bucket, fixed, sliding = ("token_bucket", DAY), ("fixed_window", HOUR), ("sliding_window", MINUTE)
 
-Build = Callable[[Rule], Driver]
-Results = Mapping[Case, dict[str, Result]]
+    def rule(kind: tuple[str, int], limit: int = LOTS, scope: str | None = None) -> Rule:
+        return Rule(kind[0], limit, kind[1], scope)
+
+    for kind, under_limits in ((bucket, 6), (fixed, 6), (sliding, 10)):
+        one = partial(Shape, group="one rule", over_floor=0.8, under_limits=under_limits)
+        yield one(kind[0], Task((rule(kind),)))
+        yield one(f"{kind[0]} refused", Task((rule(kind, FEW),), refused=True))
+    one = partial(Shape, group="one rule", over_floor=0.8)
+    yield one("one tiered token_bucket", Task((rule(bucket),), tiered=True), under_limits=6)
+    yield one("one scoped sliding_window", Task((rule(sliding, scope="user"),)), under_limits=10)
+    for kind, under_limits in ((fixed, 8), (sliding, 12)):
+        two = partial(Shape, group="two rules", over_floor=1.2, under_limits=under_limits)
+        longer = (kind[0], DAY)
+        yield two(f"two {kind[0]}s", Task((rule(kind), rule(longer))))
+        yield two(f"two {kind[0]}s refused", Task((rule(kind), rule(longer, FEW)), refused=True))
+    scoped = (rule(sliding, scope="user"), rule(bucket, scope="ip"), rule(fixed, scope=EVERYONE))
+    yield Shape("three scoped rules", Task(scoped), "three scoped rules", 1.6, 8)
+    yield Shape("check of a token_bucket", Task((rule(bucket),), "check"), "check", 0.9)
+    yield Shape("hold of a token_bucket, released", Task((rule(bucket),), "hold"), "hold", 4.5)
+    fast = Rule("token_bucket", LOTS, HOUR)  # a unit lasts 3.6 ms: while new keys come, the old ones expire
+    yield Shape("token_bucket, new keys all the time", Task((fast,)), "new keys", new_keys=True)
+
+
+SHAPES = [shape.sized(keys) for shape in _shapes() for keys in ((MANY,) if shape.new_keys else (1, MANY))]
+ASYNC_SHAPES = [
+    shape
+    for shape in SHAPES
+    if shape.task.keys == 1
+    and shape.task.call == "hit"
+    and not (shape.task.tiered or shape.task.rules[0].scope)
+]
+STEPS = len(SHAPES) + len(ASYNC_SHAPES)
+OURS: dict[str, Build] = {HEADGATE: compiled, PLAIN: plain}
+SYNC: dict[str, Build] = {FLOOR: decision_floor, **OURS, **PEERS}
+ASYNC: dict[str, Build] = {
+    **OURS,
+    f"{HEADGATE} async": partial(compiled, build=headgate_async),
+    f"{PLAIN} async": partial(plain, build=headgate_async),
+    **ASYNC_PEERS,
+}
+
+Found = Mapping[Shape, Mapping[str, Result]]
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
-    """Measure synchronous decisions, then asynchronous ones."""
-    yield _sync_section({case: _measure(case, CONTENDERS, scale, progress) for case in CASES}, scale)
-    # Fresh sliding windows here: the cheaper the decision, the more an await weighs. Peers only with one key.
-    yield _async_section(
-        {
-            case: _measure(
-                case, OWN_ASYNC if case.many else ASYNC_CONTENDERS, scale, progress, bucket_seconds=0
-            )
-            for case in ASYNC_CASES
-        }
-    )
+    """Measure every shape, then those that can be awaited."""
+    chosen = [shape for shape in SHAPES if scale.only in shape.name]
+    awaited = [shape for shape in ASYNC_SHAPES if scale.only in shape.name]
+    progress.steps -= STEPS - len(chosen) - len(awaited)
+    yield _sync_section({shape: _measure(shape, SYNC, scale, progress) for shape in chosen})
+    if awaited:
+        yield _async_section({shape: _measure(shape, ASYNC, scale, progress) for shape in awaited})
 
 
-class Trial:
-    """One contender in one case."""
+class Trial(Here):
+    """One contender with one shape."""
 
-    def __init__(self, driver: Driver, loop: asyncio.Runner) -> None:
-        self.driver, self.loop = driver, loop
+    def __init__(self, build: Build, shape: Shape, calls: int) -> None:
+        self.shape, self.calls = shape, calls
+        self.driver = build(shape.task)
+        self.loop = asyncio.Runner()
+        self.numbers = count()
+        names = [f"user:{i}" for i in range(shape.task.keys)]
+        random.Random(7).shuffle(names)
+        self.own = [self.driver.key(name) for name in names]
+        self.keys = (self.own * (calls // len(names) + 1))[:calls]
 
-    def fill(self, keys: Sequence[str]) -> Trial:
-        """Take one unit of each key."""
+    def fill(self) -> None:
+        """Take a unit of each key, or half of all that there are."""
         take = self.driver.fill or self.driver.hit
+        self.loop.run(_call_all(take, self.own * (FEW // 2 if self.shape.task.refused else 1)))
 
-        async def take_all() -> None:
-            for key in keys:
-                answer = take(key)
-                if inspect.isawaitable(answer):
-                    await answer
-
-        self.loop.run(take_all())
-        return self
-
-    def sampler(self, keys: Sequence[str], refused: bool) -> Runner:
-        """Return what takes a sample, after making sure that the calls are answered as the case says."""
-        answer = self.driver.hit(keys[-1])
-        if inspect.isawaitable(answer):
-            answer = self.loop.run(_wait_for(answer))
+    def verify(self) -> None:
+        """Make sure that calls are answered as the shape says."""
+        answer, refused = self.loop.run(_call_all(self.driver.hit, self.own[:1])), self.shape.task.refused
         if self.driver.allowed(answer) is refused:
             raise RuntimeError(f"answered {answer} where it should {'refuse' if refused else 'admit'}")
+
+    def sample(self) -> float:
+        """Return CPU nanoseconds per call."""
+        keys = [f"new:{next(self.numbers)}" for _ in self.keys] if self.shape.new_keys else self.keys
         if self.driver.awaits:
-            return lambda: self.loop.run(time_awaits(self.driver.hit, keys))
-        return lambda: time_calls(self.driver.hit, keys)
+            return self.loop.run(time_awaits(self.driver.hit, keys))
+        return self.driver.timer(self.driver.hit, keys)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.driver.close()
+        self.loop.close()
 
 
-async def _wait_for(answer: Awaitable[object]) -> object:
-    return await answer
+async def _call_all(call: Any, keys: Sequence[Any]) -> Any:
+    for key in keys:
+        answer = call(key)
+        if inspect.isawaitable(answer):
+            answer = await answer
+    return answer
 
 
 def _measure(
-    case: Case,
-    contenders: Mapping[str, Build],
-    scale: Scale,
-    progress: Progress,
-    bucket_seconds: float = BUCKET_SECONDS,
+    shape: Shape, contenders: Mapping[str, Build], scale: Scale, progress: Progress
 ) -> dict[str, Result]:
-    progress.begin(f"{case.kind}: {case}")
-    rule, sampled = case.rule(scale), case.sampled(scale)
-    own = dict.fromkeys(sampled)
-    others = [key for key in (f"user:{i}" for i in range(rule.keys)) if key not in own]
-    with asyncio.Runner() as loop:
-        trials = each(contenders, lambda build: Trial(build(rule), loop).fill(others))
-        if case.refused and case.kind == "sliding_window":
-            _await_room_in_window(rule.period)
-        for _ in range(case.passes):
-            started = time.monotonic()
-            trials = each(trials, lambda trial: trial.fill(list(own)))
-            if case.kind == "sliding_window":
-                time.sleep(max(0, started + bucket_seconds - time.monotonic()))
-        runners = each(trials, lambda trial: trial.sampler(sampled, case.refused))
-        results = interleave(runners, scale.rounds, progress)
-        each(trials, lambda trial: trial.driver.close())
+    progress.begin(shape.name)
+    if shape.slides and shape.task.refused:
+        _await_room_in_window()
+
+    def make(contender: tuple[str, Build]) -> Here:
+        name, build = contender
+        args = (build, shape, scale.calls // 2)  # more rounds than usual, each of them shorter
+        return There(name, Trial, *args) if name.startswith(PLAIN) else Trial(*args)
+
+    trials = _after("fill", each({name: (name, build) for name, build in contenders.items()}, make))
+    if shape.slides:
+        time.sleep(SECONDS_APART)
+    trials = _after("verify", _after("fill", trials))
+    results = interleave(each(trials, lambda trial: partial(trial.ask, "sample")), 3 * scale.rounds, progress)
+    _after("close", trials)
     return results
 
 
-def _await_room_in_window(period: int) -> None:
-    passed = time.time() % period
-    if passed > period - PREPARATION_SECONDS:
-        time.sleep(period - passed)
+def _after(method: str, trials: Mapping[str, Here | Result]) -> dict[str, Here | Result]:
+    """Return the trials after a step with each of them."""
+
+    def take(trial: Here) -> Here:
+        trial.ask(method)
+        return trial
+
+    return each(trials, take)
 
 
-def _sync_section(results: Results, scale: Scale) -> Section:
-    section = Section("decisions", data=_data(results))
-    for kind in KINDS:
-        cases = [case for case in results if case.kind == kind]
-        section.tables.append(_kind_table(kind, cases, results, scale))
-        section.tables.extend(notes(results[case] for case in cases))
-        section.panels.append(_panel(kind, cases[0], results[cases[0]]))
-    for kinds, floor_bound, peer_bound in (
-        (("token_bucket", "fixed_window"), 1.3, 4.0),
-        (("sliding_window",), 2.5, 3.0),
-    ):
-        for kind in kinds:
-            cases = [case for case in results if case.kind == kind]
-            section.targets.append(_floor_target(kind, floor_bound, cases, results))
-            section.targets.extend(
-                _peer_target(kind, peer, peer_bound, cases, results) for peer in FULL_PEERS
-            )
-    return section
+def _await_room_in_window() -> None:
+    passed = time.time() % MINUTE
+    if passed > MINUTE - PREPARATION_SECONDS:
+        time.sleep(MINUTE - passed)
 
 
-def _kind_table(kind: str, cases: Sequence[Case], results: Results, scale: Scale) -> str:
-    rows = []
-    for name in CONTENDERS:
-        found = [results[case][name] for case in cases]
-        ratios = [results[case][name].times(results[case][FLOOR]) for case in cases]
-        rows.append([name, *(result.cell for result in found), number(_worst(ratios), 2)])
-    title = f"{kind}: CPU ns per decision, median; many keys are {scale.keys:,}"
-    if kind == "token_bucket":
-        title += "; limits has no token bucket, its fixed window stands in"
-    return table(title, ["", *map(str, cases), "worst, x floor"], rows)
-
-
-def _worst(ratios: Iterable[float]) -> float:
-    return max((ratio for ratio in ratios if ratio == ratio), default=float("nan"))
-
-
-def _floor_target(kind: str, bound: float, cases: Sequence[Case], results: Results) -> Target:
-    ratios = {case: results[case][HEADGATE].times(results[case][FLOOR]) for case in cases}
-    return worst_of(f"{kind} ÷ {FLOOR}", bound, ratios, at_most=True)
-
-
-def _peer_target(kind: str, peer: str, bound: float, cases: Sequence[Case], results: Results) -> Target:
-    ratios = {case: results[case][peer].times(results[case][HEADGATE]) for case in cases}
-    return worst_of(f"{peer} ÷ {kind}", bound, ratios, at_most=False)
-
-
-def _panel(kind: str, case: Case, results: Mapping[str, Result]) -> Panel:
-    bars = [
-        (name, result.median, number(result.median)) for name, result in results.items() if result.samples
-    ]
-    return Panel(f"{kind}: CPU time of one decision ({case})", "ns", bars)
-
-
-def _async_section(results: Results) -> Section:
-    ours, sync = f"{HEADGATE} async", HEADGATE
-    ratios = {case: results[case][ours].times(results[case][sync]) for case in results}
+def _sync_section(found: Found) -> Section:
+    over = {name: _ratios(found, name, FLOOR) for name in OURS}
+    peers = {(peer, name): _ratios(found, peer, name) for peer in FULL_PEERS for name in OURS}
     rows = [
         [
-            f"{case.kind}: {case}",
-            *(found.get(name, Result()).cell for name in ASYNC_CONTENDERS),
-            number(ratios[case], 2),
+            shape.name,
+            _judged(over[HEADGATE][shape], shape.over_floor, at_most=True),
+            number(over[PLAIN][shape], 2),
+            _judged(peers["limits", HEADGATE][shape], shape.under_limits, at_most=False),
+            _judged(peers["limits", PLAIN][shape], 1.0, at_most=False),
+            *(number(peers[peer, HEADGATE][shape], 1) for peer in FULL_PEERS[1:]),
         ]
-        for case, found in results.items()
+        for shape in found
     ]
-    headers = ["", *ASYNC_CONTENDERS, "async ÷ sync"]
+    headers = ["✗ misses its target", "÷ floor", "plain ÷ floor", "limits ÷", "limits ÷ plain"]
     return Section(
-        "async",
+        "decisions",
         tables=[
-            table("await hit(key): CPU ns per decision, median", headers, rows),
-            *notes(results.values()),
+            _times(
+                "CPU ns per call, median; limits has no token bucket, its fixed window stands in", found, SYNC
+            ),
+            table("The same as ratios", [*headers, *(f"{peer} ÷" for peer in FULL_PEERS[1:])], rows),
+            *notes(found.values()),
         ],
-        data=_data(results),
+        data=_data(found),
         targets=[
-            worst_of(
-                "AsyncLimiter.hit ÷ Limiter.hit",
-                1.3,
-                {f"{case.kind}: {case}": ratio for case, ratio in ratios.items()},
-                at_most=True,
-            )
+            *_targets("{} ÷ floor", "over_floor", over[HEADGATE], at_most=True),
+            *_targets("limits ÷ {}", "under_limits", peers["limits", HEADGATE], at_most=False),
+            *_plain_target("limits ÷ plain Python, any shape", peers["limits", PLAIN]),
+        ],
+        panels=[
+            Panel(f"{shape.name}: CPU time of one call", "ns", _bars(found[shape]))
+            for shape in found
+            if shape.task.keys == 1
         ],
     )
 
 
-def _data(results: Results) -> dict[str, object]:
-    return {f"{case.kind}: {case}": found for case, found in results.items()}
+def _async_section(found: Found) -> Section:
+    ours = {name: _ratios(found, f"{name} async", name) for name in OURS}
+    peer = _ratios(found, "limits", f"{PLAIN} async")
+    rows = [[shape.name, *(number(ours[name][shape], 2) for name in OURS)] for shape in found]
+    return Section(
+        "async",
+        tables=[
+            _times("await hit(key): CPU ns per call, median", found, ASYNC),
+            table("Async ÷ sync", ["", *OURS], rows),
+            *notes(found.values()),
+        ],
+        data=_data(found),
+        targets=[
+            worst_of("async ÷ sync", 1.3, _named(ours[HEADGATE]), at_most=True),
+            *_plain_target("limits ÷ plain Python, any shape, async", peer),
+        ],
+    )
+
+
+def _ratios(found: Found, over: str, under: str) -> dict[Shape, float]:
+    return {shape: results[over].times(results[under]) for shape, results in found.items()}
+
+
+def _targets(name: str, bound_of: str, ratios: Mapping[Shape, float], at_most: bool) -> Iterator[Target]:
+    """Return a target for the shapes of each group that have the same bound."""
+    groups: dict[tuple[str, float], dict[Shape, float]] = {}
+    for shape, ratio in ratios.items():
+        if (bound := getattr(shape, bound_of)) == bound:
+            groups.setdefault((shape.group, bound), {})[shape] = ratio
+    for (group, bound), members in groups.items():
+        sliding = ", sliding" if not at_most and all(shape.slides for shape in members) else ""
+        yield worst_of(name.format(group + sliding), bound, _named(members), at_most)
+
+
+def _plain_target(name: str, ratios: Mapping[Shape, float]) -> Iterator[Target]:
+    offered = {shape: ratio for shape, ratio in ratios.items() if shape.task.call != "hold"}
+    if offered:
+        yield worst_of(name, 1.0, _named(offered), at_most=False)
+
+
+def _named(ratios: Mapping[Shape, float]) -> dict[str, float]:
+    return {shape.name: ratio for shape, ratio in ratios.items()}
+
+
+def _judged(ratio: float, bound: float, at_most: bool) -> str:
+    missed = ratio > bound if at_most else ratio < bound  # false without a bound
+    return f"{'✗ ' if missed else ''}{number(ratio, 2 if at_most else 1)}"
+
+
+def _times(title: str, found: Found, contenders: Sequence[str] | Mapping[str, Build]) -> str:
+    return table(
+        title,
+        ["", *contenders],
+        [[shape.name, *(results[name].cell for name in contenders)] for shape, results in found.items()],
+    )
+
+
+def _bars(results: Mapping[str, Result]) -> list[tuple[str, float, str]]:
+    return [(name, found.median, number(found.median)) for name, found in results.items() if found.samples]
+
+
+def _data(found: Found) -> dict[str, object]:
+    return {shape.name: results for shape, results in found.items()}

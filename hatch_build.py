@@ -89,5 +89,7 @@ def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
         os.chdir(before)
     library = folder / "lib"
     return {
-        path.relative_to(library).as_posix(): path.read_bytes() for path in library.rglob("*") if path.is_file()
+        path.relative_to(library).as_posix(): path.read_bytes()
+        for path in library.rglob("*")
+        if path.is_file()
     }

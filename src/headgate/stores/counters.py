@@ -8,8 +8,8 @@ of a call, on its thread, and what it asks then is refused at once (`Counters.bu
 steps.
 
 Expiry has no thread: every new key looks at a few old ones and drops those whose state equals a fresh one. A live key is
-never dropped to make room. When the store is full, new keys share one overflow state, with the rule's quota, until nothing is
-counted there any more.
+never dropped to make room. When the store is full, new keys share one overflow state, with the rule's quota, until nothing
+is counted there any more.
 """
 
 from __future__ import annotations

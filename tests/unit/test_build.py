@@ -1,0 +1,80 @@
+"""The two builds of the core: compiled where it can be, plain Python everywhere."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+import headgate
+from headgate import Limiter, _build
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(headgate.__file__).parent
+
+SHOW = "import headgate._build as b; from headgate import Limiter; print(b.describe(), Limiter('2/minute').hit('a').remaining)"
+
+
+def run(**environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return result.stdout.strip()
+
+
+def compiled_file(module: str) -> Path | None:
+    source = SOURCES.parent.joinpath(*module.split("."))
+    found = [source.with_name(source.name + suffix) for suffix in EXTENSION_SUFFIXES]
+    return next((path for path in found if path.exists()), None)
+
+
+def test_plain_python_can_be_chosen_at_run_time() -> None:
+    assert run(HEADGATE_PURE="1") == "in plain Python, as HEADGATE_PURE asks for 1"
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_the_compiled_core_is_used_where_there_is_one(value: str) -> None:
+    is_there = compiled_file("headgate.decision") is not None
+    assert run(HEADGATE_PURE=value).startswith(
+        "compiled" if is_there else "in plain Python: it was installed"
+    )
+
+
+def test_all_of_the_core_is_of_one_build() -> None:
+    files = [importlib.import_module(module).__file__ or "" for module in _build.COMPILED]
+    assert {file.endswith(".py") for file in files} == {not _build.is_compiled()}
+
+
+def test_the_lists_of_what_is_compiled_agree() -> None:
+    listed = re.search(r"MODULES = \((.*?)\)", (ROOT / "hatch_build.py").read_text(), re.DOTALL)
+    assert listed is not None
+    assert tuple(re.findall(r"\"(.*?)\"", listed[1])) == _build.COMPILED
+    typed = {path.relative_to(SOURCES.parent).with_suffix("") for path in SOURCES.rglob("*.pxd")}
+    assert {".".join(path.parts) for path in typed} == set(_build.COMPILED)
+
+
+@pytest.mark.parametrize("module", _build.COMPILED)
+def test_what_is_compiled_is_not_older_than_its_source(module: str) -> None:
+    """Else the tests would run on a core that is no longer there; `make setup` compiles it anew."""
+    found = compiled_file(module)
+    if found is not None:
+        source = SOURCES.parent.joinpath(*module.split("."))
+        for suffix in (".py", ".pxd"):
+            assert found.stat().st_mtime >= source.with_suffix(suffix).stat().st_mtime
+
+
+def test_a_method_of_the_class_is_what_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Limiter("2/minute")
+    monkeypatch.setattr(Limiter, "hit", lambda self, key: f"patched for {key}")
+    assert limiter.hit("ada") == "patched for ada"

@@ -98,9 +98,9 @@ class LargeLog:
             StoreConflict: It is none.
         """
         try:
-            if packed[:1] != _TAG or not isinstance(window, SlidingWindow):
-                raise TypeError("the state of no large log")
             numbers = unpack(packed[1:])
+            if packed[:1] != _TAG or len(numbers) < _HEADER + 2 or not isinstance(window, SlidingWindow):
+                raise ValueError("nor a large log")
             return cls(connection, row, window, numbers[:_HEADER], numbers[_HEADER:])
         except (struct.error, TypeError, ValueError) as error:
             raise StoreConflict(

@@ -281,6 +281,50 @@ def test_what_was_only_skipped_counts_again_when_time_goes_back(store: SQLiteSto
     assert limiter.check("ada", 0, now=299).remaining == 100, "a write has dropped them"
 
 
+@pytest.fixture
+def dropped(store: SQLiteStore) -> tuple[Limiter, list[Hold]]:
+    """A limiter and its holds, one a second up to 299, of which those up to 100 are dropped: more than two chunks of 48."""
+    limiter = Limiter(sliding_log("300/300s"), name="x", store=store)
+    holds = [limiter.hold("ada", now=second) for second in range(300)]
+    limiter.hold("ada", now=400).release()
+    return limiter, holds
+
+
+def test_what_was_dropped_stays_dropped_when_time_goes_back(dropped: tuple[Limiter, list[Hold]]) -> None:
+    """The newest entry is that of second 299 again, and at that time the one of second 100 would still count."""
+    limiter, _ = dropped
+    assert limiter.check("ada", 0, now=299).remaining == 101
+    assert limiter.hit("ada", 101, now=299)
+    assert not limiter.hit("ada", now=299)
+
+
+def test_what_was_dropped_cannot_be_given_back(
+    store: SQLiteStore, dropped: tuple[Limiter, list[Hold]]
+) -> None:
+    limiter, holds = dropped
+    before = dump(store)
+    for hold in holds[:101]:
+        hold.release(now=299)
+    assert dump(store) == before
+    holds[101].release(now=299)
+    assert limiter.check("ada", 0, now=299).remaining == 102
+
+
+def test_what_was_dropped_does_not_come_back_when_all_else_is_given_back(
+    store: SQLiteStore, dropped: tuple[Limiter, list[Hold]]
+) -> None:
+    for hold in dropped[1][:100:-1]:
+        hold.release(now=299)
+    assert dump(store) == ([], [])
+
+
+def test_a_log_of_which_only_a_part_of_the_tail_is_left(dropped: tuple[Limiter, list[Hold]]) -> None:
+    limiter, _ = dropped
+    assert limiter.check("ada", 0, now=595.5).remaining == 296
+    assert limiter.hit("ada", 297, now=595.5).retry_after == 0.5
+    assert limiter.hit("ada", 300, now=595.5).retry_after == 3.5
+
+
 # --- Small, large, small -----------------------------------------------------------------------------------------------
 
 

@@ -239,8 +239,11 @@ class SQLiteStore:
         if state is None:
             connection.execute(_DELETE, (row,))
             return
-        if not isinstance(state, LargeLog) and len(state) > LONGEST_STATE:
-            assert isinstance(algorithm, SlidingWindow)  # no other state grows
+        if (
+            not isinstance(state, LargeLog)
+            and len(state) > LONGEST_STATE
+            and isinstance(algorithm, SlidingWindow)
+        ):
             state = LargeLog.of(connection, row, algorithm, state)
         if isinstance(state, LargeLog):
             expires, packed = state.fresh_at(), state.pack()

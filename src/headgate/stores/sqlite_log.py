@@ -134,7 +134,7 @@ class LargeLog:
         in_chunks = self._units - self._expired_units - self._expired_in_border
         count = in_chunks + sum(_after(self._floor, self.tail)[1::2])
         missing = count + cost - window.limit if cost else 0
-        # More than there are would have to go only if the limit is 0, and then no waiting helps.
+        # With a limit of 0 more would have to go than there are: no waiting helps, so there is nothing to look for.
         oldest = self._oldest(missing) if 0 < missing <= count else ()
         rest = count - sum(oldest[1::2])
         return (self.birth, *oldest, newest, rest) if rest else (self.birth, *oldest)
@@ -165,7 +165,7 @@ class LargeLog:
         after = self._window.refund((birth, *self.tail), receipt, cost, now) or (birth,)
         is_changed = after[1:] != self.tail
         self.tail = after[1:]
-        while not self.tail and self._chunks:
+        if not self.tail and self._chunks:
             self._move_to_tail()
         return is_changed
 
@@ -221,7 +221,7 @@ class LargeLog:
             self._units += sum(entries[1::2])
 
     def _move_to_tail(self) -> None:
-        """Make a tail of the newest chunk's entries."""
+        """Make a tail of the newest chunk's entries; if all of them are dropped, there is no older chunk."""
         start, entries = self._chunk_at(_LAST)
         self._units -= sum(entries[1::2])
         self._delete(start)

@@ -276,7 +276,7 @@ class SQLiteStore:
                 connection.execute("PRAGMA synchronous = NORMAL")
                 for statement in (_CREATE, *SCHEMA, _CREATE_NOTES, _INDEX_NOTES):
                     connection.execute(statement)
-            except sqlite3.Error:
+            except BaseException:  # also what a signal handler raises
                 connection.close()
                 raise
         except sqlite3.Error as error:

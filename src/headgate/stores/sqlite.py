@@ -1,7 +1,8 @@
 """The store in an SQLite file: exact, shared by the processes of one machine, and there after a restart.
 
-The pure functions run inside `BEGIN IMMEDIATE`, so that nobody else writes between reading and writing, in whatever
-thread or process. States that have become fresh are removed as it goes: every few writes look at the next few rows.
+The pure functions run inside `BEGIN IMMEDIATE`, so that no other thread or process writes between reading and writing. A
+state is one row; a sliding window or log of many entries has further rows (`sqlite_log`). States that have become fresh are
+removed as it goes: every few writes look at the next few rows.
 """
 
 from __future__ import annotations
@@ -93,6 +94,10 @@ class SQLiteStore:
 
     Several threads, processes and event loops may use one file, each process with its own store (one that was made before
     a fork opens the file anew). It belongs on a local disk: SQLite's locks cannot be relied on over network file systems.
+
+    The cost of a hit does not grow with the size of a sliding log. The version before kept all entries in one row: this one
+    reads such files, and both may share a file. For a log that has grown beyond 128 entries through this version, the one
+    before raises `StoreConflict`, and can only reset it.
     """
 
     guarantees = Guarantees(

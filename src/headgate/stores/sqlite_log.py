@@ -212,13 +212,15 @@ class LargeLog:
         return (*oldest, *_after(self._floor, self.tail))
 
     def _move_to_chunks(self) -> None:
-        """Make chunks of the tail's entries until the rest is smaller than one more; the newest entry stays."""
+        """Make as many whole chunks of the tail as there are; the newest entry stays in it."""
         size = 2 * PER_CHUNK
-        while len(self.tail) > size:
-            entries, self.tail = self.tail[:size], self.tail[size:]
+        end = (len(self.tail) - 1) // size * size
+        for place in range(0, end, size):
+            entries = self.tail[place : place + size]
             self._write(entries[0], entries)
             self._chunks += 1
             self._units += sum(entries[1::2])
+        self.tail = self.tail[end:]
 
     def _move_to_tail(self) -> None:
         """Make a tail of the newest chunk's entries; if all of them are dropped, there is no older chunk."""

@@ -15,6 +15,7 @@ import pytest
 from headgate import Decision, Hold, Limiter, Rule, SQLiteStore, StoreConflict, sliding_log, sliding_window
 from headgate.algorithms import State
 from headgate.stores import sqlite, sqlite_log
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.reference import ReferenceStore
 
@@ -378,6 +379,17 @@ def test_a_log_that_is_given_back_whole_leaves_no_chunk(
     assert dump(store) == ([], [])
 
 
+def test_units_are_given_back_once_though_asked_twice(store: SQLiteStore) -> None:
+    """Also if the chunk that they were in is gone."""
+    gate = store.bind("x", (sliding_log("500/500s"),))
+    held = [gate.ask(Request("hold", "ada", now=second * SECOND))[1] for second in range(300)]
+    for receipts in [*held[:48], *held[:48], *held[100:110], *held[100:110], held[-2], held[-2]]:
+        assert receipts is not None
+        gate.refund(receipts, 1, 299 * SECOND)
+    decision, _ = gate.ask(Request("peek", "ada", 0, now=299 * SECOND))
+    assert decision.remaining == 500 - 300 + 48 + 10 + 1
+
+
 def test_expiry_leaves_no_chunk(store: SQLiteStore, clock: FakeClock) -> None:
     limiter = Limiter(sliding_log("500/500s"), name="x", store=store)
     one_a_second(limiter, clock, 400)
@@ -450,9 +462,24 @@ def test_a_row_that_holds_no_large_log_is_a_conflict(store: SQLiteStore, garbage
 
 def test_lost_chunks_are_a_conflict_where_they_are_missed(store: SQLiteStore, clock: FakeClock) -> None:
     limiter = Limiter(sliding_log("500/500s"), name="x", store=store)
+    one_a_second(limiter, clock, 3 * 48)
     clock.advance(1)
-    hold = limiter.hold("ada")
-    one_a_second(limiter, clock, 300)
+    hold = limiter.hold("ada")  # the only one that is not in a chunk
+    assert chunks(store) == 3
     store.transact(lambda c: c.execute("DELETE FROM headgate_chunks"), write=True)
     with pytest.raises(StoreConflict, match="headgate_chunks lacks entries"):
         hold.release()
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", "text", 5])
+def test_a_chunk_that_holds_no_entries_is_a_conflict(
+    store: SQLiteStore, clock: FakeClock, garbage: object
+) -> None:
+    limiter = Limiter(sliding_log("200/200s"), name="x", store=store)
+    one_a_second(limiter, clock, 200)
+    store.transact(lambda c: c.execute("UPDATE headgate_chunks SET entries = ?", (garbage,)), write=True)
+    clock.advance(1)
+    with pytest.raises(StoreConflict, match="headgate_chunks has no entries"):
+        limiter.hit("ada")
+    limiter.reset("ada")
+    assert limiter.hit("ada")

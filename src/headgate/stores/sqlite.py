@@ -361,7 +361,7 @@ class _SQLiteGate:
             self._store.save(connection, row, algorithm, charged, request.now)
             if request.operation == "hold":
                 receipts.append((row, algorithm.receipt(before, state, request.cost)))
-        return decision, tuple(receipts) or None
+        return decision, tuple(receipts) if request.operation == "hold" else None
 
     def _record(
         self,

@@ -51,7 +51,7 @@ _BORDER = """
         SELECT coalesce(sum(units), 0) FROM headgate_chunks WHERE id = ?1 AND start < border.start
     ) FROM headgate_chunks AS border WHERE id = ?1 AND start <= ?2 ORDER BY start DESC LIMIT 1
 """
-_LATER = "SELECT start, units FROM headgate_chunks WHERE id = ? AND start > ? ORDER BY start"
+_LATER = "SELECT start, units, entries FROM headgate_chunks WHERE id = ? AND start > ? ORDER BY start"
 _AT = "SELECT start, entries FROM headgate_chunks WHERE id = ? AND start <= ? ORDER BY start DESC LIMIT 1"
 _WRITE = "INSERT OR REPLACE INTO headgate_chunks VALUES (?, ?, ?, ?)"
 _DELETE = "DELETE FROM headgate_chunks WHERE id = ? AND start = ?"
@@ -60,6 +60,7 @@ _DELETE_ALL = "DELETE FROM headgate_chunks WHERE id = ?"
 
 _TAG = b"L"
 _HEADER = 4
+_NO_STATE = "SQLite: the row {!r} of headgate_states does not hold a state"
 _LAST = 2**63 - 1
 """An index after every other."""
 
@@ -99,13 +100,12 @@ class LargeLog:
         """
         try:
             numbers = unpack(packed[1:])
-            if packed[:1] != _TAG or len(numbers) < _HEADER + 2 or not isinstance(window, SlidingWindow):
-                raise ValueError("nor a large log")
-            return cls(connection, row, window, numbers[:_HEADER], numbers[_HEADER:])
-        except (struct.error, TypeError, ValueError) as error:
-            raise StoreConflict(
-                f"SQLite: the row {row!r} of headgate_states does not hold a state"
-            ) from error
+        except (struct.error, TypeError) as error:
+            raise StoreConflict(_NO_STATE.format(row)) from error
+        tail = numbers[_HEADER:]
+        if packed[:1] != _TAG or not tail or len(tail) % 2 or not isinstance(window, SlidingWindow):
+            raise StoreConflict(_NO_STATE.format(row))
+        return cls(connection, row, window, numbers[:_HEADER], tail)
 
     @classmethod
     def of(cls, connection: sqlite3.Connection, row: bytes, window: SlidingWindow, state: State) -> LargeLog:
@@ -171,7 +171,10 @@ class LargeLog:
 
     def _refund_in_chunk(self, receipt: Receipt, cost: int, now: int) -> bool:
         birth, index, _ = receipt
-        start, before = self._chunk_at(index)
+        chunk = self._chunk_at(index)
+        if chunk is None:  # all that was in it has been given back
+            return False
+        start, before = chunk
         after = (self._window.refund((birth, *before), receipt, cost, now) or (birth,))[1:]
         if after == before:
             return False
@@ -189,7 +192,7 @@ class LargeLog:
         if border is None:
             return
         start, packed, older = border
-        entries = unpack(packed)
+        entries = self._unpack(packed)
         units = sum(entries[1::2])
         self._border = _after(floor, entries)
         if self._border:
@@ -204,9 +207,9 @@ class LargeLog:
         if units <= 0:
             return self._border
         oldest = list(self._border)
-        for start, in_chunk in self._connection.execute(_LATER, (self._row, self._floor)):
+        for start, in_chunk, packed in self._connection.execute(_LATER, (self._row, self._floor)):
             if in_chunk >= units:
-                return (*oldest, *self._chunk_at(start)[1])
+                return (*oldest, *self._unpack(packed))
             oldest += start, in_chunk
             units -= in_chunk
         return (*oldest, *_after(self._floor, self.tail))
@@ -224,17 +227,24 @@ class LargeLog:
 
     def _move_to_tail(self) -> None:
         """Make a tail of the newest chunk's entries; if all of them are dropped, there is no older chunk."""
-        start, entries = self._chunk_at(_LAST)
+        chunk = self._chunk_at(_LAST)
+        if chunk is None:
+            raise StoreConflict(f"SQLite: headgate_chunks lacks entries of the row {self._row!r}")
+        start, entries = chunk
         self._units -= sum(entries[1::2])
         self._delete(start)
         self.tail = _after(self._floor, entries)
 
-    def _chunk_at(self, index: int) -> tuple[int, State]:
+    def _chunk_at(self, index: int) -> tuple[int, State] | None:
         """Return start and entries of the chunk in which an entry of this index would be."""
         found = self._connection.execute(_AT, (self._row, index)).fetchone()
-        if found is None:
-            raise StoreConflict(f"SQLite: headgate_chunks lacks entries of the row {self._row!r}")
-        return found[0], unpack(found[1])
+        return None if found is None else (found[0], self._unpack(found[1]))
+
+    def _unpack(self, packed: bytes) -> State:
+        try:
+            return unpack(packed)
+        except (struct.error, TypeError) as error:
+            raise StoreConflict(f"SQLite: headgate_chunks has no entries in the row {self._row!r}") from error
 
     def _write(self, start: int, entries: State) -> None:
         self._connection.execute(_WRITE, (self._row, start, sum(entries[1::2]), pack(entries)))

@@ -9,6 +9,9 @@ pyrate-limiter's bucket comes in two forms (README, "SQLiteBucket"). They promis
   this form, in the table too, is what the code alone makes of the same promise.
 
 A bucket there is one key's; so one key it is.
+
+Besides, what a call costs on a full sliding log of a thousand to a hundred thousand entries: the same, it is promised. With
+every hit or hold one entry expires and one comes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -37,14 +41,15 @@ from benchmarks.harness import (
 )
 
 Build = Callable[[Rule, Path], Driver]
-STEPS = 2
+STEPS = 3
 AS_IN_ITS_README = "pyrate-limiter"
 LOW_LIMIT = 100
 """Of the rule that refuses; the peer counts so many rows on each try."""
+LOG_SIZES = (1_000, 10_000, 100_000)
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
-    """Measure admitted hits, then refused ones."""
+    """Measure admitted hits, then refused ones, then large logs."""
     measured: dict[str, dict[str, Result]] = {}
     cpu: dict[str, Result] = {name: Result() for name in CONTENDERS}
     for outcome in ("admitted", "refused"):
@@ -75,6 +80,85 @@ def run(scale: Scale, progress: Progress) -> Iterator[Section]:
             )
         ],
     )
+
+    yield _logs(scale, progress)
+
+
+def _logs(scale: Scale, progress: Progress) -> Section:
+    """Measure the calls on full logs, in microseconds of CPU time."""
+    progress.begin("SQLite: large logs")
+    sizes = [size for size in LOG_SIZES if size <= scale.keys]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        logs = [opened.enter_context(FullLog(Path(folder, f"{size}.sqlite"), size)) for size in sizes]
+        measured = {
+            name: interleave(
+                {f"{log.size:,} entries": partial(log.time, name, scale.calls // 20) for log in logs},
+                scale.rounds,
+                progress,
+            )
+            for name in FullLog.CALLS
+        }
+    names = [f"{size:,} entries" for size in sizes]
+    rows = [[name, *(number(found[name].median, 1) for found in measured.values())] for name in names]
+    growth = {call: found[names[-1]].times(found[names[0]]) for call, found in measured.items()}
+    return Section(
+        "sqlite, large logs",
+        tables=[table("SQLite, full sliding_log: CPU µs per call, median", ["", *measured], rows)],
+        data=dict(measured),
+        targets=[worst_of(f"SQLite, {names[-1]} ÷ {names[0]}", 1.5, growth, at_most=True)],
+    )
+
+
+class FullLog:
+    """A file with a log that is full: an entry for each of the last so many seconds."""
+
+    CALLS = ("hit", "refused hit", "check", "hold + release")
+
+    def __init__(self, path: Path, size: int) -> None:
+        from headgate import Limiter, SQLiteStore, sliding_log
+        from headgate.testing import FakeClock
+
+        self.size = size
+        self._clock = FakeClock()
+        self._store = SQLiteStore(path, clock=self._clock)
+        self._limiter = Limiter(sliding_log(f"{size}/{size}s"), name="bench", store=self._store)
+
+    def __enter__(self) -> FullLog:
+        for _ in range(self.size):
+            self._come()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._store.close()
+
+    def time(self, name: str, calls: int) -> float:
+        """Return CPU microseconds per call."""
+        worked = 0
+        for _ in range(calls):
+            if name in ("hit", "hold + release"):
+                self._clock.advance(1)
+            started = time.thread_time_ns()
+            self._call(name)
+            worked += time.thread_time_ns() - started
+            if name == "hold + release":
+                self._limiter.hit("user:0")
+        return worked / calls / 1000
+
+    def _come(self) -> None:
+        self._clock.advance(1)
+        self._call("hit")
+
+    def _call(self, name: str) -> None:
+        if name == "check":
+            admitted = self._limiter.check("user:0").allowed
+        elif name == "hold + release":
+            hold = self._limiter.hold("user:0")
+            admitted = hold.decision.allowed
+            hold.release()
+        else:
+            admitted = self._limiter.hit("user:0").allowed
+        if admitted is (name in ("check", "refused hit")):
+            raise RuntimeError(f"{name}: answered {admitted}")
 
 
 def _target(peer: str, found: dict[str, Result]) -> Target:

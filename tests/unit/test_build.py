@@ -18,7 +18,10 @@ from headgate import Limiter, _build
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(headgate.__file__).parent
 
-SHOW = "import headgate._build as b; from headgate import Limiter; print(b.describe(), Limiter('2/minute').hit('a').remaining)"
+SHOW = """
+from headgate import Limiter, _build
+print(_build.describe(), Limiter("2/minute").hit("ada").remaining)
+"""
 
 
 def run(**environment: str) -> str:

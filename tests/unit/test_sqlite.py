@@ -9,7 +9,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,9 @@ from headgate import (
     open_store,
     token_bucket,
 )
+from headgate.stores.base import REENTERED
 from headgate.testing import FakeClock
-from tests.unit.processes import Interruptions, came_out_right, fork, forking, in_child
+from tests.unit.processes import came_out_right, fork, forking, in_child
 from tests.unit.worlds import rows
 
 pytestmark = forking
@@ -357,14 +359,133 @@ def test_a_process_that_is_killed_leaves_whole_calls_behind(path: Path) -> None:
         assert hour.limit - hour.remaining >= 60
 
 
-def test_an_exception_from_a_signal_handler_leaves_no_lock_or_transaction_behind(
-    interruptions: Interruptions,
+# Interrupts calls of every kind at whatever point they have reached, and looks after each whether anything was left behind.
+INTERRUPTED = """
+import random, signal, sys, threading
+from itertools import count
+from headgate import Limiter, SQLiteStore, StoreUnavailable, fixed_window, sliding_log
+
+class Clock:
+    times = count(1_700_000_000_000_000)
+    def now_us(self):
+        return next(self.times)
+
+class Interrupted(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupted
+
+def is_free(lock):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(lock.acquire(timeout=5)) or lock.release())
+    thread.start()
+    thread.join()
+    return found == [True]
+
+store = SQLiteStore(sys.argv[1], clock=Clock())
+limiter = Limiter(sliding_log("1000000/hour"), fixed_window("1000000/day"), name="x", store=store)
+for _ in range(500):
+    limiter.hit("ada")
+calls = [
+    lambda: limiter.hit("ada"),
+    lambda: limiter.hold("ada", 2).release(),
+    lambda: limiter.hit("ada", 999_600),  # refused
+    lambda: limiter.check("ada"),
+    lambda: limiter.record("ada"),
+    lambda: limiter.reset("bob"),
+]
+signal.signal(signal.SIGALRM, interrupt)
+interrupted = 0
+while interrupted < 1000:
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000_01, 0.000_4))
+            while True:
+                random.choice(calls)()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupted:
+        interrupted += 1
+    assert not store._connection.in_transaction
+    assert not store._busy
+    assert interrupted % 50 or is_free(store._lock)
+before = limiter.check("ada", 0)
+limiter.hit("ada")
+after = limiter.check("ada", 0)
+print(*(result.remaining for decision in (before, after) for result in decision.results))
+"""
+
+
+def test_an_exception_from_a_signal_handler_leaves_no_lock_or_transaction_behind(path: Path) -> None:
+    """As of Ctrl-C in a notebook, or of a worker's soft time-out: the limiter must go on working afterwards.
+
+    Every call counts in both rules or in none, so they agree in the end.
+    """
+    command = [sys.executable, "-c", INTERRUPTED, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    log, window, log_after, window_after = map(int, ended.stdout.split())
+    assert log == window < 999_500
+    assert log_after == window_after == log - 1
+
+
+class InterruptingClock(FakeClock):
+    """Does something when it is read, which is in the middle of a call."""
+
+    interrupt: Callable[[], object] | None = None
+
+    def now_us(self) -> int:
+        interrupt, self.interrupt = self.interrupt, None  # once
+        if interrupt is not None:
+            interrupt()
+        return super().now_us()
+
+
+def by_signal(work: Callable[[], object]) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: work())
+    signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def by_finalizer(work: Callable[[], object]) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            work()
+
+    Dropped()
+
+
+@pytest.mark.parametrize("interrupt", [by_signal, by_finalizer])
+@pytest.mark.parametrize("outer", ["hit", "hold", "check", "record"])
+def test_a_call_from_inside_a_call_is_refused_at_once(
+    path: Path, interrupt: Callable[[Callable[[], object]], None], outer: str
 ) -> None:
-    """As of Ctrl-C in a notebook, or of a worker's soft time-out: the limiter must go on working afterwards."""
-    with SQLiteStore(":memory:") as store:
-        limiter = Limiter("1000000/hour", name="x", store=store)
-        for _ in interruptions(lambda: limiter.hold("ada").release()):
-            assert not store._lock.locked(), "and nobody else is here to let go of it"
+    """To wait for the call that it interrupts would be for ever, and to count between two steps of it would be wrong."""
+    clock = InterruptingClock()
+    with SQLiteStore(path, clock=clock) as store:
+        limiter = Limiter("5/minute", name="x", store=store)
+        hold, errors = limiter.hold("ada"), []
+
+        def inside() -> None:
+            for call in (limiter.hit, limiter.check, limiter.record, limiter.hold, limiter.reset):
+                try:
+                    call("ada")
+                except StoreUnavailable as error:
+                    errors.append(str(error))
+            try:
+                hold.release()
+            except StoreUnavailable as error:
+                errors.append(str(error))
+
+        clock.interrupt = partial(interrupt, inside)
+        getattr(limiter, outer)("ada")
+        assert len(errors) == 6
+        assert all(REENTERED in error for error in errors)
+        assert limiter.check("ada", 0).remaining == (4 if outer == "check" else 3), (
+            "only the outer call counted"
+        )
+        assert limiter.hit("ada"), "and the limiter goes on"
 
 
 # --- Closing, forks and event loops ----------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The store in an SQLite file: exact, shared by the processes of one machine, and there after a restart.
 
-The pure functions run inside `BEGIN IMMEDIATE`, so that nobody else writes between reading and writing, in whatever
-thread or process. States that have become fresh are removed as it goes: every few writes look at the next few rows.
+The pure functions run inside `BEGIN IMMEDIATE`, so that no other thread or process writes between reading and writing. A
+state is one row; a sliding window or log of many entries has further rows (`sqlite_log`). States that have become fresh are
+removed as it goes: every few writes look at the next few rows.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from headgate._fork import watch
-from headgate.algorithms import Algorithm, State, decide_all
+from headgate.algorithms import Algorithm, SlidingWindow, State, decide_all
 from headgate.clock import Clock, WallClock
 from headgate.decision import Decision
-from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
+from headgate.errors import ConfigError, StoreUnavailable
 from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import (
@@ -42,6 +43,7 @@ from headgate.stores.base import (
     note_text,
 )
 from headgate.stores.request import Request
+from headgate.stores.sqlite_log import LONGEST_STATE, SCHEMA, LargeLog, pack, unpack
 
 T = TypeVar("T")
 
@@ -92,6 +94,10 @@ class SQLiteStore:
 
     Several threads, processes and event loops may use one file, each process with its own store (one that was made before
     a fork opens the file anew). It belongs on a local disk: SQLite's locks cannot be relied on over network file systems.
+
+    The cost of a hit does not grow with the size of a sliding log. The version before kept all entries in one row: this one
+    reads such files, and both may share a file. For a log that has grown beyond 128 entries through this version, the one
+    before raises `StoreConflict`, and can only reset it.
     """
 
     guarantees = Guarantees(
@@ -231,18 +237,27 @@ class SQLiteStore:
         self,
         connection: sqlite3.Connection,
         row: bytes,
-        state: State | None,
-        fresh_at: int,
+        algorithm: Algorithm,
+        state: State | LargeLog | None,
         explicit_now: int | None,
     ) -> None:
         """Keep a state until it is fresh by this store's clock, and longer if the caller's own time was used."""
         if state is None:
             connection.execute(_DELETE, (row,))
             return
-        expires = fresh_at
+        if (
+            not isinstance(state, LargeLog)
+            and len(state) > LONGEST_STATE
+            and isinstance(algorithm, SlidingWindow)
+        ):
+            state = LargeLog.of(connection, row, algorithm, state)
+        if isinstance(state, LargeLog):
+            expires, packed = state.fresh_at(), state.pack()
+        else:
+            expires, packed = algorithm.fresh_at(state), pack(state)
         if explicit_now is not None:
-            expires = self.clock.now_us() + max(0, fresh_at - explicit_now) + _GRACE_US
-        connection.execute(_UPSERT, (row, struct.pack(f"<{len(state)}q", *state), expires))
+            expires = self.clock.now_us() + max(0, expires - explicit_now) + _GRACE_US
+        connection.execute(_UPSERT, (row, packed, expires))
         self._writes += 1
         if self._writes % _WRITES_PER_CLEANING == 0:
             self._clean(connection)
@@ -265,9 +280,9 @@ class SQLiteStore:
             try:
                 _switch_to_wal(connection, self.timeout)
                 connection.execute("PRAGMA synchronous = NORMAL")
-                for statement in (_CREATE, _CREATE_NOTES, _INDEX_NOTES):
+                for statement in (_CREATE, *SCHEMA, _CREATE_NOTES, _INDEX_NOTES):
                     connection.execute(statement)
-            except sqlite3.Error:
+            except BaseException:  # also what a signal handler raises
                 connection.close()
                 raise
         except sqlite3.Error as error:
@@ -334,16 +349,23 @@ class _SQLiteGate:
         connection: sqlite3.Connection,
     ) -> Answer:
         at = self._store.clock.now_us() if request.now is None else request.now
-        states = [_load(connection, row) for row in rows]
-        after, verdicts = decide_all(algorithms, states, at, request.cost, self._new_birth())
+        birth = self._new_birth()
+        found, states = [], []
+        for algorithm, row in zip(algorithms, rows, strict=True):
+            kept = _load(connection, row, algorithm)
+            found.append(kept)
+            states.append(kept.digest(at, request.cost) if isinstance(kept, LargeLog) else kept)
+        after, verdicts = decide_all(algorithms, states, at, request.cost, birth)
         decision = Decision.make(self._names, verdicts)
         if request.operation == "peek" or not request.cost or not decision.allowed:
             return decision, None
         receipts = []
-        for algorithm, row, before, state in zip(algorithms, rows, states, after, strict=True):
+        for algorithm, row, kept, before, state in zip(algorithms, rows, found, states, after, strict=True):
             assert state is not None  # an admission of a cost leaves something counted
-            self._store.save(connection, row, state, algorithm.fresh_at(state), request.now)
-            receipts.append((row, algorithm.receipt(before, state, request.cost)))
+            charged = kept.charge(at, request.cost, birth) if isinstance(kept, LargeLog) else state
+            self._store.save(connection, row, algorithm, charged, request.now)
+            if request.operation == "hold":
+                receipts.append((row, algorithm.receipt(before, state, request.cost)))
         return decision, tuple(receipts) if request.operation == "hold" else None
 
     def _record(
@@ -356,10 +378,15 @@ class _SQLiteGate:
         at = self._store.clock.now_us() if request.now is None else request.now
         birth = self._new_birth()
         for algorithm, row in zip(algorithms, rows, strict=True) if request.cost else ():
-            before = _load(connection, row)
+            kept = _load(connection, row, algorithm)
+            before = kept.digest(at, 0) if isinstance(kept, LargeLog) else kept
             after = algorithm.record(before, at, request.cost, birth)
-            if after is not None and after is not before:
-                self._store.save(connection, row, after, algorithm.fresh_at(after), request.now)
+            if isinstance(kept, LargeLog):
+                self._store.save(
+                    connection, row, algorithm, kept.charge(at, request.cost, birth), request.now
+                )
+            elif after is not None and after is not before:
+                self._store.save(connection, row, algorithm, after, request.now)
         return RECORDED
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
@@ -367,11 +394,14 @@ class _SQLiteGate:
             at = self._store.clock.now_us() if now is None else now
             for algorithm, (row, receipt) in zip(self._tiers.algorithms(None), receipts, strict=True):
                 assert isinstance(row, bytes)
-                before = _load(connection, row)
+                before = _load(connection, row, algorithm)
+                if isinstance(before, LargeLog):
+                    if before.refund(receipt, cost, at):
+                        self._store.save(connection, row, algorithm, before if before.tail else None, now)
+                    continue
                 after = algorithm.refund(before, receipt, cost, at)
                 if after is not before:
-                    fresh_at = 0 if after is None else algorithm.fresh_at(after)
-                    self._store.save(connection, row, after, fresh_at, now)
+                    self._store.save(connection, row, algorithm, after, now)
 
         self._store.transact(work, write=True)
 
@@ -400,14 +430,15 @@ class _WorkerGate:
         await self._in_worker(partial(self._gate.reset, key))
 
 
-def _load(connection: sqlite3.Connection, row: bytes) -> State | None:
+def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> State | LargeLog | None:
+    """Return what is kept in a row; only that of a large log is no plain sequence of numbers."""
     found = connection.execute(_SELECT, (row,)).fetchone()
     if found is None:
         return None
     try:
-        return struct.unpack(f"<{len(found[0]) // 8}q", found[0])
-    except (struct.error, TypeError) as error:
-        raise StoreConflict(f"SQLite: the row {row!r} of headgate_states does not hold a state") from error
+        return unpack(found[0])
+    except (struct.error, TypeError):
+        return LargeLog.load(connection, row, algorithm, found[0])
 
 
 def _switch_to_wal(connection: sqlite3.Connection, timeout: float) -> None:

@@ -7,7 +7,8 @@ the server's policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -19,9 +20,6 @@ from headgate.testing import AsyncStoreContract, FakeClock, StoreContract
 from headgate.testing.contract import keys
 from headgate.testing.contract.base import Contract
 from tests.server.loopback import LONGEST_WAIT, ThreadedServer, limiter_policy, policy_of
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 MOST_LIMITERS = 8
 """How many limiters a policy has at once; no test uses more at a time."""
@@ -45,21 +43,14 @@ class FollowedStore(ServerStore):
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         self._use(limiter, rules)
         gate = super().bind(limiter, rules, deadline=deadline)
-        return Gate(*(self._following(limiter, rules, call) for call in _operations(gate)))
+        return cast("Gate", Following(gate, partial(self._use, limiter, rules)))
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         self._use(limiter, rules)
         gate = super().bind_async(limiter, rules, deadline=deadline)
-        return AsyncGate(*(self._following(limiter, rules, call) for call in _operations(gate)))
-
-    def _following(self, limiter: str, rules: tuple[Rule, ...], call: Callable[P, T]) -> Callable[P, T]:
-        def operate(*args: P.args, **kwargs: P.kwargs) -> T:
-            self._use(limiter, rules)
-            return call(*args, **kwargs)
-
-        return operate
+        return cast("AsyncGate", Following(gate, partial(self._use, limiter, rules)))
 
     def _use(self, limiter: str, rules: tuple[Rule, ...]) -> None:
         known = dict(self._server.live.policy.limiters)
@@ -70,8 +61,21 @@ class FollowedStore(ServerStore):
         self._server.use(policy_of(*recent, limiter_policy(limiter, rules)))
 
 
-def _operations(gate: Any) -> tuple[Callable[..., Any], ...]:
-    return gate.hit, gate.peek, gate.hold, gate.record, gate.refund, gate.reset
+class Following:
+    """A gate of either kind, before each of whose calls something else is called."""
+
+    def __init__(self, gate: Gate | AsyncGate, before: Callable[[], None]) -> None:
+        self._gate = gate
+        self._before = before
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._gate, name)
+
+        def follow(*args: Any) -> Any:
+            self._before()
+            return call(*args)
+
+        return follow
 
 
 class CurrentClock(FakeClock):

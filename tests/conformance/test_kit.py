@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from hypothesis import Phase, settings
 
-from headgate import Decision, MemoryStore, Rule
+from headgate import MemoryStore, Rule
 from headgate.keys import Key
-from headgate.stores.base import Gate, Receipts
+from headgate.stores.base import Answer, Gate, Receipts
+from headgate.stores.request import Request
 from headgate.testing import AsyncStoreContract, FakeClock, ReferenceStore, StoreContract
 from headgate.testing.contract.traces import START_US
 
@@ -28,14 +28,28 @@ class Bound(NamedTuple):
     rules: tuple[Rule, ...]
 
 
-Defect = Callable[[Gate, Bound], Gate]
+class Defect:
+    """A gate that does what it is there for; each subclass does one thing wrong."""
+
+    def __init__(self, gate: Gate, bound: Bound) -> None:
+        self.gate = gate
+        self.bound = bound
+
+    def ask(self, request: Request) -> Answer:
+        return self.gate.ask(request)
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        self.gate.refund(receipts, cost, now)
+
+    def reset(self, key: Key | None) -> None:
+        self.gate.reset(key)
 
 
-def broken_contract(defect: Defect, folder: Path) -> StoreContract:
+def broken_contract(defect: type[Defect], folder: Path) -> StoreContract:
     """Return the contract of a store that is right but for one thing."""
 
     class BrokenStore(ReferenceStore):
-        def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
+        def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
             return defect(super().bind(limiter, rules), Bound(self, limiter, rules))
 
     class Broken(StoreContract):
@@ -65,83 +79,84 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 # --- Broken stores ----------------------------------------------------------------------------------------------------
 
 
-def charges_refusals(gate: Gate, bound: Bound) -> Gate:
-    def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        decision = gate.hit(key, cost, tier, now)
-        if not decision:
-            gate.record(key, cost, tier, now)
-        return decision
-
-    return replace(gate, hit=hit)
+class ChargesRefusals(Defect):
+    def ask(self, request: Request) -> Answer:
+        answer = super().ask(request)
+        if request.operation == "hit" and not answer[0]:
+            self.gate.ask(recording(request))
+        return answer
 
 
-def charges_one_rule_of_several(gate: Gate, bound: Bound) -> Gate:
-    first = ReferenceStore.bind(bound.store, bound.limiter, bound.rules[:1])
-
-    def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        decision = gate.hit(key, cost, tier, now)
-        if not decision:
-            first.record(key, cost, tier, now)
-        return decision
-
-    return replace(gate, hit=hit)
+class ChargesOneRuleOfSeveral(Defect):
+    def ask(self, request: Request) -> Answer:
+        answer = super().ask(request)
+        if request.operation == "hit" and not answer[0]:
+            first = ReferenceStore.bind(self.bound.store, self.bound.limiter, self.bound.rules[:1])
+            first.ask(recording(request))
+        return answer
 
 
-def admits_a_microsecond_early(gate: Gate, bound: Bound) -> Gate:
-    def hit(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        return gate.hit(key, cost, tier, now and now + 1)
-
-    return replace(gate, hit=hit)
-
-
-def takes_bytes_for_text(gate: Gate, bound: Bound) -> Gate:
-    def record(key: Key | None, cost: int, tier: str | None, now: int | None) -> None:
-        gate.record(key.decode("latin-1") if isinstance(key, bytes) else key, cost, tier, now)
-
-    return replace(gate, record=record)
+class AdmitsAMicrosecondEarly(Defect):
+    def ask(self, request: Request) -> Answer:
+        if request.operation == "hit" and request.now:
+            request.now += 1
+        return super().ask(request)
 
 
-def gives_back_what_was_reset(gate: Gate, bound: Bound) -> Gate:
-    def refund(receipts: Receipts, cost: int, now: int | None) -> None:
+class TakesBytesForText(Defect):
+    def ask(self, request: Request) -> Answer:
+        if request.operation == "record" and isinstance(request.key, bytes):
+            request.key = request.key.decode("latin-1")
+        return super().ask(request)
+
+
+class GivesBackWhatWasReset(Defect):
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        states = self.bound.store.states
         for place, (birth, *_) in receipts:
-            state, fresh_at = bound.store.states[place]
-            bound.store.states[place] = (birth, *state[1:]), fresh_at
-        gate.refund(receipts, cost, now)
-
-    return replace(gate, refund=refund)
+            state, fresh_at = states[place]
+            states[place] = (birth, *state[1:]), fresh_at
+        super().refund(receipts, cost, now)
 
 
-def forgets_a_microsecond_early(gate: Gate, bound: Bound) -> Gate:
-    def peek(key: Key | None, cost: int, tier: str | None, now: int | None) -> Decision:
-        for place, (_, fresh_at) in list(bound.store.states.items()):
-            if fresh_at - 1 <= (now or 0):
-                del bound.store.states[place]
-        return gate.peek(key, cost, tier, now)
+class ForgetsAMicrosecondEarly(Defect):
+    def ask(self, request: Request) -> Answer:
+        states = self.bound.store.states
+        for place, (_, fresh_at) in list(states.items()):
+            if request.operation == "peek" and fresh_at - 1 <= (request.now or 0):
+                del states[place]
+        return super().ask(request)
 
-    return replace(gate, peek=peek)
+
+class WritesWhenLooking(Defect):
+    def ask(self, request: Request) -> Answer:
+        if request.operation == "peek":
+            request.operation = "hit"
+        return super().ask(request)
 
 
-def writes_when_looking(gate: Gate, bound: Bound) -> Gate:
-    return replace(gate, peek=gate.hit)
+def recording(request: Request) -> Request:
+    """Return a request that records what another one has asked for."""
+    return Request("record", request.key, request.cost, request.tier, request.now)
 
 
 @pytest.mark.parametrize(
     ("defect", "test"),
     [
-        (charges_refusals, "test_a_refusal_consumes_nothing"),
-        (charges_one_rule_of_several, "test_several_rules_are_charged_together_or_not_at_all"),
+        (ChargesRefusals, "test_a_refusal_consumes_nothing"),
+        (ChargesOneRuleOfSeveral, "test_several_rules_are_charged_together_or_not_at_all"),
         (
-            admits_a_microsecond_early,
+            AdmitsAMicrosecondEarly,
             "test_a_refused_call_is_admitted_at_retry_after_and_not_a_microsecond_before",
         ),
-        (takes_bytes_for_text, "test_every_key_counts_for_itself"),
-        (gives_back_what_was_reset, "test_a_reset_between_hold_and_release_gives_nothing_back"),
-        (forgets_a_microsecond_early, "test_what_still_counts_is_never_forgotten"),
-        (writes_when_looking, "test_check_answers_like_hit_and_takes_nothing"),
+        (TakesBytesForText, "test_every_key_counts_for_itself"),
+        (GivesBackWhatWasReset, "test_a_reset_between_hold_and_release_gives_nothing_back"),
+        (ForgetsAMicrosecondEarly, "test_what_still_counts_is_never_forgotten"),
+        (WritesWhenLooking, "test_check_answers_like_hit_and_takes_nothing"),
     ],
 )
 @pytest.mark.parametrize("kind", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
-def test_a_broken_store_is_noticed(defect: Defect, test: str, kind: str, tmp_path: Path) -> None:
+def test_a_broken_store_is_noticed(defect: type[Defect], test: str, kind: str, tmp_path: Path) -> None:
     contract = broken_contract(defect, tmp_path)
     arguments = {"before": 0} if "reset" in test else {}
     with pytest.raises(AssertionError):
@@ -168,7 +183,7 @@ def _first_failure() -> Iterator[None]:
     ],
 )
 def test_a_broken_store_is_noticed_in_random_traces(test: str, tmp_path: Path) -> None:
-    contract = broken_contract(admits_a_microsecond_early, tmp_path)
+    contract = broken_contract(AdmitsAMicrosecondEarly, tmp_path)
     with pytest.raises(AssertionError):
         getattr(contract, test)()
 

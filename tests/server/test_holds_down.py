@@ -14,7 +14,7 @@ from headgate.server import holds
 from headgate.server.holds import Finished, HoldBook, UnknownHold
 from headgate.server.noted import new_id
 from headgate.stores import local, outage
-from headgate.stores.base import AsyncGate, Receipts
+from headgate.stores.base import AsyncGate, Gate, ImmediateGate, Receipts
 from headgate.stores.outage import Breaker, OnStoreError
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
@@ -134,13 +134,7 @@ class FarMemory(MemoryStore):
             raise StoreUnavailable("nobody answers")
 
     def bind_async(self, limiter: str, rules: tuple[Rule, ...], **options: Any) -> AsyncGate:
-        gate = super().bind_async(limiter, rules)
-
-        async def refund(receipts: Receipts, cost: int, now: int | None) -> None:
-            self._ask()
-            await gate.refund(receipts, cost, now)
-
-        return AsyncGate(gate.hit, gate.peek, gate.hold, gate.record, refund, gate.reset)
+        return FarGate(self, self.bind(limiter, rules))
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         self._ask()
@@ -149,6 +143,18 @@ class FarMemory(MemoryStore):
     async def noted(self, name: str) -> str | None:
         self._ask()
         return await super().noted(name)
+
+
+class FarGate(ImmediateGate):
+    """A gate that can give nothing back while its store is cut off."""
+
+    def __init__(self, store: FarMemory, gate: Gate) -> None:
+        super().__init__(gate)
+        self.store = store
+
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        self.store._ask()
+        await super().refund(receipts, cost, now)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import StoreConflict
 from headgate.server.noted import Entry, HoldsUnsupported, cost_in, hint_of, is_id, new_claim, new_id
-from headgate.stores.memory import OVERFLOW
+from headgate.stores.counters import OVERFLOW
 
 texts = st.text(st.characters(exclude_categories=()), max_size=20)
 plain_keys = texts | st.binary(max_size=20)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headgate import _fork
+from headgate import Limiter, MemoryStore, SQLiteStore, _fork
 from headgate._fork import watch
 from tests.unit.processes import Interruptions, forking, in_child
 
@@ -220,7 +220,7 @@ def interrupt(*_):
 # first Python code after the fork.
 os.register_at_fork(before=partial(interrupt_main, signal.SIGUSR1))
 
-from headgate import _fork
+from headgate import Limiter, MemoryStore, SQLiteStore, _fork
 
 calls = []
 
@@ -409,6 +409,32 @@ def test_threads_that_fork_and_register_at_once_leave_no_lock_behind(hasty_threa
 
 
 # --- Where it is used ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [MemoryStore, lambda: SQLiteStore(":memory:")], ids=["memory", "sqlite"])
+def test_a_fork_that_waits_for_another_threads_fork_releases_the_store_as_well(
+    make: Callable[[], MemoryStore | SQLiteStore],
+) -> None:
+    with make() as store:
+        limiter = Limiter("5/minute", name="x", store=store)
+        is_ready = threading.Event()
+
+        def fork_as_well() -> None:
+            is_ready.set()
+            store.before_fork()
+            store.after_fork_in_parent()
+
+        other = threading.Thread(target=fork_as_well)
+        store.before_fork()
+        other.start()
+        is_ready.wait(PATIENCE)
+        other.join(0.1)  # it waits for the lock now
+        store.after_fork_in_parent()
+        other.join(PATIENCE)
+        asked = threading.Thread(target=limiter.hit, args=["ada"], daemon=True)
+        asked.start()
+        asked.join(PATIENCE)
+        assert not asked.is_alive()
 
 
 def test_nothing_is_registered_where_there_are_no_forks() -> None:

@@ -210,23 +210,33 @@ def reading(server: str, read: Callable[[Any], T]) -> Callable[[Response], T]:
 
 def read_decision(body: dict[str, Any]) -> Decision:
     """Return the server's decision, as it is there."""
-    if type(body["allowed"]) is not bool:  # any text would be true
-        raise TypeError("allowed is true or false")
     results = body["results"]
     names = tuple(result["name"] for result in results)
-    verdicts = tuple(
-        Verdict(
-            result["allowed"],
-            result["limit"],
-            result["remaining"],
-            _microseconds(result["retry_after"]),
-            _microseconds(result["reset_after"]),
-        )
-        for result in results
+    decision = Decision.make(names, [_read_verdict(result) for result in results], degraded=body["degraded"])
+    allowed, retry_after_us = _read_allowed(body), _microseconds(body["retry_after"])
+    if not allowed:
+        # Its rules may admit all the same: a server does not show those of a limiter whose store is down.
+        return decision.as_refused(retry_after_us or 0)
+    if not decision:
+        raise ValueError("what a rule refuses is not admitted")
+    return decision
+
+
+def _read_verdict(result: dict[str, Any]) -> Verdict:
+    return Verdict(
+        _read_allowed(result),
+        result["limit"],
+        result["remaining"],
+        _microseconds(result["retry_after"]),
+        _microseconds(result["reset_after"]),
     )
-    decision = Decision.make(names, verdicts, degraded=body["degraded"])
-    # A limiter whose rules the server does not show may be refused all the same, while its store is down.
-    return decision if body["allowed"] else decision.as_refused(_microseconds(body["retry_after"]) or 0)
+
+
+def _read_allowed(body: dict[str, Any]) -> bool:
+    allowed = body["allowed"]
+    if not isinstance(allowed, bool):  # any text would be true
+        raise TypeError("allowed is true or false")
+    return allowed
 
 
 def _microseconds(seconds: float | None) -> int | None:

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from headgate.clock import MICROSECONDS
-from headgate.decision import Decision, Verdict
+from headgate.decision import Decision
 from headgate.keys import Key, PlainKey
 from headgate.quota import MAX_UNITS
 from headgate.server.problems import Problem
@@ -359,31 +358,14 @@ def wire_key(key: Key | None) -> str | dict[str, Any] | None:
 
 def decision_answer(decision: Decision) -> DecisionAnswer:
     """Return a decision as it goes over the wire."""
-    plain: Any = decision  # its layout is documented; the properties would read it again and again
-    allowed, limit, remaining, retry_us, reset_us, names, index, verdicts, degraded = plain
-    retry_after, reset_after = _seconds(retry_us), _seconds(reset_us)
-    if verdicts is None and names:
-        results = [RuleAnswer(names[0], allowed, limit, remaining, retry_after, reset_after)]
-    else:
-        results = [_rule_answer(name, one) for name, one in zip(names, verdicts or (), strict=True)]
-    rule = names[index] if names else None
     return DecisionAnswer(
-        allowed,
-        limit,
-        remaining,
-        retry_after,
-        reset_after,
-        rule,
-        None if allowed else rule,
-        degraded,
-        results,
+        decision.allowed,
+        decision.limit,
+        decision.remaining,
+        decision.retry_after,
+        decision.reset_after,
+        decision.rule,
+        decision.denied_by,
+        decision.degraded,
+        [RuleAnswer(*result) for result in decision.results],
     )
-
-
-def _rule_answer(name: str, verdict: Verdict) -> RuleAnswer:
-    allowed, limit, remaining, retry_us, reset_us = verdict
-    return RuleAnswer(name, allowed, limit, remaining, _seconds(retry_us), _seconds(reset_us))
-
-
-def _seconds(microseconds: int | None) -> float | None:
-    return None if microseconds is None else microseconds / MICROSECONDS

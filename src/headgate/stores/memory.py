@@ -6,6 +6,7 @@ How it counts is in `headgate.stores.counters`; here is what users see of it, an
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from threading import get_ident
 
 from headgate._fork import watch
 from headgate.clock import Clock, SteadyClock
@@ -49,7 +50,7 @@ class MemoryStore:
         self.clock: Clock = SteadyClock() if clock is None else clock
         self._counters = Counters(self.clock, max_keys)
         self._notes = Notes(self._counters, max_notes)
-        self._is_forking = False
+        self._forking: set[int] = set()  # threads that hold the lock for their fork, or are about to
         self._is_inside = False
         watch(self)
 
@@ -116,17 +117,17 @@ class MemoryStore:
     # signal handler; then both processes go on with that call.
 
     def before_fork(self) -> None:
-        self._is_forking = True
+        self._forking.add(get_ident())
         self._counters.lock.acquire()
         self._is_inside = self._counters.busy
 
     def after_fork_in_parent(self) -> None:
-        if self._is_forking:
-            self._is_forking = False
+        if get_ident() in self._forking:
+            self._forking -= {get_ident()}
             self._counters.lock.release()
 
     def after_fork_in_child(self) -> None:
-        self._is_forking = False
+        self._forking.clear()
         self._counters.after_fork_in_child(self._is_inside)
 
 

@@ -122,7 +122,7 @@ class SQLiteStore:
         self.clock: Clock = WallClock() if clock is None else clock
         self._lock = threading.RLock()
         self._busy = False
-        self._is_forking = False
+        self._forking: set[int] = set()  # threads that hold the lock for their fork, or are about to
         self._connection: sqlite3.Connection | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._closed = False
@@ -308,16 +308,17 @@ class SQLiteStore:
     # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
 
     def before_fork(self) -> None:
-        self._is_forking = True
+        self._forking.add(threading.get_ident())
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        if self._is_forking:
-            self._is_forking = False
+        if threading.get_ident() in self._forking:
+            self._forking -= {threading.get_ident()}
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        self._is_forking = self._busy = False
+        self._forking.clear()
+        self._busy = False
         if self._connection is not None:
             _inherited.append(self._connection)
         self._connection = None

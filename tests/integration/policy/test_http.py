@@ -186,7 +186,7 @@ async def test_a_policy_that_changes_between_question_and_answer_breaks_no_respo
     """The answer is written by the rules that decided it, however many there are by now."""
     live = follow(file, ONE.format("5/minute"))
     app = asgi(live, cost=lambda _: 1)
-    version: Any = live["api"]._as_of_now()
+    version: Any = live["api"].current
     hit = version.hit
 
     async def reloading(*args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from headgate import AsyncLimiter, Decision, Limiter, StoreUnavailable, fixed_wi
 from headgate.errors import StoreError
 from headgate.stores.outage import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
+from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
 from tests.integration.redis.proxy import Proxy
 
@@ -198,12 +199,12 @@ def test_a_caller_that_cannot_get_a_lock_in_time_gives_up(
     server: PostgresServer, store: PostgresStore
 ) -> None:
     gate = store.bind("lock", (fixed_window("10/day"),))
-    gate.hit("a", 1, None, None)
+    gate.ask(Request("hit", "a"))
     with psycopg.connect(server.url) as holder:
         holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
         with pytest.raises(StoreUnavailable, match="no answer in time"):
-            gate.hit("a", 1, None, None)
-        assert gate.peek("a", 0, None, None).remaining == 9  # who only looks waits for nobody
+            gate.ask(Request("hit", "a"))
+        assert gate.ask(Request("peek", "a", 0))[0].remaining == 9  # who only looks waits for nobody
 
 
 def test_a_deadline_of_a_limiters_own_is_kept(server: PostgresServer) -> None:

@@ -36,6 +36,7 @@ from headgate.stores.postgres.codec import Arguments
 from headgate.stores.postgres.endpoint import Endpoint, Statement, Wire
 from headgate.stores.postgres.janitor import NEW_STATES_PER_CLEANING
 from headgate.stores.postgres.tasks import MOST_PER_CALL
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 
 PATIENT = 60.0
@@ -455,7 +456,7 @@ async def test_a_hold_whose_caller_is_cancelled_is_released(url: str, name: str)
         )
         await limiter.hit("warm")
         gate = store.bind_async(name, limiter.rules)
-        hold = asyncio.ensure_future(gate.hold("a", 10, None, None))
+        hold = asyncio.ensure_future(gate.ask(Request("hold", "a", 10)))
         await asyncio.sleep(0)
         hold.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -470,8 +471,8 @@ async def test_what_was_used_is_recorded_even_if_its_caller_is_cancelled(url: st
         limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
         await limiter.hit("warm")
         gate = store.bind_async(name, limiter.rules)
-        first = asyncio.ensure_future(gate.hit("b", 1, None, None))
-        record = asyncio.ensure_future(gate.record("a", 5, None, None))
+        first = asyncio.ensure_future(gate.ask(Request("hit", "b")))
+        record = asyncio.ensure_future(gate.ask(Request("record", "a", 5)))
         await asyncio.sleep(0)
         record.cancel()  # it waits behind the first
         await asyncio.gather(first, record, return_exceptions=True)

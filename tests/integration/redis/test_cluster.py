@@ -28,6 +28,7 @@ from headgate import (
 )
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.codec import Keys
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.integration.redis.cluster import Cluster, running_cluster
 
@@ -289,9 +290,9 @@ def test_a_node_that_dies_fails_only_its_own_slots_and_comes_back(name: str) -> 
         for user, owner in zip(users, owners, strict=True):
             if owner == 2:
                 with pytest.raises(StoreUnavailable):
-                    gate.hit(user, 1, None, None)
+                    gate.ask(Request("hit", user))
             else:
-                assert gate.hit(user, 1, None, None)
+                assert gate.ask(Request("hit", user))[0]
         cluster.nodes[2].start()
         cluster._await_agreement()
-        assert all(gate.hit(user, 1, None, None) for user in users)
+        assert all(gate.ask(Request("hit", user))[0] for user in users)

@@ -13,6 +13,7 @@ import redis
 from headgate import AsyncLimiter, StoreConflict, StoreUnavailable, sliding_window, token_bucket
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.tasks import MANY, MOST_PER_CALL
+from headgate.stores.request import Request
 from headgate.testing.servers import RedisServer
 
 
@@ -242,19 +243,19 @@ async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(serv
     """One time-out: those who wait behind it do not wait for one of their own."""
     async with RedisStore(server.url, deadline=0.2) as store:
         gate = store.bind_async("x", AsyncLimiter("5/hour").rules)
-        await gate.hit("warm", 1, None, None)
+        await gate.ask(Request("hit", "warm"))
         server.pause()
         calls = [
-            asyncio.ensure_future(gate.hit(f"user {i}", 1, None, None)) for i in range(3 * MOST_PER_CALL)
+            asyncio.ensure_future(gate.ask(Request("hit", f"user {i}"))) for i in range(3 * MOST_PER_CALL)
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(answer) for answer in answers} == {StoreUnavailable}
         assert len({id(answer) for answer in answers}) == len(answers)
         server.resume()
-        assert await gate.hit("user 0", 1, None, None)
+        assert (await gate.ask(Request("hit", "user 0")))[0]
         # What had left was counted; what had not was not.
         counted = [
-            (await gate.peek(f"user {i}", 0, None, None)).remaining for i in (1, 3 * MOST_PER_CALL - 1)
+            (await gate.ask(Request("peek", f"user {i}", 0)))[0].remaining for i in (1, 3 * MOST_PER_CALL - 1)
         ]
         assert counted == [4, 5]
 

@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate import ConfigError, StoreUnavailable
+from headgate import ConfigError, Decision, StoreUnavailable
 from headgate.client import ServerStore, tasks
 from headgate.client.tasks import LANES, MOST_BYTES, MOST_PER_BATCH
 from headgate.errors import StoreConflict
 from headgate.rules import sliding_window
 from headgate.stores.base import AsyncGate
+from headgate.stores.request import Request
 from tests.unit.client.scripted import Asked, Reply, ScriptedServer, problem, usual_reply
 
 RULES = (sliding_window("5/minute"),)
@@ -53,7 +54,11 @@ async def gate(server: GatedServer) -> AsyncIterator[AsyncGate]:
 
 
 def hit(gate: AsyncGate, key: str, cost: int = 1) -> asyncio.Future[Any]:
-    return asyncio.ensure_future(gate.hit(key, cost, None, None))
+    return asyncio.ensure_future(decision_of(gate, Request("hit", key, cost)))
+
+
+async def decision_of(gate: AsyncGate, request: Request) -> Decision:
+    return (await gate.ask(request))[0]
 
 
 async def busy(gate: AsyncGate, server: GatedServer) -> list[asyncio.Future[Any]]:
@@ -72,7 +77,7 @@ def calls_of(asked: Asked) -> list[str]:
 async def test_a_lone_call_leaves_at_once_and_alone(gate: AsyncGate, server: GatedServer) -> None:
     server.is_open.set()
     for _ in range(3):
-        await gate.hit("alice", 1, None, None)
+        await gate.ask(Request("hit", "alice"))
     assert server.paths == ["/v1/limiters/login/hit"] * 3
 
 
@@ -86,7 +91,7 @@ async def test_a_call_made_as_soon_as_the_one_before_is_answered_leaves_too(
 
     async def caller() -> None:
         for _ in range(20):
-            await gate.hit("alice", 1, None, None)
+            await gate.ask(Request("hit", "alice"))
 
     async with asyncio.timeout(30):
         await asyncio.gather(*(caller() for _ in range(lanes)))
@@ -95,7 +100,7 @@ async def test_a_call_made_as_soon_as_the_one_before_is_answered_leaves_too(
 
 async def test_calls_that_are_made_together_leave_together(gate: AsyncGate, server: GatedServer) -> None:
     server.is_open.set()
-    decisions = await asyncio.gather(*(gate.hit(f"{number}", 1, None, None) for number in range(50)))
+    decisions = await asyncio.gather(*(hit(gate, f"{number}") for number in range(50)))
     assert all(decisions)
     assert [calls_of(asked) for asked in server.asked] == [[f"{number}" for number in range(50)]]
 
@@ -128,12 +133,12 @@ async def test_all_operations_but_a_reset_may_share_a_batch(gate: AsyncGate, ser
     waiting = [
         asyncio.ensure_future(operation)
         for operation in (
-            gate.hit("a", 1, None, None),
-            gate.peek("b", 1, None, None),
-            gate.record("c", 1, None, None),
-            gate.hold("d", 1, None, None),
+            gate.ask(Request("hit", "a")),
+            gate.ask(Request("peek", "b")),
+            gate.ask(Request("record", "c")),
+            gate.ask(Request("hold", "d")),
             gate.reset("e"),
-            gate.hit("f", 1, None, None),
+            gate.ask(Request("hit", "f")),
         )
     ]
     await asyncio.sleep(0)
@@ -218,7 +223,7 @@ async def test_a_cancelled_caller_leaves_the_others_of_its_batch_alone(
 
 
 async def test_a_hold_whose_caller_was_cancelled_is_released(gate: AsyncGate, server: GatedServer) -> None:
-    holding = asyncio.ensure_future(gate.hold("alice", 3, None, None))
+    holding = asyncio.ensure_future(gate.ask(Request("hold", "alice", 3)))
     await server.until_asked(1)
     holding.cancel()
     await asyncio.sleep(0)
@@ -234,12 +239,12 @@ async def test_whenever_its_caller_is_cancelled_a_hold_is_somebodys(
 ) -> None:
     """Either the caller has it, or it is released, or it was never asked for."""
     server.is_open.set()
-    holding = asyncio.ensure_future(gate.hold("alice", 3, None, None))
+    holding = asyncio.ensure_future(gate.ask(Request("hold", "alice", 3)))
     for _ in range(steps):
         await asyncio.sleep(0)
     holding.cancel()
     await asyncio.wait([holding])
-    await gate.hit("bob", 1, None, None)  # whatever was to leave has left by then
+    await gate.ask(Request("hit", "bob"))  # whatever was to leave has left by then
     taken = server.paths.count("/v1/limiters/login/hold")
     released = server.paths.count("/v1/holds/id-alice/settle")
     assert taken == released + (not holding.cancelled())
@@ -248,19 +253,19 @@ async def test_whenever_its_caller_is_cancelled_a_hold_is_somebodys(
 async def test_a_cancelled_hold_that_was_refused_releases_nothing(
     gate: AsyncGate, server: GatedServer
 ) -> None:
-    holding = asyncio.ensure_future(gate.hold("alice", 3, None, None))
+    holding = asyncio.ensure_future(gate.ask(Request("hold", "alice", 3)))
     await server.until_asked(1)
     holding.cancel()
     server.answer = lambda asked: problem(503, "down") if "hold" in asked.path else usual_reply(asked)
     server.is_open.set()
-    await gate.hit("alice", 1, None, None)
+    await gate.ask(Request("hit", "alice"))
     assert server.paths == ["/v1/limiters/login/hold", "/v1/limiters/login/hit"]
 
 
 async def test_a_cancelled_hold_of_a_store_that_closes_harms_nobody_else(server: GatedServer) -> None:
     store = ServerStore("http://x", transport=server.transport, deadline=30)
     gate = store.bind_async("login", RULES)
-    holding = asyncio.ensure_future(gate.hold("alice", 3, None, None))
+    holding = asyncio.ensure_future(gate.ask(Request("hold", "alice", 3)))
     neighbour = hit(gate, "bob")
     await server.until_asked(1)
     holding.cancel()
@@ -277,13 +282,13 @@ async def test_what_was_used_or_given_back_is_told_to_the_end(
     gate: AsyncGate, server: GatedServer, operation: str
 ) -> None:
     server.is_open.set()
-    _, receipts = await gate.hold("alice", 3, None, None)
+    _, receipts = await gate.ask(Request("hold", "alice", 3))
     assert receipts is not None
     server.is_open.clear()
     server.asked.clear()
     first = await busy(gate, server)
     calls = {
-        "record": lambda: gate.record("alice", 1, None, None),
+        "record": lambda: gate.ask(Request("record", "alice")),
         "refund": lambda: gate.refund(receipts, 1, None),
         "reset": lambda: gate.reset("alice"),
     }
@@ -302,7 +307,7 @@ async def test_what_was_used_or_given_back_is_told_to_the_end(
 
 async def test_of_a_lost_batch_only_what_may_be_repeated_is(gate: AsyncGate, server: GatedServer) -> None:
     server.is_open.set()
-    _, receipts = await gate.hold("alice", 3, None, None)
+    _, receipts = await gate.ask(Request("hold", "alice", 3))
     assert receipts is not None
     server.asked.clear()
 
@@ -346,7 +351,7 @@ async def test_a_server_that_hangs_fails_those_who_wait_too() -> None:
         assert all("in time" in str(outcome) for outcome in outcomes)
         assert len(server.asked) == LANES  # those who waited have not left
         server.is_open.set()
-        assert await gate.hit("alice", 1, None, None)
+        assert await hit(gate, "alice")
 
 
 async def test_a_blocked_event_loop_is_no_slow_server() -> None:
@@ -365,7 +370,7 @@ async def test_a_blocked_event_loop_is_no_slow_server() -> None:
 
     server.reply = answer_and_block
     async with ServerStore("http://x", transport=server.transport) as store:
-        assert await store.bind_async("login", RULES, deadline=0.05).hit("alice", 1, None, None)
+        assert await hit(store.bind_async("login", RULES, deadline=0.05), "alice")
     assert blocked
 
 

@@ -32,6 +32,8 @@ from headgate.errors import StoreConflict
 from headgate.keys import Key
 from tests.unit.client.scripted import LIMITER, decision_document
 
+REFUSED = Decision.make(("rule",), [Verdict(False, 5, 0, 12_345_678, 60_000_001)])
+
 # --- Requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +101,7 @@ def test_a_decision_comes_back_bit_for_bit(verdicts: list[Verdict], degraded: bo
     decision = Decision.make(names, verdicts, degraded=degraded)
     read = read_decision(json.loads(json.dumps(decision_document(decision))))
     assert type(read) is Decision
-    assert tuple(read) == tuple(decision)
+    assert read == decision
     assert (read.results, read.verdicts) == (decision.results, decision.verdicts)
 
 
@@ -165,6 +167,8 @@ def test_a_success_is_its_body() -> None:
         {**decision_document(UNLIMITED), "allowed": 1},
         {**decision_document(UNLIMITED), "retry_after": float("inf")},
         {**decision_document(UNLIMITED), "retry_after": float("nan")},
+        {**decision_document(REFUSED), "allowed": True},
+        {**decision_document(REFUSED), "results": [{**REFUSED.results[0]._asdict(), "allowed": "false"}]},
     ],
 )
 def test_what_is_no_decision_is_a_conflict(body: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,11 +138,13 @@ def test_a_hold_that_nobody_settles_is_over_when_it_is_forgotten() -> None:
 class NoRefunds(MemoryStore):
     """A store that is gone when units are to be given back."""
 
-    def bind(self, limiter: str, rules: tuple[Rule, ...]) -> Gate:
-        def refund(*arguments: Any) -> None:
-            raise StoreUnavailable("gone")
+    def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
+        return NoRefundsGate(self._counters, limiter, rules)
 
-        return replace(super().bind(limiter, rules), refund=refund)
+
+class NoRefundsGate(MemoryGate):
+    def refund(self, *arguments: Any) -> None:
+        raise StoreUnavailable("gone")
 
 
 def test_a_hold_whose_refund_fails_is_over() -> None:

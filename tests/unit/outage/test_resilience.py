@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +23,10 @@ from headgate import (
     StoreError,
     StoreUnavailable,
 )
-from headgate.stores.base import AsyncGate, Gate, Guarantees
+from headgate.keys import Key
+from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, ImmediateGate, Receipts
 from headgate.stores.outage import LONGEST_PAUSE, breaker_of, local
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 
 
@@ -32,6 +34,9 @@ class Flaky:
     """A memory that plays a store over a network: it fails when told to, and keeps count of who asked."""
 
     remote = True
+    has_rules = False
+    clock = None
+    notes = None
     guarantees = Guarantees(shared=True)
 
     def __init__(self) -> None:
@@ -50,14 +55,12 @@ class Flaky:
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         self.deadlines.append(deadline)
-        gate = self.memory.bind(limiter, rules)
-        return Gate(*(self._flaky(name, getattr(gate, name)) for name in OPERATIONS))
+        return FlakyGate(self, self.memory.bind(limiter, rules))
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
-        gate = self.bind(limiter, rules, deadline=deadline)
-        return AsyncGate(*(_awaited(getattr(gate, name)) for name in OPERATIONS))
+        return AsyncFlakyGate(self.bind(limiter, rules, deadline=deadline))
 
     def close(self) -> None:
         self.asked.append("close")
@@ -65,31 +68,53 @@ class Flaky:
     async def aclose(self) -> None:
         self.close()
 
-    def _flaky(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def flaky(*args: Any) -> Any:
-            self.asked.append(name)
-            try:
-                if self.error is not None:
-                    raise self.error
-                if self.write_error is not None and name != "peek":
-                    raise self.write_error
-                return call(*args)
-            finally:
-                if name == "peek":
-                    self.probed.set()
-
-        return flaky
-
-
-OPERATIONS = ("hit", "peek", "hold", "record", "refund", "reset")
+    @contextmanager
+    def asked_to(self, operation: str) -> Iterator[None]:
+        """Fail a call if it is to fail."""
+        self.asked.append(operation)
+        try:
+            if self.error is not None:
+                raise self.error
+            if self.write_error is not None and operation != "peek":
+                raise self.write_error
+            yield
+        finally:
+            if operation == "peek":
+                self.probed.set()
 
 
-def _awaited(call: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    async def awaited(*args: Any) -> Any:
+class FlakyGate:
+    def __init__(self, store: Flaky, gate: Gate) -> None:
+        self.store = store
+        self.gate = gate
+
+    def ask(self, request: Request) -> Answer:
+        with self.store.asked_to(request.operation):
+            return self.gate.ask(request)
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        with self.store.asked_to("refund"):
+            self.gate.refund(receipts, cost, now)
+
+    def reset(self, key: Key | None) -> None:
+        with self.store.asked_to("reset"):
+            self.gate.reset(key)
+
+
+class AsyncFlakyGate(ImmediateGate):
+    """The same, with something to wait for."""
+
+    async def ask(self, request: Request) -> Answer:
         await asyncio.sleep(0)
-        return call(*args)
+        return await super().ask(request)
 
-    return awaited
+    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+        await asyncio.sleep(0)
+        await super().refund(receipts, cost, now)
+
+    async def reset(self, key: Key | None) -> None:
+        await asyncio.sleep(0)
+        await super().reset(key)
 
 
 class Time:

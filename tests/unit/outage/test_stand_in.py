@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,9 @@ from headgate import (
     token_bucket,
 )
 from headgate.algorithms import algorithm_for
+from headgate.stores.base import Answer
 from headgate.stores.outage import Health, OnStoreError, StandIn, check_policy, local
+from headgate.stores.request import Operation, Request
 
 ERROR = StoreUnavailable("it is gone")
 
@@ -32,7 +34,13 @@ def stand_in(policy: OnStoreError, *rules: Rule) -> StandIn:
 
 
 def hit(it: StandIn, cost: int = 1, *, key: Any = "alice", tier: str | None = None) -> Decision:
-    return it.hit(ERROR, key, cost, tier, None)
+    return ask(it, "hit", cost, key=key, tier=tier)[0]
+
+
+def ask(
+    it: StandIn, operation: Operation, cost: int = 1, *, key: Any = "alice", tier: str | None = None
+) -> Answer:
+    return it.ask(Request(operation, key, cost, tier), ERROR)
 
 
 def test_open_admits_as_if_nothing_had_been_counted() -> None:
@@ -62,14 +70,9 @@ def test_closed_refuses_and_names_a_time_to_try_again() -> None:
 
 def test_raise_raises() -> None:
     it = stand_in("raise")
-    with pytest.raises(StoreUnavailable, match="gone"):
-        hit(it)
-    with pytest.raises(StoreUnavailable):
-        it.peek(ERROR, "alice", 1, None, None)
-    with pytest.raises(StoreUnavailable):
-        it.hold(ERROR, "alice", 1, None, None)
-    with pytest.raises(StoreUnavailable):
-        it.record(ERROR, "alice", 1, None, None)
+    for operation in get_args(Operation):
+        with pytest.raises(StoreUnavailable, match="gone"):
+            ask(it, operation)
     with pytest.raises(StoreUnavailable):
         it.refund_failed(ERROR)
 
@@ -91,21 +94,21 @@ def test_mistakes_are_mistakes_in_an_outage_too(policy: OnStoreError) -> None:
     with pytest.raises(ConfigError):
         hit(it, key={"user": "alice"})
     with pytest.raises(ConfigError):
-        it.record(ERROR, None, 1, None, None)
+        ask(it, "record", key=None)
     with pytest.raises(ConfigError):
-        it.record(ERROR, "alice", -1, None, None)
+        ask(it, "record", -1)
 
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
 def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) -> None:
     it = stand_in(policy)
-    decision, receipts = it.hold(ERROR, "alice", 1, None, None)
+    decision, receipts = ask(it, "hold")
     assert decision.allowed is (policy == "open")
     assert receipts is None
-    it.record(ERROR, "alice", 1, None, None)
+    ask(it, "record")
     it.refund_failed(ERROR)
     it.reset("alice")
-    assert it.peek(ERROR, "alice", 1, None, None).allowed is (policy == "open")
+    assert ask(it, "peek")[0].allowed is (policy == "open")
 
 
 # --- Limiting in memory ----------------------------------------------------------------------------------------------
@@ -137,20 +140,20 @@ def test_local_refuses_a_cost_that_only_its_share_cannot_hold() -> None:
 
 def test_local_takes_holds_and_gives_them_back() -> None:
     it = stand_in(local(0.5), sliding_window("8/minute"))
-    decision, receipts = it.hold(ERROR, "alice", 3, None, None)
+    decision, receipts = ask(it, "hold", 3)
     assert decision.allowed
     assert receipts is not None
-    assert it.peek(ERROR, "alice", 1, None, None).remaining == 0
+    assert ask(it, "peek")[0].remaining == 0
     assert it.refund_local(receipts, 2, None)
-    assert it.peek(ERROR, "alice", 1, None, None).remaining == 2
-    refused, nothing = it.hold(ERROR, "alice", 4, None, None)
+    assert ask(it, "peek")[0].remaining == 2
+    refused, nothing = ask(it, "hold", 4)
     assert not refused
     assert nothing is None
 
 
 def test_local_records_and_resets() -> None:
     it = stand_in(local(0.5), sliding_window("8/minute"))
-    it.record(ERROR, "alice", 7, None, None)
+    ask(it, "record", 7)
     assert not hit(it)
     it.reset("alice")
     assert hit(it)
@@ -163,7 +166,7 @@ def test_receipts_of_the_store_are_the_stores_business() -> None:
 
 
 def test_receipts_of_another_limiters_memory_give_nothing_back_here() -> None:
-    _, receipts = stand_in(local(1.0)).hold(ERROR, "alice", 1, None, None)
+    _, receipts = ask(stand_in(local(1.0)), "hold")
     assert receipts is not None
     assert stand_in("open").refund_local(receipts, 1, None)
 
@@ -201,7 +204,7 @@ def test_every_bucket_that_can_be_counted_has_a_share_that_can(quota: Quota, sha
         return
     it = StandIn("limiter", (rule,), local(share), MemoryStore())
     assert it._local is not None
-    decision = it._local.peek("alice", 0, None, None)
+    decision = it._local.ask(Request("peek", "alice", 0))[0]
     assert decision.limit is not None
     assert decision.limit <= (quota.limit if quota.burst is None else quota.burst) * share + 1e-3
 

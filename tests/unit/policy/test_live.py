@@ -78,11 +78,11 @@ async def test_nothing_changed_is_no_change(follow: Follow, author: Author) -> N
     told: list[str] = []
     live = follow(LOGIN)
     live.on_change(lambda: told.append("changed"))
-    version = live["login"]._as_of_now()
+    version = live["login"].current
     assert live.reload() is False
     author.write(LOGIN + "# with a remark\n")
     assert live.reload() is False
-    assert live["login"]._as_of_now() is version
+    assert live["login"].current is version
     assert told == []
 
 
@@ -103,11 +103,11 @@ async def test_who_wants_to_know_is_told_after_the_change(follow: Follow, author
 async def test_an_unchanged_limiter_is_left_alone(follow: Follow, author: Author) -> None:
     two = LOGIN + '[limiters.api]\nrules = ["{}"]\n'
     live = follow(two.format("1/minute"))
-    login, api = (live[name]._as_of_now() for name in ("login", "api"))
+    login, api = (live[name].current for name in ("login", "api"))
     author.write(two.format("2/minute"))
     live.reload()
-    assert live["login"]._as_of_now() is login
-    assert live["api"]._as_of_now() is not api
+    assert live["login"].current is login
+    assert live["api"].current is not api
 
 
 async def test_it_is_a_mapping(follow: Follow) -> None:
@@ -144,7 +144,7 @@ async def test_a_bad_file_keeps_the_old_policy_and_says_why(
     follow: Follow, author: Author, text: str | None, why: str
 ) -> None:
     live = follow(LOGIN)
-    before, policy = live["login"]._as_of_now(), live.policy
+    before, policy = live["login"].current, live.policy
     if text is None:
         author.path.unlink()
     else:
@@ -155,7 +155,7 @@ async def test_a_bad_file_keeps_the_old_policy_and_says_why(
     assert str(author.path) in live.last_error
     assert live.policy is policy
     assert list(live) == ["login"]
-    assert live["login"]._as_of_now() is before
+    assert live["login"].current is before
     assert await admitted(live["login"], 9) == 5
     author.write(LOGIN)
     assert live.reload() is False
@@ -661,7 +661,7 @@ def test_a_fork_lets_go_of_locks_that_threads_of_the_parent_held(author: Author)
     are_held, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with live._reloading, limiter._lock, limiter._current.shadows[0].tally._lock:
+        with live._reloading, limiter._lock, limiter.current.shadows[0].tally._lock:
             are_held.set()
             may_end.wait(PATIENCE)
 

@@ -290,7 +290,7 @@ async def test_whatever_a_gate_of_theirs_raises_stays_there(
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError(name)
 
-    tight = limiter._as_of_now().shadows[0]
+    tight = limiter.current.shadows[0]
     tight._gate = Broken()
     assert await hits(limiter, 2) == [True, True]
     hold = await done(limiter.hold("ada", 1))
@@ -308,11 +308,11 @@ async def test_a_hold_that_is_cancelled_while_a_shadow_is_asked_is_given_back(au
     asked = asyncio.Event()
 
     class Stuck:
-        async def hold(self, *_: object) -> Any:
+        async def ask(self, _: object) -> Any:
             asked.set()
             await asyncio.Event().wait()
 
-    version: Any = limiter._as_of_now()
+    version: Any = limiter.current
     version.shadows[0]._gate = Stuck()
 
     async def take() -> None:

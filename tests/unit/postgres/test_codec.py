@@ -8,6 +8,7 @@ import pytest
 
 from headgate import ConfigError, CostTooHigh, StoreConflict, fixed_window, sliding_window, token_bucket
 from headgate.stores.postgres.codec import HIT, PEEK, Codec, StateCall, many, numbers, one, split
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 
 WINDOW = sliding_window("10/hour")
@@ -43,7 +44,7 @@ def encoded(value: list[int]) -> bytes:
 
 
 def test_a_request_about_one_key_is_told_in_plain_arguments() -> None:
-    request = Codec("login", (WINDOW,), "app").decide(HIT, "ada", 3, None, 17)
+    request = Codec("login", (WINDOW,), "app").ask(Request("hit", "ada", 3, None, 17))
     key, *rest = one(request, b"f")
     assert key == b"3:app5:login" + b"%d:" % len(WINDOW.identity) + WINDOW.identity.encode() + b"tada"
     assert rest == [
@@ -54,9 +55,9 @@ def test_a_request_about_one_key_is_told_in_plain_arguments() -> None:
 
 def test_several_requests_name_each_key_once_and_those_to_be_written_first_in_order() -> None:
     codec = Codec("x", (WINDOW, BUCKET), "app")
-    look = codec.decide(PEEK, "ada", 1, None, None)
-    other = codec.decide(PEEK, "bob", 1, None, None)
-    hit = codec.decide(HIT, "ada", 2, None, 5)
+    look = codec.ask(Request("peek", "ada"))
+    other = codec.ask(Request("peek", "bob"))
+    hit = codec.ask(Request("hit", "ada", 2, None, 5))
     keys, locks, program, durable = many([look, other, hit], b"t")
     assert hit.keys[0] > hit.keys[1]
     assert byteas(keys) == [*sorted(hit.keys), *other.keys]
@@ -86,9 +87,9 @@ def test_a_refund_carries_the_receipt_and_a_reset_nothing_but_its_keys() -> None
 def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
     codec = Codec("x", (WINDOW, BUCKET), "app")
     requests = [
-        codec.decide(HIT, "a", 1, None, None),
+        codec.ask(Request("hit", "a")),
         codec.reset("a"),
-        codec.decide(PEEK, "a", 1, None, None),
+        codec.ask(Request("peek", "a")),
     ]
     parts = split(requests, numbers(encoded(list(range(36)))))
     assert [list(part) for part in parts] == [list(range(18)), [], list(range(18, 36))]
@@ -97,7 +98,7 @@ def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
 
 def test_replies_become_decisions() -> None:
     codec = Codec("x", (WINDOW,), "app")
-    request = codec.decide(HIT, "ada", 2, None, None)
+    request = codec.ask(Request("hit", "ada", 2))
     admitted = request.plan.decision((-1, 10, 0, 99, request.birth, 7, 0, 0, 0), 2)
     assert (admitted.allowed, admitted.remaining, admitted.reset_after_us) == (True, 8, 99)
     refused = request.plan.decision((55, 1, 44, 0, 0, 0, 0, 0, 0), 2)
@@ -115,7 +116,7 @@ def test_replies_become_decisions() -> None:
 
 def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() -> None:
     codec = Codec("x", (WINDOW, BUCKET), "app")
-    request = codec.decide(HIT, "ada", 2, None, None)
+    request = codec.ask(Request("hit", "ada", 2))
     reply = (-1, 9, 33, 77, 5, 6, 0, 0, 0, 12, 1, 44, 0, 0, 0, 0, 0, 0)
     decision = request.plan.decision(reply, 2)
     assert decision.denied_by == "token_bucket/1m"
@@ -132,8 +133,7 @@ def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() 
 
 
 def test_units_that_cannot_be_recorded_are_told() -> None:
-    request = Codec("x", (WINDOW,), "app").record("ada", 7, None, None)
-    assert request is not None
+    request = Codec("x", (WINDOW,), "app").ask(Request("record", "ada", 7))
     request.plan.check_recorded((-1, 0, 0, 0, 0, 0, 0, 0, 0), 7)
     with pytest.raises(CostTooHigh) as caught:
         request.plan.check_recorded((-3, 5, 0, 0, 0, 0, 0, 0, 0), 7)
@@ -143,7 +143,7 @@ def test_units_that_cannot_be_recorded_are_told() -> None:
 
 
 def test_a_token_bucket_with_a_limit_of_0_counts_nothing() -> None:
-    request = Codec("x", (token_bucket("0/minute"),), "app").decide(HIT, "ada", 2, None, None)
+    request = Codec("x", (token_bucket("0/minute"),), "app").ask(Request("hit", "ada", 2))
     decision = request.plan.decision((-2, 0, 0, 0, 0, 0, 0, 0, 0), 2)
     assert (decision.allowed, decision.limit, decision.retry_after, decision.reset_after) == (
         False,
@@ -159,25 +159,25 @@ def test_a_token_bucket_with_a_limit_of_0_counts_nothing() -> None:
 def test_what_fits_no_rule_is_refused(key: object, cost: object) -> None:
     codec = Codec("x", (WINDOW,), "app")
     with pytest.raises(ConfigError):
-        codec.decide(HIT, key, cost, None, None)  # type: ignore[arg-type]
+        codec.ask(Request("hit", key, cost))  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
-        codec.record(key, cost, None, None)  # type: ignore[arg-type]
+        codec.ask(Request("record", key, cost))  # type: ignore[arg-type]
 
 
 def test_a_cost_above_the_limit_is_refused_and_one_of_0_only_looked_at() -> None:
     codec = Codec("x", (sliding_window("10/hour", tiers={"pro": "20/hour"}),), "app")
     with pytest.raises(CostTooHigh):
-        codec.decide(HIT, "a", 11, None, None)
-    assert codec.decide(HIT, "a", 11, "pro", None).operation == HIT
-    assert codec.decide(HIT, "a", 0, None, None).operation == PEEK
-    assert codec.record("a", 0, None, None) is None
+        codec.ask(Request("hit", "a", 11))
+    assert codec.ask(Request("hit", "a", 11, "pro")).operation == HIT
+    assert codec.ask(Request("hit", "a", 0)).operation == PEEK
+    assert codec.ask(Request("record", "a", 0)).operation == PEEK
 
 
 def test_time_goes_with_the_request_if_the_store_has_a_clock() -> None:
     clock = FakeClock(5)
     codec = Codec("x", (WINDOW,), "app", clock)
-    assert codec.decide(HIT, "a", 1, None, None).at == 5_000_000
-    assert codec.decide(HIT, "a", 1, None, 7).at == 7
+    assert codec.ask(Request("hit", "a")).at == 5_000_000
+    assert codec.ask(Request("hit", "a", 1, None, 7)).at == 7
 
 
 def test_new_states_are_known_by_their_birth() -> None:
@@ -186,7 +186,7 @@ def test_new_states_are_known_by_their_birth() -> None:
     def new(request: StateCall, births: tuple[int, int]) -> int:
         return request.new_states((-1, 0, 0, 0, births[0], 0, 0, 0, 0, -1, 0, 0, 0, births[1], 0, 0, 0, 0))
 
-    hit = codec.decide(HIT, "a", 1, None, None)
+    hit = codec.ask(Request("hit", "a"))
     assert [new(hit, births) for births in ((1, 2), (hit.birth, 2), (hit.birth, hit.birth))] == [0, 1, 2]
-    peek = codec.decide(PEEK, "a", 1, None, None)
+    peek = codec.ask(Request("peek", "a"))
     assert new(peek, (peek.birth, peek.birth)) == 0

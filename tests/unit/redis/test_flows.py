@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 from hypothesis import given
@@ -21,8 +21,10 @@ from headgate import (
     token_bucket,
 )
 from headgate.quota import MAX_UNITS
+from headgate.stores.base import Answer
 from headgate.stores.redis.codec import Keys, Operation, ScriptCall
 from headgate.stores.redis.flows import Flow, Flows, slot_of
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.redis.script import FakeServer
 
@@ -54,6 +56,17 @@ def run(flow: Flow[T], server: FakeServer) -> T:
         return result
 
 
+def ask(
+    these: Flows,
+    operation: Literal["hit", "peek", "hold", "record"],
+    key: Any,
+    cost: int,
+    server: FakeServer,
+    now: int | None = None,
+) -> Answer:
+    return run(these.ask(Request(operation, key, cost, None, now)), server)
+
+
 def flows(*rules: Rule, tag: Any = "key", clock: Any = None) -> Flows:
     return Flows("limiter", rules or RULES, "space", tag, clock)
 
@@ -65,7 +78,7 @@ def operations(server: FakeServer) -> list[tuple[Operation, int]]:
 
 def test_slots_differ_or_these_tests_test_nothing() -> None:
     server = FakeServer()
-    run(flows().hit(WHO, 1, None, None), server)
+    ask(flows(), "hit", WHO, 1, server)
     assert len({slot_of(request) for request in server.requests}) == 4
 
 
@@ -80,11 +93,11 @@ def test_slots_differ_or_these_tests_test_nothing() -> None:
 )
 def test_one_slot_is_one_request(these: Flows, key: Any, in_cluster: bool) -> None:
     server = FakeServer(in_cluster=in_cluster)
-    run(these.hit(key, 1, None, None), server)
-    run(these.peek(key, 1, None, None), server)
-    _, receipts = run(these.hold(key, 1, None, None), server)
+    ask(these, "hit", key, 1, server)
+    ask(these, "peek", key, 1, server)
+    _, receipts = ask(these, "hold", key, 1, server)
     assert receipts is not None
-    run(these.record(key, 1, None, None), server)
+    ask(these, "record", key, 1, server)
     run(these.refund(receipts, 1, None), server)
     run(these.reset(key), server)
     asked = [operation.name for operation, _ in operations(server)]
@@ -93,7 +106,9 @@ def test_one_slot_is_one_request(these: Flows, key: Any, in_cluster: bool) -> No
 
 def test_token_buckets_are_charged_last() -> None:
     server = FakeServer()
-    assert run(flows().hit(WHO, 1, None, None), server)
+    decision, receipts = ask(flows(), "hit", WHO, 1, server)
+    assert decision
+    assert receipts is None
     assert operations(server) == [(Operation.HOLD, 1)] * 4
     assert server.requests[-1].keys == (BUCKET_KEY,)
 
@@ -101,9 +116,9 @@ def test_token_buckets_are_charged_last() -> None:
 def test_a_refusal_gives_everything_back() -> None:
     server = FakeServer()
     for _ in range(3):
-        assert run(flows().hit(WHO, 1, None, None), server)
+        assert ask(flows(), "hit", WHO, 1, server)[0]
     before = dict(server.states)
-    decision = run(flows().hit(WHO, 1, None, None), server)
+    decision = ask(flows(), "hit", WHO, 1, server)[0]
     assert decision.denied_by == "user"
     assert server.states == before
 
@@ -112,7 +127,7 @@ def test_a_slot_that_fails_gives_back_what_others_have_charged() -> None:
     server = FakeServer()
     server.broken_slots = {slot_of(ScriptCall((BUCKET_KEY,), b""))}
     with pytest.raises(StoreUnavailable):
-        run(flows().hit(WHO, 1, None, None), server)
+        ask(flows(), "hit", WHO, 1, server)
     assert server.states == {}
 
 
@@ -127,29 +142,29 @@ def test_what_cannot_be_given_back_stays_counted() -> None:
 
     server = DyingServer()
     with pytest.raises(StoreUnavailable, match=str(slot_of(ScriptCall((BUCKET_KEY,), b"")))):
-        run(flows().hit(WHO, 1, None, None), server)
+        ask(flows(), "hit", WHO, 1, server)
     assert set(server.states) == set(server.requests[0].keys)
 
 
 def test_recording_beyond_what_can_be_counted_is_refused() -> None:
     server = FakeServer()
     with pytest.raises(CostTooHigh, match="team"):
-        run(flows().record(WHO, MAX_UNITS, None, None), server)
+        ask(flows(), "record", WHO, MAX_UNITS, server)
 
 
 def test_recording_nothing_asks_nothing() -> None:
     server = FakeServer()
-    run(flows().record(WHO, 0, None, None), server)
+    ask(flows(), "record", WHO, 0, server)
     assert server.requests == []
 
 
 def test_a_clock_of_the_stores_decides_if_no_time_is_given() -> None:
     clock, server = FakeClock(), FakeServer(now=0)
     these = flows(sliding_log("1/minute"), clock=clock)
-    assert run(these.hit("alice", 1, None, None), server)
+    assert ask(these, "hit", "alice", 1, server)[0]
     clock.advance(59.999999)
-    assert not run(these.hit("alice", 1, None, None), server)
-    assert run(these.hit("alice", 1, None, clock.now_us() + 1), server)
+    assert not ask(these, "hit", "alice", 1, server)[0]
+    assert ask(these, "hit", "alice", 1, server, clock.now_us() + 1)[0]
 
 
 steps = st.lists(
@@ -175,11 +190,11 @@ def test_alone_several_slots_answer_like_one_store(trace: list[tuple[str, int, s
         clock.advance_us(pause)
         who = {**WHO, "user": user}
         if operation == "hit":
-            assert run(these.hit(who, cost, None, None), server) == memory.hit(who, cost)
+            assert ask(these, "hit", who, cost, server)[0] == memory.hit(who, cost)
         elif operation == "check":
-            assert run(these.peek(who, cost, None, None), server) == memory.check(who, cost)
+            assert ask(these, "peek", who, cost, server)[0] == memory.check(who, cost)
         elif operation == "hold":
-            decision, receipts = run(these.hold(who, cost, None, None), server)
+            decision, receipts = ask(these, "hold", who, cost, server)
             expected = memory.hold(who, cost)
             assert decision == expected.decision
             if receipts is not None:
@@ -190,7 +205,7 @@ def test_alone_several_slots_answer_like_one_store(trace: list[tuple[str, int, s
             if cost < held:
                 run(these.refund(receipts, held - cost, None), server)
         elif operation == "record":
-            run(these.record(who, cost, None, None), server)
+            ask(these, "record", who, cost, server)
             memory.record(who, cost)
         elif operation == "reset":
             run(these.reset(who), server)

@@ -68,7 +68,8 @@ class Flows:
         parts = self._parts(plan, self._keys.of(request.key))
         if request.operation == "peek":
             return (yield from _peek(plan, parts, request.cost, self._at(request.now)))
-        return (yield from _charge(plan, parts, request.cost, self._at(request.now)))
+        decision, receipts = yield from _charge(plan, parts, request.cost, self._at(request.now))
+        return decision, receipts if request.operation == "hold" else None
 
     def _record(self, request: Request) -> Flow[Answer]:
         check_whole(request.cost)

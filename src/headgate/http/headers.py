@@ -87,27 +87,15 @@ class Writer:
     def __init__(self, rules: Sequence[Rule], fields: Fields | None = None) -> None:
         self.names = tuple(wire_name(rule.name) for rule in rules)
         """What the rules are called in fields and bodies."""
-        self.style = fields = fields or Fields()
+        self.style = fields or Fields()
         """Which fields are written."""
         self._rules = tuple(rules)
-        self._revision, self._reset = fields.ratelimit, fields.x_ratelimit
-        self._strings = tuple(_string(name) for name in self.names)
-        tiers = {None, *(tier for rule in rules for tier in rule.tiers)}
-        self._policies = {tier: self._policy(tier, self._strings) for tier in tiers}
-
-    @property
-    def usual(self) -> tuple[int, Field, Field, bytes] | None:
-        """What can be prepared for one rule with its own limit in the usual fields: that limit and constant parts.
-
-        `None` if there are several rules, or other fields.
-        """
-        if len(self._rules) != 1 or self._revision != 11 or self._reset is None:
-            return None
-        quota = self._rules[0].quota
-        limit = quota.limit if quota.burst is None else quota.burst
-        if limit > LARGEST_INTEGER:
-            return None
-        return limit, self._policies[None], (b"x-ratelimit-limit", b"%d" % limit), self._strings[0]
+        self._strings = tuple(map(_string, self.names))
+        tiers = {tier for rule in rules for tier in rule.tiers}
+        self._own_policy = self._policy(None, self._strings)
+        self._policy_of_tier: dict[str | None, Field] = {
+            tier: self._policy(tier, self._strings) for tier in tiers
+        }
 
     def fields(self, decision: Decision, now: int, tier: str | None = None) -> list[Field]:
         """Return all fields of a response to a call that was decided like this.
@@ -115,51 +103,62 @@ class Writer:
         Args:
             decision: The answer of the limiter.
             now: The time of the decision, in microseconds since the epoch.
-            tier: The tier that the limiter was asked with.
+            tier: The tier that the call was decided under.
         """
-        cap = window_cap(decision)
-        retry = [] if cap is None else [(b"retry-after", b"%d" % cap)]
-        if decision.limit is None:
-            return retry
         written: list[Field] = []
-        policy = self._policies.get(tier) or self._policies[None]
-        if self._revision == 11:
-            written += [policy, (b"ratelimit", self._left(decision, cap, self._strings))]
-        elif self._revision is not None:
-            written += [policy, *self._earlier_draft(decision, cap)]
-        if self._reset is not None:
-            written.append((b"x-ratelimit-limit", b"%d" % decision.limit))
-            written.append((b"x-ratelimit-remaining", b"%d" % (decision.remaining or 0)))
-            reset_us = _reset_us(decision)
-            if reset_us is not None:
-                until = reset_us if self._reset == "seconds" else now + reset_us
-                written.append((b"x-ratelimit-reset", b"%d" % seconds(until)))
-        return written + retry
+        wait = retry_seconds(decision)
+        limit = decision.limit
+        if limit is not None:
+            style = self.style
+            if style.ratelimit is not None:
+                if len(decision.names) == len(self._rules):
+                    written.append(self._policy_of_tier.get(tier, self._own_policy))
+                if style.ratelimit == 11:
+                    written.append((b"ratelimit", self._left(decision, wait, self._strings)))
+                else:
+                    written += self._earlier_draft(decision, wait)
+            if style.x_ratelimit is not None:
+                written.append((b"x-ratelimit-limit", b"%d" % limit))
+                written.append((b"x-ratelimit-remaining", b"%d" % (decision.remaining or 0)))
+                reset_us = _reset_us(decision)
+                if reset_us is not None:
+                    until = reset_us if style.x_ratelimit == "seconds" else now + reset_us
+                    written.append((b"x-ratelimit-reset", b"%d" % ((until + ROUND_UP) // MICROSECONDS)))
+        if wait is not None:
+            written.append((b"retry-after", b"%d" % wait))
+        return written
 
     def _policy(self, tier: str | None, strings: Sequence[bytes]) -> Field:
         items = (
-            _policy_item(string if self._revision == 11 else b"", rule.quota_for(tier))
+            _policy_item(string if self.style.ratelimit == 11 else b"", rule.quota_for(tier))
             for string, rule in zip(strings, self._rules, strict=True)
         )
         return b"ratelimit-policy", b", ".join(items)
 
-    def _left(self, decision: Decision, cap: int | None, strings: Sequence[bytes]) -> bytes:
+    def _left(self, decision: Decision, wait: int | None, strings: Sequence[bytes]) -> bytes:
+        """Return what is left of each rule, as a list of items."""
+        if len(decision.names) != len(strings):  # a server decides by its own rules, and they have changed
+            strings = [_string(wire_name(name)) for name in decision.names]
+        if len(strings) == 1:
+            return _left_item(strings[0], decision, wait)
         return b", ".join(
-            _left_item(string, verdict, cap)
-            for string, verdict in zip(strings, decision.verdicts, strict=True)
+            [
+                _left_item(string, verdict, wait)
+                for string, verdict in zip(strings, decision.verdicts, strict=True)
+            ]
         )
 
-    def _earlier_draft(self, decision: Decision, cap: int | None) -> list[Field]:
+    def _earlier_draft(self, decision: Decision, wait: int | None) -> list[Field]:
         """Return the fields of revisions that show the rule that binds only."""
         figures = {
             b"limit": decision.limit,
             b"remaining": decision.remaining,
-            b"reset": _window(decision, cap),
+            b"reset": _window(decision, wait),
         }
         numbers = {
             name: min(number, LARGEST_INTEGER) for name, number in figures.items() if number is not None
         }
-        if self._revision == 7:
+        if self.style.ratelimit == 7:
             return [(b"ratelimit", b", ".join(b"%b=%d" % pair for pair in numbers.items()))]
         return [(b"ratelimit-" + name, b"%d" % number) for name, number in numbers.items()]
 
@@ -185,12 +184,15 @@ def all_fields(asked: Sequence[Asked]) -> list[Field]:
     merged = dict(writer.fields(binding, now, tier))
     policies, left = [], []
     for (writer, decision, tier, _), names in limited:
-        if writer._revision == 11 and decision.limit is not None:
+        if writer.style.ratelimit == 11 and decision.limit is not None:
             strings = tuple(map(_string, names))
-            policies.append(writer._policy(tier, strings)[1])
-            left.append(writer._left(decision, window_cap(binding), strings))
+            if len(decision.names) == len(names):
+                policies.append(writer._policy(tier, strings)[1])
+            left.append(writer._left(decision, retry_seconds(binding), strings))
     if policies:
-        merged[b"ratelimit-policy"], merged[b"ratelimit"] = b", ".join(policies), b", ".join(left)
+        merged[b"ratelimit-policy"] = b", ".join(policies)
+    if left:
+        merged[b"ratelimit"] = b", ".join(left)
     return list(merged.items())
 
 
@@ -234,15 +236,14 @@ def seconds(microseconds: int) -> int:
     return (microseconds + ROUND_UP) // MICROSECONDS
 
 
-def wait_seconds(retry_us: int) -> int:
-    """Return the value of `Retry-After`: whole seconds, rounded up, at least one."""
+def retry_seconds(decision: Decision) -> int | None:
+    """Return the value of `Retry-After`: whole seconds, rounded up, at least one; `None` if waiting does not help.
+
+    No window in the fields of a refusal may end later.
+    """
+    if decision.allowed or (retry_us := decision.retry_after_us) is None:
+        return None
     return seconds(retry_us) or 1
-
-
-def window_cap(decision: Decision) -> int | None:
-    """Return the seconds after which no window of a response may end: those that a refusal tells to wait."""
-    retry_us = None if decision.allowed else decision.retry_after_us
-    return None if retry_us is None else wait_seconds(retry_us)
 
 
 def wire_name(name: str) -> str:
@@ -267,17 +268,23 @@ def _policy_item(string: bytes, quota: Quota) -> bytes:
     return item if fraction else b"%b;w=%d" % (item, seconds)
 
 
-def _left_item(string: bytes, verdict: Verdict, cap: int | None) -> bytes:
-    item = b"%b;r=%d" % (string, min(verdict.remaining, LARGEST_INTEGER))
-    window = _window(verdict, cap)
-    return item if window is None else b"%b;t=%d" % (item, window)
+def _left_item(string: bytes, verdict: Verdict | Decision, wait: int | None) -> bytes:
+    remaining = verdict.remaining or 0
+    if remaining > LARGEST_INTEGER:
+        remaining = LARGEST_INTEGER
+    window = _window(verdict, wait)
+    if window is None:
+        return b"%b;r=%d" % (string, remaining)
+    return b"%b;r=%d;t=%d" % (string, remaining, window)
 
 
-def _window(verdict: Verdict | Decision, cap: int | None) -> int | None:
+def _window(verdict: Verdict | Decision, wait: int | None) -> int | None:
+    """Return for how many seconds what is left is all there is; `None` if that does not end."""
     reset_us = _reset_us(verdict)
-    if reset_us is None or cap is None:
-        return None if reset_us is None else seconds(reset_us)
-    return min(seconds(reset_us), cap)
+    if reset_us is None:
+        return None
+    window = (reset_us + ROUND_UP) // MICROSECONDS
+    return window if wait is None or window < wait else wait
 
 
 def _reset_us(verdict: Verdict | Decision) -> int | None:

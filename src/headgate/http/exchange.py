@@ -87,7 +87,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     __slots__ = ("_send", "started")
 
     def __init__(self, send: Send) -> None:
-        super().__init__()
+        self.asked, self.holds = [], []
         self.started = False
         self._send = send
 
@@ -141,7 +141,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
 
     def _with_fields(self, message: Message) -> Message:
         # A new message: the application may send the very same one every time.
-        return {**message, "headers": [*message.get("headers", ()), *all_fields(self.asked)]}
+        return dict(message, headers=[*message.get("headers", ()), *all_fields(self.asked)])
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
@@ -165,5 +165,8 @@ def can_deny(scope: Scope) -> bool:
 
 def accepted_by(scope: Scope) -> bytes | None:
     """Return the `Accept` field of a request."""
-    fields = [value for name, value in scope["headers"] if name == b"accept"]
-    return b",".join(fields) if fields else None
+    accept: bytes | None = None
+    for name, value in scope["headers"]:
+        if name == b"accept":
+            accept = value if accept is None else accept + b"," + value
+    return accept

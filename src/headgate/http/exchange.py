@@ -17,6 +17,7 @@ from headgate.hooks import logger
 from headgate.http.headers import Asked, all_fields, distinct_names, released
 from headgate.http.limit import AnyLimiter, RequestLimit, Version
 from headgate.http.problems import Answer, refusal, too_costly
+from headgate.stores.base import ImmediateGate
 from headgate.stores.request import Request
 
 Scope = MutableMapping[str, Any]
@@ -106,7 +107,11 @@ class ASGIExchange(Exchange[AsyncLimiter]):
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
             version = limit.version  # once: the limiter's policy may change while it decides
             if limit.counts is None:
-                decision, _ = await version.limiter.gate.ask(question)
+                gate = version.limiter.gate
+                # One that never waits needs no coroutine.
+                decision, _ = (
+                    gate.gate.ask(question) if type(gate) is ImmediateGate else await gate.ask(question)
+                )
             else:
                 hold = await version.limiter.hold(question.key, question.cost, tier=question.tier)
                 decision = hold.decision

@@ -256,7 +256,12 @@ def _left(decision: Decision, wait: int | None, strings: Sequence[bytes]) -> byt
     """Return what is left of each rule, as a list of items."""
     if len(strings) != len(decision.names):  # a server decides by its own rules, and they have changed
         strings = [_string(wire_name(name)) for name in decision.names]
-    verdicts: Any = decision.verdicts if len(strings) > 1 else (_figures(decision),)
+    verdicts: Any
+    if len(strings) > 1:
+        verdicts = decision.verdicts
+    else:  # as `decision.verdicts`, but faster
+        verdict = decision.allowed, None, decision.remaining, decision.retry_after_us, decision.reset_after_us
+        verdicts = (verdict,)
     items = []
     for index, (allowed, _, left, retry_us, reset_us) in enumerate(verdicts):
         if left > LARGEST_INTEGER:
@@ -269,14 +274,3 @@ def _left(decision: Decision, wait: int | None, strings: Sequence[bytes]) -> byt
             window = wait
         items.append(b"%b;r=%d;t=%d" % (strings[index], left, window))
     return b", ".join(items)
-
-
-def _figures(decision: Decision) -> tuple[bool, int | None, int | None, int | None, int | None]:
-    """Return the only verdict of a decision by one rule, faster than `decision.verdicts` does."""
-    return (
-        decision.allowed,
-        decision.limit,
-        decision.remaining,
-        decision.retry_after_us,
-        decision.reset_after_us,
-    )

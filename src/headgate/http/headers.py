@@ -171,13 +171,10 @@ def all_fields(asked: Sequence[Asked]) -> list[Field]:
     for (writer, decision, tier, _), names in limited:
         if writer.style.ratelimit == 11 and decision.limit is not None:
             strings = tuple(map(_string, names))
-            if len(decision.names) == len(names):
-                policies.append(writer._policy(tier, strings)[1])
+            policies.append(writer._policy(tier, strings)[1])
             left.append(_left(decision, retry_seconds(binding), strings))
     if policies:
-        merged[b"ratelimit-policy"] = b", ".join(policies)
-    if left:
-        merged[b"ratelimit"] = b", ".join(left)
+        merged[b"ratelimit-policy"], merged[b"ratelimit"] = b", ".join(policies), b", ".join(left)
     return list(merged.items())
 
 

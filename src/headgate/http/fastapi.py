@@ -127,7 +127,7 @@ class Limit:
     """A dependency that asks a limiter; made by `limit`. Its value is the decision, or `None` where it does not apply.
 
     Attributes:
-        limiter: Who decides.
+        limiter: The limiter that decides.
         default: Whether it gives way to a limit of the route's own.
     """
 

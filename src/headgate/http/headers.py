@@ -9,8 +9,8 @@ The first two are structured fields (RFC 9651) of draft-ietf-httpapi-ratelimit-h
 revision is a setting: 11 as above (8 to 10 look the same), 7 `RateLimit: limit=100, remaining=50, reset=30`, 6
 `RateLimit-Limit: 100` and so on.
 
-Seconds are whole and rounded up: whoever waits as told is not refused for a fraction. On a refusal no window ends after
-`Retry-After`, as the draft asks for; a shorter window is as true, since no more than what is left can be used in it either.
+Seconds are whole and rounded up: a client that waits so long is not refused for a fraction. On a refusal no window ends
+after `Retry-After`, as the draft asks for; a shorter one is as true, since no more than what is left can be used in it.
 
 `Writer` holds what can be prepared for a limiter's rules, because fields are written for every response.
 """
@@ -149,7 +149,7 @@ class Writer:
 
 
 Asked = tuple[Writer, Decision, str | None, int]
-"""A limiter's part in a response: who writes its fields, what it answered, to which tier, and when (us)."""
+"""A limiter's part in a response: the writer of its fields, its decision, the tier of the call, and the time (us)."""
 
 
 def all_fields(asked: Sequence[Asked]) -> list[Field]:

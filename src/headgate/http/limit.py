@@ -1,4 +1,9 @@
-"""A limiter with what it takes to ask it about requests. The edge of every framework is a thin layer over this."""
+"""A limiter with what it takes to ask it about requests. The edge of every framework is a thin layer over this.
+
+    request  --question-->  Request(key, cost, tier)  --gate of the version's limiter-->  Decision  --its writer-->  fields
+
+There is no other way, whatever the limiter: several rules, scopes, tiers, a policy file, any store.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +62,7 @@ class RequestLimit(Generic[AnyLimiter]):
     """A limiter, and whose units a request asks it for, how many, and in which tier.
 
     Args:
-        limiter: Who decides.
+        limiter: The limiter that decides.
         key: Whose units; by default those of the client's address.
         cost: How many, as a number or a function of the request.
         tier: Which tier, as a name or a function of the request.

@@ -34,7 +34,7 @@ _OFFERED = (
 )
 
 _LONGEST_ACCEPT = 1024
-"""A longer field is not worth reading; whoever sends it gets the default."""
+"""A longer field is not worth reading; its sender gets the default."""
 
 
 class Answer(NamedTuple):

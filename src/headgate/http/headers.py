@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from headgate.clock import MICROSECONDS
@@ -108,17 +108,23 @@ class Writer:
         wait = None if allowed else retry_seconds(decision)
         if limit is None:
             return [] if wait is None else [(b"retry-after", b"%d" % wait)]
+        remaining = decision.remaining or 0
         if wait is None and not allowed:
             reset_us = None  # what is refused for ever never begins anew
         written: list[Field] = []
         policy = self._own_policy if tier is None else self._policy_of_tier.get(tier, self._own_policy)
         if self._revision == 11:
-            written = [policy, (b"ratelimit", _left(decision, wait, self._strings))]
+            strings = self._strings
+            if len(strings) == 1 == len(decision.names):  # its figures are those of the decision
+                left = _left_item(strings[0], remaining, reset_us, wait)
+            else:
+                left = _left(decision, wait, strings)
+            written = [policy, (b"ratelimit", left)]
         elif self._revision is not None:
             written = [policy, *self._earlier_draft(decision, reset_us, wait)]
         if self._reset is not None:
             written.append((b"x-ratelimit-limit", b"%d" % limit))
-            written.append((b"x-ratelimit-remaining", b"%d" % (decision.remaining or 0)))
+            written.append((b"x-ratelimit-remaining", b"%d" % remaining))
             if reset_us is not None:
                 until = reset_us if self._reset == "seconds" else now + reset_us
                 written.append((b"x-ratelimit-reset", b"%d" % ((until + ROUND_UP) // MICROSECONDS)))
@@ -253,21 +259,18 @@ def _left(decision: Decision, wait: int | None, strings: Sequence[bytes]) -> byt
     """Return what is left of each rule, as a list of items."""
     if len(strings) != len(decision.names):  # a server decides by its own rules, and they have changed
         strings = [_string(wire_name(name)) for name in decision.names]
-    verdicts: Any
-    if len(strings) > 1:
-        verdicts = decision.verdicts
-    else:  # as `decision.verdicts`, but faster
-        verdict = decision.allowed, None, decision.remaining, decision.retry_after_us, decision.reset_after_us
-        verdicts = (verdict,)
     items = []
-    for index, (allowed, _, left, retry_us, reset_us) in enumerate(verdicts):
-        if left > LARGEST_INTEGER:
-            left = LARGEST_INTEGER
-        if reset_us is None or (retry_us is None and not allowed):
-            items.append(b"%b;r=%d" % (strings[index], left))
-            continue
-        window = (reset_us + ROUND_UP) // MICROSECONDS
-        if wait is not None and wait < window:
-            window = wait
-        items.append(b"%b;r=%d;t=%d" % (strings[index], left, window))
+    for index, (allowed, _, left, retry_us, reset_us) in enumerate(decision.verdicts):
+        is_final = retry_us is None and not allowed
+        items.append(_left_item(strings[index], left, None if is_final else reset_us, wait))
     return b", ".join(items)
+
+
+def _left_item(string: bytes, left: int, reset_us: int | None, wait: int | None) -> bytes:
+    """Return what is left of one rule, and for how many seconds that is all there is."""
+    if left > LARGEST_INTEGER:
+        left = LARGEST_INTEGER
+    if reset_us is None:
+        return b"%b;r=%d" % (string, left)
+    window = (reset_us + ROUND_UP) // MICROSECONDS
+    return b"%b;r=%d;t=%d" % (string, left, window if wait is None or window < wait else wait)

@@ -1,4 +1,7 @@
-"""`python -m benchmarks.http [--quick]`: what a limit adds to one request, on Starlette and on FastAPI, in this process.
+"""`python -m benchmarks.http [--quick]`: what a limit adds to one request, in this process.
+
+First each shape of our own limiters around the least ASGI application, and as a FastAPI dependency, with all header fields;
+then one limit beside its peers, on Starlette and on FastAPI.
 
 Every peer is set up for memory as its own documentation says; the address is above each. A request is a call of the ASGI
 application without a server or a client, so that nothing but the application and the limit is timed. Costs are those over
@@ -12,10 +15,12 @@ import argparse
 import asyncio
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import HEADGATE
@@ -39,11 +44,12 @@ from benchmarks.harness import (
     write_json,
 )
 
-STEPS = 2
+STEPS = 4
 
 BARE = "no limit"
 STARLETTE_FLOOR = "floor: inlined, three fields"
 FASTAPI_FLOOR = "floor: empty dependency"
+ONE_RULE, TWO_RULES = "one rule", "two rules"
 PEERS = ("traffik", "slowapi", "throttled-py")
 PLENTY = 1_000_000_000
 
@@ -57,13 +63,140 @@ SCOPE: dict[str, Any] = {
     "raw_path": b"/",
     "query_string": b"",
     "root_path": "",
-    "headers": [(b"host", b"service"), (b"accept", b"*/*"), (b"user-agent", b"benchmark")],
+    "headers": [
+        (b"host", b"service"),
+        (b"accept", b"*/*"),
+        (b"user-agent", b"benchmark"),
+        (b"x-realm", b"north"),
+    ],
     "client": ("192.0.2.1", 1234),
     "server": ("service", 80),
 }
 
 Build = Callable[[int], Any]
 """Returns an application that admits so many requests per hour."""
+
+
+# --- Shapes of our own limiters ---------------------------------------------------------------------------------------
+
+PAGE = [(b"content-type", b"text/plain"), (b"content-length", b"5")]
+
+
+async def page(scope: Any, receive: Any, send: Any) -> None:
+    """Answer as an ASGI application does that has nothing to do."""
+    await send({"type": "http.response.start", "status": 200, "headers": PAGE})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def shape(name: str) -> tuple[Any, dict[str, Any]]:
+    """Return a limiter of this shape, and what an edge is told besides."""
+    from headgate import AsyncLimiter, sliding_window, token_bucket
+    from headgate.http import by_address, by_header
+
+    hour, minute, day = (f"{PLENTY}/{period}" for period in ("hour", "minute", "day"))
+    scoped = [
+        sliding_window(quota, scope=scope) for quota, scope in ((hour, "user"), (minute, "realm"), (day, "*"))
+    ]
+    by_scope = {"user": by_address(), "realm": by_header("x-realm")}
+    tiered = sliding_window("5/hour", tiers={"pro": hour})
+    shapes: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+        ONE_RULE: lambda: (AsyncLimiter(hour), {}),
+        "one token bucket": lambda: (AsyncLimiter(token_bucket(hour)), {}),
+        TWO_RULES: lambda: (AsyncLimiter(hour, minute), {}),
+        "three rules, three scopes": lambda: (AsyncLimiter(*scoped), {"key": by_scope}),
+        "tier": lambda: (AsyncLimiter(tiered), {"tier": "pro"}),
+        "refused, one rule": lambda: (AsyncLimiter("1/hour"), {}),
+        "refused, two rules": lambda: (AsyncLimiter("1/hour", "1/minute"), {}),
+        "policy file": lambda: (of_policy(f'"{hour}"'), {}),
+        "policy file, shadow rule": lambda: (
+            of_policy(f'"{hour}", {{ quota = "{minute}", shadow = true }}'),
+            {},
+        ),
+    }
+    return shapes[name]()
+
+
+SHAPES = (
+    ONE_RULE,
+    "one token bucket",
+    TWO_RULES,
+    "three rules, three scopes",
+    "tier",
+    "refused, one rule",
+    "refused, two rules",
+    "policy file",
+    "policy file, shadow rule",
+)
+
+
+def of_policy(rules: str) -> Any:
+    """Return the limiter of a policy file with these rules; the policy lives as long as the process."""
+    from headgate.policy import AsyncLivePolicy
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "headgate.toml"
+        file.write_text(f"[limiters.api]\nrules = [{rules}]\n")
+        _POLICIES.append(AsyncLivePolicy.from_file(file))
+    return _POLICIES[-1]["api"]
+
+
+_POLICIES: list[Any] = []
+
+
+def asgi_shape(name: str) -> Any:
+    """Build the least ASGI application with a limit around it."""
+    from headgate.http.asgi import RateLimitMiddleware
+
+    limiter, arguments = shape(name)
+    return RateLimitMiddleware(page, limiter, **arguments)
+
+
+def fastapi_shape(name: str) -> Any:
+    """Build a FastAPI application with a limit as a dependency."""
+    from headgate.http.fastapi import install
+    from headgate.http.fastapi import limit as limit_to
+
+    limiter, arguments = shape(name)
+    app = fastapi(limit_to(limiter, **arguments))
+    install(app)
+    return app
+
+
+def measure_shapes(
+    bare: Any,
+    floor: tuple[str, Any],
+    build: Callable[[str], Any],
+    scale: Scale,
+    calls: int,
+    progress: Progress,
+) -> dict[str, Result]:
+    """Return what each shape adds to a request, over the application without a limit."""
+    with asyncio.Runner() as loop:
+        apps = {BARE: bare, floor[0]: floor[1], **{name: build(name) for name in SHAPES}}
+
+        def runner(app: Any) -> Runner:
+            loop.run(time_requests(app, 100))
+            return lambda: loop.run(time_requests(app, calls))
+
+        results = interleave({name: runner(app) for name, app in apps.items()}, scale.rounds, progress)
+    return {name: over(result, results[BARE]) for name, result in results.items() if name != BARE}
+
+
+def shape_section(title: str, found: dict[str, Result], floor: str, bounds: Mapping[str, float]) -> Section:
+    """Return the table of all shapes, and what was promised: so many times what the floor adds."""
+    times = {name: result.times(found[floor]) for name, result in found.items()}
+    rows = [[name, number(result.median, 1), number(times[name], 1)] for name, result in found.items()]
+    text = [
+        table(
+            f"{title}: what each shape of limiter adds to a request", ["shape", "µs", "times the floor"], rows
+        )
+    ]
+    pace = f"floor {number(found[floor].median, 1)} µs"
+    promised = [
+        Target(f"{title}: {name}, times the floor", bound, times[name], at_most=True, where=pace)
+        for name, bound in bounds.items()
+    ]
+    return Section(f"{title} shapes", [*text, *notes([found])], {"added": found}, promised, [])
 
 
 # --- Starlette --------------------------------------------------------------------------------------------------------
@@ -89,7 +222,11 @@ def starlette_bare(limit: int) -> Any:
 
 def starlette_floor(limit: int) -> Any:
     """Build the least Python that limits an application and writes three fields."""
-    app = starlette()
+    return inlined(starlette(), limit)
+
+
+def inlined(app: Any, limit: int) -> Any:
+    """Return the application with the least Python around it that limits it and writes three fields."""
     emission = 3600 / limit
     full_at: dict[str, float] = {}
 
@@ -381,14 +518,23 @@ def targets(name: str, admitted: dict[str, Result], refused: dict[str, Result], 
     best = min(peers, key=lambda peer: peers[peer], default="")
     times = peers.get(best, float("nan")) / ours.median
     return [
-        Target(f"{name}: beyond no limit, µs", 8, ours.median, at_most=True, where=pace),
+        Target(f"{name}: beyond no limit, µs", 6, ours.median, at_most=True, where=pace),
         Target(f"{name}: times less than the best peer", 3, times, at_most=False, where=best),
         *found,
     ]
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
-    """Measure both frameworks."""
+    """Measure every shape of ours, then both frameworks with the peers."""
+    progress.begin("shapes around an ASGI application")
+    floor: tuple[str, Any] = STARLETTE_FLOOR, inlined(page, PLENTY)
+    found = measure_shapes(page, floor, asgi_shape, scale, scale.calls // 5, progress)
+    # 6 and 8 microseconds on a machine where the floor takes 2.
+    yield shape_section("ASGI", found, STARLETTE_FLOOR, {ONE_RULE: 3, TWO_RULES: 4, "policy file": 3})
+    progress.begin("shapes as a FastAPI dependency")
+    floor = FASTAPI_FLOOR, fastapi_floor(PLENTY)
+    found = measure_shapes(fastapi_bare(PLENTY), floor, fastapi_shape, scale, scale.calls // 10, progress)
+    yield shape_section("FastAPI", found, FASTAPI_FLOOR, {})
     progress.begin("a limit on Starlette")
     yield section("Starlette", *measure(STARLETTE, scale, scale.calls // 5, progress), STARLETTE_FLOOR)
     progress.begin("a limit on FastAPI")

@@ -234,6 +234,11 @@ class AsyncLimiter(AsyncAsking):
         return self.gate
 
     @property
+    def clock(self) -> Clock:
+        """The clock that it waits by: the one it was given, or that of its store."""
+        return self._clock
+
+    @property
     def current(self) -> AsyncLimiter:
         """The limiter that decides at present, whose rules and quotas never change."""
         return self

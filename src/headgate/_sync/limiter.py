@@ -217,6 +217,11 @@ class Limiter(Asking):
         return self.gate
 
     @property
+    def clock(self) -> Clock:
+        """The clock that it waits by: the one it was given, or that of its store."""
+        return self._clock
+
+    @property
     def current(self) -> Limiter:
         """The limiter that decides at present, whose rules and quotas never change."""
         return self

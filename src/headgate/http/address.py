@@ -1,9 +1,9 @@
-"""Who is at the other end: the address that a request is counted by. Pure.
+"""The client address that a request is counted by. Pure.
 
-Whoever connects can write anything into `X-Forwarded-For` or `Forwarded`, so neither is read unless the proxies in front of
+Any client can write anything into `X-Forwarded-For` or `Forwarded`, so neither is read unless the proxies in front of
 the service are named. A proxy appends the address that connected to it; so, from the right, the first entry that no proxy
 of ours vouches for is the client, and everything to the left of it is hearsay. What cannot be read falls back to the peer:
-clients that send garbage then share the proxy's count, and nobody can escape from theirs.
+clients that send garbage then share the proxy's count, and no client can escape from its own.
 
 An IPv6 customer has at least a /64 to choose addresses from, so all of it counts as one. An IPv4 address that arrives in
 IPv6 clothes (`::ffff:192.0.2.1`) is the IPv4 address.
@@ -48,7 +48,7 @@ class Proxies:
         networks: Addresses and networks (`"10.0.0.0/8"`) of the proxies; `"unix"` for one behind a Unix socket. The
             field is read only if the peer is one of them, up to the first entry that is not.
         hops: Instead of networks, how many proxies stand in front of the service: the entry so many from the right is
-            the client, whoever connects. Only for a service that nobody can reach past its proxies.
+            the client, whatever the peer. Only for a service that no client can reach past its proxies.
         header: The field that the proxies write. Name the one that yours overwrites or appends to: a proxy passes the
             other one on as the client sent it.
     """
@@ -76,7 +76,7 @@ def client_address(
     """Return the address to count a request by, as text: `192.0.2.1`, `2001:db8::/64`.
 
     Args:
-        peer: Who is connected; `None` if the server does not say.
+        peer: The address that is connected; `None` if the server does not say.
         forwarded: The values of the proxies' header field, in the order of its lines.
         proxies: Which of them to believe; without, none.
         ipv6_prefix: How many bits of an IPv6 address count.

@@ -16,21 +16,19 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from headgate import AsyncLimiter
-from headgate.errors import CostTooHigh
 from headgate.http.exchange import (
     EXCHANGE,
     SERVER_ERROR,
     App,
-    Exchange,
+    ASGIExchange,
     Receive,
     Scope,
     Send,
-    accepted_by,
     respond,
 )
 from headgate.http.headers import Fields
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, by_path, rule_of
-from headgate.http.problems import Answer, too_costly
+from headgate.http.problems import Answer
 from headgate.rules import Rule
 
 KINDS = frozenset({"http", "websocket"})
@@ -48,7 +46,7 @@ class RateLimitMiddleware:
 
     Args:
         app: The application behind it.
-        limiter: Who decides, perhaps one of a policy file; or a rule, counted in memory.
+        limiter: Decides; it may be one of a policy file. Or a rule, counted in memory.
         key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
         cost: How many units, as a number or a function of the scope.
         tier: Which tier, as a name or a function of the scope.
@@ -92,43 +90,27 @@ class RateLimitMiddleware:
         if scope["type"] not in KINDS or (limit.exempt is not None and limit.exempt(scope)):
             await self.app(scope, receive, send)
             return
-        exchange: Exchange | None = scope.get(EXCHANGE)
-        if exchange is not None:
-            await self._limited(exchange, scope, receive, send)
-            return
         outer = scope.get("app")
-        exchange = scope[EXCHANGE] = Exchange(send)
+        exchange: ASGIExchange | None = scope.get(EXCHANGE)
+        is_first = exchange is None
+        if exchange is None:
+            exchange = scope[EXCHANGE] = ASGIExchange(send)
+            send = exchange.send
         try:
-            way = limit.way
-            if way.at_once is None:
-                await self._limited(exchange, scope, receive, exchange.send)
-                return
-            decision, exchange.fields, now = way.at_once(scope)
-            exchange.asked = [(way.writer, decision, None, now)]
-            if decision[0]:
-                await self.app(scope, receive, exchange.send)
+            answer = await exchange.ask(limit, scope)
+            if answer is None:
+                await self.app(scope, receive, send)
             else:
-                await respond(scope, receive, exchange.send, exchange.refusal(scope))
+                await respond(scope, receive, send, answer)
         except Exception:
-            if not exchange.started:
+            if is_first and not exchange.started:
                 await exchange.settle(SERVER_ERROR)
                 if scope["type"] == "http" and self._answers_for(outer):
-                    await respond(scope, receive, exchange.send, _EXCEPTION)
+                    await respond(scope, receive, send, _EXCEPTION)
             raise
 
-    async def _limited(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            decision = await exchange.ask(self.limit, scope)
-        except CostTooHigh as error:
-            await respond(scope, receive, send, too_costly(error, accepted_by(scope)))
-            return
-        if decision.allowed:
-            await self.app(scope, receive, send)
-        else:
-            await respond(scope, receive, send, exchange.refusal(scope))
-
     def _answers_for(self, outer: Any) -> bool:
-        """Return whether nobody else would answer to an exception with more than a plain 500.
+        """Return whether no one else would answer to an exception with more than a plain 500.
 
         `outer` is the Starlette application that the middleware was added to, if any.
         """
@@ -136,6 +118,6 @@ class RateLimitMiddleware:
             return True
         added = getattr(outer, "user_middleware", None)
         if not added or getattr(added[0], "cls", None) is not type(self):
-            return False  # somebody between us and the server may have an answer
+            return False  # a middleware between us and the server may have an answer
         handlers = outer.exception_handlers
         return not (outer.debug or SERVER_ERROR in handlers or Exception in handlers)

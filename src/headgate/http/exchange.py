@@ -1,22 +1,24 @@
-"""One request and its response, in ASGI: who was asked about it, and what the response has to carry because of it.
+"""One request and its response: which limits were asked about it, and what the response has to carry because of it.
 
-Several limits may be asked about one request, some of them deep inside of the application. Whoever is asked first begins the
-exchange and puts it into the scope; the others find it there. When the response starts, the exchange settles what depends on
-its status, and adds the fields of all.
+Several limits may be asked about one request, some of them deep inside of the application. The first one begins the exchange
+and puts it into the scope (in WSGI, the environment); the others find it there. When the response starts, the exchange
+settles what depends on its status, and adds the fields of all limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any, Generic
 
-from headgate import AsyncHold, AsyncLimiter
+from headgate import AsyncLimiter
 from headgate.decision import Decision
-from headgate.errors import StoreError
+from headgate.errors import CostTooHigh, StoreError
 from headgate.hooks import logger
-from headgate.http.headers import Asked, Field, all_fields, distinct_names, released
-from headgate.http.limit import RequestLimit
-from headgate.http.problems import Answer, refusal
+from headgate.http.headers import Asked, all_fields, distinct_names, released
+from headgate.http.limit import AnyLimiter, RequestLimit, Version
+from headgate.http.problems import Answer, refusal, too_costly
+from headgate.stores.base import ImmediateGate
+from headgate.stores.request import Request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -34,89 +36,117 @@ SWITCHING_PROTOCOLS = 101
 SERVER_ERROR = 500
 POLICY_VIOLATION = 1008
 
+NOT_GIVEN_BACK = "%d held units could not be given back"
+"""Logged instead of raised: the response is worth more than the units, which expire by themselves."""
 
-class Exchange:
+
+class Exchange(Generic[AnyLimiter]):
     """A request on its way through the limits, and the response on its way back.
 
     Attributes:
-        asked: Who was asked, in order.
-        fields: What to write if nobody else is asked; `None` if that is not prepared.
+        asked: What each limit has answered, in order.
+        holds: What is held until the status of the response is known: the place in `asked`, the limit and the hold.
+    """
+
+    __slots__ = ("asked", "holds")
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.holds: list[tuple[int, RequestLimit[AnyLimiter], Any]] = []
+
+    def add(self, version: Version[AnyLimiter], question: Request, decision: Decision) -> None:
+        """Note a limit's decision for the response."""
+        tier, tier_for = question.tier, version.limiter.tier_for
+        if tier_for is not None:
+            tier = tier_for(question.key, tier)
+        self.asked.append((version.writer, decision, tier, version.now_us()))
+
+    def refusal(self, accept: bytes | None) -> Answer:
+        """Return the answer to a request that the limit which was asked last has refused."""
+        writer, decision, _, _ = self.asked[-1]
+        names = writer.names if len(self.asked) == 1 else distinct_names(self.asked)[-1]
+        return refusal(decision, names, accept)
+
+    def final_costs(self, status: int) -> Iterator[tuple[Any, int]]:
+        """Yield each hold with the units that stay taken: none if its limit does not count this status."""
+        holds, self.holds = self.holds, []
+        for place, limit, hold in holds:
+            if not hold.allowed or limit.counts is None or limit.counts(status):
+                yield hold, hold.cost
+            else:
+                self.asked[place] = released(self.asked[place], hold.cost)
+                yield hold, 0
+
+
+class ASGIExchange(Exchange[AsyncLimiter]):
+    """An exchange whose response is sent in ASGI messages.
+
+    Attributes:
         started: Whether the response has started.
     """
 
-    # Values to begin with are those of the class: most requests never change most of them.
-    asked: Sequence[Asked] = ()
-    fields: list[Field] | None = None
-    started = False
-    _holds: Sequence[tuple[int, RequestLimit[AsyncLimiter], AsyncHold]] = ()
+    __slots__ = ("_send", "started")
 
     def __init__(self, send: Send) -> None:
+        self.asked, self.holds = [], []
+        self.started = False
         self._send = send
 
-    async def ask(self, limit: RequestLimit[AsyncLimiter], request: Any) -> Decision:
-        """Ask a limit about the request, and note what it says for the response.
+    async def ask(
+        self, limit: RequestLimit[AsyncLimiter], scope: Scope, request: Any = None
+    ) -> Answer | None:
+        """Ask a limit about the request, and return the answer to send if it is not admitted.
 
-        Raises:
-            CostTooHigh: The request costs more than could ever be admitted.
+        Args:
+            limit: The limit.
+            scope: The request.
+            request: What the functions of the limit take, if that is not the scope.
         """
-        key, cost, tier = await limit.awaited_question(request) if limit.awaits else limit.question(request)
-        way = limit.way  # once: the limiter's policy may change while it decides
-        if limit.counts is None:
-            decision = await way.limiter.hit(key, cost, tier=tier)
-        else:
-            hold = await way.limiter.hold(key, cost, tier=tier)
-            decision = hold.decision
-            self._holds = [*self._holds, (len(self.asked), limit, hold)]
-        if way.tier_for is not None:
-            tier = way.tier_for(key, tier)
-        self.asked = [*self.asked, (way.writer, decision, tier, limit.now_us())]
-        return decision
+        request = scope if request is None else request
+        try:
+            question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
+            version = limit.version  # once: the limiter's policy may change while it decides
+            if limit.counts is None:
+                gate = version.limiter.gate
+                # One that never waits needs no coroutine.
+                decision, _ = (
+                    gate.gate.ask(question) if type(gate) is ImmediateGate else await gate.ask(question)
+                )
+            else:
+                hold = await version.limiter.hold(question.key, question.cost, tier=question.tier)
+                decision = hold.decision
+                self.holds.append((len(self.asked), limit, hold))
+        except CostTooHigh as error:
+            return too_costly(error, accepted_by(scope))
+        self.add(version, question, decision)
+        return None if decision.allowed else self.refusal(accepted_by(scope))
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the application on; the start of its response with the fields."""
         # Not a coroutine function: that would be a detour for every message of a stream.
         if message["type"] in STARTS:
             self.started = True
-            fields = self.fields
-            if fields is None or len(self.asked) > 1:
+            if self.holds:
                 return self._settle_and_send(message)
-            # A new message: the application may send the very same one every time.
-            message = {**message, "headers": [*message.get("headers", ()), *fields]}
+            if self.asked:
+                message = self._with_fields(message)
         return self._send(message)
 
     async def settle(self, status: int) -> None:
-        """Make final what was held: give it back if the limit does not count this status."""
-        holds, self._holds = self._holds, ()
-        for place, limit, hold in holds:
-            if not hold.allowed or limit.counts is None or limit.counts(status):
-                await hold.settle(hold.cost)
-                continue
-            self.asked = [
-                *self.asked[:place],
-                released(self.asked[place], hold.cost),
-                *self.asked[place + 1 :],
-            ]
+        """Make final what was held."""
+        for hold, cost in self.final_costs(status):
             try:
-                await hold.release()
+                await hold.settle(cost)
             except StoreError:
-                # The response is worth more than the units, which expire by themselves.
-                logger.warning("%d held units could not be given back", hold.cost, exc_info=True)
-
-    def all_fields(self) -> list[Field]:
-        """Return the fields of all who were asked so far."""
-        return self.fields if self.fields is not None and len(self.asked) == 1 else all_fields(self.asked)
-
-    def refusal(self, scope: Scope) -> Answer:
-        """Return the answer to a request that the limit which was asked last has refused."""
-        writer, decision, _, _ = self.asked[-1]
-        names = writer.names if len(self.asked) == 1 else distinct_names(self.asked)[-1]
-        return refusal(decision, names, accepted_by(scope))
+                logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
 
     async def _settle_and_send(self, message: Message) -> None:
-        if self.asked:
-            await self.settle(message.get("status", SWITCHING_PROTOCOLS))
-            message = {**message, "headers": [*message.get("headers", ()), *self.all_fields()]}
-        await self._send(message)
+        await self.settle(message.get("status", SWITCHING_PROTOCOLS))
+        await self._send(self._with_fields(message))
+
+    def _with_fields(self, message: Message) -> Message:
+        # A new message: the application may send the very same one every time.
+        return dict(message, headers=[*message.get("headers", ()), *all_fields(self.asked)])
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
@@ -124,7 +154,7 @@ async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) ->
     kind = "http.response"
     if scope["type"] == "websocket":
         await receive()  # the handshake, which has to be heard before it is answered
-        if "websocket.http.response" not in scope.get("extensions", {}):
+        if not can_deny(scope):
             # The server then answers 403, for want of another word.
             await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Too many requests"})
             return
@@ -133,7 +163,15 @@ async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) ->
     await send({"type": f"{kind}.body", "body": answer.body})
 
 
+def can_deny(scope: Scope) -> bool:
+    """Return whether the server can answer a WebSocket handshake with a response."""
+    return "websocket.http.response" in scope.get("extensions", {})
+
+
 def accepted_by(scope: Scope) -> bytes | None:
     """Return the `Accept` field of a request."""
-    fields = [value for name, value in scope["headers"] if name == b"accept"]
-    return b",".join(fields) if fields else None
+    accept: bytes | None = None
+    for name, value in scope["headers"]:
+        if name == b"accept":
+            accept = value if accept is None else accept + b"," + value
+    return accept

@@ -34,25 +34,25 @@ from starlette.requests import HTTPConnection
 from headgate import AsyncLimiter
 from headgate.clock import Clock
 from headgate.decision import Decision
-from headgate.errors import ConfigError, CostTooHigh
+from headgate.errors import ConfigError
 from headgate.http.asgi import KINDS
 from headgate.http.exchange import (
     EXCHANGE,
     POLICY_VIOLATION,
     SERVER_ERROR,
     App,
-    Exchange,
+    ASGIExchange,
     Message,
     Receive,
     Scope,
     Send,
-    accepted_by,
+    can_deny,
 )
-from headgate.http.headers import Field, Fields
+from headgate.http.headers import Field, Fields, all_fields
 from headgate.http.keys import by_address, matched_route, takes_scope
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, is_async
 from headgate.http.openapi import add_refusals
-from headgate.http.problems import Answer, too_costly
+from headgate.http.problems import Answer
 from headgate.rules import Rule
 from headgate.stores import AsyncStore
 
@@ -127,7 +127,7 @@ class Limit:
     """A dependency that asks a limiter; made by `limit`. Its value is the decision, or `None` where it does not apply.
 
     Attributes:
-        limiter: Who decides.
+        limiter: The limiter that decides.
         default: Whether it gives way to a limit of the route's own.
     """
 
@@ -149,9 +149,9 @@ class Limit:
         injected = {name: part for name, part in given.items() if isinstance(part, Depends)}
         keys = key.values() if isinstance(key, Mapping) else (key,)
         functions = [part for part in (*keys, cost, tier, address) if callable(part)]
-        # Usually there is only the address to look at, which needs no more than the scope.
-        self._sees_scope = exempt is None and not injected and all(map(takes_scope, functions))
-        see = (lambda part, name="": part) if self._sees_scope else _seen
+        # Mostly there is only the address to look at, which needs no more than the scope.
+        self._takes_scope = exempt is None and not injected and all(map(takes_scope, functions))
+        see = (lambda part, name="": part) if self._takes_scope else _seen
         self.request_limit = RequestLimit(
             limiter,
             key=see(key, "key"),
@@ -169,28 +169,19 @@ class Limit:
     async def __call__(
         self, connection: HTTPConnection, response: Response, **injected: Any
     ) -> Decision | None:
-        scope, asks = connection.scope, self.request_limit
+        scope, request_limit = connection.scope, self.request_limit
         if (scope.get("route") is not self._last_route or "fastapi" in scope) and not self.applies(scope):
             return None
-        exchange: Exchange = scope.get(EXCHANGE) or self._unsent(scope)
-        decision: Decision
-        way = asks.way
-        if self._sees_scope and way.at_once is not None and not exchange.asked:
-            decision, exchange.fields, now = way.at_once(scope)
-            exchange.asked = [(way.writer, decision, None, now)]
-        else:
-            request = scope if self._sees_scope else SimpleNamespace(connection=connection, **injected)
-            if asks.exempt is not None and asks.exempt(request):
-                return None
-            try:
-                decision = await exchange.ask(asks, request)
-            except CostTooHigh as error:
-                raise _refused(scope, exchange, too_costly(error, accepted_by(scope))) from error
-        if not decision[0]:
-            raise _refused(scope, exchange, exchange.refusal(scope))
+        request = scope if self._takes_scope else SimpleNamespace(connection=connection, **injected)
+        if request_limit.exempt is not None and request_limit.exempt(request):
+            return None
+        exchange: ASGIExchange = scope.get(EXCHANGE) or self._unsent(scope)
+        answer = await exchange.ask(request_limit, scope, request)
+        if answer is not None:
+            raise _refused(scope, exchange, answer)
         if isinstance(exchange, Unsent):
             exchange.show(response)
-        return decision
+        return exchange.asked[-1][1]
 
     def applies(self, scope: Scope) -> bool:
         """Return whether the route of a request leaves this limit in force."""
@@ -211,7 +202,7 @@ class Limit:
         return exchange
 
 
-class Unsent(Exchange):
+class Unsent(ASGIExchange):
     """An exchange in an application without `install`, which does not see the response."""
 
     def __init__(self) -> None:
@@ -219,7 +210,7 @@ class Unsent(Exchange):
 
     def show(self, response: Response) -> None:
         """Put the fields where FastAPI takes them from, for a response made of a return value."""
-        fields = self.all_fields()
+        fields = all_fields(self.asked)
         if len(self.asked) > 1:  # those of the limits before are among them
             names = {name for name, _ in fields}
             response.raw_headers[:] = [field for field in response.raw_headers if field[0] not in names]
@@ -263,7 +254,7 @@ class _Exchanges:
         if scope["type"] not in KINDS or EXCHANGE in scope:
             await self.app(scope, receive, send)
             return
-        exchange = scope[EXCHANGE] = Exchange(send)
+        exchange = scope[EXCHANGE] = ASGIExchange(send)
         try:
             await self.app(scope, receive, exchange.send)
         except Exception:
@@ -290,11 +281,11 @@ def _calls(dependant: Any) -> Iterator[object]:
         yield inner.call
 
 
-def _refused(scope: Scope, exchange: Exchange, answer: Answer) -> Exception:
-    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+def _refused(scope: Scope, exchange: ASGIExchange, answer: Answer) -> Exception:
+    if scope["type"] == "websocket" and not can_deny(scope):
         return WebSocketException(POLICY_VIOLATION, "Too many requests")
     _register(scope)
-    return RequestRefused(answer, exchange.all_fields() if isinstance(exchange, Unsent) else [])
+    return RequestRefused(answer, all_fields(exchange.asked) if isinstance(exchange, Unsent) else [])
 
 
 def _register(scope: Scope) -> None:

@@ -9,8 +9,8 @@ The first two are structured fields (RFC 9651) of draft-ietf-httpapi-ratelimit-h
 revision is a setting: 11 as above (8 to 10 look the same), 7 `RateLimit: limit=100, remaining=50, reset=30`, 6
 `RateLimit-Limit: 100` and so on.
 
-Seconds are whole and rounded up: whoever waits as told is not refused for a fraction. On a refusal no window ends after
-`Retry-After`, as the draft asks for; a shorter window is as true, since no more than what is left can be used in it either.
+Seconds are whole and rounded up: a client that waits so long is not refused for a fraction. On a refusal no window ends
+after `Retry-After`, as the draft asks for; a shorter one is as true, since no more than what is left can be used in it.
 
 `Writer` holds what can be prepared for a limiter's rules, because fields are written for every response.
 """
@@ -23,7 +23,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from headgate.clock import MICROSECONDS
-from headgate.decision import Decision, Verdict
+from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.quota import Quota
 from headgate.rules import Rule
@@ -87,27 +87,14 @@ class Writer:
     def __init__(self, rules: Sequence[Rule], fields: Fields | None = None) -> None:
         self.names = tuple(wire_name(rule.name) for rule in rules)
         """What the rules are called in fields and bodies."""
-        self.style = fields = fields or Fields()
+        self.style = fields or Fields()
         """Which fields are written."""
+        self._revision, self._reset = self.style.ratelimit, self.style.x_ratelimit
         self._rules = tuple(rules)
-        self._revision, self._reset = fields.ratelimit, fields.x_ratelimit
-        self._strings = tuple(_string(name) for name in self.names)
-        tiers = {None, *(tier for rule in rules for tier in rule.tiers)}
-        self._policies = {tier: self._policy(tier, self._strings) for tier in tiers}
-
-    @property
-    def usual(self) -> tuple[int, Field, Field, bytes] | None:
-        """What can be prepared for one rule with its own limit in the usual fields: that limit and constant parts.
-
-        `None` if there are several rules, or other fields.
-        """
-        if len(self._rules) != 1 or self._revision != 11 or self._reset is None:
-            return None
-        quota = self._rules[0].quota
-        limit = quota.limit if quota.burst is None else quota.burst
-        if limit > LARGEST_INTEGER:
-            return None
-        return limit, self._policies[None], (b"x-ratelimit-limit", b"%d" % limit), self._strings[0]
+        self._strings = tuple(map(_string, self.names))
+        self._own_policy = self._policy(None, self._strings)
+        tiers = {tier for rule in rules for tier in rule.tiers}
+        self._policy_of_tier = {tier: self._policy(tier, self._strings) for tier in tiers}
 
     def fields(self, decision: Decision, now: int, tier: str | None = None) -> list[Field]:
         """Return all fields of a response to a call that was decided like this.
@@ -115,26 +102,35 @@ class Writer:
         Args:
             decision: The answer of the limiter.
             now: The time of the decision, in microseconds since the epoch.
-            tier: The tier that the limiter was asked with.
+            tier: The tier that the call was decided under.
         """
-        cap = window_cap(decision)
-        retry = [] if cap is None else [(b"retry-after", b"%d" % cap)]
-        if decision.limit is None:
-            return retry
+        allowed, limit, reset_us = decision.allowed, decision.limit, decision.reset_after_us
+        wait = None if allowed else retry_seconds(decision)
+        if limit is None:
+            return [] if wait is None else [(b"retry-after", b"%d" % wait)]
+        remaining = decision.remaining or 0
+        if wait is None and not allowed:
+            reset_us = None  # what is refused for ever never begins anew
         written: list[Field] = []
-        policy = self._policies.get(tier) or self._policies[None]
+        policy = self._own_policy if tier is None else self._policy_of_tier.get(tier, self._own_policy)
         if self._revision == 11:
-            written += [policy, (b"ratelimit", self._left(decision, cap, self._strings))]
+            strings = self._strings
+            if len(strings) == 1 == len(decision.names):  # its figures are those of the decision
+                left = _left_item(strings[0], remaining, reset_us, wait)
+            else:
+                left = _left(decision, wait, strings)
+            written = [policy, (b"ratelimit", left)]
         elif self._revision is not None:
-            written += [policy, *self._earlier_draft(decision, cap)]
+            written = [policy, *self._earlier_draft(decision, reset_us, wait)]
         if self._reset is not None:
-            written.append((b"x-ratelimit-limit", b"%d" % decision.limit))
-            written.append((b"x-ratelimit-remaining", b"%d" % (decision.remaining or 0)))
-            reset_us = _reset_us(decision)
+            written.append((b"x-ratelimit-limit", b"%d" % limit))
+            written.append((b"x-ratelimit-remaining", b"%d" % remaining))
             if reset_us is not None:
                 until = reset_us if self._reset == "seconds" else now + reset_us
-                written.append((b"x-ratelimit-reset", b"%d" % seconds(until)))
-        return written + retry
+                written.append((b"x-ratelimit-reset", b"%d" % ((until + ROUND_UP) // MICROSECONDS)))
+        if wait is not None:
+            written.append((b"retry-after", b"%d" % wait))
+        return written
 
     def _policy(self, tier: str | None, strings: Sequence[bytes]) -> Field:
         items = (
@@ -143,18 +139,12 @@ class Writer:
         )
         return b"ratelimit-policy", b", ".join(items)
 
-    def _left(self, decision: Decision, cap: int | None, strings: Sequence[bytes]) -> bytes:
-        return b", ".join(
-            _left_item(string, verdict, cap)
-            for string, verdict in zip(strings, decision.verdicts, strict=True)
-        )
-
-    def _earlier_draft(self, decision: Decision, cap: int | None) -> list[Field]:
+    def _earlier_draft(self, decision: Decision, reset_us: int | None, wait: int | None) -> list[Field]:
         """Return the fields of revisions that show the rule that binds only."""
         figures = {
             b"limit": decision.limit,
             b"remaining": decision.remaining,
-            b"reset": _window(decision, cap),
+            b"reset": None if reset_us is None else min(seconds(reset_us), wait or LARGEST_INTEGER),
         }
         numbers = {
             name: min(number, LARGEST_INTEGER) for name, number in figures.items() if number is not None
@@ -165,7 +155,7 @@ class Writer:
 
 
 Asked = tuple[Writer, Decision, str | None, int]
-"""A limiter's part in a response: who writes its fields, what it answered, to which tier, and when (us)."""
+"""A limiter's part in a response: the writer of its fields, its decision, the tier of the call, and the time (us)."""
 
 
 def all_fields(asked: Sequence[Asked]) -> list[Field]:
@@ -185,10 +175,10 @@ def all_fields(asked: Sequence[Asked]) -> list[Field]:
     merged = dict(writer.fields(binding, now, tier))
     policies, left = [], []
     for (writer, decision, tier, _), names in limited:
-        if writer._revision == 11 and decision.limit is not None:
+        if writer.style.ratelimit == 11 and decision.limit is not None:
             strings = tuple(map(_string, names))
             policies.append(writer._policy(tier, strings)[1])
-            left.append(writer._left(decision, window_cap(binding), strings))
+            left.append(_left(decision, retry_seconds(binding), strings))
     if policies:
         merged[b"ratelimit-policy"], merged[b"ratelimit"] = b", ".join(policies), b", ".join(left)
     return list(merged.items())
@@ -234,15 +224,13 @@ def seconds(microseconds: int) -> int:
     return (microseconds + ROUND_UP) // MICROSECONDS
 
 
-def wait_seconds(retry_us: int) -> int:
-    """Return the value of `Retry-After`: whole seconds, rounded up, at least one."""
-    return seconds(retry_us) or 1
+def retry_seconds(decision: Decision) -> int | None:
+    """Return the value of `Retry-After`: whole seconds, rounded up, at least one; `None` if waiting does not help.
 
-
-def window_cap(decision: Decision) -> int | None:
-    """Return the seconds after which no window of a response may end: those that a refusal tells to wait."""
+    No window in the fields of a refusal may end later.
+    """
     retry_us = None if decision.allowed else decision.retry_after_us
-    return None if retry_us is None else wait_seconds(retry_us)
+    return None if retry_us is None else seconds(retry_us) or 1
 
 
 def wire_name(name: str) -> str:
@@ -267,20 +255,22 @@ def _policy_item(string: bytes, quota: Quota) -> bytes:
     return item if fraction else b"%b;w=%d" % (item, seconds)
 
 
-def _left_item(string: bytes, verdict: Verdict, cap: int | None) -> bytes:
-    item = b"%b;r=%d" % (string, min(verdict.remaining, LARGEST_INTEGER))
-    window = _window(verdict, cap)
-    return item if window is None else b"%b;t=%d" % (item, window)
+def _left(decision: Decision, wait: int | None, strings: Sequence[bytes]) -> bytes:
+    """Return what is left of each rule, as a list of items."""
+    if len(strings) != len(decision.names):  # a server decides by its own rules, and they have changed
+        strings = [_string(wire_name(name)) for name in decision.names]
+    items = []
+    for index, (allowed, _, left, retry_us, reset_us) in enumerate(decision.verdicts):
+        is_final = retry_us is None and not allowed
+        items.append(_left_item(strings[index], left, None if is_final else reset_us, wait))
+    return b", ".join(items)
 
 
-def _window(verdict: Verdict | Decision, cap: int | None) -> int | None:
-    reset_us = _reset_us(verdict)
-    if reset_us is None or cap is None:
-        return None if reset_us is None else seconds(reset_us)
-    return min(seconds(reset_us), cap)
-
-
-def _reset_us(verdict: Verdict | Decision) -> int | None:
-    """Return when counting begins anew; what is refused for ever never does."""
-    is_final = not verdict.allowed and verdict.retry_after_us is None
-    return None if is_final else verdict.reset_after_us
+def _left_item(string: bytes, left: int, reset_us: int | None, wait: int | None) -> bytes:
+    """Return what is left of one rule, and for how many seconds that is all there is."""
+    if left > LARGEST_INTEGER:
+        left = LARGEST_INTEGER
+    if reset_us is None:
+        return b"%b;r=%d" % (string, left)
+    window = (reset_us + ROUND_UP) // MICROSECONDS
+    return b"%b;r=%d;t=%d" % (string, left, window if wait is None or window < wait else wait)

@@ -1,10 +1,10 @@
-"""Who a request counts for: functions from an ASGI scope to a limiter's key.
+"""Key functions: from an ASGI scope to the key that a request is counted by.
 
 Each function here returns what it is named after: `by_address(proxies=["10.0.0.0/8"])` is a key function. They read the
 scope as a mapping, so a Starlette or FastAPI request, which is one, does as well.
 
 A key function may return `None`: the request has no such key, and is counted by its address instead. That key is bytes,
-and bytes are never equal to text: no user can be called like somebody else's address.
+and bytes are never equal to text: no user can be named like the address of another client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Scope = Mapping[str, Any]
 KeyFunction = Callable[[Any], Key | None]
 
 UNROUTED = "*"
-"""The route of all requests that match none, together: nobody can make up routes to count by."""
+"""The route of all requests that match none, together: no client can make up routes to count by."""
 
 
 def by_address(

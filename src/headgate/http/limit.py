@@ -1,23 +1,27 @@
-"""A limiter with what it takes to ask it about requests. The edge of every framework is a thin layer over this."""
+"""A limiter with what it takes to ask it about requests. The edge of every framework is a thin layer over this.
+
+    request  --question-->  Request(key, cost, tier)  --gate of the version's limiter-->  Decision  --its writer-->  fields
+
+There is no other way, whatever the limiter: several rules, scopes, tiers, a policy file, any store.
+"""
 
 from __future__ import annotations
 
 import inspect
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headgate import AsyncLimiter, Limiter
-from headgate.clock import SteadyClock
+from headgate.clock import SteadyClock, WallClock
 from headgate.errors import ConfigError
 from headgate.http.headers import Fields, Writer
 from headgate.http.keys import KeyFunction, by_address
-from headgate.http.usual import AtOnce, asking_at_once
 from headgate.keys import Key
 from headgate.rules import Rule
 from headgate.stores.base import check_whole
+from headgate.stores.request import Request
 
 AnyLimiter = TypeVar("AnyLimiter", Limiter, AsyncLimiter)
 
@@ -40,27 +44,25 @@ STYLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Way(Generic[AnyLimiter]):
-    """From a request to its answer, as of now: what belongs together, so that a request takes all of it or none.
+class Version(Generic[AnyLimiter]):
+    """What a request is decided and answered by. A request reads it once, so that both are of one version of a policy.
 
     Attributes:
-        limiter: Who decides. Its rules never change.
-        writer: Who writes the fields of its decisions.
-        tier_for: Under which tier a call is decided, from its key and tier; `None` if under the one it names.
-        at_once: The whole way from a request to a decision and its fields, if the limit is a usual one.
+        limiter: Decides. Its rules never change.
+        writer: Writes the fields of its decisions.
+        now_us: Returns the time to go by in fields, in microseconds since the epoch.
     """
 
     limiter: AnyLimiter
     writer: Writer
-    tier_for: Callable[[Key | None, str | None], str | None] | None
-    at_once: AtOnce | None
+    now_us: Callable[[], int]
 
 
 class RequestLimit(Generic[AnyLimiter]):
     """A limiter, and whose units a request asks it for, how many, and in which tier.
 
     Args:
-        limiter: Who decides.
+        limiter: The limiter that decides.
         key: Whose units; by default those of the client's address.
         cost: How many, as a number or a function of the request.
         tier: Which tier, as a name or a function of the request.
@@ -86,7 +88,7 @@ class RequestLimit(Generic[AnyLimiter]):
         fields: Fields | None = None,
     ) -> None:
         _check_cost(cost, tier, limiter)
-        self.own: AnyLimiter = limiter
+        self.limiter: AnyLimiter = limiter
         self._fields = fields
         self.exempt = exempt
         self.counts = _predicate(count)
@@ -96,70 +98,51 @@ class RequestLimit(Generic[AnyLimiter]):
         self.tier: Any = tier
         self.awaits = any(map(is_async, (self.key, cost, tier)))
         """Whether the question has to be awaited."""
-        self.is_plain = type(cost) is int and tier is None and count is None and not self.awaits
-        """Whether nothing but the key depends on the request, and nothing on the response."""
-        limiter._on_change(self.renew)  # before it is looked at, so that no change is missed
+        limiter.on_change(self.renew)  # before it is looked at, so that no change is missed
         self.renew()
         all_limits.add(self)
 
     def renew(self) -> None:
-        """Ask by what the limiter has become."""
-        self.use(stand_ins[-1](self.own) if stand_ins else self.own)
+        """Decide by what the limiter has become."""
+        self.substitute(substitutes[-1](self.limiter) if substitutes else None)
 
-    def use(self, limiter: AnyLimiter) -> None:
-        """Ask this limiter from now on: its own, or one that stands in for it in a test."""
-        self.limiter: AnyLimiter = limiter
-        clock = limiter._clock
-        # The steady clock is not moved when the machine's time is set; but that time is the one that clients have.
-        self.clock_ns: Callable[[], int] = (
-            time.time_ns if type(clock) is SteadyClock else lambda: clock.now_us() * 1000
-        )
-        own = self.own._as_of_now()
-        deciding: Any = own if limiter is self.own else limiter
-        writer = Writer(own.rules, self._fields or STYLES[own._headers or "both"])
-        at_once = None
-        if isinstance(deciding, AsyncLimiter):
-            at_once = asking_at_once(self, deciding, writer)
-        self.way: Way[AnyLimiter] = Way(deciding, writer, deciding._decided_as(), at_once)
-        """How requests are asked about."""
-        if self.own._as_of_now() is not own:
+    def substitute(self, limiter: AnyLimiter | None) -> None:
+        """Let another limiter decide from now on, as a test does; `None` for the limit's own."""
+        self.substituted: AnyLimiter | None = limiter
+        own = self.limiter.current
+        deciding: Any = own if limiter is None else limiter
+        clock = deciding.clock
+        # The steady clock does not follow when the machine's time is set; the clients' clocks do.
+        now_us = WallClock().now_us if type(clock) is SteadyClock else clock.now_us
+        writer = Writer(own.rules, self._fields or STYLES[own.headers or "both"])
+        self.version: Version[AnyLimiter] = Version(deciding, writer, now_us)
+        """What requests are decided and answered by at present."""
+        if self.limiter.current is not own:
             self.renew()  # another thread has reloaded its policy meanwhile
 
-    @property
-    def writer(self) -> Writer:
-        """Who writes the fields."""
-        return self.way.writer
-
-    @property
-    def at_once(self) -> AtOnce | None:
-        """The whole way from a request to a decision and its fields, if the limit is a usual one."""
-        return self.way.at_once
-
-    def now_us(self) -> int:
-        """Return the time to go by in fields, in microseconds since the epoch."""
-        return self.clock_ns() // 1000
-
-    def question(self, request: Any) -> tuple[Key, int, str | None]:
-        """Return key, cost and tier of a request."""
+    def question(self, request: Any) -> Request:
+        """Return what a request asks of the limiter."""
         key = self.key(request)
         if key is None:
             key = self.address(request).encode()
-        cost = self.cost(request) if callable(self.cost) else self.cost
-        return key, cost, self.tier(request) if callable(self.tier) else self.tier
+        cost, tier = self.cost, self.tier
+        return Request(
+            "hit", key, cost(request) if callable(cost) else cost, tier(request) if callable(tier) else tier
+        )
 
-    async def awaited_question(self, request: Any) -> tuple[Key, int, str | None]:
+    async def awaited_question(self, request: Any) -> Request:
         """As `question`, where some part of it is a coroutine function."""
         key = await _value(self.key, request)
         if key is None:
             key = self.address(request).encode()
-        return key, await _value(self.cost, request), await _value(self.tier, request)
+        return Request("hit", key, await _value(self.cost, request), await _value(self.tier, request))
 
 
 all_limits: weakref.WeakSet[RequestLimit[Any]] = weakref.WeakSet()
-"""Every limit there is, so that a test can have them all ask somebody else."""
+"""Every limit there is, so that a test can substitute all their limiters."""
 
-stand_ins: list[Callable[[Any], Any]] = []
-"""What a test has put in the place of limiters, innermost last."""
+substitutes: list[Callable[[Any], Any]] = []
+"""What a test makes of each limiter, innermost last."""
 
 
 def rule_of(limit: object, kind: type) -> str | Rule:
@@ -199,8 +182,8 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
     if callable(cost):
         return
     check_whole(cost)  # type: ignore[arg-type]  # says what is wrong with it
-    limiter = limiter._as_of_now()
-    has_one_tier = tier is None and limiter._decided_as() is None
+    limiter = limiter.current
+    has_one_tier = tier is None and limiter.tier_for is None
     for rule in limiter.rules if has_one_tier else ():
         capacity = rule.quota.limit if rule.quota.burst is None else rule.quota.burst
         if cost > capacity > 0:  # type: ignore[operator]

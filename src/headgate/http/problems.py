@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh
-from headgate.http.headers import Field, wait_seconds, wire_name
+from headgate.http.headers import Field, retry_seconds, wire_name
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
@@ -34,7 +34,7 @@ _OFFERED = (
 )
 
 _LONGEST_ACCEPT = 1024
-"""A longer field is not worth reading; whoever sends it gets the default."""
+"""A longer field is not worth reading; its sender gets the default."""
 
 
 class Answer(NamedTuple):
@@ -53,17 +53,21 @@ def refusal(decision: Decision, names: tuple[str, ...], accept: bytes | None = N
         names: What its rules are called in fields, in order.
         accept: The request's `Accept` field.
     """
-    plain: Any = decision
-    _, _, _, retry_us, _, _, _, verdicts, degraded = plain
     media_type = preferred(accept)
-    violated = names
-    if verdicts is not None:
-        violated = tuple(name for name, one in zip(names, verdicts, strict=True) if not one.allowed)
-    body = _template(violated, degraded, retry_us is not None, media_type is TEXT)
-    if retry_us is not None:
-        wait = wait_seconds(retry_us)
+    wait = retry_seconds(decision)
+    body = _template(_violated(decision, names), decision.degraded, wait is not None, media_type is TEXT)
+    if wait is not None:
         body = body % wait if media_type is TEXT else body % (wait, wait)
-    return _answer(UNAVAILABLE if degraded else TOO_MANY_REQUESTS, media_type, body)
+    return _answer(UNAVAILABLE if decision.degraded else TOO_MANY_REQUESTS, media_type, body)
+
+
+def _violated(decision: Decision, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the rules that refuse."""
+    if len(names) != len(decision.names):  # a server decides by its own rules, and they have changed
+        names = tuple(map(wire_name, decision.names))
+    if len(names) < 2:
+        return names
+    return tuple([names[index] for index, verdict in enumerate(decision.verdicts) if not verdict.allowed])
 
 
 def too_costly(error: CostTooHigh, accept: bytes | None = None) -> Answer:

@@ -15,7 +15,7 @@ from typing import Any
 
 from headgate import AsyncLimiter, Limiter
 from headgate.clock import Clock
-from headgate.http.limit import all_limits, stand_ins
+from headgate.http.limit import all_limits, substitutes
 
 
 class FreshLimits:
@@ -27,9 +27,9 @@ class FreshLimits:
     def reset(self) -> None:
         """Forget everything that was counted."""
         for limit in list(all_limits):
-            limit.use(self.stand_in(limit.own))
+            limit.substitute(self.substitute(limit.limiter))
 
-    def stand_in(self, limiter: Any) -> Any:
+    def substitute(self, limiter: Any) -> Any:
         """Return a limiter with the same rules that has not counted anything yet."""
         return _kind(limiter)(*limiter.rules, clock=self._clock)
 
@@ -42,14 +42,14 @@ def fresh_limits(*, clock: Clock | None = None) -> Iterator[FreshLimits]:
         clock: Where time comes from, a `headgate.testing.FakeClock` for instance; by default real time.
     """
     fresh = FreshLimits(clock)
-    with _standing_in(fresh.stand_in):
+    with _substituted(fresh.substitute):
         yield fresh
 
 
 @contextmanager
 def limits_off() -> Iterator[None]:
     """Let every limit admit everything, for the length of a block."""
-    with _standing_in(lambda limiter: _kind(limiter)()):
+    with _substituted(lambda limiter: _kind(limiter)()):
         yield
 
 
@@ -58,14 +58,14 @@ def _kind(limiter: Any) -> type[AsyncLimiter] | type[Limiter]:
 
 
 @contextmanager
-def _standing_in(stand_in: Callable[[Any], Any]) -> Iterator[None]:
-    before = {id(limit): limit.limiter for limit in all_limits}
-    stand_ins.append(stand_in)
+def _substituted(substitute: Callable[[Any], Any]) -> Iterator[None]:
+    before = {id(limit): limit.substituted for limit in all_limits}
+    substitutes.append(substitute)
     for limit in list(all_limits):
-        limit.use(stand_in(limit.own))
+        limit.renew()
     try:
         yield
     finally:
-        stand_ins.remove(stand_in)
+        substitutes.remove(substitute)
         for limit in list(all_limits):
-            limit.use(before.get(id(limit), limit.own))
+            limit.substitute(before.get(id(limit)))

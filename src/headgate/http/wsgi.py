@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from headgate import Hold, Limiter
+from headgate import Limiter
 from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.hooks import logger
-from headgate.http.headers import Asked, Field, Fields, all_fields, distinct_names, released
+from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
+from headgate.http.headers import Field, Fields, all_fields
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, by_path, rule_of
-from headgate.http.problems import Answer, refusal, too_costly
+from headgate.http.problems import Answer, too_costly
 from headgate.rules import Rule
 
 Environ = MutableMapping[str, Any]
@@ -25,8 +26,8 @@ Headers = list[tuple[str, str]]
 StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
-ASKED = "headgate.asked"
-"""Where an environment has the list of who was asked about it. Whoever put it there writes the fields of all."""
+EXCHANGE = "headgate.exchange"
+"""Where an environment has its exchange."""
 
 
 class RateLimitMiddleware:
@@ -34,7 +35,7 @@ class RateLimitMiddleware:
 
     Args:
         app: The application behind it.
-        limiter: Who decides, perhaps one of a policy file; or a rule, counted in memory.
+        limiter: Decides; it may be one of a policy file. Or a rule, counted in memory.
         key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
         cost: How many units, as a number or a function of the scope.
         tier: Which tier, as a name or a function of the scope.
@@ -76,48 +77,65 @@ class RateLimitMiddleware:
         scope, limit = _Scope(environ), self.limit
         if limit.exempt is not None and limit.exempt(scope):
             return self.app(environ, start_response)
-        all_asked: list[Asked] | None = environ.get(ASKED)
-        if all_asked is None:
-            environ[ASKED] = all_asked = []
-            start_response = _adding_fields(start_response, all_asked)
-        accept = environ.get("HTTP_ACCEPT", "").encode("latin-1")
+        exchange: _Exchange | None = environ.get(EXCHANGE)
+        is_first = exchange is None
+        if exchange is None:
+            exchange = environ[EXCHANGE] = _Exchange(start_response)
+            start_response = exchange.start
         try:
-            asked, hold = self._ask(scope)
-        except CostTooHigh as error:
-            return _answered(start_response, too_costly(error, accept))
-        all_asked.append(asked)
-        if not asked[1].allowed:
-            return _answered(start_response, refusal(asked[1], distinct_names(all_asked)[-1], accept))
-        if hold is None:
-            return self.app(environ, start_response)
-        settle = _settler(all_asked, limit, hold)
-
-        def start_and_settle(status: str, headers: Headers, *exc_info: Any) -> Callable[[bytes], object]:
-            settle(int(status[:3]))
-            return start_response(status, headers, *exc_info)
-
-        try:
-            return self.app(environ, start_and_settle)
+            answer = exchange.ask(limit, scope)
+            if answer is None:
+                return self.app(environ, start_response)
         except Exception:
-            settle(HTTPStatus.INTERNAL_SERVER_ERROR)
+            if is_first:
+                exchange.settle(SERVER_ERROR)
             raise
+        headers = [(name.decode().title(), value.decode()) for name, value in answer.fields]
+        start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
+        return [answer.body]
 
-    def _ask(self, scope: _Scope) -> tuple[Asked, Hold | None]:
-        limit = self.limit
-        key, cost, tier = limit.question(scope)
-        way, hold = limit.way, None  # once: the limiter's policy may change while it decides
-        if limit.counts is None:
-            decision = way.limiter.hit(key, cost, tier=tier)
-        else:
-            hold = way.limiter.hold(key, cost, tier=tier)
-            decision = hold.decision
-        if way.tier_for is not None:
-            tier = way.tier_for(key, tier)
-        return (way.writer, decision, tier, limit.now_us()), hold
+
+class _Exchange(Exchange[Limiter]):
+    """An exchange whose response is started with a function."""
+
+    def __init__(self, start_response: StartResponse) -> None:
+        super().__init__()
+        self._start_response = start_response
+
+    def ask(self, limit: RequestLimit[Limiter], scope: _Scope) -> Answer | None:
+        """Ask a limit about the request, and return the answer to send if it is not admitted."""
+        accept = scope["wsgi"].get("HTTP_ACCEPT", "").encode("latin-1")
+        question = limit.question(scope)
+        version = limit.version  # once: the limiter's policy may change while it decides
+        try:
+            if limit.counts is None:
+                decision, _ = version.limiter.gate.ask(question)
+            else:
+                hold = version.limiter.hold(question.key, question.cost, tier=question.tier)
+                decision = hold.decision
+                self.holds.append((len(self.asked), limit, hold))
+        except CostTooHigh as error:
+            return too_costly(error, accept)
+        self.add(version, question, decision)
+        return None if decision.allowed else self.refusal(accept)
+
+    def start(self, status: str, headers: Headers, *exc_info: Any) -> Callable[[bytes], object]:
+        """Start the response, with the fields. An application may do so again, to report an error."""
+        self.settle(int(status[:3]))
+        fields = [(name.decode().title(), value.decode()) for name, value in all_fields(self.asked)]
+        return self._start_response(status, [*headers, *fields], *exc_info)
+
+    def settle(self, status: int) -> None:
+        """Make final what was held."""
+        for hold, cost in self.final_costs(status):
+            try:
+                hold.settle(cost)
+            except StoreError:
+                logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
 
 
 class _Scope(dict[str, Any]):
-    """A WSGI environment as an ASGI scope; header fields are collected when somebody reads them."""
+    """A WSGI environment as an ASGI scope; header fields are collected when they are first read."""
 
     def __init__(self, environ: Environ) -> None:
         peer = environ.get("REMOTE_ADDR")
@@ -139,38 +157,3 @@ class _Scope(dict[str, Any]):
             if key.startswith("HTTP_")
         ]
         return self["headers"]  # type: ignore[no-any-return]  # just put there
-
-
-def _adding_fields(start_response: StartResponse, asked: list[Asked]) -> StartResponse:
-    def start_with_fields(status: str, headers: Headers, *exc_info: Any) -> Callable[[bytes], object]:
-        fields = [(name.decode().title(), value.decode()) for name, value in all_fields(asked)]
-        return start_response(status, [*headers, *fields], *exc_info)
-
-    return start_with_fields
-
-
-def _settler(all_asked: list[Asked], limit: RequestLimit[Limiter], hold: Hold) -> Callable[[int], None]:
-    place, is_open = len(all_asked) - 1, True
-
-    def settle(status: int) -> None:
-        nonlocal is_open
-        if not is_open:
-            return  # an application may start its response anew, to report an error
-        is_open = False
-        if limit.counts is None or limit.counts(status):
-            hold.settle(hold.cost)
-            return
-        all_asked[place] = released(all_asked[place], hold.cost)
-        try:
-            hold.release()
-        except StoreError:
-            # The response is worth more than the units, which expire by themselves.
-            logger.warning("%d held units could not be given back", hold.cost, exc_info=True)
-
-    return settle
-
-
-def _answered(start_response: StartResponse, answer: Answer) -> Iterable[bytes]:
-    headers = [(name.decode().title(), value.decode()) for name, value in answer.fields]
-    start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
-    return [answer.body]

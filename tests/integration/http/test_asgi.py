@@ -615,7 +615,7 @@ async def test_units_that_cannot_be_given_back_do_not_cost_the_response(
         raise StoreUnavailable("gone")
 
     app = application(limiter, count={401})
-    object.__setattr__(limiter._gate, "refund", unavailable)
+    limiter.gate.refund = unavailable  # type: ignore[method-assign]
     async with client_of(app) as client:
         assert (await client.get("/")).status_code == 200
     assert "could not be given back" in caplog.text
@@ -630,10 +630,16 @@ class Down(MemoryStore):
     remote = True
 
     def bind_async(self, limiter: str, rules: Any, deadline: float | None = None) -> AsyncGate:
-        async def unavailable(*arguments: Any) -> Any:
-            raise StoreUnavailable("gone")
+        return Unavailable()
 
-        return AsyncGate(*[unavailable] * 6)
+
+class Unavailable:
+    """A gate to such a store."""
+
+    async def ask(self, request: Any) -> Any:
+        raise StoreUnavailable("gone")
+
+    refund = reset = ask
 
 
 async def test_a_limiter_that_fails_closed_is_not_the_clients_fault() -> None:

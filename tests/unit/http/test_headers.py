@@ -21,7 +21,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.decision import UNLIMITED, Verdict
-from headgate.http.headers import Asked, Fields, Writer, all_fields, released, wait_seconds, wire_name
+from headgate.http.headers import Asked, Fields, Writer, all_fields, released, retry_seconds, wire_name
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS
 from headgate.testing import FakeClock
 
@@ -211,13 +211,13 @@ def test_without_rules_there_is_nothing_to_write() -> None:
 
 def test_a_refusal_without_figures_has_retry_after_only() -> None:
     """What a limiter answers that fails closed, and knows when it will ask its store again."""
-    refused: Decision = tuple.__new__(Decision, (False, None, None, 2_500_000, None, (), 0, None, True))
+    refused = UNLIMITED.as_refused(2_500_000).as_degraded()
     assert Writer(()).fields(refused, NOW) == [(b"retry-after", b"3")]
 
 
 @pytest.mark.parametrize(("retry_us", "wait"), [(0, 1), (1, 1), (1_000_000, 1), (1_000_001, 2)])
 def test_retry_after_is_rounded_up_and_at_least_one(retry_us: int, wait: int) -> None:
-    assert wait_seconds(retry_us) == wait
+    assert retry_seconds(UNLIMITED.as_refused(retry_us)) == wait
 
 
 @pytest.mark.parametrize("style", [{"x_ratelimit": "iso"}, {"ratelimit": 5}])

@@ -14,6 +14,7 @@ from headgate.http import by_address, by_all, by_header, by_route, by_user
 from headgate.http.keys import takes_scope
 from headgate.http.limit import RequestLimit
 from headgate.keys import LONGEST_KEY
+from headgate.stores.request import Request
 
 SCOPE: dict[str, Any] = {
     "type": "http",
@@ -24,7 +25,12 @@ SCOPE: dict[str, Any] = {
 
 
 def question(scope: dict[str, Any], *, limiter: Limiter | None = None, **arguments: Any) -> Any:
-    return RequestLimit(limiter or Limiter("5/minute"), **arguments).question(scope)
+    return parts_of(RequestLimit(limiter or Limiter("5/minute"), **arguments).question(scope))
+
+
+def parts_of(request: Request) -> tuple[Any, int, str | None]:
+    assert request.operation == "hit"
+    return request.key, request.cost, request.tier
 
 
 def test_by_default_the_address_pays_one_unit() -> None:
@@ -145,7 +151,7 @@ def test_a_fixed_cost_that_never_fits_is_refused_at_once(cost: Any) -> None:
 
 def test_a_tier_may_make_room_for_a_fixed_cost() -> None:
     limiter = Limiter(sliding_window("5/minute", tiers={"pro": "50/minute"}))
-    assert RequestLimit(limiter, cost=6, tier=lambda scope: "pro").question(SCOPE)[1] == 6
+    assert RequestLimit(limiter, cost=6, tier=lambda scope: "pro").question(SCOPE).cost == 6
 
 
 class Slow:
@@ -164,8 +170,8 @@ async def test_every_part_may_be_awaited() -> None:
 
     limit = RequestLimit(AsyncLimiter("5/minute"), key=Slow(), cost=two, tier=pro)
     assert limit.awaits
-    assert await limit.awaited_question(SCOPE) == ("k1", 2, "pro")
-    assert (await limit.awaited_question({**SCOPE, "headers": []}))[0] == b"192.0.2.1"
+    assert parts_of(await limit.awaited_question(SCOPE)) == ("k1", 2, "pro")
+    assert (await limit.awaited_question({**SCOPE, "headers": []})).key == b"192.0.2.1"
     assert RequestLimit(AsyncLimiter("5/minute"), cost=two).awaits
     assert not RequestLimit(AsyncLimiter("5/minute")).awaits
 

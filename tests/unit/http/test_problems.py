@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import CostTooHigh, Decision, Limiter, sliding_window
+from headgate.decision import UNLIMITED
 from headgate.http.headers import Writer, wire_name
 from headgate.http.problems import JSON, PROBLEM_JSON, TEXT, Answer, preferred, refusal, too_costly
 
@@ -60,10 +61,9 @@ def test_a_degraded_refusal_is_the_servers_fault() -> None:
 
 
 def test_a_refusal_without_rules_names_none() -> None:
-    closed: Decision = tuple.__new__(Decision, (False, None, None, None, None, (), 0, None, True))
-    body = members(refusal(closed, ()))
+    body = members(refusal(UNLIMITED.as_refused(2_000_000).as_degraded(), ()))
     assert body["violated-policies"] == []
-    assert body["detail"] == "Requests cannot be counted at the moment."
+    assert body["detail"] == "Requests cannot be counted at the moment. Try again in 2 s."
 
 
 def test_a_cost_that_never_fits_is_a_client_error_without_waiting() -> None:

@@ -1,0 +1,328 @@
+"""Every shape of limiter goes the same way: at each edge, the answers and fields are those of the pure parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from headgate import AsyncLimiter, Limiter, MemoryStore, fixed_window, sliding_window, token_bucket
+from headgate.hooks import Hook
+from headgate.http import Writer, by_address, by_header, refusal
+from headgate.http.asgi import RateLimitMiddleware
+from headgate.http.fastapi import install, limit
+from headgate.http.wsgi import RateLimitMiddleware as WSGIRateLimitMiddleware
+from headgate.policy import AsyncLivePolicy, LivePolicy
+from headgate.stores.base import Answer, AsyncGate
+from headgate.testing import FakeClock
+from tests.integration.http.clients import client_of, connect, is_complete, left, policies, response_of
+
+START = 1_700_000_000.25
+REALM: dict[str, Any] = {"user": by_address(), "realm": by_header("x-realm")}
+TIERED = fixed_window("2/minute", tiers={"pro": "3/minute"})
+
+SHAPES: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]] = {
+    # Rules, what the edge is told of requests, and what a limiter is asked for the same requests.
+    "one rule": (("3/minute",), {}, {"key": "192.0.2.1"}),
+    "token bucket": ((token_bucket("3/minute", burst=2),), {}, {"key": "192.0.2.1"}),
+    "two rules": (("3/minute", "4/hour"), {}, {"key": "192.0.2.1"}),
+    "never": (("0/minute", "4/hour"), {}, {"key": "192.0.2.1"}),
+    "tier": ((TIERED,), {"tier": lambda _: "pro"}, {"key": "192.0.2.1", "tier": "pro"}),
+    "unknown tier": ((TIERED,), {"tier": "other"}, {"key": "192.0.2.1", "tier": "other"}),
+    "cost": (("5/minute",), {"cost": lambda _: 2}, {"key": "192.0.2.1", "cost": 2}),
+    "by address as bytes": (("2/minute",), {"key": by_header("x-missing")}, {"key": b"192.0.2.1"}),
+    "three scopes": (
+        (
+            sliding_window("9/minute", scope="user"),
+            fixed_window("3/minute", scope="realm"),
+            sliding_window("9/day", scope="*"),
+        ),
+        {"key": REALM},
+        {"key": {"user": "192.0.2.1", "realm": "north"}},
+    ),
+    "no rules": ((), {}, {"key": "192.0.2.1"}),
+}
+
+Seen = list[tuple[int, dict[str, str], str]]
+
+
+def plain_wsgi(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+    return [b"ok"]
+
+
+def expected(rules: tuple[Any, ...], asked: dict[str, Any], times: int) -> Seen:
+    """Return what the pure parts make of the decisions of a limiter."""
+    clock = FakeClock(START)
+    limiter = Limiter(*rules, clock=clock)
+    writer, seen = Writer(limiter.rules), []
+    for _ in range(times):
+        decision = limiter.hit(**asked)
+        fields = dict(writer.fields(decision, clock.now_us(), asked.get("tier")))
+        answer = None if decision else refusal(decision, writer.names, b"*/*")
+        names = {name.decode(): value.decode() for name, value in fields.items()}
+        seen.append((429 if answer else 200, names, answer.body.decode() if answer else "ok"))
+        clock.advance(7)
+    return seen
+
+
+def seen_of(response: httpx.Response) -> tuple[int, dict[str, str], str]:
+    fields = {name: value for name, value in response.headers.items() if "rate" in name or "retry" in name}
+    return response.status_code, fields, response.text
+
+
+async def seen_by(app: Any, clock: FakeClock, times: int) -> Seen:
+    seen = []
+    async with client_of(app) as client:
+        for _ in range(times):
+            seen.append(seen_of(await client.get("/", headers={"x-realm": "north"})))
+            clock.advance(7)
+    return seen
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_asgi_answers_as_the_pure_parts_do(shape: str) -> None:
+    rules, arguments, asked = SHAPES[shape]
+    clock = FakeClock(START)
+    app = RateLimitMiddleware(PlainTextResponse("ok"), AsyncLimiter(*rules, clock=clock), **arguments)
+    assert await seen_by(app, clock, 6) == expected(rules, asked, 6)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_fastapi_answers_as_the_pure_parts_do(shape: str, installed: bool) -> None:
+    rules, arguments, asked = SHAPES[shape]
+    clock = FakeClock(START)
+    dependency = limit(AsyncLimiter(*rules, clock=clock), **arguments)
+    app = FastAPI(dependencies=[Depends(dependency)], default_response_class=PlainTextResponse)
+    if installed:
+        install(app)
+
+    @app.get("/")
+    async def home() -> str:
+        return "ok"
+
+    assert await seen_by(app, clock, 6) == expected(rules, asked, 6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_wsgi_answers_as_the_pure_parts_do(shape: str) -> None:
+    rules, arguments, asked = SHAPES[shape]
+    clock, seen = FakeClock(START), []
+    app = WSGIRateLimitMiddleware(plain_wsgi, Limiter(*rules, clock=clock), **arguments)
+    transport = httpx.WSGITransport(app, remote_addr="192.0.2.1")
+    with httpx.Client(transport=transport, base_url="http://service") as client:
+        for _ in range(6):
+            seen.append(seen_of(client.get("/", headers={"x-realm": "north"})))
+            clock.advance(7)
+    assert seen == expected(rules, asked, 6)
+
+
+# --- Whatever stands around the gate ----------------------------------------------------------------------------------
+
+
+class WaitingGate:
+    """A gate that lets others run before it answers, as one over a network does."""
+
+    def __init__(self, gate: AsyncGate) -> None:
+        self._gate = gate
+        self.refund, self.reset = gate.refund, gate.reset
+
+    async def ask(self, request: Any) -> Answer:
+        await asyncio.sleep(0)
+        return await self._gate.ask(request)
+
+
+class Waiting(MemoryStore):
+    """A store whose gates wait."""
+
+    def bind_async(self, limiter: str, rules: Any, *, deadline: float | None = None) -> AsyncGate:
+        return WaitingGate(super().bind_async(limiter, rules))
+
+
+SHADOWED = """
+[limiters.api]
+rules = ["2/minute", { quota = "1/hour", shadow = true }]
+"""
+
+
+def waiting(path: Path) -> AsyncLimiter:
+    clock = FakeClock(START)
+    return AsyncLimiter("2/minute", name="x", store=Waiting(clock=clock), clock=clock)
+
+
+def observed(path: Path) -> AsyncLimiter:
+    return AsyncLimiter("2/minute", clock=FakeClock(START), hooks=[Hook()])
+
+
+def on_disk(path: Path) -> AsyncLimiter:
+    return AsyncLimiter("2/minute", name="x", store=f"sqlite:///{path}/limits.db", clock=FakeClock(START))
+
+
+def of_a_policy(path: Path) -> AsyncLimiter:
+    file = path / "headgate.toml"
+    file.write_text(SHADOWED)
+    return AsyncLivePolicy.from_file(file, clock=FakeClock(START))["api"]
+
+
+def plain(path: Path) -> AsyncLimiter:
+    return AsyncLimiter("2/minute", clock=FakeClock(START))
+
+
+@pytest.fixture(params=[plain, waiting, observed, on_disk, of_a_policy])
+async def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AsyncLimiter]:
+    """Limiters of the same rule, differently bound."""
+    made: AsyncLimiter = request.param(tmp_path)
+    yield made
+    await made.aclose()
+
+
+async def test_the_same_rule_gives_the_same_answers_however_it_is_bound(limiter: AsyncLimiter) -> None:
+    app = RateLimitMiddleware(PlainTextResponse("ok"), limiter)
+    assert await seen_by(app, FakeClock(START), 3) == at_one_time("2/minute", 3)
+
+
+def at_one_time(rule: str, times: int) -> Seen:
+    limiter = Limiter(rule, clock=FakeClock(START))
+    writer, seen = Writer(limiter.rules), []
+    for _ in range(times):
+        decision = limiter.hit("192.0.2.1")
+        fields = {name.decode(): value.decode() for name, value in writer.fields(decision, int(START * 1e6))}
+        answer = None if decision else refusal(decision, writer.names)
+        seen.append((429 if answer else 200, fields, answer.body.decode() if answer else "ok"))
+    return seen
+
+
+async def broken(request: Request) -> Response:
+    raise RuntimeError("broken")
+
+
+async def stream(request: Request) -> Response:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one"
+        await asyncio.sleep(0)
+        yield b"two"
+
+    return StreamingResponse(pieces())
+
+
+async def echo(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.send_text(await websocket.receive_text())
+    await websocket.close()
+
+
+ROUTES = [Route("/broken", broken), Route("/stream", stream), WebSocketRoute("/echo", echo)]
+
+
+async def test_streams_errors_and_handshakes_have_the_fields_however_it_is_bound(
+    limiter: AsyncLimiter,
+) -> None:
+    app = RateLimitMiddleware(Starlette(routes=ROUTES), limiter)  # type: ignore[arg-type]
+    async with client_of(app) as client:
+        streamed, failed = await client.get("/stream"), await client.get("/broken")
+    assert streamed.text == "onetwo"
+    assert failed.status_code == 500
+    assert is_complete(streamed)
+    assert is_complete(failed)
+    assert list(left(failed).values()) == [0]
+    refused = response_of(await connect(app, heard=True))
+    assert refused.status_code == 429
+    assert is_complete(refused)
+
+
+async def test_an_accepted_handshake_has_the_fields_however_it_is_bound(limiter: AsyncLimiter) -> None:
+    accept, text, _ = await connect(RateLimitMiddleware(Starlette(routes=ROUTES), limiter))  # type: ignore[arg-type]
+    assert (b"x-ratelimit-remaining", b"1") in accept["headers"]
+    assert "headers" not in text
+
+
+async def test_outcomes_are_counted_however_it_is_bound(limiter: AsyncLimiter) -> None:
+    app = RateLimitMiddleware(Starlette(routes=ROUTES), limiter, count={500})  # type: ignore[arg-type]
+    async with client_of(app) as client:
+        responses = [await client.get(path) for path in ("/stream", "/stream", "/broken", "/stream")]
+    assert [list(left(response).values()) for response in responses] == [[2], [2], [1], [1]]
+
+
+# --- One version of a policy per request ------------------------------------------------------------------------------
+
+
+ONE = '[limiters.api]\nrules = ["2/minute"]\n'
+TWO = '[limiters.api]\nrules = ["3/minute", "9/hour"]\n'
+
+
+def follow(path: Path, kind: Any) -> tuple[Any, Callable[[], None]]:
+    """Return a limiter of a policy, and what puts the next one in force."""
+    file = path / "headgate.toml"
+    file.write_text(ONE)
+    live = kind.from_file(file, clock=FakeClock(START))
+
+    def change() -> None:
+        file.write_text(TWO)
+        live.reload()
+
+    return live["api"], change
+
+
+async def test_a_response_shows_the_rules_that_decided_it(tmp_path: Path) -> None:
+    limiter, change = follow(tmp_path, AsyncLivePolicy)
+
+    async def changing(scope: Any, receive: Any, send: Any) -> None:
+        change()  # decided, but not answered yet
+        await PlainTextResponse("ok")(scope, receive, send)
+
+    async with client_of(RateLimitMiddleware(changing, limiter)) as client:
+        first, second = [await client.get("/") for _ in range(2)]
+    assert policies(first) == {"sliding_window/1m": 2}
+    assert left(first) == {"sliding_window/1m": 1}
+    assert policies(second) == {"sliding_window/1m": 3, "sliding_window/1h": 9}
+    assert left(second) == {"sliding_window/1m": 1, "sliding_window/1h": 8}
+
+
+async def test_a_policy_that_changes_while_the_key_is_found_decides_and_answers(tmp_path: Path) -> None:
+    limiter, change = follow(tmp_path, AsyncLivePolicy)
+
+    async def key(scope: Any) -> str:
+        change()
+        return "a"
+
+    async with client_of(RateLimitMiddleware(PlainTextResponse("ok"), limiter, key=key)) as client:
+        response = await client.get("/")
+    assert policies(response) == {"sliding_window/1m": 3, "sliding_window/1h": 9}
+    assert left(response) == {"sliding_window/1m": 2, "sliding_window/1h": 8}
+
+
+def test_wsgi_shows_the_rules_that_decided(tmp_path: Path) -> None:
+    limiter, change = follow(tmp_path, LivePolicy)
+
+    def changing(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        change()
+        return plain_wsgi(environ, start_response)
+
+    app = WSGIRateLimitMiddleware(changing, limiter)
+    with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://service") as client:
+        first, second = client.get("/"), client.get("/")
+    assert (policies(first), left(first)) == ({"sliding_window/1m": 2}, {"sliding_window/1m": 1})
+    assert left(second) == {"sliding_window/1m": 1, "sliding_window/1h": 8}
+
+
+async def test_rules_that_a_server_has_changed_show_under_their_own_names() -> None:
+    """The decision of a remote store may be by other rules than those that the limiter was made with."""
+    limiter, others = AsyncLimiter("2/minute"), AsyncLimiter("3/minute", "9/hour")
+    app = RateLimitMiddleware(PlainTextResponse("ok"), limiter)
+    limiter.gate = others.gate
+    async with client_of(app) as client:
+        responses = [await client.get("/") for _ in range(4)]
+    assert left(responses[0]) == {"sliding_window/1m": 2, "sliding_window/1h": 8}
+    assert responses[3].status_code == 429
+    assert responses[3].json()["violated-policies"] == ["sliding_window/1m"]

@@ -155,13 +155,16 @@ class Decision:
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """What each rule said, in microseconds, in the order of the rules."""
+        return tuple(map(Verdict._make, self.fields))
+
+    @property
+    def fields(self) -> tuple[Fields, ...]:
+        """As `verdicts`, in plain tuples, for those who read them on every call."""
         if self._every is not None:
-            return tuple(map(Verdict._make, self._every))
+            return self._every
         if not self._names:
             return ()
-        return (
-            Verdict(self._allowed, self._limit, self._remaining, self.retry_after_us, self.reset_after_us),
-        )
+        return ((self._allowed, self._limit, self._remaining, self.retry_after_us, self.reset_after_us),)
 
     @property
     def rule(self) -> str | None:

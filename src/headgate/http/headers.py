@@ -260,7 +260,7 @@ def _left(decision: Decision, wait: int | None, strings: Sequence[bytes]) -> byt
     if len(strings) != len(decision.names):  # a server decides by its own rules, and they have changed
         strings = [_string(wire_name(name)) for name in decision.names]
     items = []
-    for index, (allowed, _, left, retry_us, reset_us) in enumerate(decision.verdicts):
+    for index, (allowed, _, left, retry_us, reset_us) in enumerate(decision.fields):
         is_final = retry_us is None and not allowed
         items.append(_left_item(strings[index], left, None if is_final else reset_us, wait))
     return b", ".join(items)

@@ -67,7 +67,7 @@ def _violated(decision: Decision, names: tuple[str, ...]) -> tuple[str, ...]:
         names = tuple(map(wire_name, decision.names))
     if len(names) < 2:
         return names
-    return tuple([names[index] for index, verdict in enumerate(decision.verdicts) if not verdict.allowed])
+    return tuple([names[index] for index, (allowed, *_) in enumerate(decision.fields) if not allowed])
 
 
 def too_costly(error: CostTooHigh, accept: bytes | None = None) -> Answer:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -101,25 +102,6 @@ async def test_an_edge_asks_a_limiter_of_a_policy_and_notices_a_reload(
         assert left(response) == {"sliding_window/1m": 0, "sliding_window/1h": 8}
 
 
-async def test_the_usual_limit_keeps_its_short_way(file: Path, edge: Callable[..., Any]) -> None:
-    live = follow(file, ONE.format("2/minute"))
-    app = edge(live)
-    asks = (
-        app.limit
-        if isinstance(app, RateLimitMiddleware)
-        else app.router.dependencies[0].dependency.request_limit
-    )
-    assert asks.at_once is not None
-    rewrite(file, TIERS)
-    live.reload()
-    assert asks.at_once is None, "whose limit depends on the key"
-    rewrite(file, ONE.format("3/minute"))
-    live.reload()
-    assert asks.at_once is not None
-    async with client_of(app) as client:
-        assert (await client.get("/")).headers["x-ratelimit-limit"] == "3"
-
-
 @pytest.mark.parametrize(
     ("style", "written"),
     [("both", IETF | X_RATELIMIT), ("ietf", IETF), ("x-ratelimit", X_RATELIMIT), ("none", set())],
@@ -187,15 +169,15 @@ async def test_a_policy_that_changes_between_question_and_answer_breaks_no_respo
     live = follow(file, ONE.format("5/minute"))
     app = asgi(live, cost=lambda _: 1)
     version: Any = live["api"].current
-    hit = version.hit
+    ask = version.gate.ask
 
-    async def reloading(*args: Any, **kwargs: Any) -> Any:
-        decision = await hit(*args, **kwargs)
+    async def reloading(request: Any) -> Any:
+        answer = await ask(request)
         rewrite(file, ONE.format("5/minute").replace('"]', '", "9/hour"]'))
         live.reload()
-        return decision
+        return answer
 
-    version.hit = reloading
+    version.gate = SimpleNamespace(ask=reloading)
     async with client_of(app) as client:
         response = await client.get("/")
         assert (response.status_code, left(response)) == (200, {"sliding_window/1m": 4})

@@ -99,14 +99,14 @@ class ChargesOneRuleOfSeveral(Defect):
 class AdmitsAMicrosecondEarly(Defect):
     def ask(self, request: Request) -> Answer:
         if request.operation == "hit" and request.now:
-            request.now += 1
+            request = Request(request.operation, request.key, request.cost, request.tier, request.now + 1)
         return super().ask(request)
 
 
 class TakesBytesForText(Defect):
     def ask(self, request: Request) -> Answer:
         if request.operation == "record" and isinstance(request.key, bytes):
-            request.key = request.key.decode("latin-1")
+            request = request.for_key(request.key.decode("latin-1"), request.tier)
         return super().ask(request)
 
 
@@ -131,7 +131,7 @@ class ForgetsAMicrosecondEarly(Defect):
 class WritesWhenLooking(Defect):
     def ask(self, request: Request) -> Answer:
         if request.operation == "peek":
-            request.operation = "hit"
+            request = Request("hit", request.key, request.cost, request.tier, request.now)
         return super().ask(request)
 
 

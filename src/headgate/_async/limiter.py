@@ -178,14 +178,15 @@ class AsyncLimiter:
         decision, receipts = await self.gate.ask(Request("hold", key, cost, tier, at))
         return self.new_hold(self.settling(receipts), decision, receipts, key, cost, tier, at)
 
-    async def wait(
+    # begin async only
+    def wait(
         self,
         key: Key | None = None,
         cost: int = 1,
         *,
         tier: str | None = None,
         timeout: float | None = None,
-    ) -> Decision:
+    ) -> Awaiting[Decision]:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
         `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
@@ -195,6 +196,31 @@ class AsyncLimiter:
             RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
                 known, not when the time is up.
         """
+        return Awaiting(self._wait(key, cost, tier, timeout))
+
+    # end async only
+    # begin sync only
+    # def wait(
+    #     self,
+    #     key: Key | None = None,
+    #     cost: int = 1,
+    #     *,
+    #     tier: str | None = None,
+    #     timeout: float | None = None,
+    # ) -> Decision:
+    #     """Wait until the units are admitted and taken; first come, first served per key within this process.
+    #
+    #     `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
+    #
+    #     Raises:
+    #         ConfigError: The time-out is not a number.
+    #         RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
+    #             known, not when the time is up.
+    #     """
+    #     return self._wait(key, cost, tier, timeout)
+    #
+    # end sync only
+    async def _wait(self, key: Key | None, cost: int, tier: str | None, timeout: float | None) -> Decision:
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)

@@ -29,6 +29,7 @@ REPLACEMENTS = {
     r"AsyncUnlimited": "Unlimited",
     r"AsyncTimed": "Timed",
     r"AsyncObserved": "Observed",
+    r"AsyncObservedHold, AwaitingHold": "ObservedHold",
     r"AsyncObservedHold": "ObservedHold",
     r"AsyncResilient": "Resilient",
     r"AsyncStore": "Store",

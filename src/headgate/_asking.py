@@ -95,7 +95,7 @@ class AwaitingDecision:
     def __await__(self) -> Generator[Any, None, Decision]:
         request = self.request
         if request is None:
-            raise RuntimeError("this answer was awaited already")
+            raise RuntimeError("this answer was already awaited")
         self.request = None
         return self.gate.ask(request)[0]
         yield  # which makes this a generator, as an awaitable needs

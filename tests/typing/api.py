@@ -113,6 +113,21 @@ async def submit() -> None:
     decision.raise_if_denied()
 
 
+async def forgotten() -> None:
+    """Without `await`, every caller would be admitted: the error at run time is one for type checkers as well.
+
+    Pyright objects by itself, mypy if `truthy-bool` is enabled; and it goes on checking what follows.
+    """
+    if several.hit("alice"):  # type: ignore[truthy-bool]
+        print("admitted")
+    if not several.check("alice"):  # type: ignore[truthy-bool]
+        print("refused")
+    while several.wait("alice"):  # type: ignore[truthy-bool]
+        several.hold("alice") and print("held")  # type: ignore[truthy-bool]
+    following: str = 5  # type: ignore[assignment]
+    print(following)
+
+
 @several.guard(key={"user": "42", "realm": "north"})
 async def fetch(url: str) -> bytes:
     return url.encode()

@@ -25,7 +25,17 @@ PACKAGE = ROOT / "src" / "headgate"
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
 VALUES = {"clock", "decision", "errors", "keys", "quota", "rules"}
-INSIDE = VALUES | {"hooks", "algorithms", "stores", "_awaiting", "_concurrency", "_fork", "_async", "_sync"}
+INSIDE = VALUES | {
+    "hooks",
+    "algorithms",
+    "stores",
+    "_asking",
+    "_awaiting",
+    "_concurrency",
+    "_fork",
+    "_async",
+    "_sync",
+}
 """The core. `headgate` itself, the package of public names, comes next; what follows may import from it."""
 
 MAY_IMPORT = {
@@ -33,12 +43,14 @@ MAY_IMPORT = {
     "algorithms": VALUES,
     "stores": VALUES | {"_fork", "algorithms"},
     "_concurrency": set(),
-    "_awaiting": {"_async"},
+    "_asking": VALUES | {"_awaiting", "stores"},
+    "_awaiting": VALUES | {"stores"},
+    "_build": set(),
     "_fork": set(),
     "hooks": VALUES,
-    "_async": VALUES | {"algorithms", "stores", "_awaiting", "_concurrency", "_fork", "hooks"},
-    "_sync": VALUES | {"algorithms", "stores", "_awaiting", "_concurrency", "_fork", "hooks"},
-    "headgate": INSIDE,
+    "_async": VALUES | {"algorithms", "stores", "_asking", "_awaiting", "_concurrency", "_fork", "hooks"},
+    "_sync": VALUES | {"algorithms", "stores", "_asking", "_awaiting", "_concurrency", "_fork", "hooks"},
+    "headgate": INSIDE | {"_build"},
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},
     "policy": INSIDE | {"headgate", "observe"},
@@ -47,7 +59,8 @@ MAY_IMPORT = {
     "server": INSIDE | {"headgate", "http", "observe", "policy"},
     "apps": INSIDE | {"headgate", "http", "observe", "policy"},
     "demo": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing"},
-    "cli": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing", "demo"},
+    "cli": INSIDE
+    | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing", "demo", "_build"},
 }
 """Which parts of headgate each part may import, besides itself."""
 

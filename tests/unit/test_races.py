@@ -119,16 +119,25 @@ def test_no_call_comes_between_reading_and_writing(rule: Rule, others: tuple[Rul
     threads: list[threading.Thread] = []
 
     class LettingThrough(SteadyClock):
-        """A clock that lets another thread go ahead whenever it is read, which is in the middle of a call."""
+        """A clock that lets another thread go ahead in the middle of a call.
+
+        A new key has old ones looked at before its state is written: the second time that the clock is read.
+        """
+
+        reads = 0
 
         def now_us(self) -> int:
-            if not threads:
+            self.reads += 1
+            if self.reads == 2:
                 threads.append(threading.Thread(target=limiter.hit, args=("ada",)))
                 threads[0].start()
                 threads[0].join(0.02)  # in vain if the lock is held
             return super().now_us()
 
-    limiter = Limiter(rule, *others, clock=LettingThrough())
+    clock = LettingThrough()
+    limiter = Limiter(rule, *others, clock=clock)
+    assert limiter.hit("an old key")
+    clock.reads = 0
     assert limiter.hit("ada")
     for thread in threads:
         thread.join()

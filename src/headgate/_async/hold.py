@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
+from headgate._awaiting import Awaiting
 from headgate.clock import instant
 from headgate.decision import Decision
 from headgate.hooks import Call, Hooks
@@ -129,3 +130,22 @@ class AsyncObservedHold(AsyncHold):
     def __del__(self) -> None:
         if self._final is None:
             self._hooks.settled(self._call, None)
+
+
+# begin async only
+class AwaitingHold(Awaiting[AsyncHold]):
+    """A hold that is taken when it is awaited or entered."""
+
+    __slots__ = ("_hold",)
+
+    async def __aenter__(self) -> AsyncHold:
+        self._hold = await self._coroutine
+        return await self._hold.__aenter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._hold.__aexit__(exc_type, exc, tb)
+
+
+# end async only

@@ -10,10 +10,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from headgate._asking import AsyncAsking
 from headgate._async.gates import AsyncObserved, AsyncTimed, AsyncUnlimited
-from headgate._async.hold import AsyncHold, AsyncObservedHold
+from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
 from headgate._async.resilience import bind
 from headgate._async.turns import AsyncTurns
-from headgate._awaiting import AwaitingHold
+from headgate._awaiting import Awaiting
 from headgate._concurrency import AsyncEvent
 from headgate.clock import Clock, SteadyClock, WallClock, instant, time_limit, to_microseconds
 from headgate.decision import Decision
@@ -133,14 +133,15 @@ class AsyncLimiter(AsyncAsking):
         decision, receipts = await self.gate.ask(Request("hold", key, cost, tier, at))
         return self.new_hold(self.settling(receipts), decision, receipts, key, cost, tier, at)
 
-    async def wait(
+    # begin async only
+    def wait(
         self,
         key: Key | None = None,
         cost: int = 1,
         *,
         tier: str | None = None,
         timeout: float | None = None,
-    ) -> Decision:
+    ) -> Awaiting[Decision]:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
         `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
@@ -150,6 +151,31 @@ class AsyncLimiter(AsyncAsking):
             RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
                 known, not when the time is up.
         """
+        return Awaiting(self._wait(key, cost, tier, timeout))
+
+    # end async only
+    # begin sync only
+    # def wait(
+    #     self,
+    #     key: Key | None = None,
+    #     cost: int = 1,
+    #     *,
+    #     tier: str | None = None,
+    #     timeout: float | None = None,
+    # ) -> Decision:
+    #     """Wait until the units are admitted and taken; first come, first served per key within this process.
+    #
+    #     `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
+    #
+    #     Raises:
+    #         ConfigError: The time-out is not a number.
+    #         RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
+    #             known, not when the time is up.
+    #     """
+    #     return self._wait(key, cost, tier, timeout)
+    #
+    # end sync only
+    async def _wait(self, key: Key | None, cost: int, tier: str | None, timeout: float | None) -> Decision:
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)

@@ -137,6 +137,9 @@ class Limiter(Asking):
             RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
                 known, not when the time is up.
         """
+        return self._wait(key, cost, tier, timeout)
+
+    def _wait(self, key: Key | None, cost: int, tier: str | None, timeout: float | None) -> Decision:
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)

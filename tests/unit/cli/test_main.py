@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import headgate
+from headgate import _build
 from headgate.cli import main, make_parser
 from tests.unit.cli.conftest import WritePolicy
 
@@ -51,7 +52,7 @@ PARSERS = {parser.prog: parser for parser in all_parsers()}
 
 def test_done_is_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
-    assert capsys.readouterr() == (f"headgate {headgate.__version__}\n", "")
+    assert capsys.readouterr() == (f"headgate {headgate.__version__}, core {_build.describe()}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [["dance"], ["check", "--fast"], ["run"], ["bench", "--seconds", "0"]])
@@ -220,7 +221,7 @@ def test_starting_imports_no_framework_and_no_package_of_a_store() -> None:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     imported = {name.split(".")[0] for name in done.stderr.split()}
     assert "headgate" in imported
-    outside = imported - set(sys.stdlib_module_names) - {"headgate", "__main__"}
+    outside = imported - set(sys.stdlib_module_names) - {"headgate", "__main__", "cython_runtime"}
     installed_by_the_environment = {name for name in outside if name.startswith(("_", "sitecustomize"))}
     assert outside - installed_by_the_environment == set()
     parts = {".".join(name.split(".")[:2]) for name in done.stderr.split() if name.startswith("headgate.")}

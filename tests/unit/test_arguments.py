@@ -1,0 +1,160 @@
+"""A wrong argument is the same error, whatever the limiter, its rules and the operation; and nothing is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import AsyncLimiter, ConfigError, Limiter, fixed_window, sliding_window, token_bucket
+from headgate.policy import AsyncLivePolicy, LivePolicy
+from tests.unit.flavours import AnyLimiter, done
+
+RULES: dict[str, tuple[Any, ...]] = {
+    "one rule": ("5/minute",),
+    "one bucket": (token_bucket("5/minute"),),
+    "two rules": ("5/minute", fixed_window("50/hour")),
+    "tiers": (sliding_window("5/minute", tiers={"pro": "50/minute"}),),
+    "a shared rule besides": ("5/minute", fixed_window("50/hour", scope="*")),
+    "scopes": (sliding_window("5/minute", scope="user"), token_bucket("50/hour", scope="ip")),
+}
+
+POLICIES = {
+    "a policy": """
+        [limiters.x]
+        rules = ["5/minute"]
+        """,
+    "a policy with overrides": """
+        [limiters.x]
+        rules = [{ quota = "5/minute", name = "own" }]
+        [[limiters.x.overrides]]
+        key = "bob"
+        rules = { own = "9/minute" }
+        """,
+    "a policy with a shadow rule": """
+        [limiters.x]
+        rules = ["5/minute", { quota = "3/minute", name = "tight", shadow = true }]
+        """,
+    "a policy with scopes": """
+        [limiters.x]
+        rules = [
+            { quota = "5/minute", scope = "user", name = "own" },
+            { quota = "50/hour", scope = "ip", kind = "token_bucket" },
+        ]
+        [[limiters.x.overrides]]
+        key = { user = "bob" }
+        rules = { own = "9/minute" }
+        """,
+}
+
+Make = Callable[[], AnyLimiter]
+
+
+@pytest.fixture(params=["sync", "async"])
+def is_async(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "async")
+
+
+@pytest.fixture(params=[*RULES, *POLICIES])
+def shape(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def limiter(shape: str, is_async: bool, tmp_path: Path) -> AnyLimiter:
+    if shape in RULES:
+        return (AsyncLimiter if is_async else Limiter)(*RULES[shape])
+    path = tmp_path / "headgate.toml"
+    path.write_text(POLICIES[shape])
+    return (AsyncLivePolicy if is_async else LivePolicy).from_file(path)["x"]
+
+
+@pytest.fixture
+def good_key(shape: str) -> Any:
+    return {"user": "ada", "ip": "::1"} if "scopes" in shape else "ada"
+
+
+async def errors_of(limiter: AnyLimiter, *args: Any, **kwargs: Any) -> set[tuple[type, str]]:
+    """Return the errors of all operations that charge or look, and see that nothing is counted."""
+    errors = set()
+    for call in (limiter.hit, limiter.check, limiter.record, limiter.hold):
+        with pytest.raises((ConfigError, TypeError)) as caught:
+            await done(call(*args, **kwargs))
+        errors.add((caught.type, str(caught.value)))
+    assert len(limiter.store) == 0  # type: ignore[arg-type]  # a memory store
+    return errors
+
+
+WRONG_KEYS = [["ada"], {"ada"}, 5, 5.0, None, ("ada",), {"user": "ada"}, {"user": 5, "ip": "::1"}, {}]
+
+
+@pytest.mark.parametrize("key", WRONG_KEYS, ids=repr)
+async def test_a_wrong_key(limiter: AnyLimiter, shape: str, key: Any) -> None:
+    errors = await errors_of(limiter, key)
+    with pytest.raises(ConfigError) as caught:
+        await done(limiter.reset(key))
+    errors.add((caught.type, str(caught.value)))
+    with pytest.raises(ConfigError) as caught:
+        await done(limiter.wait(key))
+    errors.add((caught.type, str(caught.value)))
+    twin = Limiter(*RULES["scopes" if "scopes" in shape else "one rule"])
+    with pytest.raises(ConfigError) as caught:
+        twin.hit(key)
+    assert errors == {(ConfigError, str(caught.value))}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"user": ["ada"], "ip": "::1"},
+        {"user": None, "ip": "::1"},
+        {"user": "ada", "ip": "::1", "realm": "north"},
+        {"user": "ada", "realm": "north"},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("shape", ["scopes", "a policy with scopes"])
+async def test_a_wrong_entry_of_a_key(limiter: AnyLimiter, key: Any) -> None:
+    errors = await errors_of(limiter, key)
+    twin = Limiter(*RULES["scopes"])
+    with pytest.raises(ConfigError) as caught:
+        twin.hit(key)
+    assert errors == {(ConfigError, str(caught.value))}
+
+
+@pytest.mark.parametrize("cost", [True, False, 1.0, -1, 2**60, 2**53, "1", None, [1]], ids=repr)
+async def test_a_cost_that_is_no_number_of_units(limiter: AnyLimiter, good_key: Any, cost: Any) -> None:
+    [(kind, message)] = await errors_of(limiter, good_key, cost)
+    assert kind is ConfigError
+    assert message == f"a cost is a whole number from 0 to {2**53 - 1}, not {cost!r}"
+    hold = await done(limiter.hold(good_key))
+    with pytest.raises(ConfigError, match="a cost is a whole number"):
+        await done(hold.settle(cost))
+    assert await done(hold.release()) == 0
+
+
+@pytest.mark.parametrize("now", [float("nan"), float("inf"), -1, -0.001, 1e12], ids=repr)
+async def test_a_time_that_cannot_be(limiter: AnyLimiter, good_key: Any, now: float) -> None:
+    [(kind, message)] = await errors_of(limiter, good_key, now=now)
+    assert kind is ConfigError
+    assert message.startswith("now= is seconds since the epoch")
+
+
+async def test_a_tier_or_a_time_that_is_not_named(limiter: AnyLimiter, good_key: Any) -> None:
+    errors = await errors_of(limiter, good_key, 1, "pro")
+    assert {kind for kind, _ in errors} == {TypeError}
+    with pytest.raises(TypeError):
+        await done(limiter.wait(good_key, 1, "pro"))  # type: ignore[misc]
+
+
+async def test_an_argument_that_nobody_knows(limiter: AnyLimiter, good_key: Any) -> None:
+    errors = await errors_of(limiter, good_key, level="pro")
+    assert {kind for kind, _ in errors} == {TypeError}
+
+
+async def test_right_arguments_are_no_error(limiter: AnyLimiter, good_key: Any) -> None:
+    """Or else the tests above would prove nothing."""
+    assert await done(limiter.hit(good_key, 1, tier="pro", now=1_000.0))
+    assert len(limiter.store) > 0  # type: ignore[arg-type]  # a memory store

@@ -1,0 +1,169 @@
+"""Answers that are still to be awaited: coroutines in all but their truth value, which is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headgate import AsyncHold, AsyncLimiter, Decision, RateLimited
+from headgate.testing import FakeClock
+
+Ask = Callable[[AsyncLimiter], Any]
+
+ASKS: dict[str, Ask] = {
+    "hit": lambda limiter: limiter.hit("ada"),
+    "check": lambda limiter: limiter.check("ada"),
+    "hold": lambda limiter: limiter.hold("ada"),
+    "wait": lambda limiter: limiter.wait("ada"),
+}
+
+each_ask = pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+
+
+@pytest.fixture
+def limiter(clock: FakeClock) -> AsyncLimiter:
+    return AsyncLimiter("3/minute", clock=clock)
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """Collect the warnings of a block, also those that come when objects are gone."""
+    messages: list[str] = []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield messages
+        gc.collect()
+        messages += [str(warning.message) for warning in found]
+
+
+# --- Forgotten ---------------------------------------------------------------------------------------------------------
+
+
+@each_ask
+@pytest.mark.parametrize(
+    "judge",
+    [bool, lambda answer: not answer, lambda answer: "yes" if answer else "no", lambda answer: answer and 1],
+    ids=["bool", "not", "if", "and"],
+)
+async def test_an_answer_that_is_not_awaited_has_no_truth_value(
+    limiter: AsyncLimiter, ask: Ask, judge: Callable[[Any], object]
+) -> None:
+    hint = r"still to be awaited: write `if await limiter\.hit\(key\):`"
+    with warned() as messages, pytest.raises(TypeError, match=hint):
+        judge(ask(limiter))
+    assert messages == []
+    assert (await limiter.check("ada", 0)).remaining == 3
+
+
+@each_ask
+async def test_an_answer_that_was_judged_can_no_longer_be_awaited(limiter: AsyncLimiter, ask: Ask) -> None:
+    answer = ask(limiter)
+    with pytest.raises(TypeError):
+        bool(answer)
+    with pytest.raises(RuntimeError, match="already awaited"):
+        await answer
+
+
+@each_ask
+async def test_an_answer_that_nobody_looks_at_warns_as_coroutines_do(limiter: AsyncLimiter, ask: Ask) -> None:
+    with warned() as messages:
+        ask(limiter)
+    assert len(messages) == 1
+    assert messages[0].endswith("was never awaited")
+    assert (await limiter.check("ada", 0)).remaining == 3
+
+
+@each_ask
+async def test_an_answer_can_be_closed(limiter: AsyncLimiter, ask: Ask) -> None:
+    with warned() as messages:
+        ask(limiter).close()
+    assert messages == []
+    assert (await limiter.check("ada", 0)).remaining == 3
+
+
+# --- Awaited -----------------------------------------------------------------------------------------------------------
+
+
+async def in_group(answer: Any) -> Any:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(answer)
+    return task.result()
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "await": lambda answer: answer,
+    "create_task": lambda answer: asyncio.create_task(answer),
+    "ensure_future": lambda answer: asyncio.ensure_future(answer),
+    "wait_for": lambda answer: asyncio.wait_for(answer, 30),
+    "shield": lambda answer: asyncio.shield(answer),
+    "TaskGroup": in_group,
+}
+
+
+@each_ask
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+async def test_an_answer_can_be_awaited_in_every_way(
+    limiter: AsyncLimiter, ask: Ask, way: Callable[[Any], Any]
+) -> None:
+    answer = await way(ask(limiter))
+    assert isinstance(answer, (Decision, AsyncHold))
+    assert answer
+
+
+async def test_answers_can_be_gathered(limiter: AsyncLimiter) -> None:
+    answers = await asyncio.gather(*(limiter.hit("ada") for _ in range(5)))
+    assert [answer.allowed for answer in answers] == [True] * 3 + [False] * 2
+
+
+@each_ask
+def test_an_event_loop_can_run_an_answer(limiter: AsyncLimiter, ask: Ask) -> None:
+    assert asyncio.run(ask(limiter))
+
+
+@each_ask
+async def test_an_answer_is_known_for_a_coroutine(limiter: AsyncLimiter, ask: Ask) -> None:
+    answer = ask(limiter)
+    assert inspect.isawaitable(answer)
+    assert asyncio.iscoroutine(answer)
+    await answer
+
+
+async def test_a_task_of_an_answer_can_be_cancelled_and_shown(limiter: AsyncLimiter) -> None:
+    await limiter.hit("ada", 3)
+    limiter._clock.asleep = lambda seconds: asyncio.sleep(30)  # type: ignore[method-assign]
+    task = asyncio.create_task(limiter.wait("ada"))
+    await asyncio.sleep(0)
+    assert "Awaiting" in repr(task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_errors_come_when_an_answer_is_awaited(limiter: AsyncLimiter) -> None:
+    waiting = limiter.wait("ada", 3)
+    assert await waiting
+    refused = limiter.wait("ada", timeout=0)
+    with pytest.raises(RateLimited):
+        await refused
+
+
+async def test_a_hold_is_taken_once_whether_it_is_awaited_or_entered(limiter: AsyncLimiter) -> None:
+    async with limiter.hold("ada") as entered:
+        assert (await limiter.check("ada", 0)).remaining == 2
+    async with await limiter.hold("ada") as awaited:
+        assert (await limiter.check("ada", 0)).remaining == 1
+    assert isinstance(entered, AsyncHold)
+    assert isinstance(awaited, AsyncHold)
+
+
+async def test_a_decision_and_a_hold_have_a_truth_value(limiter: AsyncLimiter) -> None:
+    assert await limiter.hit("ada", 3)
+    assert not await limiter.hit("ada")
+    assert not await limiter.hold("ada")

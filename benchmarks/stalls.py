@@ -99,19 +99,19 @@ def _dict() -> tuple[Hit, FakeTime, Expiry]:
 
 
 def _limiter(kind: str) -> tuple[Hit, FakeTime, Expiry]:
-    from headgate.stores.memory import Table
+    from headgate.stores.counters import Table
 
     clock = FakeTime(1_700_000_000.0)
     driver = headgate(Rule(kind, 10, 60, clock=clock))
     took: Expiry = []
-    look_at, cpu_clock = Table._look_at, time.thread_time_ns
+    look_at, cpu_clock = Table.look_at, time.thread_time_ns
 
     def timed(table: Table, most: int) -> None:
         start = cpu_clock()
         look_at(table, most)
         took.append(cpu_clock() - start)
 
-    mock.patch.object(Table, "_look_at", timed).start()
+    mock.patch.object(Table, "look_at", timed).start()
     return driver.hit, clock, took
 
 

@@ -209,18 +209,23 @@ def test_a_hook_that_was_interrupted_at_its_start_is_called_again(ignored: list[
 
 
 SIGNAL_DURING_FORK = """
-import os, signal, sys
+import importlib.util, os, signal, sys
 from _thread import interrupt_main
 from functools import partial
+from pathlib import Path
 
 def interrupt(*_):
     raise InterruptedError
 
 # What is registered first is called last before the fork. The signal is not sent by Python code, so it is handled by the
-# first Python code after the fork.
+# first Python code after the fork. That must be ours: the module alone is loaded, ahead of those that headgate imports.
 os.register_at_fork(before=partial(interrupt_main, signal.SIGUSR1))
 
-from headgate import Limiter, MemoryStore, SQLiteStore, _fork
+assert "logging" not in sys.modules
+[folder] = importlib.util.find_spec("headgate").submodule_search_locations
+spec = importlib.util.spec_from_file_location("alone", Path(folder, "_fork.py"))
+_fork = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(_fork)
 
 calls = []
 
@@ -380,6 +385,25 @@ def test_an_object_added_after_the_locks_were_taken_is_renewed_in_the_child_only
     _fork._after_in_child()
     assert calls == ["before first", "before late", "child later", "child late", "child first"]
     assert (first.name, late.name, later.name) == ("first", "late", "later")
+
+
+def test_a_fork_of_another_thread_is_one_of_its_own() -> None:
+    calls: list[str] = []
+    watched = Watched("it", calls)
+
+    def fork() -> None:
+        for hook in (_fork._before, _fork._after_in_parent, _fork._after_in_parent):
+            hook()
+
+    _fork._before()
+    other = threading.Thread(target=fork)
+    other.start()
+    other.join(PATIENCE)
+    assert calls == ["before it", "before it", "parent it"]
+    _fork._after_in_parent()
+    _fork._after_in_parent()
+    assert calls[3:] == ["parent it"]
+    assert watched.calls is calls
 
 
 def test_threads_that_fork_and_register_at_once_leave_no_lock_behind(hasty_threads: None) -> None:

@@ -15,6 +15,7 @@ from headgate import (
     CostTooHigh,
     Limiter,
     MemoryStore,
+    Rule,
     SQLiteStore,
     StoreUnavailable,
     fixed_window,
@@ -115,6 +116,31 @@ async def test_a_limiters_clock_goes_with_every_call_to_a_store_that_is_not_its_
         )
         await done(limiter.reset("ada"))
         await done(limiter.record("ada", now=clock.now))
+
+
+async def test_a_hold_is_given_back_by_the_limiters_clock(flavour: Flavour, clock: FakeClock) -> None:
+    limiter = flavour(token_bucket("60/minute burst 10"), name="x", store=MemoryStore(), clock=clock)
+    await done(limiter.hit("ada", 5))
+    hold = await done(limiter.hold("ada", 5))
+    clock.advance(2)
+    await done(hold.release())
+    assert (await done(limiter.check("ada", 0))).remaining == 7
+
+
+@pytest.mark.parametrize(
+    "rule", [fixed_window("5/minute"), sliding_window("5/minute"), token_bucket("5/minute")], ids=str
+)
+async def test_no_count_leaves_the_range_that_every_store_counts_exactly(
+    flavour: Flavour, rule: Rule, clock: FakeClock
+) -> None:
+    limiter = flavour(rule, clock=clock)
+    parts = 12_000_000 if rule.kind == "token_bucket" else 1
+    await done(limiter.record("ada", MAX_UNITS // parts - 2))
+    with pytest.raises(CostTooHigh) as caught:
+        await done(limiter.record("ada", 3))
+    assert (caught.value.cost, caught.value.capacity) == (3, 2)
+    await done(limiter.record("ada", 2))
+    assert not await done(limiter.hit("ada"))
 
 
 @pytest.mark.parametrize("cost", [-1, 1.0, True, "1", None, MAX_UNITS + 1])

@@ -259,8 +259,8 @@ def test_units_held_in_overflow_are_given_back_there(make: Make, clock: FakeCloc
     hold.settle(1)
     assert limiter.hit("cyd", 2)
     assert not limiter.hit("ada")
-    assert hold._receipts is not None
-    assert hold._receipts[0][0] is OVERFLOW
+    assert hold.receipts is not None
+    assert hold.receipts[0][0] is OVERFLOW
     assert store.overflowed
 
 

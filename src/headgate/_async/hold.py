@@ -22,8 +22,14 @@ class AsyncHold:
 
     Attributes:
         decision: The answer to the hold.
+        receipts: What gives its units back; `None` if none were taken.
+        key: Whose units.
         cost: The units asked for.
+        tier: The caller's tier.
     """
+
+    is_observed = False
+    """Whether hooks hear of its end."""
 
     def __init__(
         self,
@@ -38,9 +44,9 @@ class AsyncHold:
         self.decision = decision
         self.cost = cost
         self._gate = gate
-        self._receipts = receipts
-        self._key = key
-        self._tier = tier
+        self.receipts = receipts
+        self.key = key
+        self.tier = tier
         self._at = at
         self._final: int | None = None if decision.allowed else 0
         self._lock = threading.Lock()
@@ -49,6 +55,11 @@ class AsyncHold:
     def allowed(self) -> bool:
         """Whether the units were taken."""
         return self.decision.allowed
+
+    @property
+    def final(self) -> int | None:
+        """The cost that stands; `None` while the hold is open."""
+        return self._final
 
     @property
     def retry_after(self) -> float | None:
@@ -72,15 +83,19 @@ class AsyncHold:
                 return self._final
             # Final before it is sent: if the outcome stays unknown, sending it again could give back twice.
             self._final = cost
-        if cost < self.cost and self._receipts is not None:
-            await self._gate.refund(self._receipts, self.cost - cost, at)
+        if cost < self.cost and self.receipts is not None:
+            await self._gate.refund(self.receipts, self.cost - cost, at)
         elif cost > self.cost:
-            await self._gate.ask(Request("record", self._key, cost - self.cost, self._tier, at))
+            await self._gate.ask(Request("record", self.key, cost - self.cost, self.tier, at))
         return cost
 
     async def release(self, *, now: float | None = None) -> int:
         """Give all units back, as far as they still count; as `settle(0)`."""
         return await self.settle(0, now=now)
+
+    def forget(self) -> None:
+        """Take the hold to be settled elsewhere, by its receipts: it does nothing more, and hooks hear no more of it."""
+        self._final = self.cost
 
     async def __aenter__(self) -> AsyncHold:
         self.decision.raise_if_denied()
@@ -101,6 +116,8 @@ class AsyncHold:
 
 class AsyncObservedHold(AsyncHold):
     """A hold of whose end hooks hear."""
+
+    is_observed = True
 
     def __init__(
         self,

@@ -22,8 +22,14 @@ class Hold:
 
     Attributes:
         decision: The answer to the hold.
+        receipts: What gives its units back; `None` if none were taken.
+        key: Whose units.
         cost: The units asked for.
+        tier: The caller's tier.
     """
+
+    is_observed = False
+    """Whether hooks hear of its end."""
 
     def __init__(
         self,
@@ -38,9 +44,9 @@ class Hold:
         self.decision = decision
         self.cost = cost
         self._gate = gate
-        self._receipts = receipts
-        self._key = key
-        self._tier = tier
+        self.receipts = receipts
+        self.key = key
+        self.tier = tier
         self._at = at
         self._final: int | None = None if decision.allowed else 0
         self._lock = threading.Lock()
@@ -49,6 +55,11 @@ class Hold:
     def allowed(self) -> bool:
         """Whether the units were taken."""
         return self.decision.allowed
+
+    @property
+    def final(self) -> int | None:
+        """The cost that stands; `None` while the hold is open."""
+        return self._final
 
     @property
     def retry_after(self) -> float | None:
@@ -72,15 +83,19 @@ class Hold:
                 return self._final
             # Final before it is sent: if the outcome stays unknown, sending it again could give back twice.
             self._final = cost
-        if cost < self.cost and self._receipts is not None:
-            self._gate.refund(self._receipts, self.cost - cost, at)
+        if cost < self.cost and self.receipts is not None:
+            self._gate.refund(self.receipts, self.cost - cost, at)
         elif cost > self.cost:
-            self._gate.ask(Request("record", self._key, cost - self.cost, self._tier, at))
+            self._gate.ask(Request("record", self.key, cost - self.cost, self.tier, at))
         return cost
 
     def release(self, *, now: float | None = None) -> int:
         """Give all units back, as far as they still count; as `settle(0)`."""
         return self.settle(0, now=now)
+
+    def forget(self) -> None:
+        """Take the hold to be settled elsewhere, by its receipts: it does nothing more, and hooks hear no more of it."""
+        self._final = self.cost
 
     def __enter__(self) -> Hold:
         self.decision.raise_if_denied()
@@ -101,6 +116,8 @@ class Hold:
 
 class ObservedHold(Hold):
     """A hold of whose end hooks hear."""
+
+    is_observed = True
 
     def __init__(
         self,

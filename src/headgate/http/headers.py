@@ -92,9 +92,9 @@ class Writer:
         self._revision, self._reset = self.style.ratelimit, self.style.x_ratelimit
         self._rules = tuple(rules)
         self._strings = tuple(map(_string, self.names))
-        self._own_policy = self._policy(None, self._strings)
+        self._own_policy = self.policy_field(None, self._strings)
         tiers = {tier for rule in rules for tier in rule.tiers}
-        self._policy_of_tier = {tier: self._policy(tier, self._strings) for tier in tiers}
+        self._policy_of_tier = {tier: self.policy_field(tier, self._strings) for tier in tiers}
 
     def fields(self, decision: Decision, now: int, tier: str | None = None) -> list[Field]:
         """Return all fields of a response to a call that was decided like this.
@@ -132,7 +132,7 @@ class Writer:
             written.append((b"retry-after", b"%d" % wait))
         return written
 
-    def _policy(self, tier: str | None, strings: Sequence[bytes]) -> Field:
+    def policy_field(self, tier: str | None, strings: Sequence[bytes]) -> Field:
         items = (
             _policy_item(string if self._revision == 11 else b"", rule.quota_for(tier))
             for string, rule in zip(strings, self._rules, strict=True)
@@ -177,7 +177,7 @@ def all_fields(asked: Sequence[Asked]) -> list[Field]:
     for (writer, decision, tier, _), names in limited:
         if writer.style.ratelimit == 11 and decision.limit is not None:
             strings = tuple(map(_string, names))
-            policies.append(writer._policy(tier, strings)[1])
+            policies.append(writer.policy_field(tier, strings)[1])
             left.append(_left(decision, retry_seconds(binding), strings))
     if policies:
         merged[b"ratelimit-policy"], merged[b"ratelimit"] = b", ".join(policies), b", ".join(left)

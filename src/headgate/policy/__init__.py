@@ -1,7 +1,8 @@
 """The policy file: limiters, tiers, overrides and shadow rules, in TOML; read once, or followed as it changes."""
 
-from headgate.policy._async.limiter import AsyncPolicyLimiter
+from headgate.policy._async.limiter import AsyncPolicyLimiter, AsyncVersion
 from headgate.policy._async.live import AsyncLivePolicy
+from headgate.policy._async.policed import SHADOW
 from headgate.policy._sync.limiter import PolicyLimiter
 from headgate.policy._sync.live import LivePolicy
 from headgate.policy.explain import explain, in_words
@@ -10,8 +11,10 @@ from headgate.policy.model import LimiterPolicy, Policy, PolicyError, ServerPoli
 from headgate.policy.tally import ShadowCount
 
 __all__ = [
+    "SHADOW",
     "AsyncLivePolicy",
     "AsyncPolicyLimiter",
+    "AsyncVersion",
     "LimiterPolicy",
     "LivePolicy",
     "Policy",

@@ -191,7 +191,7 @@ class App:
 
     def _background(self) -> list[Any]:
         work = [self._tick_every_second(), self._tidy_now_and_then()]
-        if self.live._file is not None:
+        if self.live.follows_file:
             work.append(self.live.watch())
         return work
 

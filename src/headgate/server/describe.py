@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate._async.limiter import AsyncLimiter
+from headgate import AsyncLimiter
 from headgate.clock import MICROSECONDS
 from headgate.observe import redact
 from headgate.policy import in_words

@@ -21,13 +21,11 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from headgate import AsyncHold, AsyncLimiter, Decision, HeadgateError
-from headgate._async.hold import AsyncObservedHold
 from headgate.clock import Clock, SteadyClock, to_microseconds
 from headgate.decision import UNLIMITED
 from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.keys import Key
-from headgate.policy._async.limiter import AsyncVersion
-from headgate.policy._async.policed import SHADOW
+from headgate.policy import SHADOW, AsyncVersion
 from headgate.server.noted import (
     Entry,
     HoldsUnsupported,
@@ -131,12 +129,10 @@ class HoldBook:
         if hold.decision.degraded:
             self._here.add(hold_id, limiter_name, hold, due)
             return hold.decision, hold_id, expires_after
-        is_watched = isinstance(hold, AsyncObservedHold) and not self._watched.is_full
+        is_watched = hold.is_observed and not self._watched.is_full
         watched_in = self._run if is_watched else None
         try:
-            entry = Entry(
-                limiter_name, hold._key, cost, hold._tier, rules, hold._receipts, kept_for, watched_in
-            )
+            entry = Entry(limiter_name, hold.key, cost, hold.tier, rules, hold.receipts, kept_for, watched_in)
             await keep(notes, start_of(hold_id), entry.text(), kept_for)
         except BaseException:
             await self._to_the_end(_release(hold))
@@ -161,7 +157,7 @@ class HoldBook:
         check_whole(cost)
         here = self._here.get(hold_id)
         if here is not None:
-            is_first = here.hold._final is None
+            is_first = here.hold.final is None
             return Finished(here.limiter, here.hold.cost, await here.hold.settle(cost), is_first)
         notes, entry = await self._find(hold_id)
         return await self._to_the_end(self._finish(hold_id, notes, entry, cost))
@@ -299,7 +295,7 @@ class _OpenHolds:
         """Forget a hold that was settled by its id; whoever did that has told the hooks."""
         found = self._by_id.pop(hold_id, None)
         if found is not None:
-            found.hold._final = found.hold.cost
+            found.hold.forget()
 
     def due(self, now: int) -> list[str]:
         """Return the ids of those that nobody can settle any more."""
@@ -422,6 +418,6 @@ def _notes_of(limiter: AsyncLimiter) -> AsyncNotes:
 
 def _expires_after(hold: AsyncHold) -> float:
     """Return after how many seconds nothing of a hold counts any more."""
-    if hold._receipts is None:
+    if hold.receipts is None:
         return 0.0
     return max((result.reset_after or 0.0 for result in hold.decision.results), default=0.0)

@@ -98,7 +98,7 @@ class Operations:
 
     async def inspect(self, ask: InspectAsk) -> InspectAnswer:
         key = key_from(ask.key)
-        limiters, clock = list(self._live.values()), self._live._clock
+        limiters, clock = list(self._live.values()), self._live.clock
         states = await asyncio.gather(*(state_of(limiter, key, ask.tier, clock) for limiter in limiters))
         return InspectAnswer(list(states))
 

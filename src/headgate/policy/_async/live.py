@@ -39,6 +39,7 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
 
     Attributes:
         policy: The newest policy that could be used.
+        clock: Where time comes from, instead of the stores' own clocks.
         last_error: Why the newest file is not in force; `None` if it is.
     """
 
@@ -54,7 +55,7 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
         hooks = tuple(hooks)
         self._hooks = Hooks(hooks) if hooks else None
         self._shadow_hooks = Hooks(shadow_hooks)
-        self._clock = clock
+        self.clock = clock
         self._file: PolicyFile | None = None
         self._stores: dict[str, AsyncStore] = {}
         self._ever: dict[str, AsyncPolicyLimiter] = {}
@@ -105,6 +106,11 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(self._limiters)}>"
+
+    @property
+    def follows_file(self) -> bool:
+        """Whether there is a file to reload and watch."""
+        return self._file is not None
 
     def on_change(self, tell: Callable[[], None]) -> None:
         """Have a function called after every reload that changed something, on the thread that reloads."""
@@ -245,7 +251,7 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
         try:
             store = self._store(policy.store)
             # A memory has the clock already; to any other store its time goes with every call.
-            clock = None if isinstance(store, MemoryStore) else self._clock
+            clock = None if isinstance(store, MemoryStore) else self.clock
             return AsyncVersion(policy, store, clock, self._hooks, self._shadow_hooks, before)
         except HeadgateError as error:
             raise PolicyError(f"limiter {policy.name!r}: {redact(str(error))}") from error
@@ -265,7 +271,7 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
     def _store(self, url: str) -> AsyncStore:
         if url not in self._stores:
             is_memory = url.partition(":")[0].lower() == "memory"
-            self._stores[url] = MemoryStore(clock=self._clock) if is_memory else open_async_store(url)
+            self._stores[url] = MemoryStore(clock=self.clock) if is_memory else open_async_store(url)
         return self._stores[url]
 
     def _tell(self) -> None:

@@ -170,13 +170,13 @@ class HoldTests(Contract):
         try:
             other = self.limiter(self.rule(kind, 10), name=f"{limiter.name} elsewhere", store=elsewhere)
             hold = other.hold("a", 6)
-            assert hold._receipts is not None
+            assert hold.receipts is not None
             limiter.hit("a", 1)
             limiter.hold("a", 6)
             foreign = tuple(
                 (place, receipt)
                 for (place, _), (_, receipt) in zip(
-                    limiter.hold("a", 1)._receipts or (), hold._receipts, strict=True
+                    limiter.hold("a", 1).receipts or (), hold.receipts, strict=True
                 )
             )
             limiter.gate.refund(foreign, 6, None)

@@ -282,11 +282,14 @@ async def test_a_call_whose_reply_is_lost_is_not_sent_again(server: PostgresServ
 def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Awaitable[Decision]]:
     """Return hits on `10/day`, from a thread or a task, that know of no policy."""
     rules = (fixed_window("10/day"),)
-    if flavour == "tasks":
-        tasks = store.bind_async(name, rules)
-        return lambda key: tasks.hit(key, 1, None, None)
-    threads = store.bind(name, rules)
-    return lambda key: asyncio.to_thread(threads.hit, key, 1, None, None)
+    threads, tasks = store.bind(name, rules), store.bind_async(name, rules)
+
+    async def hit(key: str) -> Decision:
+        request = Request("hit", key)
+        answer = tasks.ask(request) if flavour == "tasks" else asyncio.to_thread(threads.ask, request)
+        return (await answer)[0]
+
+    return hit
 
 
 # --- No room, no right to write -----------------------------------------------------------------------------
@@ -318,7 +321,7 @@ async def test_a_database_that_may_only_be_read_still_answers_what_needs_no_writ
         PostgresStore(server.url, deadline=PATIENCE) as writing,
         PostgresStore(read_only, deadline=PATIENCE) as reading,
     ):
-        writing.bind(name, (fixed_window("10/day"),)).hit("full", 10, None, None)
+        writing.bind(name, (fixed_window("10/day"),)).ask(Request("hit", "full", 10))
         hit = hitting(reading, flavour, name)
         with pytest.raises(StoreUnavailable, match="read-only"):
             await hit("a")

@@ -217,7 +217,9 @@ def test_what_was_refunded_in_all_never_leaves_the_exact_range(
     both.both("hit", "alice", 5)
     old = both.both("hold", "alice", 3)
     for _ in range(3):
-        both.both("hold", "alice", 90_000_000).settle(0)
+        hold = both.both("hold", "alice", 90_000_000)
+        both.both("hit", "alice")  # with nothing in between, a release would only take the hold back
+        hold.settle(0)
     before = both.both("check", "alice", 0)
     old.settle(0)
     assert both.both("check", "alice", 0) == before

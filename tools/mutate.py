@@ -130,7 +130,7 @@ def copied_source() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="headgate-mutant-") as folder:
         copy = Path(folder)
         for part in ("src", "tools"):
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         yield copy
 

@@ -75,8 +75,12 @@ def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
             build_dir=str(folder),
             include_path=[str(SOURCES)],
             language_level=3,
-            # The annotations are for people and mypy: an `int` there may be any number, the types are in the .pxd.
-            compiler_directives={"annotation_typing": False, "freethreading_compatible": True},
+            compiler_directives={
+                # The annotations are for people and mypy: an `int` there may be any number, the types are in the .pxd.
+                "annotation_typing": False,
+                "allow_none_for_extension_args": False,  # else None crashes the interpreter where an object belongs
+                "freethreading_compatible": True,
+            },
             quiet=True,
         )
         command = Distribution({"name": "headgate", "ext_modules": extensions}).get_command_obj("build_ext")

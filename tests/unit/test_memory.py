@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -438,6 +439,83 @@ def test_a_limiter_shares_its_states_between_sync_and_async(clock: FakeClock) ->
     assert not limiter.hit("ada")
 
 
+# --- What a log keeps, and what a clock says -------------------------------------------------------------------------
+
+
+def test_a_log_does_not_grow_with_holds_that_were_given_back(clock: FakeClock) -> None:
+    """There is always a newer hold when one is released, so none of them is ever the last entry."""
+    limiter = Limiter(sliding_log("10/hour"), clock=clock)
+    hold = limiter.hold("ada")
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            clock.advance_us(1)
+            newer = limiter.hold("ada")
+            hold.release()
+            hold = newer
+        assert tracemalloc.get_traced_memory()[0] < 20_000
+    finally:
+        tracemalloc.stop()
+    assert limiter.check("ada", 0).remaining == 9
+
+
+class Saying(SteadyClock):
+    """A clock that says whatever it is told to."""
+
+    def __init__(self, time: Any) -> None:
+        super().__init__()
+        self.time = time
+
+    def now_us(self) -> Any:
+        return self.time
+
+
+@every_kind
+@pytest.mark.parametrize("time", [-1, -(2**62), 2**53, 2**63 - 1, 2**63, 2**70, 1.5, 1.7e15, None, "noon"])
+@pytest.mark.parametrize("store", [None, "given"])
+def test_a_clock_that_tells_no_time_is_an_error(make: Make, time: Any, store: str | None) -> None:
+    """Counted with it, numbers could pass 2^63, and keys meet that have nothing to do with each other."""
+    on = {} if store is None else {"name": "x", "store": MemoryStore()}
+    limiter = Limiter(make("2/s"), clock=Saying(time), **on)  # type: ignore[arg-type]
+    for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
+        with pytest.raises(ConfigError, match="clock"):
+            call("ada")
+
+
+@every_kind
+@pytest.mark.parametrize("time", [0, 2**53 - 1])
+def test_the_first_and_the_last_time_are_times(make: Make, time: int) -> None:
+    limiter = Limiter(make("2/s"), clock=Saying(time))
+    assert [limiter.hit(key).allowed for key in "aaabbb"] == [True, True, False] * 2
+
+
+def test_a_gate_that_is_asked_nothing_says_so() -> None:
+    """Compiled code would read it as a request, and take the interpreter with it."""
+    gate = MemoryStore().bind("x", rules_from(["2/s"]))
+    with pytest.raises((TypeError, AttributeError)):
+        gate.ask(None)  # type: ignore[arg-type]
+
+
+def test_limiters_may_be_made_while_a_full_store_looks_for_room(clock: FakeClock) -> None:
+    """Here by the clock that it reads on the way; in plain Python, another thread may do so at any time."""
+
+    class Making(FakeClock):
+        made = 0
+
+        def now_us(self) -> int:
+            if store is not None:
+                self.made += 1
+                Limiter("5/hour", name=f"made {self.made}", store=store)
+            return super().now_us()
+
+    store: MemoryStore | None = None
+    busy = Making()
+    store = MemoryStore(max_keys=1, clock=busy)
+    limiter = Limiter("5/hour", "9/day", name="x", store=store)
+    assert all(limiter.hit(f"user {number}") for number in range(4))
+    assert busy.made > 4
+
+
 # --- Forks -----------------------------------------------------------------------------------------------------------
 
 
@@ -508,6 +586,18 @@ def test_a_fork_in_the_middle_of_a_call_leaves_both_processes_counting() -> None
     assert came_out_right(clock.child)
     assert admitted == 1
     assert limiter.hit("ada").remaining == 0
+
+
+def test_a_fork_that_could_not_be_prepared_leaves_a_child_that_counts(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    """A signal handler may raise ahead of the first line of `before_fork`; and an earlier fork came inside a call."""
+    limiter = Limiter("3/minute", clock=clock)
+    store = limiter.store
+    assert isinstance(store, MemoryStore)
+    store._counters.alone(lambda: in_child(lambda: True))
+    monkeypatch.setattr(MemoryStore, "before_fork", lambda self: None)
+    assert in_child(lambda: limiter.hit("ada").allowed)
 
 
 def test_a_child_gives_its_states_births_of_its_own() -> None:

@@ -12,7 +12,7 @@ cdef int64_t GRACE_US, NEVER
 cdef bint IS_COMPILED
 
 cdef class Counters:
-    cdef readonly object clock, now_us, monotonic_ns
+    cdef readonly object clock, monotonic_ns
     cdef public object lock
     cdef public bint busy
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed

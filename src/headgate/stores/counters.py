@@ -404,7 +404,10 @@ class MemoryGate:
                 if now is not None or table.kept:
                     table.written(slot.state, now)
         except BaseException:  # a signal handler has raised, or there is no memory left
-            self.undo(at, cost)
+            try:
+                self.undo(at, cost)
+            finally:  # once more, in case another one raised meanwhile; what is undone stays so
+                self.undo(at, cost)
             raise
         return None if receipts is None else tuple(receipts)
 

@@ -78,7 +78,10 @@ def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
             compiler_directives={
                 # The annotations are for people and mypy: an `int` there may be any number, the types are in the .pxd.
                 "annotation_typing": False,
-                "allow_none_for_extension_args": False,  # else None crashes the interpreter where an object belongs
+                # Otherwise None or an object of another class, where one of ours belongs, crashes the interpreter.
+                "allow_none_for_extension_args": False,
+                "binding": False,
+                "auto_pickle": False,  # of gates and states there is no copy
                 "freethreading_compatible": True,
             },
             quiet=True,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import pickle
 import random
 import threading
 import tracemalloc
@@ -503,6 +505,36 @@ def test_a_gate_that_is_asked_nothing_says_so() -> None:
     gate = MemoryStore().bind("x", rules_from(["2/s"]))
     with pytest.raises((TypeError, AttributeError)):
         gate.ask(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "function", [Limiter.hit, AsyncLimiter.check, Decision.raise_if_denied, MemoryGate.ask]
+)
+def test_a_method_of_a_class_says_what_it_is_missing(function: Any) -> None:
+    """`Limiter.hit("ada")`, without a limiter: compiled code would read the key as one, and crash."""
+    with pytest.raises((TypeError, AttributeError)):
+        function("ada")
+
+
+def test_a_limiter_cannot_be_copied_deeply_or_pickled() -> None:
+    limiter = Limiter("2/s")
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            copied(limiter)
+    assert copy.copy(limiter).gate is limiter.gate
+
+
+class Slotted:
+    __slots__ = ("extra",)
+
+
+def test_a_limiter_may_have_other_bases() -> None:
+    class Mixed(Limiter, Slotted):
+        pass
+
+    limiter = Mixed("2/s")
+    limiter.extra = 1
+    assert limiter.hit("ada")
 
 
 def test_limiters_may_be_made_while_a_full_store_looks_for_room(clock: FakeClock) -> None:

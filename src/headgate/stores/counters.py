@@ -389,26 +389,31 @@ class MemoryGate:
 
     def charge(self, at: int, cost: int, now: int | None, holds: bool) -> Receipts | None:
         """Charge every rule, and return the receipts if they are wanted."""
-        receipts: list[tuple[object, Receipt]] | None = [] if holds else None
-        counters = self.counters
         try:
-            for slot in self.slots:
-                table = slot.table
-                counters.births += 1
-                if receipts is not None:
-                    receipt = slot.meter.receipt(slot.state, at, slot.used, cost, counters.births)
-                    receipts.append((OVERFLOW if slot.state is table.overflow else slot.key, receipt))
-                if slot.state is table.blank:
-                    slot.state = table.add(slot.key)
-                slot.empty_at = slot.meter.charge(slot.state, at, slot.used, cost, counters.births)
-                if now is not None or table.kept:
-                    table.written(slot.state, now)
+            # A function of its own: of a loop inside `try`, Python 3.13 leaves out the jump back to its head.
+            return self.charge_each(at, cost, now, holds)
         except BaseException:  # a signal handler has raised, or there is no memory left
             try:
                 self.undo(at, cost)
             finally:  # once more, in case another one raised meanwhile; what is undone stays so
                 self.undo(at, cost)
             raise
+
+    def charge_each(self, at: int, cost: int, now: int | None, holds: bool) -> Receipts | None:
+        """As `charge`; if it raises, some may be charged and others not."""
+        receipts: list[tuple[object, Receipt]] | None = [] if holds else None
+        counters = self.counters
+        for slot in self.slots:
+            table = slot.table
+            counters.births += 1
+            if receipts is not None:
+                receipt = slot.meter.receipt(slot.state, at, slot.used, cost, counters.births)
+                receipts.append((OVERFLOW if slot.state is table.overflow else slot.key, receipt))
+            if slot.state is table.blank:
+                slot.state = table.add(slot.key)
+            slot.empty_at = slot.meter.charge(slot.state, at, slot.used, cost, counters.births)
+            if now is not None or table.kept:
+                table.written(slot.state, now)
         return None if receipts is None else tuple(receipts)
 
     def undo(self, at: int, cost: int) -> None:

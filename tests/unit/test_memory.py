@@ -18,6 +18,7 @@ import pytest
 from headgate import (
     AsyncLimiter,
     ConfigError,
+    Hook,
     Limiter,
     MemoryStore,
     Rule,
@@ -794,3 +795,24 @@ def test_an_interrupted_call_loses_no_key(interruptions: Interruptions) -> None:
         limiter.hit(f"later {number}")
     assert len(store) == 100
     assert limiter.check("one more", 0).remaining != 0
+
+
+# --- Answers to be awaited -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["by the store itself", "through hooks"])
+async def test_a_task_of_an_answer_can_be_described(hooked: bool, clock: FakeClock) -> None:
+    """As asyncio does in its log, and `asyncio.run` on its way out; since Python 3.12 that asks for a truth value."""
+    limiter = AsyncLimiter("3/minute", clock=clock, hooks=[Hook()] if hooked else [])
+    tasks = [asyncio.create_task(answer) for answer in (limiter.hit("ada"), limiter.check("ada"))]
+    assert all("Task" in repr(task) for task in tasks)
+    assert all(await asyncio.gather(*tasks))
+    assert all("Task" in repr(task) for task in tasks)
+    assert (await limiter.check("ada", 0)).remaining == 2
+    with pytest.raises(TypeError, match="awaited"):
+        bool(limiter.hit("ada"))
+
+
+def test_an_answer_can_be_run_by_itself(clock: FakeClock) -> None:
+    limiter = AsyncLimiter("3/minute", clock=clock)
+    assert asyncio.run(limiter.hit("ada"))

@@ -27,13 +27,13 @@ class CompiledCore(BuildHookInterface[Any]):
     """Adds the compiled modules to a wheel, or puts them beside their sources for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if os.environ.get("HEADGATE_PURE", "0") not in ("", "0"):
+        if _is_wanted("HEADGATE_PURE"):
             return
         with tempfile.TemporaryDirectory() as folder:
             try:
                 built = compile_modules(Path(self.root), Path(folder))
             except Exception as error:
-                if os.environ.get("HEADGATE_COMPILED"):
+                if _is_wanted("HEADGATE_COMPILED"):
                     raise
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 self.app.display_warning(f"headgate: installed as plain Python, not compiled: {reason}")
@@ -53,6 +53,10 @@ class CompiledCore(BuildHookInterface[Any]):
         if version != "editable":
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
+
+
+def _is_wanted(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")
 
 
 def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
@@ -75,8 +79,15 @@ def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
             build_dir=str(folder),
             include_path=[str(SOURCES)],
             language_level=3,
-            # The annotations are for people and mypy: an `int` there may be any number, the types are in the .pxd.
-            compiler_directives={"annotation_typing": False, "freethreading_compatible": True},
+            compiler_directives={
+                # The annotations are for people and mypy: an `int` there may be any number, the types are in the .pxd.
+                "annotation_typing": False,
+                # Otherwise None or an object of another class, where one of ours belongs, crashes the interpreter.
+                "allow_none_for_extension_args": False,
+                "binding": False,
+                "auto_pickle": False,  # of gates and states there is no copy
+                "freethreading_compatible": True,
+            },
             quiet=True,
         )
         command = Distribution({"name": "headgate", "ext_modules": extensions}).get_command_obj("build_ext")

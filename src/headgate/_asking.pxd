@@ -4,12 +4,6 @@ cimport cython
 
 from headgate.stores.request cimport Request, new_request
 
-cdef class Asking:
-    cdef public object gate
-
-cdef class AsyncAsking:
-    cdef public object gate
-
 cdef awaiting(gate, Request request)
 
 @cython.freelist(8)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Generator
 from typing import Any, NoReturn
 
-from headgate._awaiting import NOT_AWAITED, Awaiting, decided
+from headgate._awaiting import NOT_AWAITED, Awaiting, decided, is_asked_by_asyncio
 from headgate.clock import instant
 from headgate.decision import Decision
 from headgate.keys import Key
@@ -114,6 +114,8 @@ class AwaitingDecision:
         self.request = None
 
     def __bool__(self) -> NoReturn:
+        if is_asked_by_asyncio():
+            return True  # type: ignore[misc]  # to everybody else it is an error
         self.request = None
         raise TypeError(NOT_AWAITED)
 

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Coroutine, Generator
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from headgate.decision import Decision
@@ -18,6 +20,17 @@ T = TypeVar("T")
 MYPY = False  # mypy takes it to be true
 
 NOT_AWAITED = "this answer is still to be awaited: write `if await limiter.hit(key):`"
+
+
+def is_asked_by_asyncio() -> bool:
+    """Return whether a truth value is asked for by asyncio.
+
+    Since Python 3.12 it does so where it describes a task, to see whether the task has a coroutine.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") in ("headgate._asking", "headgate._awaiting"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "asyncio.base_tasks"
 
 
 async def decided(gate: AsyncGate, request: Request) -> Decision:
@@ -53,5 +66,7 @@ class Awaiting(Coroutine[Any, Any, T]):
     if not MYPY:
 
         def __bool__(self) -> NoReturn:
+            if is_asked_by_asyncio():
+                return True  # type: ignore[misc]  # to everybody else it is an error
             self._coroutine.close()
             raise TypeError(NOT_AWAITED)

@@ -41,6 +41,20 @@ def instant(now: float | None) -> int | None:
     return to_microseconds(now)
 
 
+def reading(clock: Clock) -> int:
+    """Return what a clock says, which may be anybody's, in microseconds since the epoch.
+
+    Raises:
+        ConfigError: It is no time that every store can count.
+    """
+    now = clock.now_us()
+    if type(now) is not int or not 0 <= now < 2**53:
+        raise ConfigError(
+            f"a clock says whole microseconds since the epoch, from 0 to the year 2255, but {clock!r} said {now!r}"
+        )
+    return now
+
+
 def time_limit(timeout: float | None) -> float | None:
     """Return the most seconds that a caller will wait, at least 0; `None` for any number of them.
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -65,6 +66,13 @@ def test_the_lists_of_what_is_compiled_agree() -> None:
     assert tuple(re.findall(r"\"(.*?)\"", listed[1])) == _build.COMPILED
     typed = {path.relative_to(SOURCES.parent).with_suffix("") for path in SOURCES.rglob("*.pxd")}
     assert {".".join(path.parts) for path in typed} == set(_build.COMPILED)
+
+
+def test_only_wheels_are_compiled() -> None:
+    """An sdist with files that are compiled for one machine would be none."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert "hooks" not in build
+    assert [name for name, target in build["targets"].items() if "hooks" in target] == ["wheel"]
 
 
 @pytest.mark.parametrize("module", _build.COMPILED)

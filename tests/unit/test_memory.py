@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
+import pickle
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 from headgate import (
     AsyncLimiter,
     ConfigError,
+    Hook,
     Limiter,
     MemoryStore,
     Rule,
@@ -23,16 +27,25 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
+from headgate._build import is_compiled
 from headgate.clock import SteadyClock
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.rules import rules_from
 from headgate.stores.base import Gate, Receipts
-from headgate.stores.counters import OVERFLOW
+from headgate.stores.counters import OVERFLOW, MemoryGate
+from headgate.stores.meters import FixedMeter, SlidingMeter
 from headgate.stores.request import Operation, Request
 from headgate.testing import FakeClock
 from headgate.testing.reference import ReferenceStore
-from tests.unit.processes import Interruptions, came_out_right, forking, in_child, run_and_exit
+from tests.unit.processes import (
+    Interrupted,
+    Interruptions,
+    came_out_right,
+    forking,
+    in_child,
+    run_and_exit,
+)
 
 pytestmark = forking
 
@@ -438,6 +451,113 @@ def test_a_limiter_shares_its_states_between_sync_and_async(clock: FakeClock) ->
     assert not limiter.hit("ada")
 
 
+# --- What a log keeps, and what a clock says -------------------------------------------------------------------------
+
+
+def test_a_log_does_not_grow_with_holds_that_were_given_back(clock: FakeClock) -> None:
+    """There is always a newer hold when one is released, so none of them is ever the last entry."""
+    limiter = Limiter(sliding_log("10/hour"), clock=clock)
+    hold = limiter.hold("ada")
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            clock.advance_us(1)
+            newer = limiter.hold("ada")
+            hold.release()
+            hold = newer
+        assert tracemalloc.get_traced_memory()[0] < 20_000
+    finally:
+        tracemalloc.stop()
+    assert limiter.check("ada", 0).remaining == 9
+
+
+class Saying(SteadyClock):
+    """A clock that says whatever it is told to."""
+
+    def __init__(self, time: Any) -> None:
+        super().__init__()
+        self.time = time
+
+    def now_us(self) -> Any:
+        return self.time
+
+
+@every_kind
+@pytest.mark.parametrize("time", [-1, -(2**62), 2**53, 2**63 - 1, 2**63, 2**70, 1.5, 1.7e15, None, "noon"])
+@pytest.mark.parametrize("store", [None, "given"])
+def test_a_clock_that_tells_no_time_is_an_error(make: Make, time: Any, store: str | None) -> None:
+    """Counted with it, numbers could pass 2^63, and keys meet that have nothing to do with each other."""
+    on = {} if store is None else {"name": "x", "store": MemoryStore()}
+    limiter = Limiter(make("2/s"), clock=Saying(time), **on)  # type: ignore[arg-type]
+    for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
+        with pytest.raises(ConfigError, match="clock"):
+            call("ada")
+
+
+@every_kind
+@pytest.mark.parametrize("time", [0, 2**53 - 1])
+def test_the_first_and_the_last_time_are_times(make: Make, time: int) -> None:
+    limiter = Limiter(make("2/s"), clock=Saying(time))
+    assert [limiter.hit(key).allowed for key in "aaabbb"] == [True, True, False] * 2
+
+
+def test_a_gate_that_is_asked_nothing_says_so() -> None:
+    """Compiled code would read it as a request, and take the interpreter with it."""
+    gate = MemoryStore().bind("x", rules_from(["2/s"]))
+    with pytest.raises((TypeError, AttributeError)):
+        gate.ask(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "function", [Limiter.hit, AsyncLimiter.check, Decision.raise_if_denied, MemoryGate.ask]
+)
+def test_a_method_of_a_class_says_what_it_is_missing(function: Any) -> None:
+    """`Limiter.hit("ada")`, without a limiter: compiled code would read the key as one, and crash."""
+    with pytest.raises((TypeError, AttributeError)):
+        function("ada")
+
+
+def test_a_limiter_cannot_be_copied_deeply_or_pickled() -> None:
+    limiter = Limiter("2/s")
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            copied(limiter)
+    assert copy.copy(limiter).gate is limiter.gate
+
+
+class Slotted:
+    __slots__ = ("extra",)
+
+
+def test_a_limiter_may_have_other_bases() -> None:
+    class Mixed(Limiter, Slotted):
+        pass
+
+    limiter = Mixed("2/s")
+    limiter.extra = 1
+    assert limiter.hit("ada")
+
+
+def test_limiters_may_be_made_while_a_full_store_looks_for_room(clock: FakeClock) -> None:
+    """Here by the clock that it reads on the way; in plain Python, another thread may do so at any time."""
+
+    class Making(FakeClock):
+        made = 0
+
+        def now_us(self) -> int:
+            if store is not None:
+                self.made += 1
+                Limiter("5/hour", name=f"made {self.made}", store=store)
+            return super().now_us()
+
+    store: MemoryStore | None = None
+    busy = Making()
+    store = MemoryStore(max_keys=1, clock=busy)
+    limiter = Limiter("5/hour", "9/day", name="x", store=store)
+    assert all(limiter.hit(f"user {number}") for number in range(4))
+    assert busy.made > 4
+
+
 # --- Forks -----------------------------------------------------------------------------------------------------------
 
 
@@ -519,6 +639,18 @@ def test_a_fork_in_the_middle_of_a_call_leaves_both_processes_counting() -> None
     assert came_out_right(clock.child)
     assert (clock.refused, admitted) == (True, 1)
     assert limiter.hit("ada").remaining == 0
+
+
+def test_a_fork_that_could_not_be_prepared_leaves_a_child_that_counts(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    """A signal handler may raise ahead of the first line of `before_fork`; and an earlier fork came inside a call."""
+    limiter = Limiter("3/minute", clock=clock)
+    store = limiter.store
+    assert isinstance(store, MemoryStore)
+    store._counters.alone(lambda: in_child(lambda: True))
+    monkeypatch.setattr(MemoryStore, "before_fork", lambda self: None)
+    assert in_child(lambda: limiter.hit("ada").allowed)
 
 
 def test_a_child_gives_its_states_births_of_its_own() -> None:
@@ -626,6 +758,35 @@ def test_an_interrupted_call_charges_all_rules_or_none(interruptions: Interrupti
     assert used != {1}
 
 
+@pytest.mark.skipif(is_compiled(), reason="no signal handler runs in the middle of compiled code")
+@pytest.mark.parametrize("place", ["undo", "used", "receipt", "refund"])
+def test_a_call_that_is_interrupted_twice_charges_all_rules_or_none(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time where it gives back what the first one has left charged."""
+    limiter = Limiter(sliding_log("5/hour"), fixed_window("5/hour"))
+    limiter.hit("ada")
+    interrupted: list[str] = []
+
+    def interrupt(owner: type, name: str, after: list[str]) -> None:
+        function = getattr(owner, name)
+
+        def interrupting(*args: Any) -> Any:
+            if interrupted == after:
+                interrupted.append(name)
+                raise Interrupted
+            return function(*args)
+
+        monkeypatch.setattr(owner, name, interrupting)
+
+    interrupt(FixedMeter, "charge", [])
+    interrupt(MemoryGate if place == "undo" else SlidingMeter, place, ["charge"])
+    with pytest.raises(Interrupted):
+        limiter.hit("ada")
+    assert interrupted == ["charge", place]
+    assert [result.remaining for result in limiter.check("ada", 0).results] == [4, 4]
+
+
 def test_an_interrupted_call_loses_no_key(interruptions: Interruptions) -> None:
     """Keys come and expire all the time; whatever is interrupted, the store knows how many it keeps."""
     now = 0
@@ -645,3 +806,24 @@ def test_an_interrupted_call_loses_no_key(interruptions: Interruptions) -> None:
         limiter.hit(f"later {number}")
     assert len(store) == 100
     assert limiter.check("one more", 0).remaining != 0
+
+
+# --- Answers to be awaited -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["by the store itself", "through hooks"])
+async def test_a_task_of_an_answer_can_be_described(hooked: bool, clock: FakeClock) -> None:
+    """As asyncio does in its log, and `asyncio.run` on its way out; since Python 3.12 that asks for a truth value."""
+    limiter = AsyncLimiter("3/minute", clock=clock, hooks=[Hook()] if hooked else [])
+    tasks = [asyncio.create_task(answer) for answer in (limiter.hit("ada"), limiter.check("ada"))]
+    assert all("Task" in repr(task) for task in tasks)
+    assert all(await asyncio.gather(*tasks))
+    assert all("Task" in repr(task) for task in tasks)
+    assert (await limiter.check("ada", 0)).remaining == 2
+    with pytest.raises(TypeError, match="awaited"):
+        bool(limiter.hit("ada"))
+
+
+def test_an_answer_can_be_run_by_itself(clock: FakeClock) -> None:
+    limiter = AsyncLimiter("3/minute", clock=clock)
+    assert asyncio.run(limiter.hit("ada"))

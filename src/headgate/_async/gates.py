@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.clock import Clock
+from headgate.clock import Clock, reading
 from headgate.decision import UNLIMITED
 from headgate.hooks import Call, Hooks, Operation
 from headgate.keys import Key
@@ -34,10 +34,10 @@ class AsyncTimed:
         self._clock = clock
 
     async def ask(self, request: Request) -> Answer:
-        return await self._gate.ask(request.at(self._clock.now_us()))
+        return await self._gate.ask(request.at(reading(self._clock)))
 
     async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        await self._gate.refund(receipts, cost, self._clock.now_us() if now is None else now)
+        await self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
 
     async def reset(self, key: Key | None) -> None:
         await self._gate.reset(key)

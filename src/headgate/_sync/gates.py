@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from headgate.clock import Clock
+from headgate.clock import Clock, reading
 from headgate.decision import UNLIMITED
 from headgate.hooks import Call, Hooks, Operation
 from headgate.keys import Key
@@ -35,10 +35,10 @@ class Timed:
         self._clock = clock
 
     def ask(self, request: Request) -> Answer:
-        return self._gate.ask(request.at(self._clock.now_us()))
+        return self._gate.ask(request.at(reading(self._clock)))
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        self._gate.refund(receipts, cost, self._clock.now_us() if now is None else now)
+        self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
 
     def reset(self, key: Key | None) -> None:
         self._gate.reset(key)

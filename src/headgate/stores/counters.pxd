@@ -12,7 +12,7 @@ cdef int64_t GRACE_US, NEVER
 cdef bint IS_COMPILED
 
 cdef class Counters:
-    cdef readonly object clock, now_us, monotonic_ns
+    cdef readonly object clock, monotonic_ns
     cdef public object lock
     cdef public bint busy
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
@@ -75,8 +75,9 @@ cdef class MemoryGate:
     cdef bint look(self, int64_t at, int64_t cost) except -1
     @cython.locals(slot=Slot)
     cdef measure(self, int64_t at, int64_t cost)
-    @cython.locals(slot=Slot, table=Table, receipts=list, counters=Counters)
     cdef tuple charge(self, int64_t at, int64_t cost, now, bint holds)
+    @cython.locals(slot=Slot, table=Table, receipts=list, counters=Counters)
+    cdef tuple charge_each(self, int64_t at, int64_t cost, now, bint holds)
     @cython.locals(slot=Slot, meter=Meter, state=MeterState)
     cdef undo(self, int64_t at, int64_t cost)
     @cython.locals(slot=Slot, verdicts=list, reset_after=int64_t)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headgate.algorithms import Receipt, State
-from headgate.clock import Clock, SteadyClock
+from headgate.clock import Clock, SteadyClock, reading
 from headgate.decision import Decision, Fields, decision_of, new_decision
 from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
@@ -70,31 +71,35 @@ class Counters:
 
     def __init__(self, clock: Clock, max_keys: int) -> None:
         self.clock = clock
-        self.now_us: Callable[[], int] = clock.now_us
         # The usual clock is read without a call of ours in between.
         self.monotonic_ns: Callable[[], int] | None = None
         self.epoch_us: int = 0
-        if type(clock) is SteadyClock:
+        if type(clock) is SteadyClock and clock.monotonic_ns is time.monotonic_ns:
             self.monotonic_ns, self.epoch_us = clock.monotonic_ns, clock.epoch_us
         self.max_keys: int = max_keys
         self.keys: int = 0
         self.overflowed: int = 0
         self.tables: dict[tuple[str, str], Table] = {}
-        self.after_fork_in_child(False)
+        self.lock = threading.RLock()
+        self.busy: bool = False
+        self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
-    def after_fork_in_child(self, is_inside: bool) -> None:
+    def after_fork_in_child(self) -> None:
         """Begin with a lock and births of this process's own: with the parent's, two states could have the same birth.
 
-        If the thread that forked is inside a call, that call goes on, and releases the lock that it has taken.
+        If the thread that forked is inside a call, that call goes on, and releases the lock that it has taken. No other
+        thread that was inside one is in this process.
         """
-        self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
-        self.lock = threading.RLock()
-        self.busy: bool = is_inside
+        births, lock = random.SystemRandom().randrange(1, MAX_UNITS), threading.RLock()
+        is_inside = self.busy and self.lock._is_owned()  # type: ignore[attr-defined]  # also used by `Condition`
+        self.busy = is_inside
+        self.births = births
+        self.lock = lock
 
     def now(self) -> int:
         """Return the time in microseconds since the epoch."""
         if self.monotonic_ns is None:
-            return self.now_us()
+            return reading(self.clock)
         nanoseconds = self.monotonic_ns()
         return nanoseconds // 1000 + self.epoch_us
 
@@ -105,7 +110,7 @@ class Counters:
     def make_room(self) -> None:
         """Drop a few states that equal fresh ones, if the store is full."""
         if self.keys >= self.max_keys:
-            for table in self.tables.values():
+            for table in list(self.tables.values()):  # another thread may bind rules at any time
                 table.look_at(LOOKED_AT_WHEN_FULL)
 
     def alone(self, work: Callable[..., T], *args: Any) -> T:
@@ -123,14 +128,14 @@ class Counters:
         """Return everything that is counted: by limiter and rule, and key, as the pure functions have it."""
         return {
             (place, key): state
-            for place, table in self.tables.items()
+            for place, table in list(self.tables.items())
             for key, state in table.states()
             if state is not None
         }
 
     def clear(self) -> None:
         """Forget everything."""
-        for table in self.tables.values():
+        for table in list(self.tables.values()):
             table.clear()
         self.keys = 0
 
@@ -384,23 +389,31 @@ class MemoryGate:
 
     def charge(self, at: int, cost: int, now: int | None, holds: bool) -> Receipts | None:
         """Charge every rule, and return the receipts if they are wanted."""
+        try:
+            # A function of its own: of a loop inside `try`, Python 3.13 leaves out the jump back to its head.
+            return self.charge_each(at, cost, now, holds)
+        except BaseException:  # a signal handler has raised, or there is no memory left
+            try:
+                self.undo(at, cost)
+            finally:  # once more, in case another one raised meanwhile; what is undone stays so
+                self.undo(at, cost)
+            raise
+
+    def charge_each(self, at: int, cost: int, now: int | None, holds: bool) -> Receipts | None:
+        """As `charge`; if it raises, some may be charged and others not."""
         receipts: list[tuple[object, Receipt]] | None = [] if holds else None
         counters = self.counters
-        try:
-            for slot in self.slots:
-                table = slot.table
-                counters.births += 1
-                if receipts is not None:
-                    receipt = slot.meter.receipt(slot.state, at, slot.used, cost, counters.births)
-                    receipts.append((OVERFLOW if slot.state is table.overflow else slot.key, receipt))
-                if slot.state is table.blank:
-                    slot.state = table.add(slot.key)
-                slot.empty_at = slot.meter.charge(slot.state, at, slot.used, cost, counters.births)
-                if now is not None or table.kept:
-                    table.written(slot.state, now)
-        except BaseException:  # a signal handler has raised, or there is no memory left
-            self.undo(at, cost)
-            raise
+        for slot in self.slots:
+            table = slot.table
+            counters.births += 1
+            if receipts is not None:
+                receipt = slot.meter.receipt(slot.state, at, slot.used, cost, counters.births)
+                receipts.append((OVERFLOW if slot.state is table.overflow else slot.key, receipt))
+            if slot.state is table.blank:
+                slot.state = table.add(slot.key)
+            slot.empty_at = slot.meter.charge(slot.state, at, slot.used, cost, counters.births)
+            if now is not None or table.kept:
+                table.written(slot.state, now)
         return None if receipts is None else tuple(receipts)
 
     def undo(self, at: int, cost: int) -> None:

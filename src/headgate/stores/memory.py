@@ -51,7 +51,6 @@ class MemoryStore:
         self._counters = Counters(self.clock, max_keys)
         self._notes = Notes(self._counters, max_notes)
         self._forking: set[int] = set()  # threads that hold the lock for their fork, or are about to
-        self._is_inside = False
         watch(self)
 
     @property
@@ -119,7 +118,6 @@ class MemoryStore:
     def before_fork(self) -> None:
         self._forking.add(get_ident())
         self._counters.lock.acquire()
-        self._is_inside = self._counters.busy
 
     def after_fork_in_parent(self) -> None:
         if get_ident() in self._forking:
@@ -128,7 +126,7 @@ class MemoryStore:
 
     def after_fork_in_child(self) -> None:
         self._forking.clear()
-        self._counters.after_fork_in_child(self._is_inside)
+        self._counters.after_fork_in_child()
 
 
 class Notes:

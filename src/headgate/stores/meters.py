@@ -342,16 +342,19 @@ class SlidingMeter(Meter):
         units = older[place + 1]
         if cost > units:
             cost = units
-        older[place + 1] = units - cost  # with no units it stays, and counts for nothing
         if place >= state.live:
             state.total -= cost
+        elif cost == units:
+            state.live -= 2
+        if cost < units:
+            older[place + 1] = units - cost
+        else:
+            del older[place : place + 2]  # kept without units, they would make a log larger than its limit
 
     def forget_newest(self, state: SlidingState) -> None:
-        """Let the last bucket that has units be the newest."""
+        """Let the bucket before the newest be the newest."""
         older = state.older
         size = 0 if older is None else len(older)
-        while older is not None and size > state.first and not older[size - 1]:
-            size -= 2
         if older is None or size <= state.first:
             self.clear(state)
             return
@@ -375,12 +378,8 @@ class SlidingMeter(Meter):
         state: SlidingState = s  # type: ignore[assignment]
         if not state.birth:
             return None
-        numbers = [state.birth]
         older = [] if state.older is None else state.older[state.first :].tolist()
-        for index, units in zip(older[::2], older[1::2], strict=True):
-            if units:
-                numbers += index, units
-        return *numbers, state.newest, state.units
+        return state.birth, *older, state.newest, state.units
 
 
 class BucketState(MeterState):

@@ -726,6 +726,34 @@ def test_an_exception_from_a_signal_handler_leaves_no_lock_behind(
         assert is_free(store._counters.lock)
 
 
+class InterruptedLock(type(threading.RLock())):  # type: ignore[misc]
+    """A signal comes right after it was taken, before the block of the `with` statement: Python 3.14 lets it through."""
+
+    def __enter__(self) -> bool:
+        super().__enter__()
+        raise Interrupted
+
+
+@pytest.mark.parametrize("call", ["hit", "reset"])
+def test_a_signal_right_after_the_lock_was_taken_leaves_none_behind(call: str) -> None:
+    if call == "hit" and is_compiled():
+        pytest.skip("compiled code has no signals there")
+    limiter = Limiter("2/hour")
+    counters = limiter.store._counters  # type: ignore[attr-defined]
+    usual, counters.lock = counters.lock, InterruptedLock()
+    with pytest.raises(Interrupted):
+        getattr(limiter, call)("ada")
+    assert is_free(counters.lock)
+    assert not counters.busy
+    counters.lock.acquire()  # as a call has done that this one comes from inside of
+    with pytest.raises(Interrupted):
+        getattr(limiter, call)("ada")
+    assert not is_free(counters.lock)
+    counters.lock.release()
+    counters.lock = usual
+    assert limiter.hit("ada").remaining == 1
+
+
 def is_free(lock: Any) -> bool:
     """Return whether another thread could take the lock."""
     taken: list[bool] = []

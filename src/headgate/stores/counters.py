@@ -34,7 +34,7 @@ from headgate.stores.request import Request
 
 T = TypeVar("T")
 
-# A signal handler may run, and raise, wherever plain Python calls something; so only `with` is sure to release a lock.
+# A signal handler may run, and raise, wherever plain Python calls something; so it needs `with`, and `release_down_to`.
 # Between two lines of compiled code none runs, and `acquire` and `release` take a third of the time.
 IS_COMPILED: bool = not __file__.endswith(".py")
 
@@ -115,14 +115,23 @@ class Counters:
 
     def alone(self, work: Callable[..., T], *args: Any) -> T:
         """Return what some work returns that no other call may interrupt."""
-        with self.lock:
-            if self.busy:
-                raise StoreUnavailable(REENTERED)
-            self.busy = True
+        lock: Any = self.lock
+        taken = lock._recursion_count()
+        try:
+            with lock:
+                if self.busy:
+                    raise StoreUnavailable(REENTERED)
+                self.busy = True
+                try:
+                    return work(*args)
+                finally:
+                    self.busy = False
+        except BaseException:
             try:
-                return work(*args)
-            finally:
-                self.busy = False
+                release_down_to(lock, taken)
+            finally:  # as in `charge`
+                release_down_to(lock, taken)
+            raise
 
     def states(self) -> dict[tuple[tuple[str, str], object], State]:
         """Return everything that is counted: by limiter and rule, and key, as the pure functions have it."""
@@ -289,10 +298,18 @@ class MemoryGate:
         if type(cost) is not int or not 0 <= cost <= self.always_fits:
             check_cost(meters, cost, request.operation == "record")
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
-        lock = self.counters.lock
+        lock: Any = self.counters.lock
         if not IS_COMPILED:
-            with lock:
-                return self.ask_alone(request, meters, keys)
+            taken = lock._recursion_count()
+            try:
+                with lock:
+                    return self.ask_alone(request, meters, keys)
+            except BaseException:
+                try:
+                    release_down_to(lock, taken)
+                finally:  # as in `charge`
+                    release_down_to(lock, taken)
+                raise
         lock.acquire()
         try:
             return self.ask_alone(request, meters, keys)
@@ -493,6 +510,16 @@ class MemoryGate:
             state = slot.table.get(key if keys is None else keys[i])  # type: ignore[arg-type]  # a plain key
             if state is not None:
                 slot.own.clear(state)
+
+
+def release_down_to(lock: Any, taken: int) -> None:
+    """Release a lock until this thread has taken it only so often.
+
+    A `with` statement does so itself, but not if a signal handler raises before its block begins. That can happen since
+    Python 3.14, where taking the lock is a call like any other.
+    """
+    while lock._recursion_count() > taken:
+        lock.release()
 
 
 def check_cost(meters: tuple[Meter, ...], cost: int, beyond: bool) -> None:

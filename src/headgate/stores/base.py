@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from headgate.algorithms import Algorithm, Receipt, algorithm_for, check_cost
 from headgate.clock import Clock, to_microseconds
@@ -263,6 +263,16 @@ def check_whole(cost: int) -> None:
     """Refuse a cost that is not a whole number of units."""
     if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
         raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")
+
+
+def release_down_to(lock: Any, taken: int) -> None:
+    """Release a lock until this thread has taken it only so often.
+
+    A `with` statement does so itself, but not if a signal handler raises before its block begins. That can happen since
+    Python 3.14, where taking the lock is a call like any other.
+    """
+    while lock._recursion_count() > taken:
+        lock.release()
 
 
 def check_note(name: str, text: str, seconds: float) -> int:

@@ -92,7 +92,5 @@ cdef class MemoryGate:
     @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t)
     cpdef reset_alone(self, key, tuple keys)
 
-cdef release_down_to(lock, int taken)
-
 @cython.locals(meter=Meter)
 cdef check_cost(tuple meters, cost, bint beyond)

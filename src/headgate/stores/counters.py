@@ -28,7 +28,7 @@ from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
 from headgate.rules import SHARED, Rule
-from headgate.stores.base import RECORDED, REENTERED, Answer, Receipts, check_whole
+from headgate.stores.base import RECORDED, REENTERED, Answer, Receipts, check_whole, release_down_to
 from headgate.stores.meters import Meter, MeterState, meter_for
 from headgate.stores.request import Request
 
@@ -510,16 +510,6 @@ class MemoryGate:
             state = slot.table.get(key if keys is None else keys[i])  # type: ignore[arg-type]  # a plain key
             if state is not None:
                 slot.own.clear(state)
-
-
-def release_down_to(lock: Any, taken: int) -> None:
-    """Release a lock until this thread has taken it only so often.
-
-    A `with` statement does so itself, but not if a signal handler raises before its block begins. That can happen since
-    Python 3.14, where taking the lock is a call like any other.
-    """
-    while lock._recursion_count() > taken:
-        lock.release()
 
 
 def check_cost(meters: tuple[Meter, ...], cost: int, beyond: bool) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from headgate._fork import watch
@@ -41,6 +41,7 @@ from headgate.stores.base import (
     check_note,
     note_bytes,
     note_text,
+    release_down_to,
 )
 from headgate.stores.request import Request
 from headgate.stores.sqlite_log import LONGEST_STATE, SCHEMA, LargeLog, pack, unpack
@@ -219,8 +220,10 @@ class SQLiteStore:
         """Do work while nobody else writes, or at one moment of what others write; as a whole or not at all."""
         # Both `with` end in C: a signal handler that raises (Ctrl-C, a worker's soft time-out) can come between no two
         # steps of theirs, to leave the lock or the file locked for ever.
+        lock: Any = self._lock
+        taken = lock._recursion_count()
         try:
-            with self._lock:
+            with lock:
                 if self._busy:
                     raise StoreUnavailable(f"SQLite at {self.path}: {REENTERED}")
                 self._busy = True
@@ -232,6 +235,8 @@ class SQLiteStore:
                     self._busy = False
         except sqlite3.Error as error:
             raise StoreUnavailable(f"SQLite at {self.path}: {error}") from error
+        finally:
+            release_down_to(lock, taken)
 
     def save(
         self,

@@ -31,6 +31,7 @@ from headgate._build import is_compiled
 from headgate.clock import SteadyClock
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreUnavailable
+from headgate.quota import MAX_PERIOD_US, MAX_UNITS, Quota
 from headgate.rules import rules_from
 from headgate.stores.base import Gate, Receipts
 from headgate.stores.counters import OVERFLOW, MemoryGate
@@ -123,6 +124,50 @@ def test_every_shape_answers_like_the_pure_functions(shape: str, explicit: bool,
             open_holds = [*open_holds[-12:], (taken, cost)]
         refused += not answers[0][0]
     assert 100 < refused < 1_900, "the script must try both"
+
+
+MOST = MAX_UNITS
+EXTREMES = {
+    "the largest windows": [
+        fixed_window(f"{MOST}/366d"),
+        sliding_window(f"{MOST}/ms"),
+        sliding_log(f"{MOST}/366d"),
+    ],
+    "the fastest bucket": [token_bucket(Quota(MOST // 1_000 * 1_000, 1_000, MOST))],
+    "the slowest bucket": [token_bucket(Quota(1, MAX_PERIOD_US, MOST // (MAX_PERIOD_US // 1_000)))],
+    "an uneven bucket": [token_bucket(Quota(MOST // 3_600_000_000 * 7 + 1, 3_600_000_000, 2_501_999))],
+    "tiers far apart": [
+        token_bucket(
+            Quota(1, 3_600_000_000, 1_000), tiers={"pro": Quota(2_501_999, 3_600_000_000, 2_501_999)}
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("shape", EXTREMES)
+def test_the_largest_numbers_are_counted_like_the_pure_functions_do(shape: str, clock: FakeClock) -> None:
+    """Products of these pass 2^63; the times are those of the years 1970 to 2255."""
+    rules = rules_from(EXTREMES[shape])
+    pair: list[Gate] = [store(clock=clock).bind("x", rules) for store in (ReferenceStore, MemoryStore)]
+    dice, now = random.Random(shape), 0
+    limit = min(rule.quota.burst or rule.quota.limit for rule in rules)
+    costs = [0, 1, 2, limit // 3, limit // 2, limit - 1, limit]
+    steps = [0, 0, 1, 1_000, rules[0].quota.period_us // 7, rules[0].quota.period_us, 2**40, 2**51]
+    open_holds: list[tuple[list[Receipts], int]] = []
+    for turn in range(3_000):
+        now = (now + dice.choice(steps) - (turn % 29 == 0) * dice.choice(steps)) % 2**53
+        cost, tier = dice.choice(costs), dice.choice([None, "pro"])
+        operation: Operation = dice.choice(["hit", "hit", "peek", "hold", "hold", "record"])
+        if open_holds and dice.random() < 0.4:
+            receipts, held = open_holds.pop(dice.randrange(len(open_holds)))
+            back = dice.choice([1, held // 2, held])
+            for gate, own in zip(pair, receipts, strict=True):
+                gate.refund(own, back, now)
+        answers = [asked(gate, Request(operation, "ada", cost, tier, now)) for gate in pair]
+        assert answers[0][0] == answers[1][0], f"turn {turn}: {operation} {cost} {tier} at {now}"
+        taken = [receipts for _, receipts in answers if receipts is not None]
+        if taken:
+            open_holds = [*open_holds[-12:], (taken, cost)]
 
 
 def asked(gate: Gate, request: Request) -> tuple[Decision | str, Receipts | None]:

@@ -24,7 +24,15 @@ from headgate.errors import (
 )
 from headgate.hooks import Hook
 from headgate.quota import Quota
-from headgate.rules import Rule, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate.rules import (
+    Rule,
+    calendar,
+    concurrent,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
 from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
 from headgate.stores.outage import local
 
@@ -50,6 +58,8 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "__version__",
+    "calendar",
+    "concurrent",
     "fixed_window",
     "local",
     "open_async_store",

@@ -34,19 +34,22 @@ class CostTooHigh(HeadgateError, ValueError):
         cost: What was asked for.
         capacity: The most that could ever be admitted at once.
         rule: Name of the rule that can never admit it.
+        unit: What the rule counts.
     """
 
-    def __init__(self, cost: int, capacity: int, rule: str) -> None:
+    def __init__(self, cost: int, capacity: int, rule: str, unit: str = "requests") -> None:
+        counted = "" if unit == "requests" else f" {unit}"
         super().__init__(
-            f"a cost of {cost} can never be admitted: rule {rule!r} holds {capacity} at most; "
+            f"a cost of {cost}{counted} can never be admitted: rule {rule!r} holds {capacity} at most; "
             f"split the work or raise the limit"
         )
         self.cost = cost
         self.capacity = capacity
         self.rule = rule
+        self.unit = unit
 
-    def __reduce__(self) -> tuple[type[CostTooHigh], tuple[int, int, str]]:
-        return CostTooHigh, (self.cost, self.capacity, self.rule)
+    def __reduce__(self) -> tuple[type[CostTooHigh], tuple[int, int, str, str]]:
+        return CostTooHigh, (self.cost, self.capacity, self.rule, self.unit)
 
 
 class RateLimited(HeadgateError):

@@ -24,9 +24,10 @@ PACKAGE = ROOT / "src" / "headgate"
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
-VALUES = {"clock", "decision", "errors", "keys", "quota", "rules"}
+VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "quota", "rules"}
 INSIDE = VALUES | {
     "hooks",
+    "quotas",
     "algorithms",
     "stores",
     "_asking",
@@ -48,8 +49,11 @@ MAY_IMPORT = {
     "_build": set(),
     "_fork": set(),
     "hooks": VALUES,
-    "_async": VALUES | {"algorithms", "stores", "_asking", "_awaiting", "_concurrency", "_fork", "hooks"},
-    "_sync": VALUES | {"algorithms", "stores", "_asking", "_awaiting", "_concurrency", "_fork", "hooks"},
+    "quotas": VALUES | {"_fork"},
+    "_async": VALUES
+    | {"algorithms", "stores", "_asking", "_awaiting", "_concurrency", "_fork", "hooks", "quotas"},
+    "_sync": VALUES
+    | {"algorithms", "stores", "_asking", "_awaiting", "_concurrency", "_fork", "hooks", "quotas"},
     "headgate": INSIDE | {"_build"},
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},

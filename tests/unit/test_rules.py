@@ -75,7 +75,7 @@ def test_a_tier_has_its_quota_and_any_other_the_rules_own(make: Make) -> None:
 
 @every_kind
 def test_a_tier_of_another_period_is_refused(make: Make) -> None:
-    with pytest.raises(ConfigError, match=r"tier 'pro' has '50/hour', .* '5/minute'"):
+    with pytest.raises(ConfigError, match=r"tier 'pro': .* '50/hour': .* '5/minute'"):
         make("5/minute", tiers={"pro": "50/hour"})
 
 

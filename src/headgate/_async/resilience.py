@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from headgate.costs import Costs
+
 # begin sync only
 # import threading
 # end sync only
 from headgate.errors import ConfigError, HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
+from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import Answer, AsyncGate, AsyncStore, Receipts
 from headgate.stores.outage import Breaker, Health, OnStoreError, StandIn, breaker_of, check_policy
@@ -60,7 +63,7 @@ class AsyncResilient:
                 self._probe(request)
             return self.stand_in.ask(request, breaker.error())
         try:
-            answer = await self._gate.ask(request)
+            answer = await self._ask(request)
         except StoreError as error:
             breaker.failed(ticket, error)
             return self.stand_in.ask(request, error)
@@ -71,7 +74,16 @@ class AsyncResilient:
             breaker.succeeded(ticket, charges)
         return answer
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def _ask(self, request: Request) -> Answer:
+        """Ask the store; units that it never saw are given back where they were taken, once it has taken them."""
+        if request.replaces is None or not self.stand_in.has_taken(request.replaces):
+            return await self._gate.ask(request)
+        answer = await self._gate.ask(request.replacing(None))
+        if answer[0].allowed:
+            self.stand_in.refund_local(request.replaces, MAX_UNITS, request.now)
+        return answer
+
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give units back where they were taken; if that is the store and it is down, they stay counted."""
         if self.stand_in.refund_local(receipts, cost, now):
             return

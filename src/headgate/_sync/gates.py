@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from headgate.clock import Clock, reading
+from headgate.costs import Costs, Units
 from headgate.decision import UNLIMITED
 from headgate.hooks import Call, Hooks, Operation
 from headgate.keys import Key
@@ -11,7 +12,7 @@ from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
 
 _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
-"""What hooks call a request."""
+"""What hooks call a request that replaces no other."""
 
 
 class Unlimited:
@@ -20,7 +21,7 @@ class Unlimited:
     def ask(self, request: Request) -> Answer:
         return UNLIMITED, None
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         return
 
     def reset(self, key: Key | None) -> None:
@@ -37,7 +38,7 @@ class Timed:
     def ask(self, request: Request) -> Answer:
         return self._gate.ask(request.at(reading(self._clock)))
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
 
     def reset(self, key: Key | None) -> None:
@@ -47,13 +48,15 @@ class Timed:
 class Observed:
     """A gate whose hooks hear of everything that passes through it."""
 
-    def __init__(self, gate: Gate, limiter: str, hooks: Hooks) -> None:
+    def __init__(self, gate: Gate, limiter: str, units: Units, hooks: Hooks) -> None:
         self._gate = gate
         self._limiter = limiter
+        self._by_unit = units.by_unit
         self._hooks = hooks
 
     def ask(self, request: Request) -> Answer:
-        call = Call(self._limiter, _CALLED[request.operation], request.key, request.cost, request.tier)
+        called = _CALLED[request.operation] if request.replaces is None else "move"
+        call = Call(self._limiter, called, request.key, self._by_unit(request.cost), request.tier)
         with self._hooks.watch(call) as watch:
             answer = self._gate.ask(request)
         if request.operation == "record":
@@ -62,8 +65,8 @@ class Observed:
             self._hooks.decided(call, answer[0], watch.seconds)
         return answer
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        with self._hooks.watch(Call(self._limiter, "refund", None, cost, None)) as watch:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        with self._hooks.watch(Call(self._limiter, "refund", None, self._by_unit(cost), None)) as watch:
             self._gate.refund(receipts, cost, now)
         self._hooks.completed(watch.call, watch.seconds)
 

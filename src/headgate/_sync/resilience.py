@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import threading
 
+from headgate.costs import Costs
 from headgate.errors import ConfigError, HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
+from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import Answer, Gate, Receipts, Store
 from headgate.stores.outage import Breaker, Health, OnStoreError, StandIn, breaker_of, check_policy
@@ -55,7 +57,7 @@ class Resilient:
                 self._probe(request)
             return self.stand_in.ask(request, breaker.error())
         try:
-            answer = self._gate.ask(request)
+            answer = self._ask(request)
         except StoreError as error:
             breaker.failed(ticket, error)
             return self.stand_in.ask(request, error)
@@ -66,7 +68,16 @@ class Resilient:
             breaker.succeeded(ticket, charges)
         return answer
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def _ask(self, request: Request) -> Answer:
+        """Ask the store; units that it never saw are given back where they were taken, once it has taken them."""
+        if request.replaces is None or not self.stand_in.has_taken(request.replaces):
+            return self._gate.ask(request)
+        answer = self._gate.ask(request.replacing(None))
+        if answer[0].allowed:
+            self.stand_in.refund_local(request.replaces, MAX_UNITS, request.now)
+        return answer
+
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give units back where they were taken; if that is the store and it is down, they stay counted."""
         if self.stand_in.refund_local(receipts, cost, now):
             return

@@ -20,11 +20,12 @@ from headgate.client.wire import (
     settle_request,
     success,
 )
+from headgate.costs import Costs
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh
 from headgate.keys import Key, key_picker
 from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Receipts, check_whole
+from headgate.stores.base import RECORDED, Answer, Receipts, check_whole, plain_cost
 from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
@@ -93,13 +94,13 @@ class LimiterAsks:
         )
         return Ask(question, partial(self._heard, read))
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Ask[None] | None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None] | None:
         """Return what gives units back; `None` if they do not belong to this hold."""
         _check_time(now)
-        held = receipts[0][0]
-        if not isinstance(held, Held) or cost > held.cost:
+        held, units = receipts[0][0], plain_cost(cost)
+        if not isinstance(held, Held) or units > held.cost:
             return None
-        return Ask(settle_request(held.hold, held.cost - cost), self._read_settled)
+        return Ask(settle_request(held.hold, held.cost - units), self._read_settled)
 
     def reset(self, key: Key | None) -> Ask[None]:
         self._pick(key)

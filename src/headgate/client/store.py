@@ -28,6 +28,7 @@ from headgate.client.wire import (
     read_wait_hint,
     reading,
 )
+from headgate.costs import Costs
 from headgate.errors import ConfigError, HeadgateError
 from headgate.hooks import Hook
 from headgate.keys import Key
@@ -246,7 +247,7 @@ class _ServerGate:
         ask = self._asks.ask(request)
         return ask.read(self._send(ask.request))
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         ask = self._asks.refund(receipts, cost, now)
         if ask is not None:
             ask.read(self._send(ask.request))
@@ -276,7 +277,7 @@ class _AsyncServerGate:
             return ask.read(await self._pipes.call_watched(ask.request, release))
         return ask.read(await self._pipes.call(ask.request))
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         ask = self._asks.refund(receipts, cost, now)
         if ask is not None:
             ask.read(await self._pipes.call_to_the_end(ask.request))

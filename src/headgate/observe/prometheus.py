@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from headgate.costs import Cost, total
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreError
 from headgate.hooks import Call, Hook
@@ -116,14 +117,14 @@ class PrometheusHook(Hook, Collector):
             if self._shown:
                 self._refused.add((call.limiter, _label(call.key)))
         elif call.operation == "hold":
-            self._held.labels(call.limiter).inc(call.cost)
+            self._held.labels(call.limiter).inc(total(call.cost))
 
     def completed(self, call: Call, seconds: float) -> None:
         self._set_up(call.limiter, True)
         self._timer(call).observe(seconds)
 
-    def settled(self, call: Call, cost: int | None) -> None:
-        self._held.labels(call.limiter).dec(call.cost)
+    def settled(self, call: Call, cost: Cost | None) -> None:
+        self._held.labels(call.limiter).dec(total(call.cost))
 
     def failed(self, call: Call, error: Exception, seconds: float) -> None:
         self._errors.labels(call.limiter, type(error).__name__).inc()

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from headgate import AsyncHold, AsyncLimiter, Decision, HeadgateError
 from headgate.clock import Clock, SteadyClock, to_microseconds
+from headgate.costs import Costs, total
 from headgate.decision import UNLIMITED
 from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.keys import Key
@@ -39,7 +40,16 @@ from headgate.server.noted import (
     new_id,
     start_of,
 )
-from headgate.stores.base import LONGEST_NOTE, Answer, AsyncGate, AsyncNotes, Receipts, Tiers, check_whole
+from headgate.stores.base import (
+    LONGEST_NOTE,
+    Answer,
+    AsyncGate,
+    AsyncNotes,
+    Receipts,
+    check_whole,
+    plain_cost,
+    plain_tiers,
+)
 from headgate.stores.request import Request
 
 __all__ = ["Finished", "HoldBook", "HoldsUnsupported", "UnknownHold", "UnknownLimiter"]
@@ -158,7 +168,7 @@ class HoldBook:
         here = self._here.get(hold_id)
         if here is not None:
             is_first = here.hold.final is None
-            return Finished(here.limiter, here.hold.cost, await here.hold.settle(cost), is_first)
+            return Finished(here.limiter, total(here.hold.cost), await here.hold.settle(cost), is_first)
         notes, entry = await self._find(hold_id)
         return await self._to_the_end(self._finish(hold_id, notes, entry, cost))
 
@@ -319,7 +329,7 @@ def _check_excess(limiter: AsyncLimiter, entry: Entry, cost: int) -> None:
         CostTooHigh: So many units can never be counted.
     """
     if cost > entry.cost:
-        for algorithm in Tiers(limiter.rules).algorithms(entry.tier):
+        for algorithm in plain_tiers(limiter.rules).of(entry.tier):
             algorithm.record(None, 0, cost - entry.cost, 0)
 
 
@@ -329,7 +339,7 @@ async def _settle(
     """Give back or record as the hold itself would have done, now that nobody else can."""
     gate, receipts = _belonging(limiter, notes, entry)
     new_hold: Callable[..., AsyncHold] = limiter.new_hold if is_told else AsyncHold
-    hold = new_hold(gate, UNLIMITED, receipts, entry.key, entry.cost, entry.tier)
+    hold = new_hold(gate, UNLIMITED, receipts, entry.key, entry.cost, entry.tier, units=limiter.units)
     try:
         await hold.settle(cost)
     except (ConfigError, CostTooHigh) as error:  # it stands already, so nobody may send another
@@ -369,7 +379,8 @@ class _Remainder:
     async def ask(self, request: Request) -> Answer:
         return await self._gate.ask(request)
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        cost = plain_cost(cost)
         if self._kept:
             try:
                 await self._bound.refund(self._kept, cost, now)

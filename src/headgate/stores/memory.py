@@ -11,8 +11,16 @@ from threading import get_ident
 from headgate._fork import watch
 from headgate.clock import Clock, SteadyClock
 from headgate.errors import ConfigError, StoreError
-from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, AsyncNotes, Gate, Guarantees, ImmediateGate, check_note
+from headgate.rules import RATES, Rule
+from headgate.stores.base import (
+    AsyncGate,
+    AsyncNotes,
+    Gate,
+    Guarantees,
+    ImmediateGate,
+    check_kinds,
+    check_note,
+)
 from headgate.stores.counters import Counters, MemoryGate
 
 DEFAULT_MAX_KEYS = 1_000_000
@@ -64,7 +72,8 @@ class MemoryStore:
         return self
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
-        return MemoryGate(self._counters, limiter, rules)
+        check_kinds(rules, RATES, "a memory store")
+        return MemoryGate(self._counters, limiter, rules)  # type: ignore[return-value]  # one cost for all rules so far
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None

@@ -22,12 +22,13 @@ from typing import Literal
 
 from headgate._fork import watch
 from headgate.algorithms import Algorithm, algorithm_for
+from headgate.costs import Costs
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, CostTooHigh, StoreError, StoreUnavailable
 from headgate.keys import Key, key_picker
 from headgate.quota import Quota
 from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Gate, Receipts, Tiers, check_whole
+from headgate.stores.base import RECORDED, Answer, Gate, Receipts, plain_tiers
 from headgate.stores.memory import MemoryStore
 from headgate.stores.request import Request
 
@@ -226,8 +227,9 @@ class StandIn:
         self.answers = 0
         self._policy = policy
         self._names = tuple(rule.name for rule in rules)
-        self._tiers = Tiers(rules)
+        self._tiers = plain_tiers(rules)
         self._pick = key_picker(rules)
+        self._rules = rules
         self._local: Gate | None = None
         if isinstance(policy, Local):
             self._local = memory.bind(limiter, tuple(_shared(rule, policy.share) for rule in rules))
@@ -236,27 +238,28 @@ class StandIn:
         """Answer a request that the store could not, because of this error."""
         if request.operation == "record":
             return self._record(request, error)
-        algorithms = self._tiers.admitting(request.tier, request.cost)
+        algorithms = self._tiers.for_request(request)
         self._pick(request.key)
         self._raise_if_asked(error)
         self.answers += 1
         if self._local is not None:
             return self._ask_local(self._local, request)
         verdict = _open if self._policy == "open" else _closed
-        decision = Decision.make(self._names, [verdict(a, request.cost) for a in algorithms], degraded=True)
-        if self._policy == "open" or algorithms or not request.cost:
+        verdicts = map(verdict, algorithms, request.costs(len(algorithms)))
+        decision = Decision.make(self._names, tuple(verdicts), degraded=True)
+        if self._policy == "open" or algorithms or not request.charges:
             return decision, None
         return decision.as_refused(TRY_AGAIN_US), None  # it has no rules here, because its server has them
 
     def _record(self, request: Request, error: StoreError) -> Answer:
-        check_whole(request.cost)
+        self._tiers.for_request(request)
         self._pick(request.key)
         self._raise_if_asked(error)
-        return RECORDED if self._local is None else self._local.ask(request)
+        return RECORDED if self._local is None else self._local.ask(self._for_local(request))
 
     def _ask_local(self, local: Gate, request: Request) -> Answer:
         try:
-            decision, receipts = local.ask(request)
+            decision, receipts = local.ask(self._for_local(request))
         except CostTooHigh:  # for the share of this process, not for the limit itself
             left = local.ask(Request("peek", request.key, 0, request.tier, request.now))[0].verdicts
             refused = [v._replace(allowed=False, retry_after_us=TRY_AGAIN_US) for v in left]
@@ -264,18 +267,33 @@ class StandIn:
         taken = receipts and tuple((LocalPlace(place), receipt) for place, receipt in receipts)
         return decision.as_degraded(), taken
 
+    def _for_local(self, request: Request) -> Request:
+        """Return what is asked of this process's memory: a share of the caller's own quotas, and what was taken here."""
+        if request.replaces is not None:
+            request = request.replacing(_local_part(request.replaces))
+        if request.quotas is None or not isinstance(self._policy, Local):
+            return request
+        share = self._policy.share
+        return request.with_quotas(
+            tuple(
+                q and _share_of(rule, q, share) for rule, q in zip(self._rules, request.quotas, strict=True)
+            )
+        )
+
+    def has_taken(self, receipts: Receipts) -> bool:
+        """Return whether a hold was taken here, so that the store knows nothing of it."""
+        return _local_part(receipts) is not None
+
     def refund_failed(self, error: StoreError) -> None:
         """Leave units counted that could not be given back to the store: they expire by themselves."""
         self._raise_if_asked(error)
 
-    def refund_local(self, receipts: Receipts, cost: int, now: int | None) -> bool:
+    def refund_local(self, receipts: Receipts, cost: Costs, now: int | None) -> bool:
         """Give back what was taken here; false if it was not."""
-        if not receipts or not isinstance(receipts[0][0], LocalPlace):
+        own = _local_part(receipts)
+        if own is None:
             return False
         if self._local is not None:
-            own = tuple(
-                (place.place, receipt) for place, receipt in receipts if isinstance(place, LocalPlace)
-            )
             self._local.refund(own, cost, now)
         return True
 
@@ -321,6 +339,13 @@ class Health:
         return (
             f"<Health: {state}, {self.outages} outages, {self.failures} failures, {self.degraded} degraded>"
         )
+
+
+def _local_part(receipts: Receipts | None) -> Receipts | None:
+    """Return the receipts of a hold that was taken while the store was down, as the memory gave them."""
+    if not receipts or not isinstance(receipts[0][0], LocalPlace):
+        return None
+    return tuple((place.place, receipt) for place, receipt in receipts if isinstance(place, LocalPlace))
 
 
 def _open(algorithm: Algorithm, cost: int) -> Verdict:

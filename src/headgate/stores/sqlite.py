@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from headgate._fork import watch
-from headgate.algorithms import Algorithm, SlidingWindow, State, decide_all
+from headgate.algorithms import Algorithm, Receipt, SlidingWindow, State, decide_all
 from headgate.clock import Clock, WallClock
+from headgate.costs import Costs
 from headgate.decision import Decision
 from headgate.errors import ConfigError, StoreUnavailable
 from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
@@ -36,11 +37,12 @@ from headgate.stores.base import (
     Gate,
     Guarantees,
     Receipts,
-    Tiers,
     births,
     check_note,
+    given_back,
     note_bytes,
     note_text,
+    plain_tiers,
     release_down_to,
 )
 from headgate.stores.request import Request
@@ -336,7 +338,7 @@ class _SQLiteGate:
 
     def __init__(self, store: SQLiteStore, limiter: str, rules: tuple[Rule, ...]) -> None:
         self._store = store
-        self._tiers = Tiers(rules)
+        self._tiers = plain_tiers(rules)
         self._names = tuple(rule.name for rule in rules)
         self._keys = key_picker(rules)
         self._prefixes = [storage_prefix(store.namespace, limiter, rule) for rule in rules]
@@ -345,7 +347,8 @@ class _SQLiteGate:
     def ask(self, request: Request) -> Answer:
         decide = self._record if request.operation == "record" else self._decide
         work = partial(decide, request, self._tiers.for_request(request), self._rows(request.key))
-        return self._store.transact(work, write=request.operation != "peek" and request.cost > 0)
+        writes = request.operation != "peek" and (request.charges or request.replaces is not None)
+        return self._store.transact(work, write=writes)
 
     def _decide(
         self,
@@ -355,24 +358,30 @@ class _SQLiteGate:
         connection: sqlite3.Connection,
     ) -> Answer:
         at = self._store.clock.now_us() if request.now is None else request.now
-        birth = self._new_birth()
-        found, states = [], []
-        for algorithm, row in zip(algorithms, rows, strict=True):
+        birth, costs = self._new_birth(), request.costs(len(rows))
+        replaces = [receipt or None for _, receipt in request.replaces or ()] or [None] * len(rows)
+        found: list[State | LargeLog | None] = []
+        states: list[State | None] = []
+        for algorithm, row, cost, receipt in zip(algorithms, rows, costs, replaces, strict=True):
             kept = _load(connection, row, algorithm)
             found.append(kept)
-            states.append(kept.digest(at, request.cost) if isinstance(kept, LargeLog) else kept)
-        after, verdicts = decide_all(algorithms, states, at, request.cost, birth)
+            if isinstance(kept, LargeLog):
+                kept = kept.digest(at, cost) if receipt is None else kept.whole()
+            states.append(kept)
+        after, verdicts = decide_all(algorithms, states, at, costs, birth, replaces)
         decision = Decision.make(self._names, verdicts)
-        if request.operation == "peek" or not request.cost or not decision.allowed:
+        if request.operation == "peek" or not decision.allowed:
             return decision, None
-        receipts = []
-        for algorithm, row, kept, before, state in zip(algorithms, rows, found, states, after, strict=True):
-            assert state is not None  # an admission of a cost leaves something counted
-            charged = kept.charge(at, request.cost, birth) if isinstance(kept, LargeLog) else state
-            self._store.save(connection, row, algorithm, charged, request.now)
-            if request.operation == "hold":
-                receipts.append((row, algorithm.receipt(before, state, request.cost)))
-        return decision, tuple(receipts) if request.operation == "hold" else None
+        receipts: list[tuple[object, Receipt]] = []
+        for i, (algorithm, row, cost) in enumerate(zip(algorithms, rows, costs, strict=True)):
+            kept, before, state = found[i], states[i], after[i]
+            receipts.append((row, algorithm.receipt(before, state, cost) if state and cost else ()))
+            if state is not before:
+                charged: State | LargeLog | None = state
+                if isinstance(kept, LargeLog):
+                    charged = kept.charge(at, cost, birth) if replaces[i] is None else kept.replaced_by(state)
+                self._store.save(connection, row, algorithm, charged, request.now)
+        return decision, tuple(receipts) if request.operation == "hold" and request.charges else None
 
     def _record(
         self,
@@ -383,29 +392,27 @@ class _SQLiteGate:
     ) -> Answer:
         at = self._store.clock.now_us() if request.now is None else request.now
         birth = self._new_birth()
-        for algorithm, row in zip(algorithms, rows, strict=True) if request.cost else ():
-            kept = _load(connection, row, algorithm)
+        for algorithm, row, cost in zip(algorithms, rows, request.costs(len(rows)), strict=True):
+            kept = _load(connection, row, algorithm) if cost else None
             before = kept.digest(at, 0) if isinstance(kept, LargeLog) else kept
-            after = algorithm.record(before, at, request.cost, birth)
+            after = algorithm.record(before, at, cost, birth) if cost else None
             if isinstance(kept, LargeLog):
-                self._store.save(
-                    connection, row, algorithm, kept.charge(at, request.cost, birth), request.now
-                )
+                self._store.save(connection, row, algorithm, kept.charge(at, cost, birth), request.now)
             elif after is not None and after is not before:
                 self._store.save(connection, row, algorithm, after, request.now)
         return RECORDED
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         def work(connection: sqlite3.Connection) -> None:
             at = self._store.clock.now_us() if now is None else now
-            for algorithm, (row, receipt) in zip(self._tiers.algorithms(None), receipts, strict=True):
+            for algorithm, (row, receipt), units in given_back(self._tiers.own, receipts, cost):
                 assert isinstance(row, bytes)
                 before = _load(connection, row, algorithm)
                 if isinstance(before, LargeLog):
-                    if before.refund(receipt, cost, at):
+                    if before.refund(receipt, units, at):
                         self._store.save(connection, row, algorithm, before if before.tail else None, now)
                     continue
-                after = algorithm.refund(before, receipt, cost, at)
+                after = algorithm.refund(before, receipt, units, at)
                 if after is not before:
                     self._store.save(connection, row, algorithm, after, now)
 
@@ -429,7 +436,7 @@ class _WorkerGate:
     async def ask(self, request: Request) -> Answer:
         return await self._in_worker(partial(self._gate.ask, request))
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._in_worker(partial(self._gate.refund, receipts, cost, now))
 
     async def reset(self, key: Key | None) -> None:

@@ -44,7 +44,7 @@ class FakeServer:
             return self._refund(request, algorithms, cost, now)
         if operation == Operation.RECORD:
             return self._record(request, algorithms, cost, now, birth)
-        after, verdicts = decide_all(algorithms, states, now, cost, birth)
+        after, verdicts = decide_all(algorithms, states, now, [cost] * size, birth)
         reply = b"".join(pack_verdict(a, v) for a, v in zip(algorithms, verdicts, strict=True))
         if operation == Operation.PEEK or not cost or not all(verdict.allowed for verdict in verdicts):
             return reply

@@ -13,12 +13,14 @@ from headgate._async.limiter import AsyncLimiter
 from headgate._async.turns import AsyncTurns
 from headgate._fork import watch
 from headgate.clock import Clock
+from headgate.costs import Cost
 from headgate.hooks import Hook, Hooks, logger
 from headgate.keys import Key
 from headgate.policy._async.policed import AsyncPoliced
 from headgate.policy._async.shadow import AsyncShadow
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, Tally
+from headgate.quotas import QuotaValue
 from headgate.stores import local
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
 from headgate.stores.outage import OnStoreError
@@ -72,7 +74,7 @@ class AsyncVersion(AsyncLimiter):
     def _around(self, gate: AsyncGate, hooks: Iterable[Hook]) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
         new_hold: Callable[..., AsyncHold] = AsyncHold
         if self._heard is not None:
-            gate = AsyncObserved(gate, self.name, self._heard)
+            gate = AsyncObserved(gate, self.name, self.units, self._heard)
             new_hold = partial(AsyncObservedHold, self._heard, self.name)
         if self.policy.decides_alike and not self.shadows:
             return gate, new_hold
@@ -105,6 +107,7 @@ class AsyncPolicyLimiter(AsyncLimiter):
         """Take over everything that a version has prepared. A call reads the gate once, so it sees one version."""
         self._version = version
         self.rules = version.rules
+        self.units = version.units
         self.store = version.store
         self.health = version.health
         self._turn_of = version._turn_of
@@ -120,8 +123,10 @@ class AsyncPolicyLimiter(AsyncLimiter):
     def current(self) -> AsyncVersion:
         return self._version
 
-    async def _take(self, key: Key | None, cost: int, tier: str | None, now: float | None) -> AsyncHold:
-        return await self._version._take(key, cost, tier, now)  # gate and holds of one version
+    async def _take(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+    ) -> AsyncHold:
+        return await self._version._take(key, cost, tier, quota, now)  # gate and holds of one version
 
     def shadow_report(self) -> dict[str, ShadowCount]:
         """Return what each shadow rule would have done, by its name, in this process.

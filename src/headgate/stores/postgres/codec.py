@@ -13,12 +13,22 @@ from typing import NamedTuple
 
 from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, TokenBucket
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.decision import Decision, Verdict, decision_of
 from headgate.errors import CostTooHigh, StoreConflict
 from headgate.keys import Key, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
-from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Receipts, Tiers, births
+from headgate.rules import RATES, Rule
+from headgate.stores.base import (
+    RECORDED,
+    Answer,
+    Receipts,
+    births,
+    check_kinds,
+    check_whole,
+    plain_cost,
+    plain_tiers,
+)
 from headgate.stores.request import Request
 
 PEEK, HIT, RECORD, REFUND, RESET = range(5)
@@ -149,10 +159,11 @@ class Codec:
     def __init__(
         self, limiter: str, rules: tuple[Rule, ...], namespace: str, clock: Clock | None = None
     ) -> None:
-        tiers = Tiers(rules)
+        check_kinds(rules, RATES, "a PostgreSQL store")
+        tiers = plain_tiers(rules)
         names = tuple(rule.name for rule in rules)
-        self._own = Plan(names, tiers.algorithms(None))
-        self._by_tier = {tier: Plan(names, tiers.algorithms(tier)) for rule in rules for tier in rule.tiers}
+        self._own = Plan(names, tiers.of(None))
+        self._by_tier = {tier: Plan(names, tiers.of(tier)) for rule in rules for tier in rule.tiers}
         self._tiers = tiers
         self._clock = clock
         self._pick = key_picker(rules)
@@ -171,12 +182,13 @@ class Codec:
         plan = self._own if tier is None else self._by_tier.get(tier, self._own)
         operation = _OPERATIONS[request.operation]
         if cost.__class__ is not int or not 0 < cost <= plan.most:
+            check_whole(cost)
             self._tiers.for_request(request)
             operation = operation if cost else PEEK
         at = _SERVER_CLOCK if now is None and self._clock is None else self._at(now)
         return StateCall(self._keys(request.key), operation, at, cost, self._new_birth(), plan.shapes, plan)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> StateCall:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> StateCall:
         """Return the request to give back units of a hold."""
         keys, rules = [], []
         for (key, receipt), shape in zip(receipts, self._own.shapes, strict=True):
@@ -185,7 +197,7 @@ class Codec:
             padding = [0] * (PER_RECEIPT - len(charged))
             keys.append(key)
             rules.append(shape + _packed([*charged, *padding, held]))
-        return StateCall(tuple(keys), REFUND, self._at(now), cost, 0, tuple(rules), self._own)
+        return StateCall(tuple(keys), REFUND, self._at(now), plain_cost(cost), 0, tuple(rules), self._own)
 
     def reset(self, key: Key | None) -> StateCall:
         """Return the request to forget what was counted."""

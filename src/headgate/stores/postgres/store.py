@@ -12,6 +12,7 @@ import logging
 from functools import partial
 
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.errors import ConfigError
 from headgate.keys import Key, note_key
 from headgate.rules import Rule
@@ -167,7 +168,7 @@ class _PostgresGate:
         call = self._codec.ask(request)
         return call.plan.answer(request, call, self._call(call, self._deadline))
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._call(self._codec.refund(receipts, cost, now), self._deadline)
 
     def reset(self, key: Key | None) -> None:
@@ -197,7 +198,7 @@ class _AsyncPostgresGate:
             reply = await self._call(call, self._deadline)
         return call.plan.answer(request, call, reply)
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._call(self._codec.refund(receipts, cost, now), self._deadline, must_leave=True)
 
     async def reset(self, key: Key | None) -> None:

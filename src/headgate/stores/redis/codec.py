@@ -17,8 +17,8 @@ from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh
 from headgate.keys import Key, PlainKey, check_plain, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
-from headgate.rules import Rule
-from headgate.stores.base import Receipts, Tiers, births, check_whole
+from headgate.rules import RATES, Rule
+from headgate.stores.base import Receipts, births, check_kinds, check_whole, plain_tiers
 from headgate.stores.redis.script import SHA, SOURCE
 
 Reply = Any
@@ -134,12 +134,13 @@ class Plans:
     """The plans of a limiter's rules by tier."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
-        tiers = Tiers(rules)
+        check_kinds(rules, RATES, "a Redis store")
+        tiers = plain_tiers(rules)
         names = tuple(rule.name for rule in rules)
         new_birth = births()
-        self._own = Plan(names, tiers.algorithms(None), new_birth)
+        self._own = Plan(names, tiers.of(None), new_birth)
         self._by_tier = {
-            tier: Plan(names, tiers.algorithms(tier), new_birth) for rule in rules for tier in rule.tiers
+            tier: Plan(names, tiers.of(tier), new_birth) for rule in rules for tier in rule.tiers
         }
 
     def of(self, tier: str | None) -> Plan:

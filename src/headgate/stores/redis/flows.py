@@ -19,11 +19,12 @@ from redis.crc import key_slot
 
 from headgate.algorithms import TokenBucket
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.decision import Decision, Fields
 from headgate.errors import StoreError
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Receipts, check_whole
+from headgate.stores.base import RECORDED, Answer, Receipts, check_whole, plain_cost
 from headgate.stores.redis.codec import Keys, Operation, Plan, Plans, Reply, ScriptCall, Tag
 from headgate.stores.request import Request
 
@@ -80,10 +81,10 @@ class Flows:
             part.plan.check_recorded(reply, request.cost)
         return RECORDED
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Flow[None]:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Flow[None]:
         keys = tuple(key for key, _ in receipts)
         for part in self._parts(self._plans.of(None), keys):  # type: ignore[arg-type]  # a receipt of ours has bytes
-            yield part.plan.refund(tuple(receipts[i] for i in part.indices), cost, self._at(now))
+            yield part.plan.refund(tuple(receipts[i] for i in part.indices), plain_cost(cost), self._at(now))
 
     def reset(self, key: Key | None) -> Flow[None]:
         for part in self._parts(self._plans.of(None), self._keys.of(key)):

@@ -15,6 +15,7 @@ from redis import RedisCluster
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.errors import ConfigError, StoreError
 from headgate.keys import Key, note_key
 from headgate.rules import Rule
@@ -186,7 +187,7 @@ class _RedisGate:
     def ask(self, request: Request) -> Answer:
         return self._run(self._flows.ask(request))
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._run(self._flows.refund(receipts, cost, now))
 
     def reset(self, key: Key | None) -> None:
@@ -243,7 +244,7 @@ class _AsyncRedisGate:
 
         return question.answer(await self._call_watched(question.call, release))
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._to_the_end(self._flows.refund(receipts, cost, now))
 
     async def reset(self, key: Key | None) -> None:

@@ -88,7 +88,7 @@ class TimeTests(DecisionTests):
             key, cost = trace.key(step.who), min(step.cost, limiter.rules[0].quota.burst or 12)
             if step.op in ("settle", "release") and holds:
                 hold, place = holds.pop(step.hold % len(holds))
-                kept = hold.settle(min(cost, hold.cost) if step.op == "settle" else 0)
+                kept = hold.settle(min(cost, log[place][2]) if step.op == "settle" else 0)
                 log[place] = (*log[place][:2], kept)
                 continue
             try:

@@ -13,7 +13,7 @@ cdef bint IS_COMPILED
 
 cdef class Counters:
     cdef readonly object clock, monotonic_ns
-    cdef public object lock
+    cdef public object lock, acquire, release
     cdef public bint busy
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
     cdef public int64_t births

@@ -80,7 +80,7 @@ class Counters:
         self.keys: int = 0
         self.overflowed: int = 0
         self.tables: dict[tuple[str, str], Table] = {}
-        self.lock = threading.RLock()
+        self.take_lock(threading.RLock())
         self.busy: bool = False
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
@@ -91,10 +91,16 @@ class Counters:
         thread that was inside one is in this process.
         """
         births, lock = random.SystemRandom().randrange(1, MAX_UNITS), threading.RLock()
-        is_inside = self.busy and self.lock._is_owned()  # type: ignore[attr-defined]  # also used by `Condition`
+        is_inside = self.busy and self.lock._is_owned()  # also used by `Condition`
         self.busy = is_inside
         self.births = births
+        self.take_lock(lock)
+
+    def take_lock(self, lock: Any) -> None:
+        """Use a lock from now on."""
         self.lock = lock
+        self.acquire: Callable[[], bool] = lock.acquire  # looked up once, not on every call
+        self.release: Callable[[], None] = lock.release
 
     def now(self) -> int:
         """Return the time in microseconds since the epoch."""
@@ -306,8 +312,8 @@ class MemoryGate:
         if type(cost) is not int or not 0 <= cost <= self.always_fits:
             check_cost(meters, cost, request.operation == "record")
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
-        lock: Any = self.counters.lock
         if not IS_COMPILED:
+            lock: Any = self.counters.lock
             taken = lock._recursion_count()
             try:
                 with lock:
@@ -318,11 +324,12 @@ class MemoryGate:
                 finally:  # as in `charge`
                     release_down_to(lock, taken)
                 raise
-        lock.acquire()
+        release = self.counters.release  # after a fork in the middle, the counters have another lock
+        self.counters.acquire()
         try:
             return self.ask_alone(request, meters, keys)
         finally:
-            lock.release()
+            release()
 
     def ask_alone(
         self, request: Request, meters: tuple[Meter, ...], keys: tuple[PlainKey, ...] | None

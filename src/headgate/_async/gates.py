@@ -1,12 +1,20 @@
-"""What stands around a gate: a clock, hooks; and the gate of a limiter without rules."""
+"""What stands around a gate: a clock, quotas from data, hooks; and the gate of a limiter without rules."""
 
 from __future__ import annotations
+
+# begin async only
+import inspect
+
+# end async only
+from collections.abc import Callable
 
 from headgate.clock import Clock, reading
 from headgate.costs import Costs, Units
 from headgate.decision import UNLIMITED
 from headgate.hooks import Call, Hooks, Operation
-from headgate.keys import Key
+from headgate.keys import Key, PlainKey
+from headgate.quota import Quotas
+from headgate.quotas import QuotaCache
 from headgate.stores.base import Answer, AsyncGate, Receipts
 from headgate.stores.request import Request
 
@@ -39,6 +47,40 @@ class AsyncTimed:
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
+
+    async def reset(self, key: Key | None) -> None:
+        await self._gate.reset(key)
+
+
+class AsyncQuoted:
+    """A gate whose callers have quotas that a function knows."""
+
+    def __init__(
+        self, gate: AsyncGate, quotas: QuotaCache, pick: Callable[[Key | None], tuple[PlainKey, ...]]
+    ) -> None:
+        self._gate = gate
+        self._quotas = quotas
+        self._pick = pick
+
+    async def ask(self, request: Request) -> Answer:
+        if request.quotas is None:
+            request = request.with_quotas(await self._look_up(request.key, request.tier))
+        return await self._gate.ask(request)
+
+    async def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
+        caller = self._pick(key), tier
+        is_known, quotas = self._quotas.get(caller)
+        if is_known:
+            return quotas
+        value = self._quotas.function(key, tier)
+        # begin async only
+        if inspect.isawaitable(value):
+            value = await value
+        # end async only
+        return self._quotas.keep(caller, value)
+
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        await self._gate.refund(receipts, cost, now)
 
     async def reset(self, key: Key | None) -> None:
         await self._gate.reset(key)

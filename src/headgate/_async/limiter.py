@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from headgate._asking import AsyncAsking
-from headgate._async.gates import AsyncObserved, AsyncTimed, AsyncUnlimited
+from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
 from headgate._async.resilience import bind
 from headgate._async.turns import AsyncTurns
@@ -21,7 +21,6 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
-from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_async_store
@@ -99,14 +98,13 @@ class AsyncLimiter(AsyncAsking):
             gate, self.health = bind(self.store, self.name, self.rules, on_store_error, deadline)
         if store is not None and clock is not None:
             gate = AsyncTimed(gate, clock)  # a memory of our own has the clock already
-        self.gate, self.new_hold = self._around(gate, hooks)
         self._clock: Clock = clock or _pace_of(self.store)
         self._turns = AsyncTurns()
         self._turn_of = key_picker(self.rules)
         if quotas is not None:
-            self._quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-
-    _quotas: QuotaCache | None = None
+            known = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+            gate = AsyncQuoted(gate, known, self._turn_of)
+        self.gate, self.new_hold = self._around(gate, hooks)
 
     def _around(self, gate: AsyncGate, hooks: Iterable[Hook]) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
         """Return the gate with what calls have to pass around it, and what makes its holds."""
@@ -116,66 +114,6 @@ class AsyncLimiter(AsyncAsking):
         heard.attached(self)
         return AsyncObserved(gate, self.name, self.units, heard), partial(AsyncObservedHold, heard, self.name)
 
-    # begin async only
-    def hit(
-        self,
-        key: Key | None = None,
-        cost: Cost = 1,
-        *,
-        tier: str | None = None,
-        quota: QuotaValue | None = None,
-        now: float | None = None,
-    ) -> Awaiting[Decision]:
-        """See `AsyncAsking.hit`."""
-        if quota is None and self._quotas is None and isinstance(cost, int):
-            return super().hit(key, cost, tier=tier, now=now)
-        return Awaiting(self._ask("hit", key, cost, tier, quota, now))
-
-    def check(
-        self,
-        key: Key | None = None,
-        cost: Cost = 1,
-        *,
-        tier: str | None = None,
-        quota: QuotaValue | None = None,
-        now: float | None = None,
-    ) -> Awaiting[Decision]:
-        """Return what `hit` would answer, and take nothing; of rules that count only holds, what `hold` would."""
-        if quota is None and self._quotas is None and isinstance(cost, int):
-            return super().check(key, cost, tier=tier, now=now)
-        return Awaiting(self._ask("peek", key, cost, tier, quota, now))
-
-    # end async only
-    # begin sync only
-    # def hit(
-    #     self,
-    #     key: Key | None = None,
-    #     cost: Cost = 1,
-    #     *,
-    #     tier: str | None = None,
-    #     quota: QuotaValue | None = None,
-    #     now: float | None = None,
-    # ) -> Decision:
-    #     """See `Asking.hit`."""
-    #     if quota is None and self._quotas is None and isinstance(cost, int):
-    #         return super().hit(key, cost, tier=tier, now=now)
-    #     return self._ask("hit", key, cost, tier, quota, now)
-    #
-    # def check(
-    #     self,
-    #     key: Key | None = None,
-    #     cost: Cost = 1,
-    #     *,
-    #     tier: str | None = None,
-    #     quota: QuotaValue | None = None,
-    #     now: float | None = None,
-    # ) -> Decision:
-    #     """Return what `hit` would answer, and take nothing; of rules that count only holds, what `hold` would."""
-    #     if quota is None and self._quotas is None and isinstance(cost, int):
-    #         return super().check(key, cost, tier=tier, now=now)
-    #     return self._ask("peek", key, cost, tier, quota, now)
-    #
-    # end sync only
     async def record(
         self,
         key: Key | None = None,
@@ -224,7 +162,7 @@ class AsyncLimiter(AsyncAsking):
     #     return self._take(key, cost, tier, quota, now)
     #
     # end sync only
-    async def request(
+    def request(
         self,
         operation: Operation,
         key: Key | None,
@@ -238,26 +176,8 @@ class AsyncLimiter(AsyncAsking):
         Raises:
             ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
         """
-        costs = self.units.costs(cost)
-        quotas = await self._looked_up(key, tier) if quota is None else quotas_of(self.rules, quota)
-        if quotas is not None and not isinstance(costs, tuple):
-            costs = (costs,) * len(self.rules)
-        return Request(operation, key, costs, tier, instant(now), quotas)
-
-    async def _looked_up(self, key: Key | None, tier: str | None) -> Quotas | None:
-        """Return the quotas of a caller that the limiter's function knows."""
-        if self._quotas is None:
-            return None
-        caller = self._turn_of(key), tier
-        is_known, quotas = self._quotas.get(caller)
-        if is_known:
-            return quotas
-        value = self._quotas.function(key, tier)
-        # begin async only
-        if inspect.isawaitable(value):
-            value = await value
-        # end async only
-        return self._quotas.keep(caller, value)
+        request = Request(operation, key, self.units.costs(cost), tier, instant(now))
+        return request.with_quotas(quotas_of(self.rules, quota))
 
     async def _ask(
         self,
@@ -269,13 +189,13 @@ class AsyncLimiter(AsyncAsking):
         now: float | None,
     ) -> Decision:
         version = self.current  # rules, units and gate of one version
-        request = await version.request(operation, key, cost, tier, quota, now)
+        request = version.request(operation, key, cost, tier, quota, now)
         return (await version.gate.ask(request))[0]
 
     async def _take(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
     ) -> AsyncHold:
-        request = await self.request("hold", key, cost, tier, quota, now)
+        request = self.request("hold", key, cost, tier, quota, now)
         decision, receipts = await self.gate.ask(request)
         gate, quotas = self.settling(receipts), request.quotas
         return self.new_hold(

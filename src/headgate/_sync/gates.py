@@ -1,13 +1,17 @@
 # Generated from src/headgate/_async/gates.py by tools/unasync.py. Do not edit.
-"""What stands around a gate: a clock, hooks; and the gate of a limiter without rules."""
+"""What stands around a gate: a clock, quotas from data, hooks; and the gate of a limiter without rules."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from headgate.clock import Clock, reading
 from headgate.costs import Costs, Units
 from headgate.decision import UNLIMITED
 from headgate.hooks import Call, Hooks, Operation
-from headgate.keys import Key
+from headgate.keys import Key, PlainKey
+from headgate.quota import Quotas
+from headgate.quotas import QuotaCache
 from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
 
@@ -40,6 +44,36 @@ class Timed:
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
+
+    def reset(self, key: Key | None) -> None:
+        self._gate.reset(key)
+
+
+class AsyncQuoted:
+    """A gate whose callers have quotas that a function knows."""
+
+    def __init__(
+        self, gate: Gate, quotas: QuotaCache, pick: Callable[[Key | None], tuple[PlainKey, ...]]
+    ) -> None:
+        self._gate = gate
+        self._quotas = quotas
+        self._pick = pick
+
+    def ask(self, request: Request) -> Answer:
+        if request.quotas is None:
+            request = request.with_quotas(self._look_up(request.key, request.tier))
+        return self._gate.ask(request)
+
+    def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
+        caller = self._pick(key), tier
+        is_known, quotas = self._quotas.get(caller)
+        if is_known:
+            return quotas
+        value = self._quotas.function(key, tier)
+        return self._quotas.keep(caller, value)
+
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        self._gate.refund(receipts, cost, now)
 
     def reset(self, key: Key | None) -> None:
         self._gate.reset(key)

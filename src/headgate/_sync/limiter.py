@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from headgate._asking import Asking
 from headgate._concurrency import Event
-from headgate._sync.gates import Observed, Timed, Unlimited
+from headgate._sync.gates import AsyncQuoted, Observed, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
 from headgate._sync.resilience import bind
 from headgate._sync.turns import Turns
@@ -21,7 +21,6 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
-from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_store
@@ -99,14 +98,13 @@ class Limiter(Asking):
             gate, self.health = bind(self.store, self.name, self.rules, on_store_error, deadline)
         if store is not None and clock is not None:
             gate = Timed(gate, clock)  # a memory of our own has the clock already
-        self.gate, self.new_hold = self._around(gate, hooks)
         self._clock: Clock = clock or _pace_of(self.store)
         self._turns = Turns()
         self._turn_of = key_picker(self.rules)
         if quotas is not None:
-            self._quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-
-    _quotas: QuotaCache | None = None
+            known = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+            gate = AsyncQuoted(gate, known, self._turn_of)
+        self.gate, self.new_hold = self._around(gate, hooks)
 
     def _around(self, gate: Gate, hooks: Iterable[Hook]) -> tuple[Gate, Callable[..., Hold]]:
         """Return the gate with what calls have to pass around it, and what makes its holds."""
@@ -115,34 +113,6 @@ class Limiter(Asking):
         heard = Hooks(hooks)
         heard.attached(self)
         return Observed(gate, self.name, self.units, heard), partial(ObservedHold, heard, self.name)
-
-    def hit(
-        self,
-        key: Key | None = None,
-        cost: Cost = 1,
-        *,
-        tier: str | None = None,
-        quota: QuotaValue | None = None,
-        now: float | None = None,
-    ) -> Decision:
-        """See `Asking.hit`."""
-        if quota is None and self._quotas is None and isinstance(cost, int):
-            return super().hit(key, cost, tier=tier, now=now)
-        return self._ask("hit", key, cost, tier, quota, now)
-
-    def check(
-        self,
-        key: Key | None = None,
-        cost: Cost = 1,
-        *,
-        tier: str | None = None,
-        quota: QuotaValue | None = None,
-        now: float | None = None,
-    ) -> Decision:
-        """Return what `hit` would answer, and take nothing; of rules that count only holds, what `hold` would."""
-        if quota is None and self._quotas is None and isinstance(cost, int):
-            return super().check(key, cost, tier=tier, now=now)
-        return self._ask("peek", key, cost, tier, quota, now)
 
     def record(
         self,
@@ -186,22 +156,8 @@ class Limiter(Asking):
         Raises:
             ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
         """
-        costs = self.units.costs(cost)
-        quotas = self._looked_up(key, tier) if quota is None else quotas_of(self.rules, quota)
-        if quotas is not None and not isinstance(costs, tuple):
-            costs = (costs,) * len(self.rules)
-        return Request(operation, key, costs, tier, instant(now), quotas)
-
-    def _looked_up(self, key: Key | None, tier: str | None) -> Quotas | None:
-        """Return the quotas of a caller that the limiter's function knows."""
-        if self._quotas is None:
-            return None
-        caller = self._turn_of(key), tier
-        is_known, quotas = self._quotas.get(caller)
-        if is_known:
-            return quotas
-        value = self._quotas.function(key, tier)
-        return self._quotas.keep(caller, value)
+        request = Request(operation, key, self.units.costs(cost), tier, instant(now))
+        return request.with_quotas(quotas_of(self.rules, quota))
 
     def _ask(
         self,

@@ -243,15 +243,15 @@ class Tiers(Generic[T]):
         if any(rule.kind == "concurrent" for rule in rules):
             self.always_fits = -1
         self.own = prepare(own)
-        self._by_tier = {tier: prepare(algorithms) for tier, algorithms in by_tier.items()}
+        self.by_tier = {tier: prepare(algorithms) for tier, algorithms in by_tier.items()}
         # Not a dictionary for good: quotas come from callers' data, and may be as many as there are callers.
         self._by_quotas = lru_cache(maxsize=QUOTAS_KEPT)(self._with_quotas)
 
     def of(self, tier: str | None, quotas: Quotas | None = None) -> T:
         """Return what decides for callers of this tier, with these quotas."""
         if quotas is not None:
-            return self._by_quotas(tier if tier in self._by_tier else None, quotas)
-        return self.own if tier is None else self._by_tier.get(tier, self.own)
+            return self._by_quotas(tier if tier in self.by_tier else None, quotas)
+        return self.own if tier is None else self.by_tier.get(tier, self.own)
 
     def for_request(self, request: Request) -> T:
         """Return what decides a request, if its cost can be asked for.

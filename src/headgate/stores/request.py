@@ -81,8 +81,11 @@ class Request:
         return Request(self.operation, self.key, self.cost, self.tier, self.now, self.quotas, receipts)
 
     def with_quotas(self, quotas: Quotas | None) -> Request:
-        """Return the same request by other quotas; `None` only if it had none."""
-        return Request(self.operation, self.key, self.cost, self.tier, self.now, quotas, self.replaces)
+        """Return the same request by these quotas, if there are any."""
+        if quotas is None:
+            return self
+        costs = self.costs(len(quotas))
+        return Request(self.operation, self.key, costs, self.tier, self.now, quotas, self.replaces)
 
     def __repr__(self) -> str:
         more = f", {self.quotas}, {self.replaces}" if self.quotas or self.replaces else ""

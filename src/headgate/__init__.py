@@ -20,6 +20,9 @@ from headgate.errors import (
     RateLimited,
     StoreConflict,
     StoreError,
+    StoreMisconfigured,
+    StoreOverloaded,
+    StoreTimeout,
     StoreUnavailable,
 )
 from headgate.hooks import Hook
@@ -48,6 +51,9 @@ __all__ = [
     "SQLiteStore",
     "StoreConflict",
     "StoreError",
+    "StoreMisconfigured",
+    "StoreOverloaded",
+    "StoreTimeout",
     "StoreUnavailable",
     "__version__",
     "fixed_window",

@@ -28,11 +28,11 @@ from headgate.client.wire import (
     read_wait_hint,
     reading,
 )
-from headgate.errors import ConfigError, HeadgateError
+from headgate.errors import HeadgateError
 from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts, check_whole
+from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts, check_deadline, check_whole
 from headgate.stores.outage import OnStoreError, breaker_of, local
 from headgate.stores.request import Request
 
@@ -87,7 +87,7 @@ class ServerStore:
         transport: Transport | None = None,
     ) -> None:
         self.endpoint = Endpoint(url, token, tls, transport)
-        self.deadline = _checked(deadline)
+        self.deadline = check_deadline(deadline)
         self._lines = Lines(self.endpoint)
         self._pipes: dict[float, Pipes] = {}
 
@@ -96,14 +96,14 @@ class ServerStore:
 
         The first decision raises ConfigError if the server's rules have other names.
         """
-        seconds = self.deadline if deadline is None else _checked(deadline)
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
         return _ServerGate(self._asks(limiter, rules), partial(self._lines.call, deadline=seconds))
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """As `bind`, for coroutines."""
-        seconds = self.deadline if deadline is None else _checked(deadline)
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
         return _AsyncServerGate(self._asks(limiter, rules), self._pipes_within(seconds))
 
     def limiter(
@@ -302,9 +302,3 @@ def _policy_of(limiter: ServerLimiter) -> OnStoreError:
         return "closed"
     share = re.fullmatch(r"local ([0-9.]+)%", limiter.on_store_error)
     return local(max(1.0, float(share[1])) / 100) if share else "open"
-
-
-def _checked(deadline: float) -> float:
-    if not 0 < deadline < 3600:  # also false for NaN
-        raise ConfigError(f"a deadline is a number of seconds above 0, not {deadline!r}")
-    return float(deadline)

@@ -40,6 +40,9 @@ REENTERED = (
 )
 """The error of a call from inside another call of the same thread, which must neither wait for it nor come in between."""
 
+LONGEST_DEADLINE = 3600
+"""Seconds: the longest time that a call to a store may take."""
+
 LONGEST_NOTE = 3_000_000_000
 """Seconds, about 95 years: the longest that a note may be asked to be kept."""
 
@@ -263,6 +266,16 @@ def check_whole(cost: int) -> None:
     """Refuse a cost that is not a whole number of units."""
     if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
         raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")
+
+
+def check_deadline(seconds: float) -> float:
+    """Return how many seconds a call may take, if it is a time that every store accepts."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= LONGEST_DEADLINE:  # also false for NaN
+        raise ConfigError(
+            f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE}, not {seconds!r}"
+        )
+    return float(seconds)
 
 
 def release_down_to(lock: Any, taken: int) -> None:

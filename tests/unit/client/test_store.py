@@ -489,14 +489,6 @@ def test_its_name_has_no_credentials() -> None:
     assert repr(ServerStore("http://:secret@x:1")) == "<ServerStore http://x:1>"
 
 
-@pytest.mark.parametrize("deadline", [0, -1, float("nan"), 3600])
-def test_a_deadline_is_a_sensible_number(deadline: float) -> None:
-    with pytest.raises(ConfigError, match="deadline"):
-        ServerStore(URL, deadline=deadline)
-    with pytest.raises(ConfigError, match="deadline"):
-        ServerStore(URL).bind("x", (), deadline=deadline)
-
-
 async def test_a_closed_store_is_unavailable(server: ScriptedServer) -> None:
     for asynchronously in (False, True):
         store = ServerStore(URL, transport=server.transport)

@@ -22,6 +22,7 @@ from headgate.stores.base import (
     Gate,
     Guarantees,
     Receipts,
+    check_deadline,
     check_note,
     note_bytes,
     note_text,
@@ -80,7 +81,7 @@ class PostgresStore:
             )
         self.endpoint = Endpoint(url, prepare)
         self.namespace = namespace
-        self.deadline = _checked(deadline)
+        self.deadline = check_deadline(deadline)
         self.durable = durable
         self.clock = clock
         self._lines = Lines(self.endpoint, max_connections, durable)
@@ -101,7 +102,9 @@ class PostgresStore:
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         codec = Codec(limiter, rules, self.namespace, self.clock)
-        return _PostgresGate(codec, self._lines, self.deadline if deadline is None else _checked(deadline))
+        return _PostgresGate(
+            codec, self._lines, self.deadline if deadline is None else check_deadline(deadline)
+        )
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
@@ -109,7 +112,7 @@ class PostgresStore:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         codec = Codec(limiter, rules, self.namespace, self.clock)
         return _AsyncPostgresGate(
-            codec, self._pipes, self.deadline if deadline is None else _checked(deadline)
+            codec, self._pipes, self.deadline if deadline is None else check_deadline(deadline)
         )
 
     async def note(self, name: str, text: str, seconds: float) -> str:
@@ -214,9 +217,3 @@ class _AsyncPostgresGate:
 def _mention_failure(future: asyncio.Future[Reply]) -> None:
     if not future.cancelled() and (error := future.exception()) is not None:
         logger.warning("a hold whose caller was cancelled could not be released: %s", error)
-
-
-def _checked(deadline: float) -> float:
-    if not 0 < deadline < float("inf"):
-        raise ConfigError(f"a deadline is a number of seconds above 0, not {deadline!r}")
-    return deadline

@@ -25,6 +25,7 @@ from headgate.stores.base import (
     Gate,
     Guarantees,
     Receipts,
+    check_deadline,
     check_note,
     note_bytes,
     note_text,
@@ -86,7 +87,7 @@ class RedisStore:
             raise ConfigError(f"hash_tag is 'key' or 'limiter', not {hash_tag!r}")
         self.endpoint = Endpoint.of(target)
         self.namespace = namespace
-        self.deadline = _checked(deadline)
+        self.deadline = check_deadline(deadline)
         self.clock = clock
         self._cluster = cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
         self._tag: Tag | None = hash_tag if self._cluster else None
@@ -106,7 +107,7 @@ class RedisStore:
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
-        seconds = self.deadline if deadline is None else _checked(deadline)
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
         lines = self._lines.get(seconds)
         if lines is None:
             self.endpoint.connection(seconds)  # fails here rather than at the first call
@@ -119,7 +120,7 @@ class RedisStore:
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
-        pipes = self._pipes_within(self.deadline if deadline is None else _checked(deadline))
+        pipes = self._pipes_within(self.deadline if deadline is None else check_deadline(deadline))
         return _AsyncRedisGate(self._flows(limiter, rules), pipes)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
@@ -291,9 +292,3 @@ class _AsyncRedisGate:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # the caller has seen it, unless it was cancelled
-
-
-def _checked(deadline: float) -> float:
-    if not 0 < deadline < 3600:  # also false for NaN
-        raise ConfigError(f"a deadline is a number of seconds above 0, not {deadline!r}")
-    return float(deadline)

@@ -68,7 +68,6 @@ class RedisPeer:
 
     Args:
         endpoint: Where it is.
-        deadline: Seconds that each step of connecting may take.
         is_node: Whether it is a node of a cluster, which may have only some of the slots.
     """
 
@@ -76,22 +75,21 @@ class RedisPeer:
     most = MOST_PER_CALL
     most_bytes = 0
 
-    def __init__(self, endpoint: Endpoint, deadline: float, is_node: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint, is_node: bool = False) -> None:
         self.name = endpoint.name
         self._endpoint = endpoint
-        self._deadline = deadline
         self._is_node = is_node
 
     def size(self, request: ScriptCall | Command) -> int:
         return 0
 
-    def connect(self) -> RedisWire:
-        connection = self._endpoint.connection(self._deadline)
+    def connect(self, seconds: float) -> RedisWire:
+        connection = self._endpoint.connection(seconds)
         connection.connect()
         return RedisWire(connection)
 
-    async def connect_async(self) -> AsyncRedisWire:
-        connection = self._endpoint.async_connection(self._deadline)
+    async def connect_async(self, seconds: float) -> AsyncRedisWire:
+        connection = self._endpoint.async_connection(seconds)
         try:
             await connection.connect()
         except BaseException:

@@ -161,7 +161,7 @@ class RedisStore:
         return await self._tasks.at(self.endpoint).start(request, due)
 
     def _peer(self, endpoint: Endpoint) -> RedisPeer:
-        return RedisPeer(endpoint, self.deadline, self._is_cluster)
+        return RedisPeer(endpoint, self._is_cluster)
 
     def _flows(self, limiter: str, rules: tuple[Rule, ...]) -> Flows:
         return Flows(limiter, rules, self.namespace, self._tag, self.clock)

@@ -82,11 +82,14 @@ class Peer(Protocol):
     def talk(self, calls: Sequence[Call]) -> Talk:
         """Return what to send for some calls."""
 
-    def connect(self) -> Wire:
-        """Return a new connection for threads. It is called in a thread of its own, and may take as long as it likes."""
+    def connect(self, seconds: float) -> Wire:
+        """Return a new connection for threads. It is called in a thread of its own.
 
-    async def connect_async(self) -> AsyncWire:
-        """Return a new connection for tasks. It may take as long as it likes."""
+        After so many seconds nobody waits for it any more, and it had better end soon.
+        """
+
+    async def connect_async(self, seconds: float) -> AsyncWire:
+        """Return a new connection for tasks. After so many seconds it is cancelled."""
 
     def failure(self, cause: BaseException) -> StoreError:
         """Return what it means to a caller that there is no reply; one for each caller."""

@@ -223,8 +223,9 @@ class LoopEngine:
 
     async def _connect(self, lane: Lane) -> AsyncWire | None:
         try:
-            async with asyncio.timeout(self._batcher.time_to_connect(lane, time.monotonic())):
-                lane.wire = await self._peer.connect_async()
+            seconds = self._batcher.time_to_connect(lane, time.monotonic())
+            async with asyncio.timeout(seconds):
+                lane.wire = await self._peer.connect_async(seconds)
         except Exception as cause:  # noqa: BLE001  # see above
             self._batcher.cannot_connect(lane, cause, time.monotonic())
             return None

@@ -22,6 +22,7 @@ from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.base import REENTERED, release_down_to
 from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
+from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import PENDING, Peer, Talk, Wire
 
 T = TypeVar("T")
@@ -77,48 +78,13 @@ class ThreadCall(Call):
         self.baton.set()
 
 
-class Connecting:
-    """A connection that is being made, in a thread of its own: what it waits for cannot be bounded otherwise."""
-
-    def __init__(self, peer: Peer) -> None:
-        self.wire: Wire | None = None
-        self.error: BaseException | None = None
-        self._peer = peer
-        self._is_wanted = True
-        self._over = Baton()
-        threading.Thread(target=self._connect, daemon=True, name="headgate connects").start()
-
-    def _connect(self) -> None:
-        try:
-            self.wire = self._peer.connect()
-        except BaseException as error:  # noqa: BLE001  # told to those that wait
-            self.error = error
-        self._over.set()
-        if not self._is_wanted and self.wire is not None:
-            self.wire.close()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is a connection or an error."""
-        return self.wire is not None or self.error is not None
-
-    def wait(self, seconds: float) -> None:
-        """Wait until it is over, or the time is up."""
-        self._over.wait(seconds)
-
-    def give_up(self) -> None:
-        """Close the connection when it is there."""
-        self._is_wanted = False
-        if self.wire is not None:
-            self.wire.close()
-
-
 class Work:
     """What is under way on a lane.
 
     Attributes:
         connecting: The connection that is being made.
-        connect_by: When that is given up.
+        connected: Set when that is over.
+        connect_by: When it is given up.
         talk: The batch that is under way.
         leader: The call whose thread waits here on behalf of all, and until when it does so without saying so again.
         led_until: See there.
@@ -126,10 +92,20 @@ class Work:
         is_in_doubt: Whether a step has begun here and not ended.
     """
 
-    __slots__ = ("connect_by", "connecting", "heard", "is_in_doubt", "leader", "led_until", "talk")
+    __slots__ = (
+        "connect_by",
+        "connected",
+        "connecting",
+        "heard",
+        "is_in_doubt",
+        "leader",
+        "led_until",
+        "talk",
+    )
 
     def __init__(self) -> None:
-        self.connecting: Connecting | None = None
+        self.connecting: Connecting[Wire] | None = None
+        self.connected = Baton()
         self.connect_by = 0.0
         self.talk: Talk | None = None
         self.leader: Call | None = None
@@ -243,8 +219,8 @@ class Crew:
         seconds = min(LEASE, call.due - time.monotonic())
         if lane is None:
             call.baton.wait(seconds)
-        elif (connecting := lane.work.connecting) is not None:
-            connecting.wait(seconds)
+        elif lane.work.connecting is not None:
+            lane.work.connected.wait(seconds)
         elif (wire := lane.wire) is not None:
             wire.wait(max(0.0, seconds))
 
@@ -333,13 +309,15 @@ class Crew:
         if lane.wire is not None:
             self._depart(lane, now)
             return
+        seconds = self._batcher.time_to_connect(lane, now)
+        work.connect_by = now + seconds
+        work.connected = Baton()
         try:
-            work.connect_by = now + self._batcher.time_to_connect(lane, now)
-            work.connecting = Connecting(self._peer)
+            work.connecting = Connecting(partial(self._peer.connect, seconds), work.connected.set)
         except RuntimeError as cause:  # there can be no more threads
             self._batcher.cannot_connect(lane, cause, now)
 
-    def _finish_connecting(self, lane: Lane, connecting: Connecting, now: float) -> None:
+    def _finish_connecting(self, lane: Lane, connecting: Connecting[Wire], now: float) -> None:
         if not connecting.is_over and now < lane.work.connect_by:
             return
         lane.work.connecting = None

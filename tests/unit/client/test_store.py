@@ -522,3 +522,11 @@ async def test_a_store_is_a_context_manager_of_both_kinds(server: ScriptedServer
         await store.async_limiters()
     with pytest.raises(StoreUnavailable, match="closed"):
         await store.async_limiters()
+
+
+async def test_a_transport_of_the_other_kind_is_a_mistake() -> None:
+    for_tasks, for_threads = httpx.ASGITransport(app=None), httpx.HTTPTransport()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="for coroutines"):
+        Limiter("5/minute", name="login", store=ServerStore(URL, transport=for_tasks))
+    with pytest.raises(ConfigError, match="for threads"):
+        AsyncLimiter("5/minute", name="login", store=ServerStore(URL, transport=for_threads))

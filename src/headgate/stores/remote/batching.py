@@ -9,7 +9,8 @@ The rules, for tasks and threads alike:
 - **Lanes.** A lane is a connection, or room for one, with at most one batch under way. There are few. Normally all calls
   share one lane; the others are for what would hold up everybody.
 - **Slow limiters.** A batch that takes much longer than usual makes the limiters in it *slow*. A slow limiter has a queue of
-  its own, which leaves on another lane, so that nobody else waits for it. It is slow until a batch of its own is quick.
+  its own, which leaves on another lane, so that nobody else waits for it. It is slow until a batch of its own is quick. One
+  lane is kept for those that are not.
 - **Deadlines.** Each call has its own, which counts from the call to its answer, whatever it waits for. When it passes, that
   call fails, and no other: a connection is given up only after the store's own deadline.
 - **Not sent, not to blame.** A call that was not sent by its deadline has charged nothing. If the server was silent all that
@@ -189,8 +190,9 @@ class Batcher:
 
     def add(self, call: Call) -> None:
         """Take a call."""
-        self._queue_of(call).waiting.append(call)
-        due, lane = call.due, self._quick.lane
+        queue = self._queue_of(call)
+        queue.waiting.append(call)
+        due, lane = call.due, queue.lane
         if lane is not None and lane.batch:
             due = min(due, lane.sent + self._patience)
         if due < self.alarm:
@@ -235,7 +237,7 @@ class Batcher:
                 break
         if not batch:
             self.finish(lane)
-        elif queue is self._quick and queue.waiting:
+        elif queue.waiting:
             self.alarm = min(self.alarm, now + self._patience)
         return batch
 
@@ -306,7 +308,7 @@ class Batcher:
                     call.fail(self._failure(None))
             if lane.batch and now >= self._given_up_at(lane):
                 silent.append(lane)
-            elif lane.queue is self._quick and lane.batch and now >= lane.sent + self._patience:
+            elif self._holds_up(lane) and now >= lane.sent + self._patience:
                 self._isolate(lane)
         self.alarm = self._next_due()
         return silent
@@ -390,7 +392,7 @@ class Batcher:
             if lane.batch:
                 dues += [call.due for call in lane.batch if call.state == SENT]
                 dues.append(self._given_up_at(lane))
-                if lane.queue is self._quick and self._quick.waiting:
+                if self._holds_up(lane):
                     dues.append(lane.sent + self._patience)
         return min(dues, default=_NEVER)
 
@@ -400,6 +402,11 @@ class Batcher:
     def _given_up_at(self, lane: Lane) -> float:
         """Return when the connection of a lane is given up: not before all that is under way there is due."""
         return max(lane.sent + self._deadline, max(call.due for call in lane.batch))
+
+    def _holds_up(self, lane: Lane) -> bool:
+        """Tell whether calls wait for a batch that is under way."""
+        queue = lane.queue
+        return bool(lane.batch and queue is not None and queue.lane is lane and queue.waiting)
 
     def _measure(self, lane: Lane, took: float) -> None:
         """Compare what a batch took with what is usual, to know which limiters are slow."""
@@ -413,12 +420,12 @@ class Batcher:
         self._usual += (took - self._usual) / (4 if took < self._usual else 64)
 
     def _isolate(self, lane: Lane) -> None:
-        """Give each limiter of a slow batch a queue of its own."""
+        """Give each limiter of a slow batch a queue of its own, and let those that wait for it leave on another lane."""
         for call in lane.batch:
             if call.source not in self._slow:
                 self._slow[call.source] = Queue()
-        if lane.queue is self._quick:
-            self._quick.lane = None
+        if lane.queue is not None and lane.queue.lane is lane:
+            lane.queue.lane = None
             lane.queue = Queue()  # nobody's: it is busy until its batch is answered
 
     def _mix_again(self, source: str) -> None:

@@ -22,6 +22,7 @@ from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.base import REENTERED, release_down_to
 from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
+from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import PENDING, Peer, Talk, Wire
 
@@ -29,28 +30,6 @@ T = TypeVar("T")
 
 LEASE = 0.05
 """Seconds for which a leader leads without saying so again, and after which those that wait look for themselves."""
-
-
-class Baton:
-    """Something that one thread waits for and another brings about; the two are single calls of a lock.
-
-    So a signal handler that raises in either thread leaves nothing locked, as it could inside of a `threading.Event`.
-    """
-
-    __slots__ = ("_blocker",)
-
-    def __init__(self) -> None:
-        self._blocker = threading.Lock()
-        self._blocker.acquire()
-
-    def wait(self, seconds: float) -> None:
-        """Return after `set`, or when the time is up."""
-        self._blocker.acquire(timeout=max(0.0, seconds))
-
-    def set(self) -> None:
-        """End a wait, or the next one. One thread at a time may call this."""
-        if self._blocker.locked():
-            self._blocker.release()
 
 
 class ThreadCall(Call):

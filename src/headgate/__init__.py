@@ -20,6 +20,9 @@ from headgate.errors import (
     RateLimited,
     StoreConflict,
     StoreError,
+    StoreMisconfigured,
+    StoreOverloaded,
+    StoreTimeout,
     StoreUnavailable,
 )
 from headgate.hooks import Hook
@@ -56,6 +59,9 @@ __all__ = [
     "SQLiteStore",
     "StoreConflict",
     "StoreError",
+    "StoreMisconfigured",
+    "StoreOverloaded",
+    "StoreTimeout",
     "StoreUnavailable",
     "__version__",
     "calendar",

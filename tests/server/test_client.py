@@ -25,7 +25,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.client import ServerStore
-from headgate.client.tasks import LANES
+from headgate.client.peer import LANES
 from headgate.policy import AsyncLivePolicy
 from headgate.policy.model import TokenPolicy
 from headgate.server import make_app

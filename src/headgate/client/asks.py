@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from headgate.client.wire import (
     NOT_FOUND,
-    Ask,
     Response,
     alone,
     limiter_request,
@@ -26,6 +25,7 @@ from headgate.errors import ConfigError, CostTooHigh
 from headgate.keys import Key, key_picker
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts, check_whole, plain_cost
+from headgate.stores.remote.gates import Ask
 from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
@@ -94,12 +94,12 @@ class LimiterAsks:
         )
         return Ask(question, partial(self._heard, read))
 
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None] | None:
-        """Return what gives units back; `None` if they do not belong to this hold."""
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+        """Return what gives units back; nothing is asked if they do not belong to this hold."""
         _check_time(now)
         held, units = receipts[0][0], plain_cost(cost)
         if not isinstance(held, Held) or units > held.cost:
-            return None
+            return Ask(None, _nothing)
         return Ask(settle_request(held.hold, held.cost - units), self._read_settled)
 
     def reset(self, key: Key | None) -> Ask[None]:
@@ -161,6 +161,10 @@ class LimiterAsks:
 def _check_time(now: int | None) -> None:
     if now is not None:
         raise ConfigError("a server decides by its own time: leave out now= and clock=")
+
+
+def _nothing(response: Response) -> None:
+    """Read what was not asked for."""
 
 
 def _listed(names: tuple[str, ...]) -> str:

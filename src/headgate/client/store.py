@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 from headgate import AsyncLimiter, Limiter
 from headgate.client.asks import LimiterAsks
 from headgate.client.endpoint import Endpoint, Transport
-from headgate.client.tasks import Pipes
-from headgate.client.threads import Lines
+from headgate.client.peer import ServerPeer
 from headgate.client.values import KeyState, ServerLimiter, WaitHint
 from headgate.client.wire import (
-    Ask,
     HttpRequest,
-    Response,
     alone,
     find_limiter,
     limiter_request,
@@ -28,14 +26,14 @@ from headgate.client.wire import (
     read_wait_hint,
     reading,
 )
-from headgate.costs import Costs
-from headgate.errors import ConfigError, HeadgateError
 from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts, check_whole
+from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline, check_whole
 from headgate.stores.outage import OnStoreError, breaker_of, local
-from headgate.stores.request import Request
+from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote.tasks import AsyncEngine
+from headgate.stores.remote.threads import ThreadEngine
 
 T = TypeVar("T")
 
@@ -49,8 +47,7 @@ class ServerStore:
     Args:
         url: Where it is, as `http://127.0.0.1:8080`; `https://:TOKEN@host` has the token in it.
         token: The bearer token to log in with, if the server has tokens.
-        deadline: Seconds after which a call is given up, with `StoreUnavailable`. Threads wait so long for each step of a
-            call (connecting, sending, reading), tasks for the whole of it.
+        deadline: Seconds after which a call is given up, with `StoreUnavailable`.
         tls: How to check the certificate of an https:// server, if not as the operating system does.
         transport: What to send requests with, instead of httpx's own: a test's.
 
@@ -88,24 +85,29 @@ class ServerStore:
         transport: Transport | None = None,
     ) -> None:
         self.endpoint = Endpoint(url, token, tls, transport)
-        self.deadline = _checked(deadline)
-        self._lines = Lines(self.endpoint)
-        self._pipes: dict[float, Pipes] = {}
+        self.deadline = check_deadline(deadline)
+        peer = ServerPeer(self.endpoint)
+        self._threads = ThreadEngine(peer, self.deadline)
+        self._tasks = AsyncEngine(peer, self.deadline)
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         """Return the operations of the server's limiter of that name; calls are given up after `deadline` seconds.
 
         The first decision raises ConfigError if the server's rules have other names.
         """
-        seconds = self.deadline if deadline is None else _checked(deadline)
-        return _ServerGate(self._asks(limiter, rules), partial(self._lines.call, deadline=seconds))
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
+        if self.endpoint.is_transport_given:
+            self.endpoint.transport()  # fails here rather than at the first call
+        return RemoteGate(self.endpoint.name, self._asks(limiter, rules), self._threads, limiter, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """As `bind`, for coroutines."""
-        seconds = self.deadline if deadline is None else _checked(deadline)
-        return _AsyncServerGate(self._asks(limiter, rules), self._pipes_within(seconds))
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
+        if self.endpoint.is_transport_given:
+            self.endpoint.async_transport()  # fails here rather than at the first call
+        return AsyncRemoteGate(self.endpoint.name, self._asks(limiter, rules), self._tasks, limiter, seconds)
 
     def limiter(
         self,
@@ -176,16 +178,14 @@ class ServerStore:
         return await self._acall(self._ask_for_states(key, tier))
 
     def close(self) -> None:
-        """Close all connections; those of event loops as soon as these run. Calls of other threads under way may fail."""
-        self._lines.close()
-        for pipes in self._pipes.values():
-            pipes.close()
+        """Close all connections; those of event loops as soon as these run."""
+        self._threads.close()
+        self._tasks.close()
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
-        for pipes in self._pipes.values():
-            await pipes.aclose()
-        self._lines.close()
+        await self._tasks.aclose()
+        self._threads.close()
 
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> LimiterAsks:
         return LimiterAsks(self.endpoint.name, limiter, rules, breaker_of(self).probed)
@@ -209,16 +209,10 @@ class ServerStore:
         return Ask(request, reading(self.endpoint.name, read_key_states))
 
     def _call(self, ask: Ask[T]) -> T:
-        return ask.read(self._lines.call(ask.request, self.deadline))
+        return ask.read(self._threads.call(ask.request, monotonic() + self.deadline))
 
     async def _acall(self, ask: Ask[T]) -> T:
-        return ask.read(await self._pipes_within(self.deadline).call(ask.request))
-
-    def _pipes_within(self, deadline: float) -> Pipes:
-        pipes = self._pipes.get(deadline)
-        if pipes is None:
-            pipes = self._pipes.setdefault(deadline, Pipes(self.endpoint, deadline))
-        return pipes
+        return ask.read(await self._tasks.start(ask.request, monotonic() + self.deadline))
 
     def __enter__(self) -> ServerStore:
         return self
@@ -236,76 +230,9 @@ class ServerStore:
         return f"<{type(self).__name__} {self.endpoint.name}>"
 
 
-class _ServerGate:
-    """A limiter's rules, for threads."""
-
-    def __init__(self, asks: LimiterAsks, send: Callable[[HttpRequest], Response]) -> None:
-        self._asks = asks
-        self._send = send
-
-    def ask(self, request: Request) -> Answer:
-        ask = self._asks.ask(request)
-        return ask.read(self._send(ask.request))
-
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        ask = self._asks.refund(receipts, cost, now)
-        if ask is not None:
-            ask.read(self._send(ask.request))
-
-    def reset(self, key: Key | None) -> None:
-        ask = self._asks.reset(key)
-        ask.read(self._send(ask.request))
-
-
-class _AsyncServerGate:
-    """A limiter's rules, for tasks.
-
-    A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
-    released; and what has been used or is given back is sent to the end.
-    """
-
-    def __init__(self, asks: LimiterAsks, pipes: Pipes) -> None:
-        self._asks = asks
-        self._pipes = pipes
-
-    async def ask(self, request: Request) -> Answer:
-        ask = self._asks.ask(request)
-        if request.operation == "record":
-            return ask.read(await self._pipes.call_to_the_end(ask.request))
-        if request.operation == "hold":
-            release = partial(self._release, ask, request.cost)
-            return ask.read(await self._pipes.call_watched(ask.request, release))
-        return ask.read(await self._pipes.call(ask.request))
-
-    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        ask = self._asks.refund(receipts, cost, now)
-        if ask is not None:
-            ask.read(await self._pipes.call_to_the_end(ask.request))
-
-    async def reset(self, key: Key | None) -> None:
-        ask = self._asks.reset(key)
-        ask.read(await self._pipes.call_to_the_end(ask.request))
-
-    def _release(self, ask: Ask[Answer], cost: int, response: Response) -> None:
-        """Give back a hold whose caller was cancelled; what cannot be given back counts until it expires."""
-        try:
-            _, receipts = ask.read(response)
-            release = None if receipts is None else self._asks.refund(receipts, cost, None)
-            if release is not None:
-                self._pipes.start(release.request)
-        except HeadgateError:
-            return  # nothing was taken, or the store was closed
-
-
 def _policy_of(limiter: ServerLimiter) -> OnStoreError:
     """Return the failure policy of a limiter's policy file; a share of less than one percent is told as none."""
     if limiter.on_store_error == "closed":
         return "closed"
     share = re.fullmatch(r"local ([0-9.]+)%", limiter.on_store_error)
     return local(max(1.0, float(share[1])) / 100) if share else "open"
-
-
-def _checked(deadline: float) -> float:
-    if not 0 < deadline < 3600:  # also false for NaN
-        raise ConfigError(f"a deadline is a number of seconds above 0, not {deadline!r}")
-    return float(deadline)

@@ -1,7 +1,6 @@
 """What is said to a server and what its answers mean; nothing here sends anything.
 
-An `Ask` is a request together with the way to read its answer, so that threads and tasks differ in nothing but how they
-carry one to the server and the other back.
+A request comes together with the way to read its answer (`Ask`).
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 from urllib.parse import quote
 
 from headgate.client.values import KeyState, RuleState, ServerLimiter, WaitHint
@@ -60,14 +58,6 @@ class Response(NamedTuple):
 
     status: int
     body: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Ask(Generic[T]):
-    """A request, and how to read its answer; reading raises what the answer means if it is no success."""
-
-    request: HttpRequest
-    read: Callable[[Response], T]
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ from headgate.policy.positions import Path, positions
 from headgate.quota import Quota
 from headgate.rules import DEFAULT_BUCKETS, SHARED, Kind, Rule, make_rule, rules_from
 from headgate.stores import check_url
+from headgate.stores.base import check_deadline
 
 T = TypeVar("T")
 
@@ -74,7 +75,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HIGHEST_PORT = 65_535
 _MOST_TOP_KEYS = 1_000
 _LARGEST_BODY = 2**30
-_LONGEST_DEADLINE = 3600
 _KINDS: tuple[Kind, ...] = ("sliding_window", "token_bucket", "fixed_window", "sliding_log")
 
 
@@ -348,14 +348,8 @@ class _Reader:
         self._trying(path, lambda: check_url(url))
         return url
 
-    def _deadline(self, value: object, path: Path) -> float | None:
-        if value is None:
-            return None
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_DEADLINE:
-            return float(value)
-        raise self._error(
-            path, f"seconds above 0, and at most {_LONGEST_DEADLINE}, are wanted, not {value!r}"
-        )
+    def _deadline(self, value: Any, path: Path) -> float | None:
+        return None if value is None else self._trying(path, lambda: check_deadline(value))
 
     def _default_tier(self, value: object, path: Path) -> str | None:
         return None if value is None else self._tier(value, path)

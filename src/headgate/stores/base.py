@@ -42,6 +42,9 @@ REENTERED = (
 )
 """The error of a call from inside another call of the same thread, which must neither wait for it nor come in between."""
 
+LONGEST_DEADLINE = 3600
+"""Seconds: the longest time that a call to a store may take."""
+
 LONGEST_NOTE = 3_000_000_000
 """Seconds, about 95 years: the longest that a note may be asked to be kept."""
 
@@ -341,6 +344,16 @@ def check_kinds(rules: Iterable[Rule], kinds: Iterable[Kind], store: str) -> Non
     for rule in rules:
         if rule.kind not in kinds:
             raise ConfigError(f"{store} does not count {rule.kind} rules, as {rule.name!r} is one")
+
+
+def check_deadline(seconds: float) -> float:
+    """Return how many seconds a call may take, if it is a time that every store accepts."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= LONGEST_DEADLINE:  # also false for NaN
+        raise ConfigError(
+            f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE}, not {seconds!r}"
+        )
+    return float(seconds)
 
 
 def release_down_to(lock: Any, taken: int) -> None:

@@ -119,7 +119,7 @@ async def test_notes_and_decisions_take_turns_on_one_connection(url: str, name: 
         answers = await asyncio.gather(*work)
         assert answers[::2] == ["text"] * 100
         assert sum(bool(answer) for answer in answers[1::2]) == 50
-        assert len(store._pipes._pipes) == 1
+        assert len(store._tasks._by_loop) == 1
 
 
 async def test_closing_lets_notes_end_that_are_on_their_way(url: str, name: str) -> None:

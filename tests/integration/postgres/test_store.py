@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,10 +31,8 @@ from headgate import (
 from headgate.keys import storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.postgres import PostgresStore, migrate
-from headgate.stores.postgres.codec import Arguments
-from headgate.stores.postgres.endpoint import Endpoint, Statement, Wire
 from headgate.stores.postgres.janitor import NEW_STATES_PER_CLEANING
-from headgate.stores.postgres.tasks import MOST_PER_CALL
+from headgate.stores.postgres.peer import MOST_PER_CALL, Message, PostgresPeer, PostgresWire
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 
@@ -65,13 +62,13 @@ def store(url: str) -> Iterator[PostgresStore]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The statements that are sent, by name."""
     names: list[str] = []
-    send = Wire.send
+    send = PostgresWire.send
 
-    def note(self: Wire, statement: Statement, arguments: Arguments) -> bool:
-        names.append(statement.name.decode())
-        return send(self, statement, arguments)
+    def note(self: PostgresWire, message: Message) -> None:
+        names.append(message[0].name.decode())
+        send(self, message)
 
-    monkeypatch.setattr(Wire, "send", note)
+    monkeypatch.setattr(PostgresWire, "send", note)
     return names
 
 
@@ -507,23 +504,6 @@ async def _remaining(limiter: AsyncLimiter) -> int | None:
     return (await limiter.check("a", 0)).remaining
 
 
-async def test_a_reply_that_is_there_but_unread_is_not_late(url: str, name: str) -> None:
-    """As after the event loop was blocked, if it looks at its timers first."""
-    async with PostgresStore(url, deadline=PATIENT) as store:
-        limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
-        await limiter.hit("a")
-        hit = asyncio.ensure_future(limiter.hit("a"))
-        await asyncio.sleep(0)
-        (pipe,) = store._pipes._pipes.values()
-        (call,) = pipe._under_way
-        assert pipe._wire is not None
-        while not pipe._wire.has_news():
-            assert time.monotonic() < call.due
-        call.due = time.monotonic()
-        pipe._on_due()
-        assert (await hit).remaining == 98
-
-
 async def test_calls_under_way_end_before_the_store_is_closed(url: str, name: str) -> None:
     store = PostgresStore(url, deadline=PATIENT)
     limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
@@ -583,16 +563,16 @@ def test_nothing_depends_on_the_session_if_nothing_is_prepared(url: str, name: s
         limiter = Limiter("5/day", "50/week", name=name, store=store, on_store_error="raise")
         for expected in (4, 3, 2):
             assert limiter.hit("a").remaining == expected
-            (wire,) = store._lines.idle
-            wire._pgconn.exec_(b"DISCARD ALL")
+            (wire,) = store._threads.wires
+            wire.pgconn.exec_(b"DISCARD ALL")
 
 
 def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, name: str) -> None:
     with PostgresStore(url, deadline=PATIENT) as store:
         limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
         limiter.hit("a")
-        (wire,) = store._lines.idle
-        wire._pgconn.exec_(b"DEALLOCATE ALL")
+        (wire,) = store._threads.wires
+        wire.pgconn.exec_(b"DEALLOCATE ALL")
         with pytest.raises(StoreConflict, match="prepare=False"):
             limiter.hit("a")
 
@@ -604,12 +584,12 @@ def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
     store = PostgresStore(url, deadline=PATIENT)
     limiter = AsyncLimiter("5/day", name=name, store=store, on_store_error="raise")
     reached, go_on = threading.Event(), threading.Event()
-    connect = Endpoint.connect
+    connect = PostgresPeer.connect
 
-    def hang(self: Endpoint, due: float) -> Wire:
+    def hang(self: PostgresPeer, seconds: float) -> PostgresWire:
         reached.set()
         assert go_on.wait(PATIENT)
-        return connect(self, due)
+        return connect(self, seconds)
 
     async def give_up() -> None:
         hit = asyncio.ensure_future(limiter.hit("a"))
@@ -617,7 +597,7 @@ def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
         hit.cancel()
         asyncio.get_running_loop().call_soon(go_on.set)
 
-    monkeypatch.setattr(Endpoint, "connect", hang)
+    monkeypatch.setattr(PostgresPeer, "connect", hang)
     asyncio.run(give_up())
     monkeypatch.undo()
     assert asyncio.run(_remaining(limiter)) == 5
@@ -660,17 +640,17 @@ def test_a_store_that_was_interrupted_goes_on_with_another_connection(
     """A reply that nobody has read must not be taken for that to the next call."""
     limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
     limiter.hit("a")
-    (wire,) = store._lines.idle
+    (wire,) = store._threads.wires
     interrupted = threading.Event()
 
-    def interrupt(self: Wire) -> bool:
+    def interrupt(self: PostgresWire) -> bool:
         interrupted.set()
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Wire, "receive", interrupt)
+        patch.setattr(PostgresWire, "receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
             limiter.hit("a")
     assert interrupted.is_set()
-    assert wire not in store._lines.idle
+    assert wire not in store._threads.wires
     assert limiter.hit("b").remaining == 4

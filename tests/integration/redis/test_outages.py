@@ -26,7 +26,7 @@ from headgate import (
 )
 from headgate.stores.outage import local
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.tasks import MANY
+from headgate.stores.remote.batching import MANY
 from headgate.testing.servers import RedisServer, find_free_port
 from tests.integration.redis.proxy import Proxy
 

@@ -489,14 +489,6 @@ def test_its_name_has_no_credentials() -> None:
     assert repr(ServerStore("http://:secret@x:1")) == "<ServerStore http://x:1>"
 
 
-@pytest.mark.parametrize("deadline", [0, -1, float("nan"), 3600])
-def test_a_deadline_is_a_sensible_number(deadline: float) -> None:
-    with pytest.raises(ConfigError, match="deadline"):
-        ServerStore(URL, deadline=deadline)
-    with pytest.raises(ConfigError, match="deadline"):
-        ServerStore(URL).bind("x", (), deadline=deadline)
-
-
 async def test_a_closed_store_is_unavailable(server: ScriptedServer) -> None:
     for asynchronously in (False, True):
         store = ServerStore(URL, transport=server.transport)
@@ -530,3 +522,11 @@ async def test_a_store_is_a_context_manager_of_both_kinds(server: ScriptedServer
         await store.async_limiters()
     with pytest.raises(StoreUnavailable, match="closed"):
         await store.async_limiters()
+
+
+async def test_a_transport_of_the_other_kind_is_a_mistake() -> None:
+    for_tasks, for_threads = httpx.ASGITransport(app=None), httpx.HTTPTransport()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="for coroutines"):
+        Limiter("5/minute", name="login", store=ServerStore(URL, transport=for_tasks))
+    with pytest.raises(ConfigError, match="for threads"):
+        AsyncLimiter("5/minute", name="login", store=ServerStore(URL, transport=for_threads))

@@ -13,6 +13,7 @@ from struct import Struct, unpack
 from typing import Any, Literal, NamedTuple
 
 from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, TokenBucket, check_cost
+from headgate.costs import Costs
 from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh
 from headgate.keys import Key, PlainKey, check_plain, key_picker, storage_key, storage_prefix
@@ -186,7 +187,7 @@ class Plan:
         at = _SERVER_CLOCK if now is None else now
         return ScriptCall(keys, _HEAD.pack(operation, self._size, at, cost, self._new_birth()) + self._shapes)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> ScriptCall:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> ScriptCall:
         """Return the request to give back units of a hold."""
         at = _SERVER_CLOCK if now is None else now
         body = [_HEAD.pack(Operation.REFUND, self._size, at, cost, 0), self._shapes]

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import redis.asyncio.connection
 import redis.connection
 from redis import Redis, RedisCluster
+from redis._parsers.base import BaseParser
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 from redis.exceptions import MovedError, RedisError, ResponseError
@@ -212,6 +213,17 @@ class Endpoint:
             if user := settings.get("username"):
                 text = re.sub(rf"\b{re.escape(str(user))}\b", "***", text)
         return text
+
+
+def socket_of(connection: Connection) -> Any:
+    """Return the socket of a connection that is connected; redis-py has no other name for it."""
+    return connection._sock  # type: ignore[attr-defined]
+
+
+def error_of(text: str) -> RedisError:
+    """Return the exception that redis-py makes of an error of the server."""
+    error: RedisError = BaseParser.parse_error(text)  # type: ignore[no-untyped-call]
+    return error
 
 
 def is_read_only(error: object) -> bool:

@@ -127,6 +127,11 @@ class Part(NamedTuple):
     keys: tuple[bytes, ...]
 
 
+def single(request: ScriptCall) -> Flow[Reply]:
+    """Return the flow of one request."""
+    return (yield request)
+
+
 def slot_of(request: ScriptCall) -> int:
     """Return the slot of a request."""
     return int(key_slot(request.keys[0]))

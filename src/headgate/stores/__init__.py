@@ -14,8 +14,9 @@ from typing import Any
 
 from headgate.errors import ConfigError
 from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guarantees, Store
+from headgate.stores.failure import Local, OnOverload, OnStoreError, local
 from headgate.stores.memory import MemoryStore
-from headgate.stores.outage import Health, OnStoreError, local
+from headgate.stores.outage import Health
 from headgate.stores.sqlite import SQLiteStore
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "Gate",
     "Guarantees",
     "Health",
+    "Local",
     "MemoryStore",
+    "OnOverload",
     "OnStoreError",
     "SQLiteStore",
     "Store",
@@ -49,23 +52,25 @@ limiters, which are made of stores.
 """
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, *, deadline: float | None = None) -> Store:
     """Return the store that a URL names.
+
+    A store over a network gives up a call after `deadline` seconds, by default 1; any other has none.
 
     Raises:
         ConfigError: No store has such URLs, or what it needs is not installed.
     """
-    store: Store = _open(url)
+    store: Store = _open(url, deadline)
     return store
 
 
-def open_async_store(url: str) -> AsyncStore:
-    """Return the store that a URL names, for coroutines.
+def open_async_store(url: str, *, deadline: float | None = None) -> AsyncStore:
+    """As `open_store`, for coroutines.
 
     Raises:
         ConfigError: No store has such URLs, or what it needs is not installed.
     """
-    store: AsyncStore = _open(url)
+    store: AsyncStore = _open(url, deadline)
     return store
 
 
@@ -78,13 +83,13 @@ def check_url(url: str) -> None:
     _scheme(url)
 
 
-def _open(url: str) -> Any:
+def _open(url: str, deadline: float | None) -> Any:
     scheme = _scheme(url)
+    if scheme in _REMOTE:
+        return _remote_class(scheme)(url, **({} if deadline is None else {"deadline": deadline}))
     if scheme == "memory":
         return MemoryStore()
-    if scheme == "sqlite":
-        return SQLiteStore.from_url(url)
-    return _remote_class(scheme)(url)
+    return SQLiteStore.from_url(url)
 
 
 def _scheme(url: str) -> str:

@@ -43,6 +43,7 @@ from headgate.stores.base import (
     note_text,
     release_down_to,
 )
+from headgate.stores.breaker import stop_probes
 from headgate.stores.request import Request
 from headgate.stores.sqlite_log import LONGEST_STATE, SCHEMA, LargeLog, pack, unpack
 
@@ -191,6 +192,7 @@ class SQLiteStore:
 
     def close(self) -> None:
         """Close the file."""
+        stop_probes(self)
         with self._lock:
             self._closed = True
             if self._connection is not None:

@@ -27,6 +27,7 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
 )
+from headgate.stores.breaker import stop_probes
 from headgate.stores.postgres.codec import Codec, NoteCall, Reply, StateCall
 from headgate.stores.postgres.endpoint import Endpoint
 from headgate.stores.postgres.migrations import migrate
@@ -134,11 +135,13 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
+        stop_probes(self)
         self._lines.close()
         self._pipes.close()
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
+        stop_probes(self)
         await self._pipes.aclose()
         self._lines.close()
 

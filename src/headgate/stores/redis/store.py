@@ -30,6 +30,7 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
 )
+from headgate.stores.breaker import stop_probes
 from headgate.stores.redis import codec
 from headgate.stores.redis.cluster import ClusterLines, ClusterPipes, SlotMap
 from headgate.stores.redis.codec import Reply, Tag
@@ -136,6 +137,7 @@ class RedisStore:
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
+        stop_probes(self)
         for lines in self._lines.values():
             lines.close()
         for pipes in self._pipes.values():
@@ -143,6 +145,7 @@ class RedisStore:
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
+        stop_probes(self)
         for pipes in self._pipes.values():
             await pipes.aclose()
         for lines in self._lines.values():

@@ -17,10 +17,17 @@ import redis.connection
 from redis import Redis, RedisCluster
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio import RedisCluster as AsyncRedisCluster
-from redis.exceptions import MovedError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, MovedError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headgate.errors import ConfigError, StoreConflict, StoreError, StoreUnavailable
+from headgate.errors import (
+    ConfigError,
+    StoreConflict,
+    StoreError,
+    StoreMisconfigured,
+    StoreTimeout,
+    StoreUnavailable,
+)
 
 Target = str | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
 """What a store can be made of."""
@@ -50,6 +57,16 @@ _LEFT_OUT = frozenset(
         "socket_timeout",
         "timeout",
     }
+)
+
+
+# How a server says that it will not count for us before somebody changes something: credentials, rights, a read-only
+# replica, a database that it does not have, a Sentinel.
+_REFUSAL = re.compile(
+    r"\b(NOAUTH|WRONGPASS|NOPERM|READONLY|DENIED)\b|Authentication required|invalid (username-)?password|AUTH failed|"
+    r"without any password|no permissions|read only replica|unknown command|DB index is out of range|"
+    r"SELECT is not allowed|CERTIFICATE_VERIFY_FAILED",
+    re.IGNORECASE,
 )
 
 
@@ -191,11 +208,17 @@ class Endpoint:
         """Return what a failure of redis-py means to us, without credentials."""
         text = self._without_credentials(str(cause) or type(cause).__name__)
         if isinstance(cause, (RedisTimeoutError, TimeoutError)):
-            return StoreUnavailable(f"{self.name} did not answer in time: {text}")
+            return StoreTimeout(f"{self.name} did not answer in time: {text}")
         if isinstance(cause, MovedError):
-            return StoreUnavailable(f"{self.name} belongs to a cluster: make the store with cluster=True")
+            return StoreMisconfigured(
+                f"{self.name} belongs to a cluster: write redis+cluster://, or make the store with cluster=True"
+            )
         if isinstance(cause, ResponseError) and ("WRONGTYPE" in text or ": not a " in text):
             return StoreConflict(f"{self.name} holds something else under a key of ours: {text}")
+        if isinstance(cause, InvalidResponse) or _REFUSAL.search(
+            f"{getattr(cause, 'status_code', '')} {cause}"
+        ):
+            return StoreMisconfigured(f"{self.name} refuses us, or is another kind of server: {text}")
         return StoreUnavailable(f"{self.name}: {text}")
 
     def presentable(self, cause: BaseException) -> BaseException | None:

@@ -36,6 +36,7 @@ from headgate.stores.breaker import breaker_of
 from headgate.stores.failure import local
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
+from tests.unit.outage.later import Later
 
 
 class Flaky:
@@ -128,37 +129,6 @@ class AsyncFlakyGate(ImmediateGate):
         await super().reset(key)
 
 
-class Later:
-    """What is to be done in the background some time later, and now when a test says so."""
-
-    def __init__(self) -> None:
-        self.pauses: list[float] = []
-        self._due: list[tuple[Callable[..., Any], tuple[object, ...]]] = []
-
-    def __call__(self, seconds: float, method: Callable[..., Any], *args: object) -> bool:
-        self.pauses.append(seconds)
-        self._due.append((method, args))
-        return True
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._due
-
-    def probe(self) -> None:
-        """Let the probes run that are due."""
-        due, self._due = self._due, []
-        assert due, "nobody probes"
-        for method, args in due:
-            method(*args)
-
-    async def aprobe(self) -> None:
-        """The same for those of tasks."""
-        due, self._due = self._due, []
-        assert due, "nobody probes"
-        for method, args in due:
-            await method(*args)
-
-
 @pytest.fixture
 def store() -> Flaky:
     return Flaky()
@@ -166,10 +136,7 @@ def store() -> Flaky:
 
 @pytest.fixture(autouse=True)
 def later(monkeypatch: pytest.MonkeyPatch) -> Later:
-    later = Later()
-    monkeypatch.setattr("headgate._sync.resilience.call_later", later)
-    monkeypatch.setattr("headgate._async.resilience.call_later_async", later)
-    return later
+    return Later.instead_of_timers(monkeypatch)
 
 
 def limiter_on(store: Flaky, **options: Any) -> Limiter:

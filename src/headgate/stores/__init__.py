@@ -3,6 +3,8 @@
 memory://                     this process
 sqlite:///relative/path.db    a file; sqlite:////absolute/path.db; sqlite:///:memory:
 redis://host:6379/0           a Redis or Valkey server; rediss:// for TLS, unix:///path.sock, valkey://, valkeys://
+redis+sentinel://host:26379,other:26379/primary/0    the primary that Sentinels name
+redis+cluster://host:6379,other:6379                 a cluster, by any of its nodes
 postgresql://host/database    a PostgreSQL server
 http://host:8080              a Headgate server, which decides by its own rules; https://:TOKEN@host with a token
 """
@@ -40,7 +42,15 @@ __all__ = [
 
 _REMOTE = {
     **dict.fromkeys(
-        ("redis", "rediss", "unix", "valkey", "valkeys"), ("headgate.stores.redis", "RedisStore", "redis")
+        (
+            "unix",
+            *(
+                f"{scheme}{kind}"
+                for scheme in ("redis", "rediss", "valkey", "valkeys")
+                for kind in ("", "+sentinel", "+cluster")
+            ),
+        ),
+        ("headgate.stores.redis", "RedisStore", "redis"),
     ),
     **dict.fromkeys(("postgres", "postgresql"), ("headgate.stores.postgres", "PostgresStore", "postgres")),
     **dict.fromkeys(("http", "https"), ("headgate.client", "ServerStore", "client")),

@@ -65,7 +65,7 @@ _LEFT_OUT = frozenset(
 _REFUSAL = re.compile(
     r"\b(NOAUTH|WRONGPASS|NOPERM|READONLY|DENIED)\b|Authentication required|invalid (username-)?password|AUTH failed|"
     r"without any password|no permissions|read only replica|unknown command|DB index is out of range|"
-    r"SELECT is not allowed|CERTIFICATE_VERIFY_FAILED",
+    r"SELECT is not allowed|knows no primary|CERTIFICATE_VERIFY_FAILED",
     re.IGNORECASE,
 )
 
@@ -106,12 +106,14 @@ class Endpoint:
         for_threads: How to make a connection; `None` if only coroutines can have one.
         for_tasks: How to make a connection for coroutines; `None` if only threads can have one.
         owner: The user's client. Some of its connections need it to stay alive.
+        others: Further nodes of a cluster, to begin with if this one cannot be reached.
     """
 
     name: str
     for_threads: Recipe | None
     for_tasks: Recipe | None
     owner: object = None
+    others: tuple[tuple[str, int], ...] = ()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

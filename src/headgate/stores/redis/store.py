@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from redis import RedisCluster
 from redis.asyncio import RedisCluster as AsyncRedisCluster
@@ -34,10 +34,11 @@ from headgate.stores.breaker import stop_probes
 from headgate.stores.redis import codec
 from headgate.stores.redis.cluster import ClusterLines, ClusterPipes, SlotMap
 from headgate.stores.redis.codec import Reply, Tag
-from headgate.stores.redis.endpoint import Endpoint, Target
+from headgate.stores.redis.endpoint import Target
 from headgate.stores.redis.flows import Flow, Flows
 from headgate.stores.redis.tasks import Pipes
 from headgate.stores.redis.threads import Lines
+from headgate.stores.redis.urls import place_of
 from headgate.stores.request import Request
 
 T = TypeVar("T")
@@ -55,12 +56,13 @@ class RedisStore:
     """Counts on a Redis (6.2 or later) or Valkey server.
 
     Args:
-        target: A URL (`redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`), or a client of redis-py, of which
-            the address, the login and the settings of TLS are taken. Connections are the store's own: no pool is shared.
+        target: A URL (`redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`; `redis+sentinel://` and
+            `redis+cluster://`, see `urls`), or a client of redis-py, of which the address, the login and the settings of TLS
+            are taken. Connections are the store's own: no pool is shared.
         namespace: Part of the identity of what is counted, for several applications on one server.
         deadline: Seconds after which a call is given up, with `StoreUnavailable`.
         clock: Where time comes from, instead of the server's clock.
-        cluster: Whether the server is a node of a cluster; a `RedisCluster` client says so itself.
+        cluster: Whether the server is a node of a cluster; its URL or client may say so itself.
         hash_tag: In a cluster, what lies in one slot: `"key"`, all rules of a limiter that count by the same key, or
             `"limiter"`, everything that a limiter counts.
 
@@ -84,14 +86,16 @@ class RedisStore:
         cluster: bool = False,
         hash_tag: Tag = "key",
     ) -> None:
-        if hash_tag not in ("key", "limiter"):
-            raise ConfigError(f"hash_tag is 'key' or 'limiter', not {hash_tag!r}")
-        self.endpoint = Endpoint.of(target)
+        place = place_of(target)
+        tag = place.hash_tag or hash_tag
+        if tag not in ("key", "limiter"):
+            raise ConfigError(f"hash_tag is 'key' or 'limiter', not {tag!r}")
+        self.endpoint = place.endpoint
         self.namespace = namespace
         self.deadline = check_deadline(deadline)
         self.clock = clock
-        self._cluster = cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
-        self._tag: Tag | None = hash_tag if self._cluster else None
+        self._cluster = cluster or place.is_cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
+        self._tag: Tag | None = cast(Tag, tag) if self._cluster else None
         self._slots = SlotMap(self.endpoint)
         self._lines: dict[float, Lines | ClusterLines] = {}
         self._pipes: dict[float, Pipes | ClusterPipes] = {}

@@ -35,6 +35,7 @@ REPLACEMENTS = {
     r"AsyncCircuit": "Circuit",
     r"AsyncPing": "Ping",
     r"call_later_async": "call_later",
+    r"ainspect_server": "inspect_server",
     r"AsyncStore": "Store",
     r"AsyncVersion": "Version",
     r"AsyncShadow": "Shadow",

@@ -59,13 +59,14 @@ def bind(
     gate = store.bind_async(limiter, rules, deadline=deadline)
     if not store.remote and not store.guarantees.shared:
         return gate, Health(), None
-    ping = AsyncPing(store, limiter, rules)
+    is_tight = deadline is not None and check_deadline(deadline) < getattr(store, "deadline", deadline)
+    patience = None if is_tight else deadline
+    ping = AsyncPing(store, limiter, rules, patience)
     if not store.remote and policy == "raise":
         return gate, Health(), ping
     breaker = breaker_of(store)
     stand_in = StandIn(limiter, rules, policy, breaker.memory, on_overload)
     health = Health(breaker, stand_in)
-    is_tight = deadline is not None and check_deadline(deadline) < getattr(store, "deadline", deadline)
     patient = store.bind_async(limiter, rules) if is_tight else gate
     resilient = AsyncResilient(gate, patient, ping, stand_in, health, is_tight)
     return resilient, health, resilient.ping
@@ -74,24 +75,32 @@ def bind(
 class AsyncPing:
     """Finds out whether a store can count for a limiter: that it answers, and grants all that counting needs."""
 
-    def __init__(self, store: AsyncStore, limiter: str, rules: tuple[Rule, ...]) -> None:
+    def __init__(
+        self, store: AsyncStore, limiter: str, rules: tuple[Rule, ...], deadline: float | None
+    ) -> None:
         self.store = store
         if store.has_rules:
             # A server whose own store is down answers by its policy, so to look is enough.
-            self._gate = store.bind_async(limiter, rules)
+            self._gate = store.bind_async(limiter, rules, deadline=deadline)
             self._request = Request("peek", _key_for(rules), 0)
         else:
-            self._gate = store.bind_async(limiter, (_PING_RULE,))
+            self._gate = store.bind_async(limiter, (_PING_RULE,), deadline=deadline)
             self._request = Request("record", _PING_KEY, 1)
 
     async def __call__(self) -> None:
-        """Ask the store, by its own deadline.
+        """Ask the store, for as long as that may take at least by its own deadline.
 
         Raises:
             StoreUnavailable: It is down.
             StoreMisconfigured: It is there and refuses.
         """
         await self._gate.ask(self._request)
+
+    async def inspect_server(self) -> None:
+        """Let the store find out what else is to be known of its server, and warn of it."""
+        inspect = getattr(self.store, "ainspect_server", None)
+        if inspect is not None:
+            await inspect()
 
 
 def _key_for(rules: tuple[Rule, ...]) -> Key:
@@ -254,6 +263,7 @@ class AsyncResilient:
                 self._note_misconfiguration(error)
             raise
         self._works()
+        await self._ping.inspect_server()
 
     async def _probe(self) -> None:
         """Ask what the store failed to answer, for another node of a cluster may be well; then whether it can count."""

@@ -43,13 +43,15 @@ def rule_shown(rule: Rule) -> RuleShown:
     )
 
 
-def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy) -> StoreShown:
-    """Return how a limiter's store is doing."""
-    is_up = limiter.health.available
+def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy, reason: str | None = None) -> StoreShown:
+    """Return how a limiter's store is doing; a reason is what a ping has just said against it."""
+    health = limiter.health
+    reason = reason or health.reason
     return StoreShown(
         limiter=policy.name,
         store=redact(policy.store),
-        up=is_up,
-        breaker="closed" if is_up else "open",
-        failures=limiter.health.failures,
+        up=reason is None,
+        breaker="open" if health.state == "unavailable" else "closed",
+        failures=health.failures,
+        reason=None if reason is None else redact(reason),
     )

@@ -236,13 +236,14 @@ class InspectAnswer(Struct):
 
 
 class StoreShown(Struct):
-    """How a limiter's store is doing."""
+    """How a limiter's store is doing; `up` if it counts, and otherwise the reason why it does not."""
 
     limiter: str
     store: str
     up: bool
     breaker: Literal["closed", "open"]
     failures: int
+    reason: str | None = None
 
 
 class Health(Struct):

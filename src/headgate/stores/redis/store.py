@@ -8,6 +8,7 @@ tasks (`tasks`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
@@ -31,7 +32,7 @@ from headgate.stores.base import (
     note_text,
 )
 from headgate.stores.breaker import stop_probes
-from headgate.stores.redis import codec
+from headgate.stores.redis import codec, eviction
 from headgate.stores.redis.cluster import ClusterLines, ClusterPipes, SlotMap
 from headgate.stores.redis.codec import Reply, Tag
 from headgate.stores.redis.endpoint import Target
@@ -43,13 +44,12 @@ from headgate.stores.request import Request
 
 T = TypeVar("T")
 
+logger = logging.getLogger("headgate")
+
 DEFAULT_DEADLINE = 1.0
 """Seconds."""
 
-_MAY_LOSE = (
-    "nothing when a client dies. When the server does, what it had not written to disk or replicated; "
-    "and single keys at any time, if its maxmemory-policy is not noeviction"
-)
+_MAY_LOSE = "nothing when a client dies. When the server does, what it had not written to disk or replicated"
 
 
 class RedisStore:
@@ -96,6 +96,7 @@ class RedisStore:
         self.clock = clock
         self._cluster = cluster or place.is_cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
         self._tag: Tag | None = cast(Tag, tag) if self._cluster else None
+        self._evicts: str | None = None  # not known yet
         self._slots = SlotMap(self.endpoint)
         self._lines: dict[float, Lines | ClusterLines] = {}
         self._pipes: dict[float, Pipes | ClusterPipes] = {}
@@ -103,7 +104,34 @@ class RedisStore:
     @property
     def guarantees(self) -> Guarantees:
         """What this store keeps and what it cannot."""
-        return Guarantees(shared=True, durable=True, all_or_nothing=self._tag != "key", may_lose=_MAY_LOSE)
+        if self._evicts is None:
+            evicted = "; and single keys at any time, if its maxmemory-policy is not noeviction"
+        else:
+            evicted = (
+                f"; and single keys at any time: its maxmemory-policy is {self._evicts}"
+                if self._evicts
+                else ""
+            )
+        return Guarantees(
+            shared=True, durable=True, all_or_nothing=self._tag != "key", may_lose=_MAY_LOSE + evicted
+        )
+
+    def inspect_server(self) -> None:
+        """Find out what else is to be known of the server; part of `ping`."""
+        self._note_eviction(eviction.ask(self.endpoint, self.deadline))
+
+    async def ainspect_server(self) -> None:
+        """As `inspect_server`, for coroutines."""
+        self._note_eviction(await eviction.ask_async(self.endpoint, self.deadline))
+
+    def _note_eviction(self, policy: str | None) -> None:
+        if policy and policy != self._evicts:
+            logger.warning(
+                "%s drops keys when it is full (maxmemory-policy %s), and so forgets what was counted; set noeviction",
+                self.endpoint.name,
+                policy,
+            )
+        self._evicts = policy
 
     @property
     def notes(self) -> AsyncNotes:

@@ -16,12 +16,13 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from headgate import StoreConflict, StoreError, StoreUnavailable
+from headgate import StoreConflict, StoreError, StoreMisconfigured, StoreUnavailable
 from headgate.apps.tiers.backends import UNREADABLE, AtomicBackend, MemoryBackend, PipelineBackend, state_keys
 from headgate.apps.tiers.bucket import Bucket, Outcome
 from headgate.apps.tiers.log import LimitedLog, _redact_redis_credentials, log
 from headgate.circuit import AsyncCircuit, Breaker
 from headgate.clock import Clock
+from headgate.stores.redis.endpoint import is_refusal
 
 DEADLINE = 1.0
 """Seconds that Redis has for an answer."""
@@ -64,6 +65,16 @@ class Backends:
         except StoreError:
             return self.memory.take(bucket, key, cost)
 
+    async def ping(self) -> None:
+        """Ask Redis whether it can be used, by taking a token from a bucket that is nobody's.
+
+        Raises:
+            StoreUnavailable: It is down.
+            StoreMisconfigured: It refuses us.
+        """
+        if self._client is not None:
+            await self._ask_redis(Bucket(1, 1.0), "headgate:ping", 1)
+
     async def _ask_redis(self, bucket: Bucket, key: str, cost: int) -> Outcome:
         assert self._pipeline is not None
         try:
@@ -82,7 +93,8 @@ class Backends:
             self._complain(logging.ERROR, "Rate limit check failed: %s", str(error) or type(error).__name__)
         if isinstance(error, StoreError):
             return error
-        return StoreUnavailable(_redact_redis_credentials(str(error) or type(error).__name__))
+        kind = StoreMisconfigured if is_refusal(error) else StoreUnavailable
+        return kind(_redact_redis_credentials(str(error) or type(error).__name__))
 
     async def _probe(self) -> None:
         """Look whether Redis is back."""

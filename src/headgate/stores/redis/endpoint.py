@@ -217,9 +217,7 @@ class Endpoint:
             )
         if isinstance(cause, ResponseError) and ("WRONGTYPE" in text or ": not a " in text):
             return StoreConflict(f"{self.name} holds something else under a key of ours: {text}")
-        if isinstance(cause, InvalidResponse) or _REFUSAL.search(
-            f"{getattr(cause, 'status_code', '')} {cause}"
-        ):
+        if is_refusal(cause):
             return StoreMisconfigured(f"{self.name} refuses us, or is another kind of server: {text}")
         return StoreUnavailable(f"{self.name}: {text}")
 
@@ -237,6 +235,12 @@ class Endpoint:
             if user := settings.get("username"):
                 text = re.sub(rf"\b{re.escape(str(user))}\b", "***", text)
         return text
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether a server will not work for us before somebody changes something, or is another kind of server."""
+    text = f"{getattr(error, 'status_code', '')} {error}"
+    return isinstance(error, InvalidResponse) or _REFUSAL.search(text) is not None
 
 
 def is_read_only(error: object) -> bool:

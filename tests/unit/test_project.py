@@ -55,13 +55,14 @@ MAY_IMPORT = {
     "_sync": VALUES
     | {"algorithms", "stores", "_asking", "_awaiting", "_concurrency", "_fork", "hooks", "quotas"},
     "headgate": INSIDE | {"_build"},
+    "circuit": {"_async", "_sync", "stores"},
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},
     "policy": INSIDE | {"headgate", "observe"},
     "testing": INSIDE | {"headgate"},
     "client": INSIDE | {"headgate"},
-    "server": INSIDE | {"headgate", "http", "observe", "policy"},
-    "apps": INSIDE | {"headgate", "http", "observe", "policy"},
+    "server": INSIDE | {"headgate", "circuit", "http", "observe", "policy"},
+    "apps": INSIDE | {"headgate", "circuit", "http", "observe", "policy"},
     "demo": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing"},
     "cli": INSIDE
     | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing", "demo", "_build"},

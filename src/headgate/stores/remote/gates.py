@@ -64,9 +64,9 @@ class RemoteGate:
 
     def ask(self, request: Request) -> Answer:
         ask = self._asks.ask(request)
-        if is_given_up(request):
+        if request.is_given_up:
             return self._call(ask, abandoned=partial(self._release, ask, request))
-        return self._call(ask, must_leave=must_leave(request))
+        return self._call(ask, must_leave=request.is_completed)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._call(self._asks.refund(receipts, cost, now), must_leave=True)
@@ -109,11 +109,11 @@ class AsyncRemoteGate:
         if ask.request is None:
             return ask.read(None)
         due = monotonic() + self._deadline
-        if is_given_up(request):
+        if request.is_given_up:
             abandoned = partial(self._release, ask, request)
             reply = await self._engine.call(ask.request, due, self._limiter, abandoned)
         else:
-            reply = await self._engine.start(ask.request, due, self._limiter, must_leave=must_leave(request))
+            reply = await self._engine.start(ask.request, due, self._limiter, must_leave=request.is_completed)
         return read(self._name, ask, reply)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -135,16 +135,6 @@ class AsyncRemoteGate:
             due = monotonic() + self._deadline
             refund = self._engine.start(with_units.request, due, self._limiter, must_leave=True)
             refund.add_done_callback(mention_failure)
-
-
-def is_given_up(request: Request) -> bool:
-    """Return whether what a request takes is given back if its caller is gone: a new hold, which no one would end."""
-    return request.operation == "hold" and request.replaces is None
-
-
-def must_leave(request: Request) -> bool:
-    """Return whether a request is sent even if its caller is gone: it says what has been done."""
-    return request.operation == "record" or request.replaces is not None
 
 
 def read(name: str, ask: Ask[T], reply: Any) -> T:

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "algorithms": VALUES,
     "stores": VALUES | {"_fork", "algorithms"},
     "_concurrency": set(),
-    "_asking": VALUES | {"_awaiting", "stores"},
+    "_asking": VALUES | {"_awaiting", "quotas", "stores"},
     "_awaiting": VALUES | {"stores"},
     "_build": set(),
     "_fork": set(),

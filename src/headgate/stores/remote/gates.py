@@ -79,7 +79,7 @@ class RemoteGate:
         request, due = ask.request, monotonic() + self._deadline
         if request is None:
             return ask.read(None)
-        reply = self._engine.call(request, due, self._limiter, must_leave=must_leave, abandoned=abandoned)
+        reply = self._engine.call(request, due, self._limiter, must_leave, abandoned)
         return read(self._name, ask, reply)
 
     def _release(self, ask: Ask[Answer], request: Request, reply: Any) -> None:

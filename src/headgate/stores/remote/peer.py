@@ -64,7 +64,7 @@ class Peer(Protocol):
         name: What it is called in messages; without credentials.
         lanes: How many connections there may be, per event loop and for all threads together.
         most: How many calls may leave together.
-        most_bytes: How large they may be together.
+        most_bytes: How large they may be together, by `size`; `None` if that does not matter.
     """
 
     @property
@@ -74,7 +74,7 @@ class Peer(Protocol):
     @property
     def most(self) -> int: ...
     @property
-    def most_bytes(self) -> int: ...
+    def most_bytes(self) -> int | None: ...
 
     def size(self, request: Any) -> int:
         """Return how many bytes a request is worth."""

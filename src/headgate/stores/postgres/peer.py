@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from psycopg import OperationalError, pq
+from psycopg import Error, OperationalError, pq
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PollingStatus
 
 from headgate.errors import StoreError
@@ -71,6 +71,7 @@ class PostgresPeer:
 
     most = MOST_PER_CALL
     most_bytes = 0
+    failures = (Error, Refused)
 
     def __init__(self, endpoint: Endpoint, lanes: int, durable: bool, prepare: bool) -> None:
         self.name = endpoint.name

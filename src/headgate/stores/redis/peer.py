@@ -74,6 +74,7 @@ class RedisPeer:
     lanes = 1
     most = MOST_PER_CALL
     most_bytes = None
+    failures = (RedisError,)
 
     def __init__(self, endpoint: Endpoint, is_node: bool = False) -> None:
         self.name = endpoint.name

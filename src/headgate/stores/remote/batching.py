@@ -402,8 +402,9 @@ class Batcher(Generic[L]):
 
     def _measure(self, lane: L, took: float) -> None:
         """Compare what a batch took with what is usual, to know which limiters are slow."""
-        if not self._usual:
-            self._usual = took
+        is_isolated = lane.queue is None or lane.queue.lane is not lane
+        if not self._usual and not is_isolated:
+            self._usual = took  # the server may be far away
         elif took > self._patience:
             self._isolate(lane)
         elif self._slow and len(sources := {call.source for call in lane.batch}) == 1:

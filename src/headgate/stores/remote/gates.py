@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from headgate.errors import HeadgateError, StoreConflict
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
+from headgate.stores.remote.peer import FAILURES
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -146,9 +147,9 @@ def read(name: str, ask: Ask[T], reply: Any) -> T:
     """
     try:
         return ask.read(reply)
-    except HeadgateError:
+    except HeadgateError:  # some of which are a ValueError
         raise
-    except Exception as error:
+    except FAILURES as error:
         raise StoreConflict(f"{name} has answered something that cannot be read: {reply!r:.80}") from error
 
 

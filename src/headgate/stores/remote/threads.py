@@ -24,7 +24,7 @@ from headgate.stores.base import REENTERED, release_down_to
 from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
-from headgate.stores.remote.peer import PENDING, Peer, Talk, Wire
+from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Talk, Wire
 
 T = TypeVar("T")
 
@@ -184,6 +184,7 @@ class Crew:
     def __init__(self, peer: Peer, deadline: float) -> None:
         self.is_closed = self.is_inherited = False
         self._peer = peer
+        self._failures: tuple[type[Exception], ...] = (*peer.failures, *FAILURES)
         self._batcher = Batcher(peer, deadline, ThreadLane)
         self.lanes = self._batcher.lanes
         self._lock: Any = threading.RLock()
@@ -196,8 +197,6 @@ class Crew:
 
     def wait(self, call: ThreadCall, lane: ThreadLane | None) -> None:
         """Wait until there is something to do: on a lane, or for the thread that does so. It is never for long."""
-        if self.is_inherited:
-            raise StoreUnavailable(f"{self._peer.name}: the process was forked in the middle of a call")
         seconds = min(LEASE, call.due - time.monotonic())
         if lane is None:
             if call.baton is not None:
@@ -224,6 +223,8 @@ class Crew:
     def _alone(self, work: Callable[..., T], *args: Any) -> T:
         """Return what some work returns that no other thread may interrupt."""
         lock = self._lock
+        if self.is_inherited:
+            raise StoreUnavailable(f"{self._peer.name}: the process was forked in the middle of a call")
         if self._is_busy and lock._is_owned():
             raise StoreUnavailable(REENTERED)
         try:
@@ -318,7 +319,7 @@ class Crew:
         while lane.talk is not None:
             try:
                 reply = lane.wire.receive()
-            except Exception as cause:  # noqa: BLE001  # whatever it is, no caller may wait for ever
+            except self._failures as cause:
                 self._lose(lane, cause)
                 return
             if reply is PENDING:
@@ -338,7 +339,7 @@ class Crew:
             lane.talk = None
             self._batcher.finish(lane, stop.value)
             lane.is_in_doubt = False
-        except Exception as cause:  # noqa: BLE001  # see above
+        except self._failures as cause:
             self._lose(lane, cause)
 
     def _hand_on(self, call: ThreadCall, now: float) -> None:

@@ -13,6 +13,7 @@ from headgate.costs import Costs
 from headgate.errors import HeadgateError, StoreConflict
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
+from headgate.stores.remote.peer import FAILURES
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -80,7 +81,7 @@ class RemoteGate:
         request, due = ask.request, monotonic() + self._deadline
         if request is None:
             return ask.read(None)
-        reply = self._engine.call(request, due, self._limiter, must_leave=must_leave, abandoned=abandoned)
+        reply = self._engine.call(request, due, self._limiter, must_leave, abandoned)
         return read(self._name, ask, reply)
 
     def _release(self, ask: Ask[Answer], request: Request, reply: Any) -> None:
@@ -145,9 +146,9 @@ def read(name: str, ask: Ask[T], reply: Any) -> T:
     """
     try:
         return ask.read(reply)
-    except HeadgateError:
+    except HeadgateError:  # some of which are a ValueError
         raise
-    except Exception as error:
+    except FAILURES as error:
         raise StoreConflict(f"{name} has answered something that cannot be read: {reply!r:.80}") from error
 
 

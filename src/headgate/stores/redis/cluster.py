@@ -21,7 +21,7 @@ from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import Endpoint
 from headgate.stores.redis.flows import Flow, Flows, slot_of
 from headgate.stores.redis.peer import AskingCall, Command, Redirected
-from headgate.stores.remote.gates import mention_failure
+from headgate.stores.remote.gates import is_given_up, mention_failure
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -267,6 +267,8 @@ class AsyncClusterGate:
         flow = self._flows.ask(request)
         if request.operation == "peek" or (request.operation == "hit" and not self._flows.may_spread):
             return await self._run(flow)
+        if not is_given_up(request):
+            return await self._to_the_end(flow)
         return await self._to_the_end(
             flow, lambda answer: self._release(answer[1], request.cost, request.now)
         )
@@ -277,7 +279,7 @@ class AsyncClusterGate:
     async def reset(self, key: Key | None) -> None:
         await self._to_the_end(self._flows.reset(key))
 
-    def _release(self, receipts: Receipts | None, cost: int, now: int | None) -> None:
+    def _release(self, receipts: Receipts | None, cost: Costs, now: int | None) -> None:
         """Give back a hold whose caller was cancelled; what cannot be given back counts until it expires."""
         if receipts is not None:
             task = self._start(self._run(self._flows.refund(receipts, cost, now)))

@@ -109,12 +109,12 @@ class RedisPeer:
         return False
 
     def talk(self, calls: Sequence[Call]) -> Talk:
-        groups = self._groups(calls) if self._is_node else [calls]
-        forgotten = self._hand_over(groups, (yield _message(groups, call_by_name)))
+        groups, again = self._groups(calls) if self._is_node else [calls], list[Call]()
+        forgotten = self._hand_over(groups, (yield _message(groups, call_by_name)), again)
         if forgotten:
             # A new server, or one that was told to forget the script: nothing of these was done yet.
-            self._hand_over(forgotten, (yield _message(forgotten, call_by_text)))
-        return ()
+            self._hand_over(forgotten, (yield _message(forgotten, call_by_text)), again)
+        return again
 
     def _groups(self, calls: Sequence[Call]) -> list[Sequence[Call]]:
         """Return the calls that each command is for."""
@@ -125,8 +125,10 @@ class RedisPeer:
             groups.setdefault(group, []).append(call)
         return list(groups.values())
 
-    def _hand_over(self, groups: Sequence[Sequence[Call]], replies: Iterable[Any]) -> list[Sequence[Call]]:
-        """Answer calls, and return the groups that need the script first.
+    def _hand_over(
+        self, groups: Sequence[Sequence[Call]], replies: Iterable[Any], again: list[Call]
+    ) -> list[Sequence[Call]]:
+        """Answer calls, and return the groups that need the script first; note those that leave again for their time.
 
         Raises:
             ConnectionResetError: The server is no longer the primary, so the next call looks for that anew.
@@ -143,6 +145,10 @@ class RedisPeer:
                 reply = [reply] * len(group)
             for call, own in zip(group, reply, strict=True):
                 if isinstance(own, RedisError):
+                    if isinstance(call.request, ScriptCall) and (instead := call.request.after(own)):
+                        call.request = instead
+                        again.append(call)
+                        continue
                     call.fail(self.failure(own))
                     is_demoted |= is_read_only(own)
                 else:

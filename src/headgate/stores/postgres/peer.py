@@ -125,7 +125,8 @@ class PostgresPeer:
         if isinstance(calls[0].request, NoteCall):
             calls[0].answer(value)
             return ()
-        arguments = self._janitor.next(self._hand_over(calls, value))
+        new, again = self._hand_over(calls, value)
+        arguments = self._janitor.next(new)
         if arguments is not None:
             # What has become fresh is cleared away now and then, in a round trip of its own.
             last = yield CLEAN, arguments
@@ -133,7 +134,7 @@ class PostgresPeer:
                 logger.warning("%s", self.failure(last))
             else:
                 self._janitor.cleaned(last)
-        return ()
+        return again
 
     def _message(self, calls: Sequence[Call]) -> Message:
         request = calls[0].request
@@ -143,16 +144,21 @@ class PostgresPeer:
             return ONE, one(request, self._durable)
         return MANY, many([call.request for call in calls], self._durable)
 
-    def _hand_over(self, calls: Sequence[Call], value: bytes | None) -> int:
-        """Answer calls, and return how many new states they have made."""
+    def _hand_over(self, calls: Sequence[Call], value: bytes | None) -> tuple[int, list[Call]]:
+        """Answer calls, and return how many new states they have made, and which have to leave again."""
         requests: list[StateCall] = [call.request for call in calls]
         reply = numbers(value)
         replies = [reply] if len(calls) == 1 else split(requests, reply)
-        new = 0
+        new, again = 0, []
         for call, request, own in zip(calls, requests, replies, strict=True):
-            new += request.new_states(own)
-            call.answer(own)
-        return new
+            repeated = request.repeated(own)
+            if repeated is None:
+                new += request.new_states(own)
+                call.answer(own)
+            else:
+                call.request = repeated
+                again.append(call)
+        return new, again
 
 
 class PostgresWire:

@@ -181,5 +181,5 @@ class PostgresAsks:
         return Ask(self._codec.reset(key), _nothing)
 
 
-def _nothing(reply: Reply) -> None:
-    """Read a reply that has nothing to say."""
+def _nothing(reply: Reply | None) -> None:
+    """Read a reply that has nothing to say, if there is one."""

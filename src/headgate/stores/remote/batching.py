@@ -322,6 +322,12 @@ class Batcher(Generic[L]):
         if is_silent:
             self.fail_waiting(None)
 
+    @property
+    def main_lane(self) -> L | None:
+        """The lane that those calls use whose limiters are not slow; `None` if nothing is under way there."""
+        lane: L | None = self._quick.lane
+        return lane
+
     def lane_of(self, call: Call) -> L | None:
         """Return the lane on which a call is under way, or for which it waits; `None` if there is none."""
         lane: L | None = call.lane if call.state == SENT else self._queue_of(call).lane

@@ -62,7 +62,6 @@ class AsyncEngine:
         request: Any,
         due: float,
         source: str = "",
-        *,
         must_leave: bool = False,
         abandoned: Abandoned | None = None,
     ) -> asyncio.Future[Any]:
@@ -83,7 +82,7 @@ class AsyncEngine:
         engine.start(call)
         return call.future
 
-    async def call(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any:
+    async def call_async(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any:
         """Return the reply to a request; if the caller is cancelled `abandoned` gets it, even when it has just come."""
         future = self.start(request, due, source, abandoned=abandoned)
         try:

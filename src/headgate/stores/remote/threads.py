@@ -15,9 +15,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreUnavailable
@@ -26,8 +25,6 @@ from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Talk, Wire
-
-T = TypeVar("T")
 
 PAUSE = 0.01
 """Seconds after which the server may have closed a connection, so that it is looked at before it is used."""
@@ -211,7 +208,28 @@ class Crew:
 
     def step(self, call: ThreadCall) -> ThreadLane | None:
         """Do all that can be done without waiting; return the lane on which the caller has to wait for all, if it leads."""
-        return self._alone(self._step, call)
+        lock = self._lock
+        if self.is_inherited:
+            raise StoreUnavailable(f"{self._peer.name}: the process was forked in the middle of a call")
+        if self._is_busy and lock._is_owned():
+            raise StoreUnavailable(REENTERED)
+        try:
+            with lock:
+                self._is_busy = True
+                try:
+                    return self._step(call)
+                finally:
+                    self._is_busy = False
+        except BaseException:
+            try:
+                release_down_to(lock, 0)
+            finally:  # once more, in case another signal handler raised meanwhile
+                release_down_to(lock, 0)
+            raise
+        finally:
+            while self._unclaimed:
+                abandoned, reply = self._unclaimed.pop()
+                abandoned(reply)
 
     def wait(self, call: ThreadCall, lane: ThreadLane | None) -> None:
         """Wait until there is something to do: on a lane, or for the thread that does so. It is never for long."""
@@ -226,8 +244,9 @@ class Crew:
 
     def leave(self, call: ThreadCall) -> None:
         """Let others go on without the thread of a call that was interrupted."""
+        call.has_given_up = True
         if not self.is_inherited and not (self._is_busy and self._lock._is_owned()):
-            self._alone(self._leave, call)
+            self.step(call)
 
     def keep_for_later(self, abandoned: Abandoned, reply: Any) -> None:
         """Take a reply whose caller was interrupted; what is to be done with it may need another call."""
@@ -236,32 +255,9 @@ class Crew:
     def close(self) -> None:
         """Close the connections that are idle, and the others when they are."""
         self.is_closed = True
-        self._alone(self._close)
-
-    def _alone(self, work: Callable[..., T], *args: Any) -> T:
-        """Return what some work returns that no other thread may interrupt."""
-        lock = self._lock
-        if self.is_inherited:
-            raise StoreUnavailable(f"{self._peer.name}: the process was forked in the middle of a call")
-        if self._is_busy and lock._is_owned():
-            raise StoreUnavailable(REENTERED)
-        try:
-            with lock:
-                self._is_busy = True
-                try:
-                    return work(*args)
-                finally:
-                    self._is_busy = False
-        except BaseException:
-            try:
-                release_down_to(lock, 0)
-            finally:  # once more, in case another signal handler raised meanwhile
-                release_down_to(lock, 0)
-            raise
-        finally:
-            while self._unclaimed:
-                abandoned, reply = self._unclaimed.pop()
-                abandoned(reply)
+        nobody = ThreadCall(None, 0.0, "", False, None)
+        nobody.state = OVER
+        self.step(nobody)
 
     def _step(self, call: ThreadCall) -> ThreadLane | None:
         batcher = self._batcher
@@ -373,25 +369,18 @@ class Crew:
 
     def _hand_on(self, call: ThreadCall, now: float) -> None:
         """Have another thread lead where this one did, or where nobody does."""
+        if call.has_given_up and call.reply is not None and call.abandoned is not None:
+            call.abandoned(call.reply)  # it has come, and the caller has not seen it
+            call.abandoned = None
         for lane in self.lanes:
-            if lane.queue is not None and (lane.leader is call or lane.led_until <= now):
+            if lane.queue is None:
+                if self.is_closed:
+                    self._hang_up(lane)
+            elif lane.leader is call or lane.led_until <= now:
                 lane.leader, lane.led_until = self._batcher.someone_on(lane), 0.0
                 if isinstance(lane.leader, ThreadCall) and lane.leader.baton is not None:
                     lane.led_until = now + LEASE
                     lane.leader.baton.set()
-        if self.is_closed:
-            self._close()
-
-    def _leave(self, call: ThreadCall) -> None:
-        if call.state == OVER and call.error is None and call.abandoned is not None:
-            call.abandoned(call.reply)  # it has come, and the caller has not seen it
-        call.has_given_up = True
-        self._step(call)
-
-    def _close(self) -> None:
-        for lane in self.lanes:
-            if lane.queue is None:
-                self._hang_up(lane)
 
     def _lose(self, lane: ThreadLane, cause: BaseException) -> None:
         self._hang_up(lane)

@@ -10,7 +10,6 @@ import pytest
 
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.testing import StoreContract
-from headgate.testing.contract.traces import ALL_FEATURES
 from headgate.testing.postgres_server import OLDEST, PostgresServer
 
 PATIENT = 60.0
@@ -25,7 +24,6 @@ def oldest_postgres_url() -> Iterator[str]:
 
 
 class PostgresContract(StoreContract):
-    missing_features = ALL_FEATURES
     effort = 0.25
     prepare = True
     durable = False

@@ -8,12 +8,10 @@ import pytest
 
 from headgate.stores.postgres import PostgresStore
 from headgate.testing import AsyncStoreContract
-from headgate.testing.contract.traces import ALL_FEATURES
 from tests.conformance.test_postgres import PATIENT
 
 
 class TestAsyncPostgres(AsyncStoreContract):
-    missing_features = ALL_FEATURES
     effort = 0.2
 
     @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from psycopg import OperationalError, pq
+from psycopg import Error, OperationalError, pq
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PollingStatus
 
 from headgate.errors import StoreError
@@ -23,7 +23,7 @@ from headgate.stores.postgres.sql import query
 from headgate.stores.remote.batching import Call
 from headgate.stores.remote.connecting import in_thread
 from headgate.stores.remote.peer import PENDING, Talk
-from headgate.stores.remote.polling import wait_for
+from headgate.stores.remote.polling import Poller
 
 logger = logging.getLogger("headgate")
 
@@ -71,6 +71,7 @@ class PostgresPeer:
 
     most = MOST_PER_CALL
     most_bytes = 0
+    failures = (Error, Refused)
 
     def __init__(self, endpoint: Endpoint, lanes: int, durable: bool, prepare: bool) -> None:
         self.name = endpoint.name
@@ -124,7 +125,8 @@ class PostgresPeer:
         if isinstance(calls[0].request, NoteCall):
             calls[0].answer(value)
             return ()
-        arguments = self._janitor.next(self._hand_over(calls, value))
+        new, again = self._hand_over(calls, value)
+        arguments = self._janitor.next(new)
         if arguments is not None:
             # What has become fresh is cleared away now and then, in a round trip of its own.
             last = yield CLEAN, arguments
@@ -132,7 +134,7 @@ class PostgresPeer:
                 logger.warning("%s", self.failure(last))
             else:
                 self._janitor.cleaned(last)
-        return ()
+        return again
 
     def _message(self, calls: Sequence[Call]) -> Message:
         request = calls[0].request
@@ -142,16 +144,21 @@ class PostgresPeer:
             return ONE, one(request, self._durable)
         return MANY, many([call.request for call in calls], self._durable)
 
-    def _hand_over(self, calls: Sequence[Call], value: bytes | None) -> int:
-        """Answer calls, and return how many new states they have made."""
+    def _hand_over(self, calls: Sequence[Call], value: bytes | None) -> tuple[int, list[Call]]:
+        """Answer calls, and return how many new states they have made, and which have to leave again."""
         requests: list[StateCall] = [call.request for call in calls]
         reply = numbers(value)
         replies = [reply] if len(calls) == 1 else split(requests, reply)
-        new = 0
+        new, again = 0, []
         for call, request, own in zip(calls, requests, replies, strict=True):
-            new += request.new_states(own)
-            call.answer(own)
-        return new
+            repeated = request.repeated(own)
+            if repeated is None:
+                new += request.new_states(own)
+                call.answer(own)
+            else:
+                call.request = repeated
+                again.append(call)
+        return new, again
 
 
 class PostgresWire:
@@ -164,6 +171,7 @@ class PostgresWire:
     def __init__(self, pgconn: Any, prepare: bool) -> None:
         self.fileno: int = pgconn.socket
         self.pgconn = pgconn
+        self._poller = Poller(self.fileno)
         self._prepared = prepare
         self._result: Any = None
         self.is_unsent = False
@@ -181,7 +189,7 @@ class PostgresWire:
 
     def is_over(self) -> bool:
         try:
-            while wait_for(self.fileno, 0):
+            while self._poller.wait(0):
                 self.pgconn.consume_input()  # a goodbye, or something harmless
                 if self.pgconn.status != ConnStatus.OK:
                     return True
@@ -198,7 +206,7 @@ class PostgresWire:
         self.is_unsent = bool(pgconn.flush())
 
     def wait(self, seconds: float) -> bool:
-        return wait_for(self.fileno, seconds, for_writing=self.is_unsent)
+        return self._poller.wait(seconds, for_writing=self.is_unsent)
 
     def receive(self) -> Any:
         pgconn = self.pgconn
@@ -283,5 +291,5 @@ class AsyncPostgresWire:
 
 
 def _wait_until(fileno: int, due: float, *, for_writing: bool) -> None:
-    if not wait_for(fileno, due - time.monotonic(), for_writing=for_writing):
+    if not Poller(fileno).wait(due - time.monotonic(), for_writing=for_writing):
         raise TimeoutError

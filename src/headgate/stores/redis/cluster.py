@@ -21,7 +21,7 @@ from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import Endpoint
 from headgate.stores.redis.flows import Flow, Flows, slot_of
 from headgate.stores.redis.peer import AskingCall, Command, Redirected
-from headgate.stores.remote.gates import is_given_up, mention_failure
+from headgate.stores.remote.gates import mention_failure
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -57,7 +57,8 @@ class SlotMap:
 
     def sources(self) -> list[Endpoint]:
         """Return whom to ask for the slots, one after the other."""
-        return [*(self.endpoint(address) for address in self._nodes), self._first]
+        known = (self.endpoint(address) for address in (*self._nodes, *self._first.others))
+        return [*known, self._first]
 
     def owner(self, slot: int) -> Address:
         """Return who has a slot.
@@ -266,7 +267,7 @@ class AsyncClusterGate:
         flow = self._flows.ask(request)
         if request.operation == "peek" or (request.operation == "hit" and not self._flows.may_spread):
             return await self._run(flow)
-        if not is_given_up(request):
+        if not request.is_given_up:
             return await self._to_the_end(flow)
         return await self._to_the_end(
             flow, lambda answer: self._release(answer[1], request.cost, request.now)

@@ -24,7 +24,7 @@ from headgate.stores.redis.endpoint import (
 from headgate.stores.redis.flows import slot_of
 from headgate.stores.remote.batching import Call
 from headgate.stores.remote.peer import PENDING, Talk
-from headgate.stores.remote.polling import wait_for
+from headgate.stores.remote.polling import Poller
 
 MOST_PER_CALL = 128
 """How many requests leave together at most: the server does nothing else while it works on them."""
@@ -73,7 +73,8 @@ class RedisPeer:
 
     lanes = 1
     most = MOST_PER_CALL
-    most_bytes = 0
+    most_bytes = None
+    failures = (RedisError,)
 
     def __init__(self, endpoint: Endpoint, is_node: bool = False) -> None:
         self.name = endpoint.name
@@ -140,8 +141,9 @@ class RedisPeer:
             if isinstance(reply, NoScriptError):
                 forgotten.append(group)
                 continue
-            is_for_all = isinstance(reply, RedisError) or isinstance(group[0].request, Command)
-            for call, own in zip(group, [reply] * len(group) if is_for_all else reply, strict=True):
+            if isinstance(reply, RedisError) or isinstance(group[0].request, Command):
+                reply = [reply] * len(group)
+            for call, own in zip(group, reply, strict=True):
                 if isinstance(own, RedisError):
                     if isinstance(call.request, ScriptCall) and (instead := call.request.after(own)):
                         call.request = instead
@@ -178,7 +180,7 @@ class RedisWire:
         self._connection = connection
         self._socket = socket_of(connection)
         self._socket.setblocking(False)
-        self._fileno = self._socket.fileno()
+        self._poller = Poller(self._socket.fileno())
         self._unsent = b""
         self._received = b""
         self._expected = 0
@@ -199,7 +201,7 @@ class RedisWire:
         self._flush()
 
     def wait(self, seconds: float) -> bool:
-        return wait_for(self._fileno, seconds, for_writing=bool(self._unsent))
+        return self._poller.wait(seconds, for_writing=bool(self._unsent))
 
     def receive(self) -> Any:
         if self._unsent:

@@ -13,6 +13,7 @@ from headgate.costs import Costs
 from headgate.errors import HeadgateError, StoreConflict
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
+from headgate.stores.remote.peer import FAILURES
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -64,9 +65,9 @@ class RemoteGate:
 
     def ask(self, request: Request) -> Answer:
         ask = self._asks.ask(request)
-        if is_given_up(request):
+        if request.is_given_up:
             return self._call(ask, abandoned=partial(self._release, ask, request))
-        return self._call(ask, must_leave=must_leave(request))
+        return self._call(ask, must_leave=request.is_completed)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._call(self._asks.refund(receipts, cost, now), must_leave=True)
@@ -80,7 +81,7 @@ class RemoteGate:
         request, due = ask.request, monotonic() + self._deadline
         if request is None:
             return ask.read(None)
-        reply = self._engine.call(request, due, self._limiter, must_leave=must_leave, abandoned=abandoned)
+        reply = self._engine.call(request, due, self._limiter, must_leave, abandoned)
         return read(self._name, ask, reply)
 
     def _release(self, ask: Ask[Answer], request: Request, reply: Any) -> None:
@@ -109,11 +110,11 @@ class AsyncRemoteGate:
         if ask.request is None:
             return ask.read(None)
         due = monotonic() + self._deadline
-        if is_given_up(request):
+        if request.is_given_up:
             abandoned = partial(self._release, ask, request)
             reply = await self._engine.call(ask.request, due, self._limiter, abandoned)
         else:
-            reply = await self._engine.start(ask.request, due, self._limiter, must_leave=must_leave(request))
+            reply = await self._engine.start(ask.request, due, self._limiter, must_leave=request.is_completed)
         return read(self._name, ask, reply)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -137,16 +138,6 @@ class AsyncRemoteGate:
             refund.add_done_callback(mention_failure)
 
 
-def is_given_up(request: Request) -> bool:
-    """Return whether what a request takes is given back if its caller is gone: a new hold, which no one would end."""
-    return request.operation == "hold" and request.replaces is None
-
-
-def must_leave(request: Request) -> bool:
-    """Return whether a request is sent even if its caller is gone: it says what has been done."""
-    return request.operation == "record" or request.replaces is not None
-
-
 def read(name: str, ask: Ask[T], reply: Any) -> T:
     """Return what a reply says.
 
@@ -155,9 +146,9 @@ def read(name: str, ask: Ask[T], reply: Any) -> T:
     """
     try:
         return ask.read(reply)
-    except HeadgateError:
+    except HeadgateError:  # some of which are a ValueError
         raise
-    except Exception as error:
+    except FAILURES as error:
         raise StoreConflict(f"{name} has answered something that cannot be read: {reply!r:.80}") from error
 
 

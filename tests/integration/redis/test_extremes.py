@@ -35,7 +35,7 @@ class Twins:
 
     def __init__(self, url: str, name: str, *rules: Rule) -> None:
         self.clock = FakeClock()
-        self.store, self.reference = RedisStore(url), ReferenceStore(clock=self.clock)
+        self.store, self.reference = RedisStore(url, deadline=30), ReferenceStore(clock=self.clock)
         self.limiters = [
             Limiter(*rules, name=name, store=store, clock=self.clock, on_store_error="raise")
             for store in (self.store, self.reference)

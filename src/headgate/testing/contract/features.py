@@ -138,6 +138,18 @@ class MoveTests(Contract):
         assert limiter.check("a", 0) == seen
 
     @each_kind
+    def test_a_refused_confirmation_gives_nothing_back(self, kind: str) -> None:
+        self.need("moves")
+        limiter = self.limiter(self.rule(kind, 5))
+        hold = limiter.hold("a", 2)
+        limiter.hit("a", 3)
+        before, seen = self.dump(), limiter.check("a", 0)
+        refused = hold.confirm(3)
+        assert (refused.allowed, refused.remaining) == (False, 0)
+        assert (self.dump(), limiter.check("a", 0)) == (before, seen)
+        assert hold.confirm(2)
+
+    @each_kind
     def test_only_the_first_confirmation_counts(self, kind: str) -> None:
         self.need("moves")
         limiter = self.limiter(self.rule(kind, 10))
@@ -161,9 +173,10 @@ class MoveTests(Contract):
     def test_several_rules_move_together_or_not_at_all(self, kind: str) -> None:
         self.need("moves")
         self.require("all_or_nothing")
-        limiter = self.limiter(self.rule(kind, 20, name="wide"), self.rule("sliding_log", 5, name="narrow"))
+        narrow = self.rule(self.kinds[0], 5, 10_000_000, name="narrow")
+        limiter = self.limiter(self.rule(kind, 20, 3_600_000_000, name="wide"), narrow)
         hold = limiter.hold("a", 3)
-        self.clock.advance_us(61_000_001)
+        self.clock.advance_us(21_000_000)
         limiter.hit("a", 4)
         before = limiter.check("a", 0), self.dump()
         assert hold.confirm().denied_by == "narrow"

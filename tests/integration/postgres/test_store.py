@@ -172,7 +172,7 @@ async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: st
                     calls.append(
                         limiter.hit(key, cost)  # type: ignore[arg-type]
                         if dice < 0.4
-                        else limiter._take(key, cost, None, None)
+                        else limiter._take(key, cost, None, None, None)
                         if dice < 0.6
                         else limiter.check(key, cost)
                         if dice < 0.8

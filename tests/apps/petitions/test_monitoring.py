@@ -258,29 +258,6 @@ async def test_what_was_accepted_since_counts_too(clock: FakeClock) -> None:
 # --- The database is away --------------------------------------------------------------------------------------------
 
 
-async def test_an_outage_costs_one_time_out_not_one_per_request(clock: FakeClock) -> None:
-    database = Database(
-        "postgresql://127.0.0.1:1/none", timeout=0.05, outage_seconds=30, clock=lambda: clock.now
-    )
-    await database.open()
-
-    async def ask() -> int:
-        try:
-            async with database.connection():
-                raise AssertionError("there is nothing to connect to")
-        except DatabaseUnavailableError as error:
-            return error.retry_after_seconds
-
-    try:
-        with capture_logs() as logs:
-            assert [await ask() for _ in range(100)] == [30] * 100
-            clock.advance(30)
-            assert await ask() == 30
-        assert [line["event"] for line in logs].count("database_unavailable") == 2
-    finally:
-        await database.aclose()
-
-
 async def test_a_busy_database_is_not_given_up(shared_url: str) -> None:
     database = Database(shared_url, pool_size=1, timeout=1)
     await database.open()
@@ -296,6 +273,7 @@ async def test_a_busy_database_is_not_given_up(shared_url: str) -> None:
                 await ask()
         assert refused.value.retry_after_seconds == 1
         await ask()
+        assert not database.is_down
     finally:
         await database.aclose()
 

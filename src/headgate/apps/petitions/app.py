@@ -22,7 +22,7 @@ from headgate.apps.petitions.api.problems import answer_invalid, answer_refusal
 from headgate.apps.petitions.api.routes import operations, petition_submissions
 from headgate.apps.petitions.application.services import CleanupReport
 from headgate.apps.petitions.config import Settings, SettingsError, load_settings
-from headgate.apps.petitions.domain.errors import DatabaseUnavailableError, PetitionError
+from headgate.apps.petitions.domain.errors import CommitUnknownError, DatabaseUnavailableError, PetitionError
 from headgate.apps.petitions.infrastructure.adapters.persistence import migrate
 from headgate.apps.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
 from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
@@ -182,5 +182,7 @@ async def _reached(settings: Settings) -> AsyncIterator[Parts]:
             yield parts
     except DatabaseUnavailableError as error:
         raise SettingsError("DATABASE_URL: the database cannot be reached") from error
+    except CommitUnknownError as error:
+        raise SettingsError("DATABASE_URL: the database did not confirm the change; try again") from error
     except psycopg.Error as error:
         raise SettingsError(f"DATABASE_URL: {error}") from error

@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from headgate.apps.petitions.api.dependencies.parts import get_parts
 from headgate.apps.petitions.api.models import zulu
 from headgate.apps.petitions.domain.errors import (
+    CommitUnknownError,
     DatabaseUnavailableError,
     InvalidPetitionError,
     InvalidRealmError,
@@ -38,6 +39,7 @@ _KINDS: dict[type[PetitionError], tuple[int, str, str]] = {
         "https://archon72.io/errors/database-unavailable",
         "Database Unavailable",
     ),
+    CommitUnknownError: (503, "https://archon72.io/errors/outcome-unknown", "Outcome Unknown"),
     InvalidRealmError: (400, "https://archon72.io/errors/invalid-realm", "Invalid Realm"),
     InvalidPetitionError: (400, "https://archon72.io/errors/invalid-petition", "Invalid Petition Submission"),
     NotYourPetitionError: (403, "https://archon72.io/errors/not-your-petition", "Not Your Petition"),
@@ -58,10 +60,13 @@ async def answer_refusal(request: Request, error: Exception) -> Response:
         sequence = await parts.witness.witness(error, request.state.trace_id)
         return _problem(request, error, _governance(error, sequence), error.retry_after_seconds)
     if isinstance(error, QueueOverflowError):
-        extra = {"queue_depth": error.queue_depth, "threshold": error.threshold}
+        extra: dict[str, Any] = {"queue_depth": error.queue_depth, "threshold": error.threshold}
         return _problem(request, error, extra, error.retry_after_seconds)
     if isinstance(error, DatabaseUnavailableError):
         return _problem(request, error, {}, error.retry_after_seconds)
+    if isinstance(error, CommitUnknownError):
+        extra = {"petition_id": error.petition_id and str(error.petition_id)}
+        return _problem(request, error, extra, error.retry_after_seconds)
     return _problem(request, error, {}, _HALT_RETRY_SECONDS if isinstance(error, SystemHaltedError) else None)
 
 

@@ -33,8 +33,8 @@ class Settings:
         database_url: Where PostgreSQL is; empty for an embedded one.
         data_dir: Where the embedded one keeps its files.
         pool_size: Most connections to the database.
-        database_timeout: Seconds to wait for a connection.
-        outage_seconds: How long submissions are refused without another try once the database could not be reached.
+        database_timeout: Seconds that the database has, from asking for a connection to the end of the last statement.
+        outage_seconds: What clients are told to wait while the database cannot be reached.
         anonymous: By what petitions without a submitter are counted: by the client's address, all together, or not at
             all because they are refused.
         proxies: Whose word about the client's address is taken.

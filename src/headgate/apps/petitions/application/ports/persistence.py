@@ -32,7 +32,10 @@ class UnitOfWorkPort(Protocol):
     """Makes several writes one."""
 
     def transaction(self) -> AbstractAsyncContextManager[object]:
-        """Open a transaction that everything inside the block takes part in: all of it is kept, or nothing."""
+        """Open a transaction that everything inside the block takes part in: all of it is kept, or nothing.
+
+        Raises `CommitUnknownError` at the end if nobody knows which of the two it is.
+        """
         ...
 
 

@@ -17,6 +17,7 @@ from headgate.apps.petitions.application.ports import (
 )
 from headgate.apps.petitions.application.services.logging_mixin import LoggingMixin
 from headgate.apps.petitions.domain.errors import (
+    CommitUnknownError,
     InvalidPetitionError,
     InvalidRealmError,
     NotYourPetitionError,
@@ -55,14 +56,20 @@ class PetitionSubmissionService(LoggingMixin):
             SystemHaltedError: Nothing is written at the moment.
             InvalidRealmError: There is no such realm.
             RateLimitExceededError: Others were faster since the check.
+            CommitUnknownError: Nobody knows whether it was kept; it names the petition.
         """
-        async with self._work.transaction():
-            await self._demand_running()
-            if draft.realm not in REALMS:
-                raise InvalidRealmError(draft.realm)
-            petition = await self._petitions.save(draft)
-            await self._tell("received", petition, _received(petition, trace_id))
-            await limiter.record_submission(draft.counted_as, realm=draft.realm)
+        petition: Petition | None = None
+        try:
+            async with self._work.transaction():
+                await self._demand_running()
+                if draft.realm not in REALMS:
+                    raise InvalidRealmError(draft.realm)
+                petition = await self._petitions.save(draft)
+                await self._tell("received", petition, _received(petition, trace_id))
+                await limiter.record_submission(draft.counted_as, realm=draft.realm)
+        except CommitUnknownError as error:
+            error.petition_id = None if petition is None else petition.id
+            raise
         self.log.info("petition_received", petition_id=str(petition.id), realm=petition.realm)
         return petition
 

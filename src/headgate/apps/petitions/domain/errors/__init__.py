@@ -2,6 +2,7 @@
 
 from headgate.apps.petitions.domain.errors.base import PetitionError
 from headgate.apps.petitions.domain.errors.petition import (
+    CommitUnknownError,
     DatabaseUnavailableError,
     InvalidPetitionError,
     InvalidRealmError,
@@ -13,6 +14,7 @@ from headgate.apps.petitions.domain.errors.petition import (
 from headgate.apps.petitions.domain.errors.rate_limit import RateLimitExceededError
 
 __all__ = [
+    "CommitUnknownError",
     "DatabaseUnavailableError",
     "InvalidPetitionError",
     "InvalidRealmError",

@@ -5,6 +5,7 @@ PetitionError
 ├── QueueOverflowError           503
 ├── SystemHaltedError            503
 ├── DatabaseUnavailableError     503
+├── CommitUnknownError           503
 ├── InvalidRealmError            400
 ├── InvalidPetitionError         400
 ├── NotYourPetitionError         403

@@ -19,6 +19,7 @@ from headgate.apps.petitions.infrastructure.adapters.persistence.database import
 from headgate.stores.postgres import AsyncBucketTable, BucketDecision
 
 _MINUTE_US = 60_000_000
+_CLEANUP_SECONDS = 60.0  # for all its batches together
 _TABLE = "petition_rate_limit_buckets"
 _STAND_INS = UUID("b4c5a0a4-6a2c-5d29-9c43-0f6f3a6f9d16")
 
@@ -86,7 +87,7 @@ class PostgresRateLimitStore:
         """Delete the counters of minutes that began longer ago than that, unless another instance is doing so."""
         # How old they must be is what counts here; which limits they were for does not.
         table = _bucket_table(RateLimitPolicy(1, 1), False)
-        async with self._database.connection() as connection:
+        async with self._database.connection(_CLEANUP_SECONDS) as connection:
             done = await table.cleanup(connection, older_than=older_than, now=self._time())
         return CleanupResult(done.deleted, done.cutoff, done.ran)
 

@@ -76,6 +76,7 @@ THIRD_PARTIES = {
     "testing.postgres_server": {"psycopg"},
     "server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
     "demo": {"httpx", "structlog", "uvicorn", "uvloop"},
+    "apps.common.databases": {"sqlalchemy"},
     "apps.common.postgres": {"psycopg"},
     "apps.mail": {
         "aiosmtplib",

@@ -63,8 +63,9 @@ async def in_time(awaitable: Any) -> Any:
 async def until_up(service: Service) -> None:
     """Return once the service has noticed that its database is back."""
     async with asyncio.timeout(PATIENCE):
-        while (await service.submit(someone())).status_code != 201:
-            await asyncio.sleep(0)  # a refusal does not wait for anything, and the probe needs its turn
+        # A refusal does not wait for anything, and the probe needs its turn.
+        while (await service.submit(someone())).status_code != 201:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 def until_idle(url: str) -> None:

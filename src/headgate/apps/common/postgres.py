@@ -11,37 +11,17 @@ a transaction that the server has not been told to commit is then undone by the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, waiting
 from psycopg.abc import PQGen
 
-DEFAULT_LIMIT = 5.0
-_NEVER = float("inf")
+from headgate.apps.common.deadlines import DEFAULT_LIMIT, deadline_after
+
 _LATE = "the server did not answer in time"
 
 T = TypeVar("T")
-
-_deadline: ContextVar[float] = ContextVar("postgres_deadline", default=_NEVER)
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Give all exchanges of a block so many seconds together; a block around it may leave them less."""
-    token = _deadline.set(min(_deadline.get(), asyncio.get_running_loop().time() + seconds))
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
-
-
-def time_left() -> float:
-    """Return the seconds that `within` leaves; infinite outside of it."""
-    return _deadline.get() - asyncio.get_running_loop().time()
 
 
 class BoundedConnection(AsyncConnection[Any]):
@@ -61,7 +41,7 @@ class BoundedConnection(AsyncConnection[Any]):
             OperationalError: The server does not answer in time, or refuses.
         """
         try:
-            async with asyncio.timeout_at(_until(limit)):
+            async with asyncio.timeout_at(deadline_after(limit)):
                 connection = await super().connect(conninfo, **options)
         except TimeoutError:
             raise psycopg.OperationalError(_LATE) from None
@@ -74,20 +54,17 @@ class BoundedConnection(AsyncConnection[Any]):
         Raises:
             OperationalError: There was no answer in time. The connection is closed.
         """
-        until = _until(self.limit)
+        options = {} if timeout is None else {"timeout": timeout}  # psycopg 3.2 does not know it
+        until = deadline_after(self.limit)
         if until <= asyncio.get_running_loop().time():  # too late to begin: nothing is sent any more
             self.pgconn.finish()
             raise psycopg.OperationalError(_LATE)
         try:
             async with asyncio.timeout_at(until):
-                return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
+                return await waiting.wait_async(gen, self.pgconn.socket, interval, **options)
         except TimeoutError:
             self.pgconn.finish()
             raise psycopg.OperationalError(_LATE) from None
         except asyncio.CancelledError:
             self.pgconn.finish()
             raise
-
-
-def _until(limit: float) -> float:
-    return min(_deadline.get(), asyncio.get_running_loop().time() + limit)

@@ -16,16 +16,18 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 import headgate
 from headgate import StoreError
+from headgate.apps.common.databases import problem_with, try_sqlite
 from headgate.apps.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
 from headgate.apps.mail.guards import ApiKeyGuard, SizeGuard
 from headgate.apps.mail.providers import EmailProvider
 from headgate.apps.mail.routes import api, demo
 from headgate.apps.mail.services import Services, build_services
-from headgate.apps.mail.storage.database import Database, try_sqlite
+from headgate.apps.mail.storage.database import Database
 from headgate.apps.mail.storage.migrations import MigrationError
 from headgate.apps.mail.storage.models import Inbox
 from headgate.apps.mail.storage.queries import inbox_of_address
@@ -71,6 +73,8 @@ def create_app(
         app.include_router(demo.router)
     app.add_api_route("/health", _health, tags=["health"])
     app.add_exception_handler(StoreError, _store_unavailable)
+    for failure in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(failure, _database_unavailable)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     _add_guards(app, settings)
     return app
@@ -100,6 +104,14 @@ async def _store_unavailable(request: Request, error: Exception) -> JSONResponse
     """Refuse to send while nobody can say how much was sent: a limit that fails open is none."""
     logger.error("Rate limit store unavailable: %s", error)
     return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503)
+
+
+async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:
+    """Say that the database failed; nothing was sent or stored for this request."""
+    logger.error("Database unavailable: %s", problem_with(error))
+    return JSONResponse(
+        {"detail": "Database unavailable; nothing was sent or stored"}, 503, {"Retry-After": "1"}
+    )
 
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
@@ -165,14 +177,12 @@ async def _check_database(settings: Settings) -> None:
 
     The application does so by itself, but there, within the server, a failure would end in a traceback.
     """
-    database = Database(settings.sqlalchemy_url())
+    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
     try:
         try_sqlite(settings.sqlalchemy_url())
         await database.migrate()
-    except (MigrationError, OSError, sqlite3.Error) as error:
-        raise SettingsError(f"DATABASE_URL: {error}") from error
-    except SQLAlchemyError as error:
-        raise SettingsError(f"DATABASE_URL: {getattr(error, 'orig', None) or error}") from error
+    except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
+        raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
     finally:
         await database.aclose()
 

@@ -11,15 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL
 
+from headgate.apps.common.databases import database_url
 from headgate.apps.mail.domain_filter import compile_patterns
 from headgate.quota import MAX_UNITS
 
 DEMO_DOMAIN = "demo.nornweave.local"
 DEFAULT_DATABASE = "sqlite:///headgate-mail.db"
-DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+psycopg"}
 MEGABYTE = 1024 * 1024
 
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
@@ -89,6 +88,7 @@ class Settings(BaseSettings):
 
     db_driver: Literal["sqlite", "postgres"] | None = None
     database_url: str = Field(default="", repr=False)
+    database_timeout: float = Field(default=5.0, ge=0.1, le=600)
 
     environment: Literal["development", "staging", "production"] = "development"
     api_key: SecretStr = SecretStr("")
@@ -146,15 +146,13 @@ class Settings(BaseSettings):
         if self.db_driver == "postgres" and not self.database_url:
             raise ValueError("DATABASE_URL: must be set when DB_DRIVER is postgres")
         try:
-            url = make_url(self.database_url or DEFAULT_DATABASE)
-        except (ArgumentError, ValueError) as error:
-            raise ValueError("DATABASE_URL: is not a URL like postgresql://user@host/name") from error
-        database = {"postgresql": "postgres"}.get(url.get_backend_name(), url.get_backend_name())
-        if database not in DRIVERS:
-            raise ValueError("DATABASE_URL: must begin with postgresql:// or sqlite:///")
+            url = database_url(self.database_url or DEFAULT_DATABASE)
+        except ValueError as error:
+            raise ValueError(f"DATABASE_URL: {error}") from None
+        database = url.get_backend_name().removesuffix("ql")
         if self.db_driver not in (None, database):
             raise ValueError(f"DATABASE_URL: is for {database}, but DB_DRIVER is {self.db_driver}")
-        return url.set(drivername=DRIVERS[database])
+        return url
 
 
 def load_settings() -> Settings:

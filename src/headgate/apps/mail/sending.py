@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from fastapi import HTTPException
+from sqlalchemy.exc import SQLAlchemyError
 
 from headgate.apps.mail.attachments import decode_attachments
 from headgate.apps.mail.conversations import Envelope, add_message, loop_back
@@ -77,7 +78,11 @@ async def send_message(
         await hold.release()
         raise
     outcome = await _deliver(draft, provider, hold)
-    thread_id = await _store(draft, outcome, services)
+    try:
+        thread_id = await _store(draft, outcome, services)
+    except SQLAlchemyError as error:
+        logger.exception("Message %s (%s) could not be recorded", draft.id, outcome.status)
+        raise _not_recorded(outcome) from error
     return SendResponse.model_validate(
         {
             "id": draft.id,
@@ -87,6 +92,13 @@ async def send_message(
             "error": outcome.error,
         }
     )
+
+
+def _not_recorded(outcome: Outcome) -> HTTPException:
+    """Return the answer when the provider was asked and the database then failed; a 503 would invite to send it twice."""
+    if outcome.status == "failed":
+        return HTTPException(500, "The message was neither sent nor recorded")
+    return HTTPException(500, "The message was sent but could not be recorded; do not send it again")
 
 
 def _too_many(result: RateLimitResult) -> HTTPException:

@@ -46,7 +46,7 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
         SettingsError: One of them cannot be made; the message names the variable.
     """
     times = WallClock() if clock is None else clock
-    database = Database(settings.sqlalchemy_url())
+    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
     return Services(
         settings=settings,
         clock=times,

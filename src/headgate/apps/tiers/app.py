@@ -39,7 +39,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
         ConfigError: It cannot run like this; the message names the variable.
     """
     settings = load_settings() if settings is None else settings
-    keys = KeyTable(settings.database)
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
     metrics = Metrics(limits_by_tier(settings.rate_limits))
     client = _client(settings)
 
@@ -113,7 +113,7 @@ def _client(settings: Settings) -> Redis | None:
 
 async def _check_database(settings: Settings) -> None:
     """Make the tables. The application does so by itself, but there a failure would end in a traceback."""
-    keys = KeyTable(settings.database)
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
     try:
         await keys.prepare()
     finally:

@@ -79,7 +79,7 @@ async def _revoke_key(key_id: str) -> int:
 
 @asynccontextmanager
 async def _key_table(settings: Settings) -> AsyncIterator[KeyTable]:
-    keys = KeyTable(settings.database)
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
     try:
         await keys.prepare()
         yield keys

@@ -24,7 +24,8 @@ import structlog
 from psycopg import IsolationLevel
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from headgate.apps.common.postgres import BoundedConnection, time_left, within
+from headgate.apps.common.deadlines import time_left, within
+from headgate.apps.common.postgres import BoundedConnection
 from headgate.apps.petitions.domain.errors import CommitUnknownError, DatabaseUnavailableError
 
 Connection = BoundedConnection

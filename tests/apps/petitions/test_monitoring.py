@@ -10,15 +10,19 @@ import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from headgate.apps.petitions.application.ports import Event, RateLimitResult
+from headgate.apps.petitions.application.ports import Event, QueueMeasure, RateLimitResult
 from headgate.apps.petitions.application.services import QueueCapacityService, RefusalWitnessService
 from headgate.apps.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
-from headgate.apps.petitions.domain.errors import DatabaseUnavailableError, RateLimitExceededError
+from headgate.apps.petitions.domain.errors import (
+    DatabaseUnavailableError,
+    QueueOverflowError,
+    RateLimitExceededError,
+)
 from headgate.apps.petitions.infrastructure.adapters.persistence import Database
 from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
 from headgate.testing import FakeClock
 from tests.apps.petitions.conftest import Start
-from tests.apps.petitions.support import PATH, someone
+from tests.apps.petitions.support import PATH, rows, someone
 
 THREE = PetitionRateLimitConfig(limit_per_hour=3)
 
@@ -206,23 +210,30 @@ class Queue:
     def __init__(self) -> None:
         self.depth = 0
         self.counted = 0
+        self.age = 0.0
 
-    async def count(self) -> int:
+    async def measure(self, max_age: float) -> QueueMeasure:
         self.counted += 1
+        return QueueMeasure(self.depth, self.age)
+
+    async def take_place(self, threshold: int) -> int | None:
+        if self.depth >= threshold:
+            return None
+        self.depth += 1
         return self.depth
 
 
 @pytest.mark.requirement("A-44")
 async def test_a_full_queue_has_room_again_only_well_below_the_threshold(clock: FakeClock) -> None:
     queue = Queue()
-    capacity = QueueCapacityService(queue.count, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    capacity = QueueCapacityService(queue, PetitionQueueConfig(10, 3), None, lambda: clock.now)
     seen = []
     with capture_logs() as logs:
         for depth in (9, 10, 8, 7, 6, 9, 10):
             queue.depth = depth
             clock.advance(5)
             seen.append(await capacity.is_accepting_submissions())
-        capacity.record_rejection()
+        capacity.refuse()
     assert seen == [True, False, False, False, True, True, False]
     assert [(line["event"], line["log_level"]) for line in logs] == [
         ("queue_capacity_exceeded", "warning"),
@@ -235,7 +246,7 @@ async def test_a_full_queue_has_room_again_only_well_below_the_threshold(clock: 
 @pytest.mark.requirement("A-45")
 async def test_the_queue_is_counted_at_most_once_per_ttl(clock: FakeClock) -> None:
     queue = Queue()
-    capacity = QueueCapacityService(queue.count, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    capacity = QueueCapacityService(queue, PetitionQueueConfig(10, 3), None, lambda: clock.now)
     await asyncio.gather(*(capacity.is_accepting_submissions() for _ in range(20)))
     clock.advance(4.9)
     await capacity.is_accepting_submissions()
@@ -247,12 +258,59 @@ async def test_the_queue_is_counted_at_most_once_per_ttl(clock: FakeClock) -> No
 
 @pytest.mark.requirement("A-43")
 async def test_what_was_accepted_since_counts_too(clock: FakeClock) -> None:
-    capacity = QueueCapacityService(Queue().count, PetitionQueueConfig(2, 0), None, lambda: clock.now)
+    capacity = QueueCapacityService(Queue(), PetitionQueueConfig(2, 0), None, lambda: clock.now)
     seen = []
-    for _ in range(3):
+    for _ in range(2):
         seen.append(await capacity.is_accepting_submissions())
-        capacity.record_acceptance()
-    assert seen == [True, True, False]
+        await capacity.take_place()
+    assert [*seen, await capacity.is_accepting_submissions()] == [True, True, False]
+    with pytest.raises(QueueOverflowError) as refused:
+        await capacity.take_place()
+    assert (refused.value.queue_depth, refused.value.threshold) == (2, 2)
+
+
+@pytest.mark.requirement("A-45")
+async def test_a_count_of_another_instance_is_believed_only_for_the_rest_of_its_time(
+    clock: FakeClock,
+) -> None:
+    queue = Queue()
+    queue.age = 4
+    capacity = QueueCapacityService(queue, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    await capacity.is_accepting_submissions()
+    clock.advance(1)
+    await capacity.is_accepting_submissions()
+    assert queue.counted == 2
+
+
+@pytest.mark.requirement("A-43")
+async def test_40_parallel_submissions_over_two_instances_are_as_many_as_the_queue_has_room_for(
+    start: Start, empty_url: str
+) -> None:
+    queue = PetitionQueueConfig(threshold=5, hysteresis=1)
+    services = [await start(url=empty_url, queue=queue) for _ in range(2)]
+    answers = await asyncio.gather(*(services[n % 2].submit(someone()) for n in range(40)))
+    assert sorted(answer.status_code for answer in answers) == [201] * 5 + [503] * 35
+    refused = next(answer for answer in answers if answer.status_code == 503)
+    assert (refused.json()["title"], refused.headers["retry-after"]) == ("Queue Overflow", "60")
+    assert rows(empty_url, "SELECT count(*) FROM petition_submissions") == [(5,)]
+    assert rows(empty_url, "SELECT sum(count) FROM petition_rate_limit_buckets") == [(5,)]
+
+
+@pytest.mark.requirement("A-43", "A-44")
+async def test_a_queue_that_was_drained_has_room_below_the_hysteresis_again(
+    start: Start, empty_url: str
+) -> None:
+    queue = PetitionQueueConfig(threshold=4, hysteresis=2, cache_ttl_seconds=0.001)
+    service = await start(url=empty_url, queue=queue)
+    seen = [(await service.submit(someone())).status_code for _ in range(5)]
+    for _ in range(3):
+        rows(
+            empty_url,
+            "UPDATE petition_submissions SET state = 'REFERRED' WHERE id IN "
+            "(SELECT id FROM petition_submissions WHERE state = 'RECEIVED' LIMIT 1)",
+        )
+        seen.append((await service.submit(someone())).status_code)
+    assert seen == [201, 201, 201, 201, 503, 503, 503, 201]
 
 
 # --- The database is away --------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from headgate.apps.petitions.infrastructure.adapters.persistence import (
     PostgresEventLedger,
     PostgresHaltState,
     PostgresPetitionRepository,
+    PostgresQueueStore,
     PostgresRateLimitStore,
 )
 from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
@@ -84,7 +85,7 @@ def build_parts(
             global_limit=limit.global_limit,
             observer=metrics,
         ),
-        queue_capacity=QueueCapacityService(petitions.count_waiting, settings.queue, metrics),
+        queue_capacity=QueueCapacityService(PostgresQueueStore(database), settings.queue, metrics),
         submissions=PetitionSubmissionService(database, petitions, ledger, halt),
         witness=RefusalWitnessService(ledger),
         cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),

@@ -25,9 +25,7 @@ from headgate.apps.petitions.api.models import (
     SubmissionResponse,
     WithdrawalRequest,
 )
-from headgate.apps.petitions.application.ports import QueueCapacityPort
 from headgate.apps.petitions.application.services import refusal_of
-from headgate.apps.petitions.domain.errors import QueueOverflowError
 from headgate.apps.petitions.domain.models import Draft
 
 router = APIRouter(prefix="/v1/petition-submissions", tags=["petitions"])
@@ -71,7 +69,8 @@ async def submit_petition(
     trace_id: TraceIdPart,
 ) -> SubmissionResponse:
     """Submit a petition: room in the queue first, then the limit, then everything else."""
-    await _demand_room(capacity)
+    if not await capacity.is_accepting_submissions():
+        raise capacity.refuse()
     preferences = submission.notification_preferences
     draft = Draft(
         type=submission.type,
@@ -84,8 +83,7 @@ async def submit_petition(
     result = await limiter.check_rate_limit(draft.counted_as, realm=draft.realm)
     if not result.allowed:
         raise refusal_of(draft.counted_as, result, limiter.get_window_minutes())
-    petition = await submissions.submit(draft, limiter, trace_id)
-    capacity.record_acceptance()
+    petition = await submissions.submit(draft, limiter, capacity, trace_id)
     return SubmissionResponse.of(petition)
 
 
@@ -137,11 +135,3 @@ async def withdraw_petition(
     """Take a petition back. What it counted stays counted."""
     petition = await submissions.withdraw(petition_id, withdrawal.requester_id, withdrawal.reason, trace_id)
     return PetitionResponse.of(petition)
-
-
-async def _demand_room(capacity: QueueCapacityPort) -> None:
-    if not await capacity.is_accepting_submissions():
-        capacity.record_rejection()
-        raise QueueOverflowError(
-            await capacity.get_queue_depth(), capacity.get_threshold(), capacity.get_retry_after_seconds()
-        )

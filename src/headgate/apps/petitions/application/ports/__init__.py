@@ -7,7 +7,12 @@ from headgate.apps.petitions.application.ports.persistence import (
     PetitionRepositoryPort,
     UnitOfWorkPort,
 )
-from headgate.apps.petitions.application.ports.queue_capacity import QueueCapacityPort, QueueObserver
+from headgate.apps.petitions.application.ports.queue_capacity import (
+    QueueCapacityPort,
+    QueueMeasure,
+    QueueObserver,
+    QueueStorePort,
+)
 from headgate.apps.petitions.application.ports.rate_limit_store import (
     CleanupResult,
     RateLimitPolicy,
@@ -28,7 +33,9 @@ __all__ = [
     "HaltStatePort",
     "PetitionRepositoryPort",
     "QueueCapacityPort",
+    "QueueMeasure",
     "QueueObserver",
+    "QueueStorePort",
     "RateLimitObserver",
     "RateLimitPolicy",
     "RateLimitResult",

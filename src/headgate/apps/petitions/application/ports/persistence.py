@@ -54,10 +54,6 @@ class PetitionRepositoryPort(Protocol):
         """Give a petition another state, and say why."""
         ...
 
-    async def count_waiting(self) -> int:
-        """Return how many petitions nobody has looked at yet."""
-        ...
-
 
 class EventLedgerPort(Protocol):
     """Keeps events for ever, in order."""

@@ -12,6 +12,7 @@ from headgate.apps.petitions.application.ports import (
     EventLedgerPort,
     HaltStatePort,
     PetitionRepositoryPort,
+    QueueCapacityPort,
     RateLimiterPort,
     UnitOfWorkPort,
 )
@@ -46,16 +47,19 @@ class PetitionSubmissionService(LoggingMixin):
         self._ledger = ledger
         self._halt = halt
 
-    async def submit(self, draft: Draft, limiter: RateLimiterPort, trace_id: str) -> Petition:
-        """Save a petition that has passed the check of the limit, and count it.
+    async def submit(
+        self, draft: Draft, limiter: RateLimiterPort, capacity: QueueCapacityPort, trace_id: str
+    ) -> Petition:
+        """Save a petition that has passed the check of the limit, count it, and give it its place in the queue.
 
         Counting comes last: until the transaction ends, others who count for the same submitter wait, so the wait is
-        as short as can be.
+        as short as can be; and the place in the queue, for which everybody waits, comes after that.
 
         Raises:
             SystemHaltedError: Nothing is written at the moment.
             InvalidRealmError: There is no such realm.
             RateLimitExceededError: Others were faster since the check.
+            QueueOverflowError: Likewise.
             CommitUnknownError: Nobody knows whether it was kept; it names the petition.
         """
         petition: Petition | None = None
@@ -67,6 +71,7 @@ class PetitionSubmissionService(LoggingMixin):
                 petition = await self._petitions.save(draft)
                 await self._tell("received", petition, _received(petition, trace_id))
                 await limiter.record_submission(draft.counted_as, realm=draft.realm)
+                await capacity.take_place()
         except CommitUnknownError as error:
             error.petition_id = None if petition is None else petition.id
             raise

@@ -9,6 +9,7 @@ from headgate.apps.petitions.infrastructure.adapters.persistence.records import 
     PostgresEventLedger,
     PostgresHaltState,
     PostgresPetitionRepository,
+    PostgresQueueStore,
 )
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "PostgresEventLedger",
     "PostgresHaltState",
     "PostgresPetitionRepository",
+    "PostgresQueueStore",
     "PostgresRateLimitStore",
     "migrate",
     "migration_files",

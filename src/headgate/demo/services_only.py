@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from headgate.apps.mail.config import SettingsError as MailSettingsError
 from headgate.demo.hosting import Hosted
 from headgate.demo.logs import log_everything
 from headgate.demo.ports import listen
@@ -66,7 +65,7 @@ def _hosted(name: str, variables: Mapping[str, str], host: str | None) -> Hosted
 def _made(name: str, variables: Mapping[str, str]) -> Any:
     try:
         return make_service(name, variables)
-    except (HeadgateError, MailSettingsError) as error:
+    except HeadgateError as error:
         raise _Unusable("\n".join(f"{name}: {line}" for line in str(error).splitlines())) from error
 
 

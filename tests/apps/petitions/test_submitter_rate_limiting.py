@@ -160,6 +160,22 @@ async def status(client: httpx.AsyncClient, submitter: UUID) -> int:
     return (await client.post(PATH, json=petition(submitter))).status_code
 
 
+async def test_a_client_on_this_machine_does_not_choose_its_address(empty_url: str) -> None:
+    """Also not with the server underneath, which would believe whoever connects from this machine."""
+    for proxies, statuses in (("", [201, 429]), ("127.0.0.0/8", [201, 201])):
+        async with (
+            service_process(
+                DATABASE_URL=empty_url, PETITION_RATE_LIMIT_PER_HOUR=1, TRUSTED_PROXIES=proxies
+            ) as service,
+            httpx.AsyncClient(base_url=service.url, timeout=30) as client,
+        ):
+            answers = [
+                await client.post(PATH, json=petition(None), headers={"X-Forwarded-For": f"198.51.100.{n}"})
+                for n in (1, 2)
+            ]
+        assert [answer.status_code for answer in answers] == statuses
+
+
 async def run(*arguments: str, **variables: object) -> str:
     """Run a command, which must succeed, and return what it prints."""
     process = await launch(*arguments, **variables)

@@ -6,12 +6,10 @@ import asyncio
 import json
 import logging
 import sqlite3
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
@@ -22,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 import headgate
 from headgate import StoreError
 from headgate.apps.common.databases import problem_with, try_sqlite
+from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
 from headgate.apps.mail.guards import ApiKeyGuard, SizeGuard
 from headgate.apps.mail.providers import EmailProvider
@@ -155,21 +154,15 @@ def main(host: str | None = None, port: int | None = None) -> int:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
     """
-    try:
+
+    def prepare() -> Launch:
         settings = load_settings()
-        _configure_logging(settings)
+        log_to_stderr(settings.log_level)
         app = create_app(settings)
         asyncio.run(_check_database(settings))
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
-    uvicorn.run(
-        app,
-        host=settings.host if host is None else host,
-        port=settings.port if port is None else port,
-        log_config=None,
-    )
-    return 0
+        return Launch(app, settings.host if host is None else host, settings.port if port is None else port)
+
+    return run(prepare)
 
 
 async def _check_database(settings: Settings) -> None:
@@ -185,10 +178,3 @@ async def _check_database(settings: Settings) -> None:
         raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
     finally:
         await database.aclose()
-
-
-def _configure_logging(settings: Settings) -> None:
-    """Log to standard error; `LOG_LEVEL` is ours, and does not make libraries chatty."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    logging.getLogger("headgate").setLevel(settings.log_level)
-    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(settings.log_level)))

@@ -15,6 +15,7 @@ from sqlalchemy import URL
 
 from headgate.apps.common.databases import database_url
 from headgate.apps.mail.domain_filter import compile_patterns
+from headgate.errors import ConfigError
 from headgate.quota import MAX_UNITS
 
 DEMO_DOMAIN = "demo.nornweave.local"
@@ -24,7 +25,7 @@ MEGABYTE = 1024 * 1024
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
-class SettingsError(Exception):
+class SettingsError(ConfigError):
     """The service cannot start as it is configured; the message names the variable."""
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from datetime import datetime
 
 import psycopg
-import uvicorn
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 import headgate
+from headgate.apps.common.starting import Launch, run
 from headgate.apps.petitions.api.dependencies.parts import Parts, build_metrics, build_parts
 from headgate.apps.petitions.api.middleware import MetricsMiddleware, SizeMiddleware, TraceMiddleware
 from headgate.apps.petitions.api.problems import answer_invalid, answer_refusal
@@ -102,7 +102,8 @@ def main(host: str | None = None, port: int | None = None) -> int:
         port: Which port, instead of `PORT`; 0 for any free one.
     """
     with ExitStack() as stack:
-        try:
+
+        def prepare() -> Launch:
             settings = load_settings()
             configure_logging(settings.log_level)
             if not settings.database_url:
@@ -111,18 +112,14 @@ def main(host: str | None = None, port: int | None = None) -> int:
                 url = stack.enter_context(EmbeddedPostgres(settings.data_dir))
                 settings = replace(settings, database_url=url)
             asyncio.run(_check_database(settings))
-        except SettingsError as error:
-            print(error, file=sys.stderr)
-            return 2
-        uvicorn.run(
-            create_app(settings),
-            host=settings.host if host is None else host,
-            port=settings.port if port is None else port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-        )
-    return 0
+            return Launch(
+                create_app(settings),
+                settings.host if host is None else host,
+                settings.port if port is None else port,
+                access_log=False,
+            )
+
+        return run(prepare)
 
 
 def cleanup() -> CleanupReport:

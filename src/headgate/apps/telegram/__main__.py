@@ -28,7 +28,7 @@ def command(arguments: list[str]) -> int:
         elif parsed.command == "purge":
             print(f"entries removed: {purge_limits()}")
         else:
-            main(parsed.host, parsed.port)
+            return main(parsed.host, parsed.port)
     except HeadgateError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from headgate import AsyncLimiter
+from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.telegram.bot_api import BotApi
 from headgate.apps.telegram.config import Settings
 from headgate.apps.telegram.dispatch import Handler, HttpAgent, echo, load_handler
@@ -127,24 +127,26 @@ def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -
     return load_handler(settings.agent_handler) if settings.agent_handler else echo
 
 
-def main(host: str | None = None, port: int | None = None) -> None:
-    """Serve the bot with the settings of the environment, until it is stopped.
+def main(host: str | None = None, port: int | None = None) -> int:
+    """Serve the bot with the settings of the environment until it is stopped, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
 
     Args:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
-
-    Raises:
-        ConfigError: A setting is missing or cannot be meant.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per call to Telegram is no news
-    settings = Settings.from_env(os.environ)
-    uvicorn.run(
-        create_app(settings),
-        host=settings.host if host is None else host,
-        port=settings.port if port is None else port,
-    )
+
+    def prepare() -> Launch:
+        log_to_stderr("INFO")
+        settings = Settings.from_env(os.environ)
+        return Launch(
+            create_app(settings),
+            settings.host if host is None else host,
+            settings.port if port is None else port,
+        )
+
+    return run(prepare)
 
 
 def set_webhook(url: str, settings: Settings | None = None) -> str:

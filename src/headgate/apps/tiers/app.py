@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from redis.asyncio import Redis
 
 import headgate
+from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.tiers.authentication import ApiKeyAuthentication
 from headgate.apps.tiers.config import Settings, load_settings
 from headgate.apps.tiers.keys import KeyTable
@@ -25,7 +24,6 @@ from headgate.apps.tiers.middleware import RateLimitMiddleware, Standing, setup_
 from headgate.clock import Clock
 from headgate.errors import ConfigError
 from headgate.http import by_address
-from headgate.observe import RedactingFilter
 
 
 def create_app(settings: Settings | None = None, *, clock: Clock | None = None) -> FastAPI:
@@ -83,22 +81,18 @@ def main(host: str | None = None, port: int | None = None) -> int:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
     """
-    try:
+
+    def prepare() -> Launch:
         settings = load_settings()
-        _configure_logging(settings)
+        log_to_stderr(settings.log_level)
         asyncio.run(_check_database(settings))
-        app = create_app(settings)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    uvicorn.run(
-        app,
-        host=settings.host if host is None else host,
-        port=settings.port if port is None else port,
-        log_config=None,
-        proxy_headers=False,  # it would believe X-Forwarded-For from this machine; whom to believe is ours to say
-    )
-    return 0
+        return Launch(
+            create_app(settings),
+            settings.host if host is None else host,
+            settings.port if port is None else port,
+        )
+
+    return run(prepare)
 
 
 def _client(settings: Settings) -> Redis | None:
@@ -151,12 +145,3 @@ async def _whoami(request: Request) -> dict[str, Any]:
         "remaining": standing.remaining,
         "reset": standing.outcome.reset_at,
     }
-
-
-def _configure_logging(settings: Settings) -> None:
-    """Log to standard error, everybody's credentials removed; `LOG_LEVEL` is ours, and does not make libraries chatty."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(RedactingFilter())
-    logging.getLogger("headgate").setLevel(settings.log_level)
-    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(settings.log_level)))

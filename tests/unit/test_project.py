@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "headgate"
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
-VALUES = {"clock", "decision", "errors", "keys", "quota", "rules"}
+VALUES = {"clock", "decision", "errors", "keys", "quota", "rules", "urls"}
 INSIDE = VALUES | {
     "hooks",
     "algorithms",

@@ -18,6 +18,7 @@ from headgate.demo.ports import listen
 from headgate.demo.services import PORTS, make_service
 from headgate.demo.signals import StopSignals
 from headgate.errors import HeadgateError
+from headgate.observe import redact
 
 __all__ = ["run", "variables_of"]
 
@@ -44,7 +45,7 @@ async def _run(host: str | None) -> int:
             each.on_end(lambda gone: _tell(gone.name, ended, stop))
         await stop.wait()
     except _Unusable as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         return 2
     finally:
         await asyncio.gather(*(each.stop() for each in hosted))

@@ -17,6 +17,7 @@ from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guaran
 from headgate.stores.memory import MemoryStore
 from headgate.stores.outage import Health, OnStoreError, local
 from headgate.stores.sqlite import SQLiteStore
+from headgate.urls import check_credentials
 
 __all__ = [
     "AsyncGate",
@@ -73,7 +74,7 @@ def check_url(url: str) -> None:
     """Refuse a URL that no store has. Nothing is opened, and no package needed.
 
     Raises:
-        ConfigError: No store has such URLs.
+        ConfigError: No store has such URLs, or its password needs to be percent-encoded.
     """
     _scheme(url)
 
@@ -89,6 +90,8 @@ def _open(url: str) -> Any:
 
 def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
+    if scheme.lower() in _REMOTE:
+        check_credentials(url)
     if scheme.lower() in {"memory", "sqlite", *_REMOTE}:
         return scheme.lower()
     if not colon:  # not quoted: it may be the connection string of a database, with a password in it

@@ -10,6 +10,8 @@ from sqlalchemy import URL, Connection, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from headgate.urls import check_credentials
+
 _SQLITE_WAIT_SECONDS = 15.0  # for other processes that are writing: they take turns, and do not hang
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -23,7 +25,9 @@ def database_url(text: str) -> URL:
 
     Raises:
         ValueError: That is not a database that we know. The message does not repeat the URL, which may have a password.
+        ConfigError: Its password needs to be percent-encoded.
     """
+    check_credentials(text)
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from headgate.apps.petitions import SettingsError, cleanup, halt, main, resume
+from headgate.observe import redact
 
 
 def command(arguments: list[str]) -> int:
@@ -33,7 +34,7 @@ def command(arguments: list[str]) -> int:
         else:
             return main(parsed.host, parsed.port)
     except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(redact(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

@@ -7,6 +7,7 @@ import sys
 
 from headgate import HeadgateError
 from headgate.apps.telegram.app import main, purge_limits, set_webhook
+from headgate.observe import redact
 
 
 def command(arguments: list[str]) -> int:
@@ -30,7 +31,7 @@ def command(arguments: list[str]) -> int:
         else:
             return main(parsed.host, parsed.port)
     except HeadgateError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(redact(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

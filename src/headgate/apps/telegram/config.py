@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 
 from headgate.errors import ConfigError
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS, MILLISECOND, Quota
+from headgate.urls import check_credentials
 
 Algorithm = Literal["fixed_window", "sliding_window"]
 
@@ -65,6 +66,13 @@ class Settings:
             raise ConfigError("AGENT_URL and AGENT_HANDLER are both set; messages go to one of them")
         if self.rate_limit_replies is not None:
             Quota.parse(self.rate_limit_replies)
+        for name, url in {
+            "RATE_LIMIT_KV": self.rate_limit_kv,
+            "AGENT_URL": self.agent_url,
+            "TELEGRAM_API_BASE": self.telegram_api_base,
+            "CLOUDFLARE_API_BASE": self.cloudflare_api_base,
+        }.items():
+            _check_url(name, url)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -91,6 +99,13 @@ class Settings:
             host=env.get("HOST", "").strip() or DEFAULT_HOST,
             port=_whole(env, "PORT", DEFAULT_PORT, _HIGHEST_PORT),
         )
+
+
+def _check_url(name: str, url: str | None) -> None:
+    try:
+        check_credentials(url or "")
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def _listed(text: str) -> frozenset[str]:

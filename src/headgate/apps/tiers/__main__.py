@@ -7,6 +7,7 @@ import sys
 
 from headgate.apps.tiers import create_key, list_keys, load_test, main, revoke_key
 from headgate.errors import ConfigError
+from headgate.observe import redact
 
 
 def command(arguments: list[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def command(arguments: list[str] | None = None) -> int:
     try:
         exit_code: int = options.command(options)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         return 2
     return exit_code
 

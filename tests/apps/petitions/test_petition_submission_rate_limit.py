@@ -454,12 +454,31 @@ async def test_a_trace_id_that_is_no_word_is_replaced(start: Start) -> None:
         assert UUID(answer.headers["x-correlation-id"])
 
 
+@pytest.mark.requirement("A-13")
+async def test_an_error_that_nobody_foresaw_has_its_trace_id_on_the_answer_and_in_the_log(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await start()
+    monkeypatch.setattr(type(service.parts.submissions), "get", _broken)
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        answer = await service.client.get(f"{PATH}/{someone()}", headers={"X-Correlation-ID": "find-me"})
+    assert (answer.status_code, answer.headers["x-correlation-id"]) == (500, "find-me")
+    assert (answer.json()["trace_id"], answer.json()["title"]) == ("find-me", "Internal Server Error")
+    [line] = [line for line in logs if line["event"] == "request_failed"]
+    assert (line["trace_id"], line["log_level"], line["exc_info"]) == ("find-me", "error", True)
+    assert await service.metric("http_requests_total", endpoint=f"{PATH}/{{petition_id}}", status="500") == 1
+
+
 async def test_the_ledger_takes_additions_only(start: Start) -> None:
     service = await start()
     await service.submit(someone())
     for statement in ("UPDATE {} SET actor_id = 'x'", "DELETE FROM {}", "TRUNCATE {}"):
         with pytest.raises(Exception, match="append-only"):
             rows(service.url, statement.format("ledger.governance_events"))
+
+
+async def _broken(*arguments: object, **options: object) -> None:
+    raise RuntimeError("nobody foresaw this")
 
 
 async def _unavailable(*arguments: object, **options: object) -> None:

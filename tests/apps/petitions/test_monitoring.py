@@ -74,7 +74,7 @@ async def test_metrics_have_their_names_and_help(start: Start) -> None:
     ):
         assert line in answer.text.splitlines()
     collector = service.parts.metrics
-    assert collector.petition_rate_limit_hits in set(collector.registry._collector_to_names)
+    assert collector.petition_rate_limit_hits_total in set(collector.registry._collector_to_names)
     assert collector.petition_rate_limit_remaining in set(collector.registry._collector_to_names)
 
 

@@ -9,6 +9,8 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 
 from headgate.apps.petitions.api.dependencies.petition_submission import (
+    CoSignLimiterPart,
+    CoSignServicePart,
     QueueCapacityPart,
     RateLimiterPart,
     SettingsPart,
@@ -17,6 +19,9 @@ from headgate.apps.petitions.api.dependencies.petition_submission import (
     counted_as,
 )
 from headgate.apps.petitions.api.models import (
+    CoSignLimitProblem,
+    CoSignRequest,
+    CoSignResponse,
     PetitionResponse,
     Problem,
     RateLimitProblem,
@@ -115,6 +120,34 @@ async def get_status(
         if left <= 0:
             return Response(status_code=304, headers={"X-Status-Token": petition.status_token})
         await asyncio.sleep(min(_POLL_SECONDS, left))
+
+
+@router.post(
+    "/{petition_id}/co-sign",
+    status_code=201,
+    responses={
+        **_refusals(
+            on_400="Its fate is settled",
+            on_404="No such petition",
+            on_409="This identity has co-signed it",
+            on_503="The system is halted, or the database cannot be asked",
+        ),
+        429: {
+            "model": CoSignLimitProblem,
+            "description": "This identity has reached the limit on co-signs. Nothing was signed or counted.",
+            "headers": {"Retry-After": _RETRY_AFTER},
+        },
+    },
+)
+async def co_sign_petition(
+    petition_id: UUID,
+    co_sign: CoSignRequest,
+    limiter: CoSignLimiterPart,
+    co_signs: CoSignServicePart,
+    trace_id: TraceIdPart,
+) -> CoSignResponse:
+    """Co-sign a petition, once per identity; co-signs have a limit of their own."""
+    return CoSignResponse.of(await co_signs.co_sign(petition_id, co_sign.signer_id, limiter, trace_id))
 
 
 @router.post(

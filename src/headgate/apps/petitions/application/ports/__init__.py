@@ -1,6 +1,7 @@
 """What the service needs from outside, and what it offers: protocols and the values that they speak of."""
 
 from headgate.apps.petitions.application.ports.persistence import (
+    CoSignRepositoryPort,
     Event,
     EventLedgerPort,
     HaltStatePort,
@@ -28,6 +29,7 @@ from headgate.apps.petitions.application.ports.rate_limiter import (
 
 __all__ = [
     "CleanupResult",
+    "CoSignRepositoryPort",
     "Event",
     "EventLedgerPort",
     "HaltStatePort",

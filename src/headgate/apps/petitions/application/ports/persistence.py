@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from headgate.apps.petitions.domain.models import Draft, Petition, PetitionState
+from headgate.apps.petitions.domain.models import CoSign, Draft, Petition, PetitionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,14 @@ class PetitionRepositoryPort(Protocol):
 
     async def change(self, petition_id: UUID, state: PetitionState, fate_reason: str) -> Petition:
         """Give a petition another state, and say why."""
+        ...
+
+
+class CoSignRepositoryPort(Protocol):
+    """Keeps co-signs."""
+
+    async def add(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
+        """Keep a co-sign; `None` if this identity has co-signed the petition."""
         ...
 
 

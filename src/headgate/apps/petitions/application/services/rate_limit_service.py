@@ -24,10 +24,10 @@ __all__ = ["RateLimitResult", "RateLimitService", "refusal_of"]
 
 
 class RateLimitService(LoggingMixin):
-    """Limits submissions with counters in a store. Any store, limit and window will do: for co-signers, give it others.
+    """Limits submissions with counters in a store. Any store, limit and window will do: co-signs have their own.
 
     Args:
-        store: Where submissions are counted.
+        store: Where submissions are counted; what it counts has a name, apart from everything with another.
         limit_per_hour: Most of one submitter in the window.
         window_minutes: How long the window is.
         strict: Whether a submission counts from the end of its minute instead of its beginning.
@@ -76,7 +76,7 @@ class RateLimitService(LoggingMixin):
         if not report.allowed:
             result = self._result(report)
             self._log_refusal(submitter_id, result)
-            raise refusal_of(submitter_id, result, self._policy.window_minutes)
+            raise refusal_of(submitter_id, result, self._policy.window_minutes, self._store.counter)
         if self._observer is not None:
             self._observer.recorded(submitter_id, self._remaining(report) - 1)
         self.log.debug(
@@ -130,7 +130,9 @@ class RateLimitService(LoggingMixin):
         )
 
 
-def refusal_of(submitter_id: UUID, result: RateLimitResult, window_minutes: int) -> RateLimitExceededError:
+def refusal_of(
+    submitter_id: UUID, result: RateLimitResult, window_minutes: int, counter: str = "submission"
+) -> RateLimitExceededError:
     """Return the error that says what a refused check found."""
     return RateLimitExceededError(
         submitter_id,
@@ -140,4 +142,5 @@ def refusal_of(submitter_id: UUID, result: RateLimitResult, window_minutes: int)
         result.retry_after_seconds,
         scope=result.scope,
         window_minutes=window_minutes,
+        counter=counter,
     )

@@ -18,11 +18,9 @@ from headgate.apps.petitions.application.ports import Event, EventLedgerPort
 from headgate.apps.petitions.application.services.logging_mixin import LoggingMixin
 from headgate.apps.petitions.domain.errors import RateLimitExceededError
 
-EVENT_TYPE = "petition.submission.rate_limited"
-
 _MOST_TRACES = 100
 
-Kind = tuple[UUID, str]
+Kind = tuple[UUID, str, str]
 
 
 @dataclass(slots=True)
@@ -48,7 +46,7 @@ class RefusalWitnessService(LoggingMixin):
 
     async def witness(self, refusal: RateLimitExceededError, trace_id: str) -> int:
         """Write a refusal down and return the number of the latest event that is known; never raises for a failure."""
-        kind = (refusal.submitter_id, refusal.scope)
+        kind = (refusal.submitter_id, refusal.counter, refusal.scope)
         batch = self._waiting.get(kind)
         if batch is None:
             batch = self._waiting[kind] = _Batch(refusal, asyncio.get_running_loop().create_future())
@@ -106,4 +104,5 @@ def _event(batch: _Batch) -> Event:
         "refusals": batch.refusals,
         "trace_ids": batch.traces[:_MOST_TRACES],
     }
-    return Event(EVENT_TYPE, f"submitter:{refusal.submitter_id}", batch.traces[0], payload)
+    event_type = f"petition.{refusal.counter}.rate_limited"
+    return Event(event_type, f"submitter:{refusal.submitter_id}", batch.traces[0], payload)

@@ -8,6 +8,7 @@ PetitionError
 ├── CommitUnknownError           503
 ├── InvalidRealmError            400
 ├── InvalidPetitionError         400
+├── AlreadyCoSignedError         409
 ├── NotYourPetitionError         403
 └── PetitionNotFoundError        404
 """

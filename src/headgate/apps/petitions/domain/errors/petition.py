@@ -72,6 +72,13 @@ class NotYourPetitionError(PetitionError):
     """Only whoever submitted a petition may withdraw it."""
 
 
+class AlreadyCoSignedError(PetitionError):
+    """An identity co-signs a petition once."""
+
+    def __init__(self, petition_id: UUID) -> None:
+        super().__init__(f"Petition {petition_id} has been co-signed by this identity")
+
+
 class PetitionNotFoundError(PetitionError):
     """There is no such petition."""
 

@@ -45,10 +45,13 @@ class MetricsCollector:
         self._forget_after = forget_after
         self._clock = clock
         self._heard: dict[str, float] = {}  # oldest first
-        self.petition_rate_limit_hits = self._counter(
+        self.petition_rate_limit_hits_total = self._counter(
             "petition_rate_limit_hits_total",
             "Total petition submissions rejected due to rate limiting",
             "submitter_id",
+        )
+        self.petition_co_sign_rate_limit_hits_total = self._counter(
+            "petition_co_sign_rate_limit_hits_total", "Total co-signs rejected due to rate limiting"
         )
         self.petition_rate_limit_remaining = Gauge(
             "petition_rate_limit_remaining",
@@ -101,9 +104,12 @@ class MetricsCollector:
         """Take note of what is left after a submission was counted."""
         self._set_remaining(submitter_id, remaining)
 
-    def refused(self, submitter_id: UUID) -> None:
-        """Count a 429."""
-        self.petition_rate_limit_hits.labels(*self._base, self._label(submitter_id)).inc()
+    def refused(self, submitter_id: UUID, counter: str = "submission") -> None:
+        """Count a 429 of a submission or, apart from those, of a co-sign."""
+        if counter == "co_sign":
+            self.petition_co_sign_rate_limit_hits_total.labels(*self._base).inc()
+            return
+        self.petition_rate_limit_hits_total.labels(*self._base, self._label(submitter_id)).inc()
 
     def queue_measured(self, depth: int, threshold: int) -> None:
         """Take note of how many petitions wait."""
@@ -153,5 +159,5 @@ class MetricsCollector:
             if heard > deadline:
                 return
             del self._heard[label]
-            for metric in (self.petition_rate_limit_hits, self.petition_rate_limit_remaining):
+            for metric in (self.petition_rate_limit_hits_total, self.petition_rate_limit_remaining):
                 metric.remove(*self._base, label)

@@ -6,6 +6,7 @@ from headgate.apps.petitions.infrastructure.adapters.persistence.rate_limit_stor
     PostgresRateLimitStore,
 )
 from headgate.apps.petitions.infrastructure.adapters.persistence.records import (
+    PostgresCoSignRepository,
     PostgresEventLedger,
     PostgresHaltState,
     PostgresPetitionRepository,
@@ -14,6 +15,7 @@ from headgate.apps.petitions.infrastructure.adapters.persistence.records import 
 
 __all__ = [
     "Database",
+    "PostgresCoSignRepository",
     "PostgresEventLedger",
     "PostgresHaltState",
     "PostgresPetitionRepository",

@@ -9,10 +9,13 @@ from blake3 import blake3
 from psycopg.types.json import Jsonb
 
 from headgate.apps.petitions.application.ports import Event, QueueMeasure
-from headgate.apps.petitions.domain.models import Draft, Petition, PetitionState, PetitionType
+from headgate.apps.petitions.domain.models import CoSign, Draft, Petition, PetitionState, PetitionType
 from headgate.apps.petitions.infrastructure.adapters.persistence.database import Database
 
-_COLUMNS = "id, type, state, content_hash, realm, submitter_id, created_at, updated_at, fate_reason"
+_COLUMNS = """
+    id, type, state, content_hash, realm, submitter_id, created_at, updated_at, fate_reason,
+    (SELECT count(*) FROM petition_co_signs WHERE petition_id = petition_submissions.id)
+"""
 _SAVE = f"""
     INSERT INTO petition_submissions (type, text, realm, submitter_id, content_hash, notification_preferences)
     VALUES (%s, %s, %s, %s, %s, %s) RETURNING {_COLUMNS}
@@ -30,6 +33,12 @@ _RECOUNT = """
     RETURNING depth
 """
 _TAKE_PLACE = "UPDATE petition_queue SET depth = depth + 1 WHERE depth < %s RETURNING depth"
+
+_CO_SIGN = """
+    INSERT INTO petition_co_signs (petition_id, signer_id) VALUES (%s, %s) ON CONFLICT DO NOTHING
+    RETURNING id, petition_id, signer_id, signed_at
+"""
+_CO_SIGNERS = "SELECT count(*) FROM petition_co_signs WHERE petition_id = %s"
 
 _APPEND = """
     INSERT INTO ledger.governance_events (event_type, actor_id, trace_id, payload)
@@ -88,6 +97,17 @@ class PostgresPetitionRepository(_Records):
     async def change(self, petition_id: UUID, state: PetitionState, fate_reason: str) -> Petition:
         """Give a petition another state, and say why."""
         return _petition(await self._row(_CHANGE, state, fate_reason, petition_id))
+
+
+class PostgresCoSignRepository(_Records):
+    """Co-signs in `petition_co_signs`."""
+
+    async def add(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
+        """Keep a co-sign; `None` if this identity has co-signed the petition."""
+        row = await self._row(_CO_SIGN, petition_id, signer_id)
+        if row is None:
+            return None
+        return CoSign(*row, co_signer_count=await self._number(_CO_SIGNERS, petition_id))
 
 
 class PostgresQueueStore(_Records):

@@ -36,7 +36,7 @@ _TAKE_PLACE = "UPDATE petition_queue SET depth = depth + 1 WHERE depth < %s RETU
 
 _CO_SIGN = """
     INSERT INTO petition_co_signs (petition_id, signer_id) VALUES (%s, %s) ON CONFLICT DO NOTHING
-    RETURNING id, petition_id, signer_id, signed_at
+    RETURNING id, signed_at
 """
 _CO_SIGNERS = "SELECT count(*) FROM petition_co_signs WHERE petition_id = %s"
 
@@ -107,7 +107,9 @@ class PostgresCoSignRepository(_Records):
         row = await self._row(_CO_SIGN, petition_id, signer_id)
         if row is None:
             return None
-        return CoSign(*row, co_signer_count=await self._number(_CO_SIGNERS, petition_id))
+        id_, signed_at = row
+        count = await self._number(_CO_SIGNERS, petition_id)
+        return CoSign(id_, petition_id, signer_id, signed_at, count)
 
 
 class PostgresQueueStore(_Records):

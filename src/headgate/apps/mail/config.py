@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import URL
 
@@ -22,6 +30,7 @@ DEMO_DOMAIN = "demo.nornweave.local"
 DEFAULT_DATABASE = "sqlite:///headgate-mail.db"
 MEGABYTE = 1024 * 1024
 
+_ORIGIN = re.compile(r"https?://[^\s/@?#*]+", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
@@ -34,6 +43,10 @@ def _whole_number(value: object) -> object:
     if isinstance(value, bool) or (isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value)):
         raise ValueError("must be a whole number")
     return value
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _upper(value: object) -> object:
@@ -110,6 +123,19 @@ class Settings(BaseSettings):
             )
         return self
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_origins(cls, text: str) -> str:
+        origins = _listed(text)
+        if "*" in origins and len(origins) > 1:
+            raise ValueError("* stands alone: with it every origin is allowed, whatever else is listed")
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin such as https://app.example.com, which has no path"
+                )
+        return text
+
     @model_validator(mode="after")
     def _database_is_known(self) -> Settings:
         self.sqlalchemy_url()
@@ -118,7 +144,7 @@ class Settings(BaseSettings):
     @property
     def allowed_origins(self) -> list[str]:
         """The origins that browsers may call from."""
-        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+        return _listed(self.cors_origins)
 
     @property
     def inbox_domain(self) -> str:

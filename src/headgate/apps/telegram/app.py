@@ -153,7 +153,8 @@ def set_webhook(url: str, settings: Settings | None = None) -> str:
     """Tell Telegram to deliver updates to this service, and return what it says.
 
     Args:
-        url: Where the service is reached from outside, as `https://bot.example.org`; the path is added if it has none.
+        url: Where the service is reached from outside, as `https://bot.example.org`; the path is added if it has none,
+            and must otherwise end with it.
         settings: By default those of the environment.
 
     Raises:
@@ -166,6 +167,10 @@ def set_webhook(url: str, settings: Settings | None = None) -> str:
         raise ConfigError(f"{url!r}: Telegram delivers to https:// addresses only")
     if parts.path in ("", "/"):
         url = parts._replace(path=WEBHOOK_PATH).geturl()
+    elif not parts.path.endswith(WEBHOOK_PATH):  # something before it may be a proxy's business
+        raise ConfigError(
+            f"{url!r}: the service answers under {WEBHOOK_PATH} only; leave the path out, or end it with that"
+        )
     return asyncio.run(_set_webhook(settings, url))
 
 

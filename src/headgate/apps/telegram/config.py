@@ -80,7 +80,7 @@ class Settings:
         return cls(
             bot_token=env.get("TELEGRAM_BOT_TOKEN", "").strip(),
             webhook_secret=env.get("TELEGRAM_WEBHOOK_SECRET", "").strip(),
-            allowed_user_ids=_listed(env.get("ALLOWED_USER_IDS", "")),
+            allowed_user_ids=_user_ids(env.get("ALLOWED_USER_IDS", "")),
             rate_limit_max=_whole(env, "RATE_LIMIT_MAX", DEFAULT_MAX, MAX_UNITS),
             rate_limit_window_ms=_whole(
                 env, "RATE_LIMIT_WINDOW_MS", DEFAULT_WINDOW_MS, MAX_PERIOD_US // MILLISECOND
@@ -108,9 +108,16 @@ def _check_url(name: str, url: str | None) -> None:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _listed(text: str) -> frozenset[str]:
-    """Return the entries of a list with commas; an empty entry is nobody, not somebody with an empty name."""
-    return frozenset(filter(None, (entry.strip() for entry in text.split(","))))
+def _user_ids(text: str) -> frozenset[str]:
+    """Return the ids of a list with commas; an empty entry is nobody, not somebody with an empty name."""
+    entries = frozenset(filter(None, (entry.strip() for entry in text.split(","))))
+    names = sorted(entry for entry in entries if not (entry.isascii() and entry.isdigit()))
+    if names:
+        raise ConfigError(
+            f"ALLOWED_USER_IDS: {', '.join(map(repr, names))} is no user id; Telegram's are numbers such as 42, "
+            "and a name can change hands"
+        )
+    return entries
 
 
 def _whole(env: Mapping[str, str], name: str, default: int, most: int) -> int:

@@ -4,9 +4,9 @@ cimport cython
 
 from headgate.stores.request cimport Request, new_request
 
+@cython.locals(answer=AwaitingDecision)
 cdef awaiting(gate, Request request)
 
-@cython.freelist(8)
 cdef class AwaitingDecision:
     cdef object gate
     cdef Request request

@@ -79,7 +79,10 @@ class AsyncAsking:
 def awaiting(gate: AsyncGate, request: Request) -> Awaiting[Decision]:
     """Return the decision of a gate, to be awaited."""
     if type(gate) is ImmediateGate:
-        return AwaitingDecision(gate.gate, request)  # type: ignore[return-value]  # registered below
+        answer = AwaitingDecision.__new__(AwaitingDecision)  # as `new_request` does
+        answer.gate = gate.gate
+        answer.request = request
+        return answer  # type: ignore[return-value]  # registered below
     return Awaiting(decided(gate, request))
 
 
@@ -88,9 +91,8 @@ class AwaitingDecision:
 
     __slots__ = ("gate", "request")
 
-    def __init__(self, gate: Gate, request: Request) -> None:
-        self.gate = gate
-        self.request: Request | None = request
+    gate: Gate
+    request: Request | None
 
     def __await__(self) -> Generator[Any, None, Decision]:
         request = self.request

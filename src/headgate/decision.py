@@ -75,7 +75,7 @@ class Decision:
     _retry_after_us: int
     _reset_after_us: int
     _index: int  # of the rule that binds
-    _every: tuple[Fields, ...] | None  # what each rule says, if there are several
+    _every: tuple[Decision, ...] | None  # of each rule alone, if there are several
     _degraded: bool
 
     @staticmethod
@@ -160,11 +160,9 @@ class Decision:
     @property
     def fields(self) -> tuple[Fields, ...]:
         """As `verdicts`, in plain tuples, for those who read them on every call."""
-        if self._every is not None:
-            return self._every
         if not self._names:
             return ()
-        return ((self._allowed, self._limit, self._remaining, self.retry_after_us, self.reset_after_us),)
+        return tuple([_figures_of(one) for one in self._every or (self,)])
 
     @property
     def rule(self) -> str | None:
@@ -222,21 +220,36 @@ class Decision:
 
 def decision_of(names: tuple[str, ...], verdicts: tuple[Fields, ...]) -> Decision:
     """Return the decision of several rules, in order, from what each of them says."""
-    if not verdicts:
+    every = [
+        new_decision(
+            names,
+            allowed,
+            limit,
+            remaining,
+            _NONE if retry_after_us is None else retry_after_us,
+            _NONE if reset_after_us is None else reset_after_us,
+        )
+        for allowed, limit, remaining, retry_after_us, reset_after_us in verdicts
+    ]
+    return every[0] if len(every) == 1 else joined(every)
+
+
+def joined(every: list[Decision]) -> Decision:
+    """Return the decision of several rules, in order, from that of each rule alone."""
+    if not every:
         return UNLIMITED
-    index = binding(verdicts) if len(verdicts) > 1 else 0
-    allowed, limit, remaining, retry_after_us, reset_after_us = verdicts[index]
+    index = binding(every)
+    binds = every[index]
     decision = new_decision(
-        names,
-        allowed,
-        limit,
-        remaining,
-        _NONE if retry_after_us is None else retry_after_us,
-        _NONE if reset_after_us is None else reset_after_us,
+        binds._names,
+        binds._allowed,
+        binds._limit,
+        binds._remaining,
+        binds._retry_after_us,
+        binds._reset_after_us,
     )
-    if len(verdicts) > 1:
-        decision._index = index
-        decision._every = verdicts
+    decision._index = index
+    decision._every = tuple(every)
     return decision
 
 
@@ -266,6 +279,16 @@ def _copy_of(decision: Decision) -> Decision:
     return _restored(*_fields_of(decision))
 
 
+def _figures_of(decision: Decision) -> Fields:
+    return (
+        decision._allowed,
+        decision._limit,
+        decision._remaining,
+        decision.retry_after_us,
+        decision.reset_after_us,
+    )
+
+
 def _fields_of(decision: Decision) -> tuple[Any, ...]:
     return (
         decision._names,
@@ -288,7 +311,7 @@ def _restored(
     retry_after_us: int,
     reset_after_us: int,
     index: int,
-    every: tuple[Fields, ...] | None,
+    every: tuple[Decision, ...] | None,
     degraded: bool,
 ) -> Decision:
     decision = new_decision(names, allowed, limit, remaining, retry_after_us, reset_after_us)
@@ -311,16 +334,16 @@ def _seconds(microseconds: int | None) -> float | None:
     return None if microseconds is None else microseconds / MICROSECONDS
 
 
-def binding(verdicts: tuple[Fields, ...]) -> int:
+def binding(every: list[Decision]) -> int:
     """Return the index of the rule that binds; the first one among equals."""
-    binds, least = 0, None
-    longest = -1
-    for index, (allowed, _, remaining, retry_after_us, _) in enumerate(verdicts):
-        if not allowed:
-            if retry_after_us is None:
+    binds, index, least, longest = 0, 0, -1, -1
+    for one in every:
+        if not one._allowed:
+            if one._retry_after_us == _NONE:
                 return index  # no wait is longer than one without an end
-            if retry_after_us > longest:
-                binds, longest = index, retry_after_us
-        elif longest < 0 and (least is None or remaining < least):
-            binds, least = index, remaining
+            if one._retry_after_us > longest:
+                binds, longest = index, one._retry_after_us
+        elif longest < 0 and (least < 0 or one._remaining < least):
+            binds, least = index, one._remaining
+        index += 1  # noqa: SIM113  # `enumerate` would make it an object
     return binds

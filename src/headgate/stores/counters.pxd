@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from headgate.decision cimport Decision, decision_of, new_decision
+from headgate.decision cimport Decision, joined, new_decision
 from headgate.stores.meters cimport Meter, MeterState
 from headgate.stores.request cimport Request
 
@@ -13,7 +13,7 @@ cdef bint IS_COMPILED
 
 cdef class Counters:
     cdef readonly object clock, monotonic_ns
-    cdef public object lock
+    cdef public object lock, acquire, release
     cdef public bint busy
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
     cdef public int64_t births
@@ -49,29 +49,28 @@ cdef class Slot:
     cdef MeterState state
     cdef object key
     cdef int64_t used, empty_at
-    @cython.locals(left=int64_t)
-    cdef int64_t left(self, int64_t cost) except? -1
-    cdef int64_t reset_after(self, int64_t at) except? -1
+    @cython.locals(meter=Meter, retry_after=int64_t, reset_after=int64_t, is_free=bint, excess=int64_t,
+                   remaining=int64_t)
+    cdef Decision decision(self, tuple names, int64_t at, int64_t cost, bint admitted)
 
 cdef class MemoryGate:
     cdef readonly Counters counters
     cdef readonly tuple names, scopes, own, slots
     cdef readonly bint is_plain
     cdef readonly int named
-    cdef readonly object pick
+    cdef readonly object pick, always_fits
     cdef readonly dict by_tier
-    cdef readonly int64_t always_fits
     @cython.locals(meters=tuple, keys=tuple)
     cpdef tuple ask(self, Request request)
-    @cython.locals(operation=str, cost=int64_t, counters=Counters, at=int64_t, is_hit=bint)
+    @cython.locals(operation=str, cost=int64_t, counters=Counters, at=int64_t, is_hit=bint, admitted=bint)
     cdef tuple ask_alone(self, Request request, tuple meters, tuple keys)
-    @cython.locals(keys=list)
+    @cython.locals(parts=dict, keys=list, scope=str)
     cdef tuple keys_of(self, key)
     @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t, is_missing=bint)
     cdef find(self, tuple meters, key, tuple keys, int64_t at)
     @cython.locals(slot=Slot, state=MeterState, room=int64_t, overflowed=bint)
     cdef find_new(self, int64_t at)
-    @cython.locals(slot=Slot, meter=Meter, admitted=bint)
+    @cython.locals(slot=Slot, meter=Meter, used=int64_t, admitted=bint)
     cdef bint look(self, int64_t at, int64_t cost) except -1
     @cython.locals(slot=Slot)
     cdef measure(self, int64_t at, int64_t cost)
@@ -80,11 +79,8 @@ cdef class MemoryGate:
     cdef tuple charge_each(self, int64_t at, int64_t cost, now, bint holds)
     @cython.locals(slot=Slot, meter=Meter, state=MeterState)
     cdef undo(self, int64_t at, int64_t cost)
-    @cython.locals(slot=Slot, verdicts=list, reset_after=int64_t)
-    cdef Decision admission(self, int64_t at, int64_t cost)
-    @cython.locals(slot=Slot, meter=Meter, verdicts=list, excess=int64_t, free_at=int64_t, retry_after=int64_t,
-                   reset_after=int64_t)
-    cdef Decision refusal(self, int64_t at, int64_t cost)
+    @cython.locals(slot=Slot)
+    cdef Decision decision(self, int64_t at, int64_t cost, bint admitted)
     @cython.locals(slot=Slot)
     cdef record(self, int64_t at, int64_t cost, now)
     @cython.locals(at=int64_t, slot=Slot, state=MeterState, i=Py_ssize_t)

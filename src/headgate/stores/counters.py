@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from headgate.algorithms import Receipt, State
 from headgate.clock import Clock, SteadyClock, reading
-from headgate.decision import Decision, Fields, decision_of, new_decision
+from headgate.decision import Decision, joined, new_decision
 from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
@@ -80,7 +80,7 @@ class Counters:
         self.keys: int = 0
         self.overflowed: int = 0
         self.tables: dict[tuple[str, str], Table] = {}
-        self.lock = threading.RLock()
+        self.take_lock(threading.RLock())
         self.busy: bool = False
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
@@ -91,10 +91,16 @@ class Counters:
         thread that was inside one is in this process.
         """
         births, lock = random.SystemRandom().randrange(1, MAX_UNITS), threading.RLock()
-        is_inside = self.busy and self.lock._is_owned()  # type: ignore[attr-defined]  # also used by `Condition`
+        is_inside = self.busy and self.lock._is_owned()  # also used by `Condition`
         self.busy = is_inside
         self.births = births
+        self.take_lock(lock)
+
+    def take_lock(self, lock: Any) -> None:
+        """Use a lock from now on."""
         self.lock = lock
+        self.acquire: Callable[[], bool] = lock.acquire  # looked up once, not on every call
+        self.release: Callable[[], None] = lock.release
 
     def now(self) -> int:
         """Return the time in microseconds since the epoch."""
@@ -255,14 +261,22 @@ class Slot:
         self.used: int = 0
         self.empty_at: int = 0
 
-    def left(self, cost: int) -> int:
-        """Return how many units are left after so many more."""
-        left = (self.meter.most - self.used) // self.meter.part - cost
-        return max(0, left)
-
-    def reset_after(self, at: int) -> int:
-        """Return how long it will be until the rule is empty."""
-        return NEVER if self.empty_at == NEVER else self.empty_at - at
+    def decision(self, names: tuple[str, ...], at: int, cost: int, admitted: bool) -> Decision:
+        """Return what this rule says of units that all rules admit, and `empty_at` is known, or that some rule refuses."""
+        meter, retry_after, reset_after, is_free = self.meter, NEVER, NEVER, True
+        if not admitted:
+            excess = self.used + cost * meter.part - meter.most
+            cost = 0
+            self.empty_at = meter.empty_at(self.state, at, self.used, 0)
+            if excess > 0:
+                is_free = False
+                retry_after = meter.free_at(self.state, at, excess)
+                if retry_after != NEVER:
+                    retry_after -= at
+        if self.empty_at != NEVER:
+            reset_after = self.empty_at - at
+        remaining = (meter.most - self.used) // meter.part - cost
+        return new_decision(names, is_free, meter.limit, max(0, remaining), retry_after, reset_after)
 
 
 class MemoryGate:
@@ -298,8 +312,8 @@ class MemoryGate:
         if type(cost) is not int or not 0 <= cost <= self.always_fits:
             check_cost(meters, cost, request.operation == "record")
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
-        lock: Any = self.counters.lock
         if not IS_COMPILED:
+            lock: Any = self.counters.lock
             taken = lock._recursion_count()
             try:
                 with lock:
@@ -310,11 +324,12 @@ class MemoryGate:
                 finally:  # as in `charge`
                     release_down_to(lock, taken)
                 raise
-        lock.acquire()
+        release = self.counters.release  # after a fork in the middle, the counters have another lock
+        self.counters.acquire()
         try:
             return self.ask_alone(request, meters, keys)
         finally:
-            lock.release()
+            release()
 
     def ask_alone(
         self, request: Request, meters: tuple[Meter, ...], keys: tuple[PlainKey, ...] | None
@@ -332,14 +347,13 @@ class MemoryGate:
                 if cost:
                     self.record(at, cost, now)
                 return RECORDED
-            if not self.look(at, cost):
-                return self.refusal(at, cost), None
-            receipts = None
-            if cost and (is_hit or operation == "hold"):
-                receipts = self.charge(at, cost, now, not is_hit)
-            else:
-                self.measure(at, cost)
-            return self.admission(at, cost), receipts
+            receipts, admitted = None, self.look(at, cost)
+            if admitted:
+                if cost and (is_hit or operation == "hold"):
+                    receipts = self.charge(at, cost, now, not is_hit)
+                else:
+                    self.measure(at, cost)
+            return self.decision(at, cost, admitted), receipts
         finally:
             counters.busy = False
 
@@ -347,9 +361,10 @@ class MemoryGate:
         """Return the key of each rule; what is not as usual is for `pick` to judge."""
         if type(key) is not dict or len(key) != self.named:
             return self.pick(key)
+        parts: dict[Any, Any] = key
         keys: list[PlainKey] = []
         for scope in self.scopes:
-            part = SHARED_KEY if scope == SHARED else key.get(scope)
+            part = SHARED_KEY if scope == SHARED else parts.get(scope)
             if type(part) is not str:
                 return self.pick(key)
             keys.append(part)
@@ -394,8 +409,9 @@ class MemoryGate:
         admitted = True
         for slot in self.slots:
             meter = slot.meter
-            slot.used = meter.used(slot.state, at)
-            if cost and slot.used + cost * meter.part > meter.most:
+            used = meter.used(slot.state, at)
+            slot.used = used
+            if cost and used + cost * meter.part > meter.most:
                 admitted = False
         return admitted
 
@@ -440,43 +456,15 @@ class MemoryGate:
             if state is not slot.table.blank and meter.used(state, at) > slot.used:
                 meter.refund(state, meter.receipt(state, at, slot.used, cost, state.birth), cost, at)
 
-    def admission(self, at: int, cost: int) -> Decision:
-        """Return the decision of rules that all admit, and whose slots say when they will be empty."""
-        verdicts: list[Fields] = []
-        for slot in self.slots:
-            reset_after = slot.reset_after(at)
-            if len(self.slots) == 1:
-                return new_decision(self.names, True, slot.meter.limit, slot.left(cost), NEVER, reset_after)
-            verdicts.append(
-                (True, slot.meter.limit, slot.left(cost), None, None if reset_after == NEVER else reset_after)
-            )
-        return decision_of(self.names, tuple(verdicts))
+    def decision(self, at: int, cost: int, admitted: bool) -> Decision:
+        """Return the decision of all rules, when their slots are filled.
 
-    def refusal(self, at: int, cost: int) -> Decision:
-        """Return the decision of rules of which at least one refuses.
-
-        A rule that would have admitted shows what it has left without this call.
+        A rule that would have admitted what another one refuses shows what it has left without this call.
         """
-        verdicts: list[Fields] = []
-        for slot in self.slots:
-            meter = slot.meter
-            excess = slot.used + cost * meter.part - meter.most
-            free_at = meter.free_at(slot.state, at, excess) if excess > 0 else NEVER
-            retry_after = NEVER if free_at == NEVER else free_at - at
-            slot.empty_at = meter.empty_at(slot.state, at, slot.used, 0)
-            reset_after = slot.reset_after(at)
-            if len(self.slots) == 1:
-                return new_decision(self.names, False, meter.limit, slot.left(0), retry_after, reset_after)
-            verdicts.append(
-                (
-                    excess <= 0,
-                    meter.limit,
-                    slot.left(0),
-                    None if retry_after == NEVER else retry_after,
-                    None if reset_after == NEVER else reset_after,
-                )
-            )
-        return decision_of(self.names, tuple(verdicts))
+        if len(self.slots) == 1:
+            slot = self.slots[0]
+            return slot.decision(self.names, at, cost, admitted)
+        return joined([slot.decision(self.names, at, cost, admitted) for slot in self.slots])
 
     def record(self, at: int, cost: int, now: int | None) -> None:
         """Count units that have been used already, even beyond the limits."""

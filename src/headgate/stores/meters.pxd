@@ -48,7 +48,6 @@ cdef class FixedMeter(Meter):
     @cython.locals(state=FixedState)
     cpdef as_tuple(self, MeterState s)
 
-@cython.no_gc
 cdef class SlidingState(MeterState):
     cdef readonly int64_t newest, units, total
     cdef readonly int first, live
@@ -60,7 +59,7 @@ cdef class SlidingMeter(Meter):
     cpdef clear(self, MeterState s)
     @cython.locals(state=SlidingState, newest=int64_t, dead=int64_t)
     cpdef int64_t used(self, MeterState s, int64_t now) except? -1
-    @cython.locals(live=Py_ssize_t, size=Py_ssize_t, total=int64_t)
+    @cython.locals(live=Py_ssize_t, size=Py_ssize_t, total=int64_t, index=int64_t, units=int64_t)
     cdef look(self, SlidingState state, int64_t dead)
     @cython.locals(state=SlidingState, index=int64_t)
     cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
@@ -68,7 +67,7 @@ cdef class SlidingMeter(Meter):
     cdef drop(self, SlidingState state)
     @cython.locals(state=SlidingState, index=int64_t)
     cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
-    @cython.locals(state=SlidingState, place=Py_ssize_t, size=Py_ssize_t)
+    @cython.locals(state=SlidingState, place=Py_ssize_t, size=Py_ssize_t, index=int64_t, units=int64_t)
     cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
     @cython.locals(state=SlidingState, index=int64_t)
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1

@@ -227,12 +227,20 @@ class SlidingMeter(Meter):
         older = state.older
         assert older is not None
         live, size, total = state.live, len(older), state.total
-        while live < size and older[live] <= dead:
-            total -= older[live + 1]
+        while live < size:
+            index = older[live]
+            if index > dead:
+                break
+            units = older[live + 1]
+            total -= units
             live += 2
-        while live > state.first and older[live - 2] > dead:  # the clock went back
+        while live > state.first:  # and if the clock went back
+            index = older[live - 2]
+            if index <= dead:
+                break
             live -= 2
-            total += older[live + 1]
+            units = older[live + 1]
+            total += units
         state.live = live
         state.total = total
 
@@ -294,9 +302,11 @@ class SlidingMeter(Meter):
         if older is not None:
             place, size = state.live, len(older)
             while place < size:
-                excess -= older[place + 1]
+                units = older[place + 1]
+                excess -= units
                 if excess <= 0:
-                    return older[place] * self.width + self.lifetime
+                    index = older[place]
+                    return index * self.width + self.lifetime
                 place += 2
         return state.newest * self.width + self.lifetime
 

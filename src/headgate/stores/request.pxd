@@ -2,7 +2,6 @@
 
 cimport cython
 
-@cython.freelist(8)
 cdef class Request:
     cdef readonly str operation
     cdef readonly object key, cost, tier, now

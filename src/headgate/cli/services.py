@@ -44,6 +44,14 @@ def _add_run(commands: Commands) -> None:
             type=port,
             help="which port; 0 for any free one (default: the setting PORT, or 8000)",
         )
+        if name != "telegram":
+            service.add_argument(
+                "--workers",
+                metavar="N",
+                type=int,
+                default=1,
+                help="how many processes share the work; then limits must be counted outside of them (default: 1)",
+            )
         service.set_defaults(service=name)
     everything = services.add(
         "all",
@@ -142,7 +150,8 @@ def _add_petitions(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    exit_code: int = _service(options.service).main(options.host, options.port)
+    workers = {"workers": options.workers} if "workers" in options else {}
+    exit_code: int = _service(options.service).main(options.host, options.port, **workers)
     return exit_code
 
 

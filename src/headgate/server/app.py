@@ -14,13 +14,14 @@ from urllib.parse import quote
 
 import msgspec
 
+from headgate.hosting import METRICS_FOLDER
 from headgate.policy import AsyncLivePolicy
 from headgate.server.access import check_access
 from headgate.server.board import Board, Demo
 from headgate.server.endpoints import endpoints
 from headgate.server.events import STALLED, Events
 from headgate.server.holds import HoldBook
-from headgate.server.metrics import METRICS_FOLDER, Metrics
+from headgate.server.metrics import Metrics
 from headgate.server.operations import Operations, problem_from
 from headgate.server.problems import Field, Problem
 from headgate.server.replies import Reply, Stream, json_reply, problem_reply

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -94,7 +94,7 @@ def test_only_so_many_submitters_have_series_of_their_own(metrics: MetricsCollec
     submitters = [someone() for _ in range(5)]
     for submitter in submitters:
         metrics.refused(submitter)
-        metrics.recorded(submitter, 4)
+        metrics.recorded(submitter, 4, 3600)
     text = metrics.render().decode()
     assert [str(submitter) in text for submitter in submitters] == [True, True, False, False, False]
     assert sample(metrics, "petition_rate_limit_hits_total", "other") == 3
@@ -105,13 +105,26 @@ def test_silent_submitters_lose_their_series(metrics: MetricsCollector, clock: F
     silent, active, new = someone(), someone(), someone()
     metrics.refused(silent)
     clock.advance(1800)
-    metrics.checked(active, RateLimitResult(True, 9, datetime.now(UTC), 1, 10))
+    now = datetime.now(UTC)
+    metrics.checked(active, RateLimitResult(True, 9, now + timedelta(hours=1), 1, 10, checked_at=now))
     clock.advance(1800)
-    metrics.recorded(new, 9)  # takes the place of the silent one
+    metrics.recorded(new, 9, 3600)  # takes the place of the silent one
     text = metrics.render().decode()
     assert [str(submitter) in text for submitter in (silent, active, new)] == [False, True, True]
     clock.advance(3600)
     assert str(new) not in metrics.render().decode()
+
+
+def test_what_remains_is_not_shown_longer_than_it_is_true(
+    metrics: MetricsCollector, clock: FakeClock
+) -> None:
+    submitter, now = someone(), datetime.now(UTC)
+    metrics.checked(submitter, RateLimitResult(True, 9, now + timedelta(seconds=60), 1, 10, checked_at=now))
+    assert "petition_rate_limit_remaining{" in metrics.render().decode()
+    clock.advance(60)  # the oldest counter has left the window, so there may be more
+    assert "petition_rate_limit_remaining{" not in metrics.render().decode()
+    metrics.recorded(submitter, 8, 60)
+    assert sample(metrics, "petition_rate_limit_remaining", str(submitter)) == 8
 
 
 def sample(metrics: MetricsCollector, name: str, submitter: str) -> float | None:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 import headgate
 from headgate import StoreError
 from headgate.apps.common.databases import problem_with, try_sqlite
+from headgate.apps.common.health import add_health
 from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
 from headgate.apps.mail.guards import ApiKeyGuard, SizeGuard
@@ -71,6 +72,7 @@ def create_app(
     if settings.email_provider == "demo":
         app.include_router(demo.router)
     app.add_api_route("/health", _health, tags=["health"])
+    add_health(app, {"database": services.database.ping, "rate_limit_store": services.limiter.usage})
     app.add_exception_handler(StoreError, _store_unavailable)
     for failure in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(failure, _database_unavailable)
@@ -145,7 +147,7 @@ async def _prepare(services: Services) -> None:
         logger.debug("The demo inbox exists already")
 
 
-def main(host: str | None = None, port: int | None = None) -> int:
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
     """Run the service until it is told to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
@@ -153,16 +155,31 @@ def main(host: str | None = None, port: int | None = None) -> int:
     Args:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
     """
 
     def prepare() -> Launch:
         settings = load_settings()
         log_to_stderr(settings.log_level)
-        app = create_app(settings)
         asyncio.run(_check_database(settings))
-        return Launch(app, settings.host if host is None else host, settings.port if port is None else port)
+        return Launch(
+            lambda: create_app(settings),
+            "headgate.apps.mail.app:make_worker",
+            settings.host if host is None else host,
+            settings.port if port is None else port,
+            in_memory="the send limit is in memory; RATE_LIMIT_STORE names a store that they share"
+            if settings.counts_in_memory
+            else "",
+        )
 
-    return run(prepare)
+    return run(prepare, workers)
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    log_to_stderr(settings.log_level)
+    return create_app(settings)
 
 
 async def _check_database(settings: Settings) -> None:

@@ -147,6 +147,12 @@ class Settings(BaseSettings):
         return _listed(self.cors_origins)
 
     @property
+    def counts_in_memory(self) -> bool:
+        """Whether there is a limit that every process counts for itself."""
+        is_limited = self.global_send_rate_limit_per_minute or self.global_send_rate_limit_per_hour
+        return bool(is_limited) and self.rate_limit_store.startswith("memory:")
+
+    @property
     def inbox_domain(self) -> str:
         """The domain of new inboxes; empty if there is none."""
         return self.email_domain or (DEMO_DOMAIN if self.email_provider == "demo" else "")

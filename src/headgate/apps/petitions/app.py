@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 import headgate
+from headgate.apps.common.health import add_health
 from headgate.apps.common.starting import Launch, run
 from headgate.apps.petitions.api.dependencies.parts import Parts, build_metrics, build_parts
 from headgate.apps.petitions.api.middleware import MetricsMiddleware, SizeMiddleware, TraceMiddleware
@@ -52,6 +54,7 @@ def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] 
     app = FastAPI(title="Headgate petitions", version=headgate.__version__, lifespan=lifespan)
     app.include_router(petition_submissions.router)
     app.include_router(operations.router)
+    add_health(app, {"database": lambda: app.state.parts.database.ping()})
     app.add_exception_handler(PetitionError, answer_refusal)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_middleware(SizeMiddleware)
@@ -92,7 +95,7 @@ async def _cleaning(parts: Parts) -> AsyncIterator[None]:
             await asyncio.wait([task], timeout=1)
 
 
-def main(host: str | None = None, port: int | None = None) -> int:
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
     """Run the service until it is told to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
@@ -100,6 +103,7 @@ def main(host: str | None = None, port: int | None = None) -> int:
     Args:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
     """
     with ExitStack() as stack:
 
@@ -111,15 +115,24 @@ def main(host: str | None = None, port: int | None = None) -> int:
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
                 url = stack.enter_context(EmbeddedPostgres(settings.data_dir))
                 settings = replace(settings, database_url=url)
+                os.environ["DATABASE_URL"] = url  # for the workers, if there are any
             asyncio.run(_check_database(settings))
             return Launch(
-                create_app(settings),
+                lambda: create_app(settings),
+                "headgate.apps.petitions.app:make_worker",
                 settings.host if host is None else host,
                 settings.port if port is None else port,
                 access_log=False,
             )
 
-        return run(prepare)
+        return run(prepare, workers)
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    return create_app(settings)
 
 
 def cleanup() -> CleanupReport:

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from headgate import AsyncLimiter
+from headgate.apps.common.health import add_health
 from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.telegram.bot_api import BotApi
 from headgate.apps.telegram.config import Settings
@@ -28,6 +29,7 @@ from headgate.stores.kv import KV, ListingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import API_BASE, CloudflareKV
 
 WEBHOOK_PATH = "/telegram/webhook"
+_PROBE = "ratelimit:readyz"  # never put, so that asking for it finds nothing
 SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
 
 _logger = logging.getLogger(__name__)
@@ -71,7 +73,9 @@ def create_app(
         handler or _handler(settings, clock, closing),
         AsyncLimiter(settings.rate_limit_replies, clock=clock) if settings.rate_limit_replies else None,
     )
-    return _application(settings.webhook_secret, webhook, closing)
+    app = _application(settings.webhook_secret, webhook, closing)
+    add_health(app, {"rate_limit_kv": lambda: kv.get(_PROBE)})
+    return app
 
 
 def _application(secret: str, webhook: Webhook, closing: AsyncExitStack) -> FastAPI:
@@ -141,7 +145,8 @@ def main(host: str | None = None, port: int | None = None) -> int:
         log_to_stderr("INFO")
         settings = Settings.from_env(os.environ)
         return Launch(
-            create_app(settings),
+            lambda: create_app(settings),
+            "headgate.apps.telegram.app:create_app",
             settings.host if host is None else host,
             settings.port if port is None else port,
         )

@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 from redis.asyncio import Redis
 
 import headgate
+from headgate.apps.common.health import PATHS, Check, add_health
 from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.tiers.authentication import ApiKeyAuthentication
 from headgate.apps.tiers.config import Settings, load_settings
@@ -20,7 +21,7 @@ from headgate.apps.tiers.keys import KeyTable
 from headgate.apps.tiers.limits import limits_by_tier
 from headgate.apps.tiers.log import log
 from headgate.apps.tiers.metrics import Metrics
-from headgate.apps.tiers.middleware import RateLimitMiddleware, Standing, setup_rate_limiting
+from headgate.apps.tiers.middleware import EXCLUDED_PATHS, RateLimitMiddleware, Standing, setup_rate_limiting
 from headgate.clock import Clock
 from headgate.errors import ConfigError
 from headgate.http import by_address
@@ -54,6 +55,10 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
     app = FastAPI(title="Headgate tiers", version=headgate.__version__, lifespan=lifespan)
     app.add_api_route("/", _root)
     app.add_api_route("/health", _health)
+    stores: dict[str, Check] = {"database": keys.ping}
+    if client is not None:
+        stores["redis"] = client.ping
+    add_health(app, stores)
     app.add_api_route("/metrics", lambda: PlainTextResponse(metrics.text()), include_in_schema=False)
     app.add_api_route("/v1/whoami", _whoami)
     if settings.saju_enable_rate_limiting:
@@ -61,6 +66,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
             RateLimitMiddleware,
             redis_client=client,
             rate_limits=settings.rate_limits,
+            exclude_paths=(*EXCLUDED_PATHS, *PATHS),
             use_atomic_redis=settings.saju_enable_atomic_rate_limiter,
             address=by_address(proxies=settings.trusted_proxies, header=settings.saju_forwarded_header),
             clock=clock,
@@ -72,7 +78,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
     return app
 
 
-def main(host: str | None = None, port: int | None = None) -> int:
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
     """Run the service until it is told to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
@@ -80,19 +86,32 @@ def main(host: str | None = None, port: int | None = None) -> int:
     Args:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
     """
 
     def prepare() -> Launch:
         settings = load_settings()
         log_to_stderr(settings.log_level)
         asyncio.run(_check_database(settings))
+        is_in_memory = settings.saju_enable_rate_limiting and not settings.saju_redis_url
         return Launch(
-            create_app(settings),
+            lambda: create_app(settings),
+            "headgate.apps.tiers.app:make_worker",
             settings.host if host is None else host,
             settings.port if port is None else port,
+            in_memory="the buckets are in memory; SAJU_REDIS_URL names a Redis that they share"
+            if is_in_memory
+            else "",
         )
 
-    return run(prepare)
+    return run(prepare, workers)
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    log_to_stderr(settings.log_level)
+    return create_app(settings)
 
 
 def _client(settings: Settings) -> Redis | None:

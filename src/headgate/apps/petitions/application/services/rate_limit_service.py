@@ -78,7 +78,9 @@ class RateLimitService(LoggingMixin):
             self._log_refusal(submitter_id, result)
             raise refusal_of(submitter_id, result, self._policy.window_minutes, self._store.counter)
         if self._observer is not None:
-            self._observer.recorded(submitter_id, self._remaining(report) - 1)
+            expiry = report.submitter.oldest_expiry or report.at + self._policy.window
+            valid_seconds = (expiry - report.at).total_seconds()
+            self._observer.recorded(submitter_id, self._remaining(report) - 1, valid_seconds)
         self.log.debug(
             "submission_recorded",
             submitter_id=str(submitter_id),

@@ -32,6 +32,15 @@ async def test_429_returned_when_rate_limited(start: Start) -> None:
     assert (await service.submit(someone())).status_code == 429
 
 
+async def test_an_accepted_submission_says_what_is_left(start: Start) -> None:
+    service, submitter = await start(rate_limit=THREE), someone()
+    answers = [await service.submit(submitter) for _ in range(4)]
+    left = [answer.headers.get("x-ratelimit-remaining") for answer in answers]
+    assert (left, answers[0].headers["x-ratelimit-limit"]) == (["2", "1", "0", None], "3")
+    reset = datetime.fromtimestamp(int(answers[1].headers["x-ratelimit-reset"]), UTC)
+    assert reset == datetime(2026, 3, 2, 11, 0, tzinfo=UTC)
+
+
 @pytest.mark.requirement("A-04")
 async def test_retry_after_header_present(start: Start) -> None:
     """Waiting as long as it says is enough; a second less is not."""

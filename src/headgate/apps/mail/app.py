@@ -92,7 +92,13 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
         allow_origins=settings.allowed_origins,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["Retry-After"],
+        expose_headers=[
+            "Retry-After",
+            "RateLimit",
+            "RateLimit-Policy",
+            "X-RateLimit-Limit",
+            "X-RateLimit-Remaining",
+        ],
     )
 
 

@@ -60,8 +60,8 @@ class Outcome:
 
 async def send_message(
     request: SendRequest, services: Services, limiter: CheckAndRecord, provider: EmailProvider
-) -> SendResponse:
-    """Send an e-mail, and store what became of it.
+) -> tuple[SendResponse, dict[str, str]]:
+    """Send an e-mail, store what became of it, and return that with the header fields that say what is left.
 
     Raises:
         HTTPException: It was not even tried; nothing was counted or stored.
@@ -83,7 +83,7 @@ async def send_message(
     except SQLAlchemyError as error:
         logger.exception("Message %s (%s) could not be recorded", draft.id, outcome.status)
         raise _not_recorded(outcome) from error
-    return SendResponse.model_validate(
+    response = SendResponse.model_validate(
         {
             "id": draft.id,
             "thread_id": thread_id,
@@ -92,6 +92,7 @@ async def send_message(
             "error": outcome.error,
         }
     )
+    return response, hold.result.what_is_left(charged=0 if outcome.status == "failed" else 1)
 
 
 def _not_recorded(outcome: Outcome) -> HTTPException:
@@ -103,7 +104,8 @@ def _not_recorded(outcome: Outcome) -> HTTPException:
 
 def _too_many(result: RateLimitResult) -> HTTPException:
     retry_after = max(1, math.ceil(result.retry_after or 1))
-    return HTTPException(429, result.detail or "Rate limit exceeded", {"Retry-After": str(retry_after)})
+    fields = {**result.what_is_left(), "Retry-After": str(retry_after)}
+    return HTTPException(429, result.detail or "Rate limit exceeded", fields)
 
 
 async def _find_inbox(inbox_id: str, services: Services) -> Inbox:

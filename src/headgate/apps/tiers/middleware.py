@@ -54,6 +54,9 @@ __all__ = [
 
 EXCLUDED_PATHS = ("/health", "/metrics", "/")
 MOST_CONNECTIONS = 50
+_SHOWN = 4
+"""Characters of a user's id in the log."""
+
 
 _OURS = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
 _SERVER_ERROR = Answer(
@@ -199,7 +202,9 @@ class RateLimitMiddleware:
         if not outcome.allowed:
             self._log_refusal(
                 logging.INFO,
-                "Rate limit exceeded: tier %s, %d per minute; retry after %d s",
+                "Rate limit exceeded: %s from %s, tier %s, %d per minute; retry after %d s",
+                _shortened(who.key),
+                self._address(scope),
                 who.tier,
                 standing.limit.limit,
                 outcome.retry_after,
@@ -273,6 +278,12 @@ def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> 
     else:
         log(logging.INFO, "Rate limiting: Connected to Redis at %s", redis_url)
     return Redis.from_pool(pool)
+
+
+def _shortened(key: str) -> str:
+    """Return enough of a key to find who it is: an id may be an e-mail address, which does not belong into a log."""
+    kind, _, name = key.partition(":")
+    return key if kind == "ip" or len(name) <= _SHOWN else f"{kind}:{name[:_SHOWN]}…"
 
 
 def _attribute(user: Any, name: str) -> Any:

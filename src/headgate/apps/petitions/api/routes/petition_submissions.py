@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +31,7 @@ from headgate.apps.petitions.api.models import (
     SubmissionResponse,
     WithdrawalRequest,
 )
+from headgate.apps.petitions.application.ports import RateLimitResult
 from headgate.apps.petitions.application.services import refusal_of
 from headgate.apps.petitions.domain.models import Draft
 
@@ -42,6 +44,15 @@ def _refusals(**descriptions: str) -> dict[int | str, dict[str, Any]]:
     return {
         int(status.removeprefix("on_")): {"model": Problem, "description": text}
         for status, text in descriptions.items()
+    }
+
+
+def _what_is_left(found: RateLimitResult) -> dict[str, str]:
+    """Return the fields of an accepted submission: what the check found, less the one that was accepted."""
+    return {
+        "X-RateLimit-Limit": str(found.limit),
+        "X-RateLimit-Remaining": str(max(0, found.remaining - 1)),
+        "X-RateLimit-Reset": str(math.ceil(found.reset_at.timestamp())),
     }
 
 
@@ -67,6 +78,7 @@ _RETRY_AFTER = {"description": "whole seconds until it is worth trying again", "
 async def submit_petition(
     submission: SubmissionRequest,
     request: Request,
+    response: Response,
     capacity: QueueCapacityPart,
     limiter: RateLimiterPart,
     submissions: SubmissionServicePart,
@@ -89,6 +101,7 @@ async def submit_petition(
     if not result.allowed:
         raise refusal_of(draft.counted_as, result, limiter.get_window_minutes())
     petition = await submissions.submit(draft, limiter, capacity, trace_id)
+    response.headers.update(_what_is_left(result))
     return SubmissionResponse.of(petition)
 
 

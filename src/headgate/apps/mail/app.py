@@ -6,8 +6,9 @@ import asyncio
 import json
 import logging
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 from uuid import uuid4
 
 from fastapi import FastAPI, Request, Response
@@ -25,8 +26,9 @@ from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
 from headgate.apps.mail.guards import ApiKeyGuard, SizeGuard
 from headgate.apps.mail.providers import EmailProvider
+from headgate.apps.mail.rate_limiter import GlobalRateLimiter
 from headgate.apps.mail.routes import api, demo
-from headgate.apps.mail.services import Services, build_services
+from headgate.apps.mail.services import Services, build_limiter, build_services
 from headgate.apps.mail.storage.database import Database
 from headgate.apps.mail.storage.migrations import MigrationError
 from headgate.apps.mail.storage.models import Inbox
@@ -35,6 +37,7 @@ from headgate.apps.mail.storage.times import utc
 from headgate.clock import Clock
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def create_app(
@@ -179,6 +182,39 @@ def main(host: str | None = None, port: int | None = None, workers: int = 1) -> 
         )
 
     return run(prepare, workers)
+
+
+def inspect_limit() -> str:
+    """Return in a line what was counted of the send limit; counts nothing.
+
+    Raises:
+        SettingsError: It is counted in the memory of the service.
+        StoreError: The store cannot be asked.
+    """
+
+    async def look(limiter: GlobalRateLimiter) -> str:
+        windows = (await limiter.usage()).windows
+        return ", ".join(map(str, windows)) or "nothing is limited"
+
+    return asyncio.run(_with_limiter(look))
+
+
+def reset_limit() -> None:
+    """Forget what was counted of the send limit; raises as `inspect_limit` does."""
+    asyncio.run(_with_limiter(GlobalRateLimiter.reset))
+
+
+async def _with_limiter(ask: Callable[[GlobalRateLimiter], Awaitable[T]]) -> T:
+    settings = load_settings()
+    if settings.counts_in_memory:
+        raise SettingsError(
+            "RATE_LIMIT_STORE: counts are in the memory of the service, which no command can reach"
+        )
+    limiter = build_limiter(settings)
+    try:
+        return await ask(limiter)
+    finally:
+        await limiter.aclose()
 
 
 def make_worker() -> FastAPI:

@@ -209,6 +209,10 @@ class GlobalRateLimiter:
         """Return what `check` would, without a line in the log."""
         return self._result(await self._async.check())
 
+    async def reset(self) -> None:
+        """Forget what was counted."""
+        await self._async.reset()
+
     async def aclose(self) -> None:
         """Close the store."""
         await self._async.aclose()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
+from uuid import UUID
 
 import psycopg
 from fastapi import FastAPI
@@ -173,6 +174,32 @@ def resume() -> None:
             await parts.halt.resume()
 
     asyncio.run(run())
+
+
+def inspect_submitter(submitter_id: UUID) -> str:
+    """Return in two lines what was counted for somebody: petitions and co-signs. Raises as `halt` does."""
+
+    async def run() -> str:
+        async with _reached(load_settings()) as parts:
+            limiters = {"petitions": parts.rate_limiter, "co-signs": parts.co_sign_limiter}
+            found = {unit: await each.check_rate_limit(submitter_id) for unit, each in limiters.items()}
+        return "\n".join(
+            f"{unit}: {result.current_count} of {result.limit}, {result.remaining} left, "
+            f"next change {result.reset_at.isoformat(timespec='seconds')}"
+            for unit, result in found.items()
+        )
+
+    return asyncio.run(run())
+
+
+def reset_submitter(submitter_id: UUID) -> int:
+    """Forget what was counted for somebody, and return how many petitions and co-signs that were; raises as `halt` does."""
+
+    async def run() -> int:
+        async with _reached(load_settings()) as parts:
+            return sum([await store.reset(submitter_id) for store in parts.counters])
+
+    return asyncio.run(run())
 
 
 async def _check_database(settings: Settings) -> None:

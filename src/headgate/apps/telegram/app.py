@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
@@ -33,6 +35,7 @@ _PROBE = "ratelimit:readyz"  # never put, so that asking for it finds nothing
 SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
 
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def create_app(
@@ -197,5 +200,39 @@ async def _purge_limits(settings: Settings) -> int:
     kv = _open_kv(settings)
     try:
         return await purge(kv, "ratelimit:")
+    finally:
+        await kv.aclose()
+
+
+def inspect_user(user_id: str, settings: Settings | None = None) -> str:
+    """Return in a line what was counted for a user, and counts nothing."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+
+    async def look(limiter: AsyncLimiter) -> str:
+        decision = await limiter.check(user_id)
+        limit = decision.limit or 0
+        left = (decision.remaining or 0) + (
+            1 if decision.allowed else 0
+        )  # a check answers as if one more had come
+        line = f"user {user_id}: {limit - left} of {limit} messages, {left} left"
+        return line if decision.allowed else f"{line}; again in {math.ceil(decision.retry_after or 0)} s"
+
+    return asyncio.run(_with_limiter(settings, look))
+
+
+def reset_user(user_id: str, settings: Settings | None = None) -> None:
+    """Forget what was counted for a user."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    asyncio.run(_with_limiter(settings, lambda limiter: limiter.reset(user_id)))
+
+
+async def _with_limiter(settings: Settings, ask: Callable[[AsyncLimiter], Awaitable[T]]) -> T:
+    if settings.rate_limit_kv.lower().startswith("memory:"):
+        raise ConfigError(
+            "RATE_LIMIT_KV: counts are in the memory of the service, which no command can reach"
+        )
+    kv = _open_kv(settings)
+    try:
+        return await ask(user_limiter(settings, kv))
     finally:
         await kv.aclose()

@@ -45,6 +45,7 @@ class Parts:
     witness: RefusalWitnessService
     cleanup: RateLimitCleanupService
     halt: PostgresHaltState
+    counters: tuple[PostgresRateLimitStore, ...]
 
 
 def build_metrics(settings: Settings) -> MetricsCollector:
@@ -100,6 +101,7 @@ def build_parts(
         witness=RefusalWitnessService(ledger),
         cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),
         halt=halt,
+        counters=(store, co_sign_store),
     )
 
 

@@ -28,6 +28,7 @@ _STAND_INS = UUID("b4c5a0a4-6a2c-5d29-9c43-0f6f3a6f9d16")
 
 _COUNT = f"SELECT coalesce(sum(count), 0) FROM {_TABLE} WHERE submitter_id = %s AND bucket_minute > %s"
 _OLDEST = f"SELECT min(bucket_minute) FROM {_TABLE} WHERE submitter_id = %s AND bucket_minute > %s"
+_RESET = f"DELETE FROM {_TABLE} WHERE submitter_id = %s RETURNING count"
 _INCREMENT = f"""
     INSERT INTO {_TABLE} AS old (submitter_id, bucket_minute) VALUES (%s, %s)
     ON CONFLICT (submitter_id, bucket_minute) DO UPDATE SET count = old.count + 1
@@ -95,6 +96,12 @@ class PostgresRateLimitStore:
         async with self._database.transaction() as connection:
             decision = await table.hold(connection, self._key(policy, submitter_id, realm), now=self._time())
         return _report(decision)
+
+    async def reset(self, submitter_id: UUID) -> int:
+        """Forget what was counted for a submitter, and return how many units that were."""
+        async with self._database.connection() as connection:
+            rows = await (await connection.execute(_RESET, [self._id(submitter_id)])).fetchall()
+        return sum(count for (count,) in rows)
 
     async def cleanup_expired_buckets(self, older_than: timedelta) -> CleanupResult:
         """Delete the counters of minutes that began longer ago than that, unless another instance is doing so."""

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from headgate.apps.petitions.application.ports import Event, QueueMeasure, RateLimitResult
 from headgate.apps.petitions.application.services import QueueCapacityService, RefusalWitnessService
+from headgate.apps.petitions.application.services.rate_limit_service import RefusalLines
 from headgate.apps.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
 from headgate.apps.petitions.domain.errors import (
     DatabaseUnavailableError,
@@ -212,6 +213,32 @@ async def test_a_ledger_that_fails_does_not_hold_up_the_next_event() -> None:
     assert logs[0]["event"] == "rate_limit_witness_failed"
     ledger.error = None
     assert await witness.witness(refusal(submitter), "b") == 1
+
+
+async def test_a_flood_of_refusals_shares_events_and_keeps_its_count(clock: FakeClock) -> None:
+    ledger, submitter = SlowLedger(), someone()
+    ledger.gate.set()
+    witness = RefusalWitnessService(ledger, lambda: clock.now)
+    for number in range(250):
+        await witness.witness(refusal(submitter), str(number))
+    await witness.aclose()
+    counts = [event.payload["refusals"] for event in ledger.events]
+    assert counts[:10] == [1] * 10
+    assert sum(counts) == 250
+    assert len(counts) <= 13
+    clock.advance(61)  # a refusal after a minute of silence is not part of a flood
+    await witness.witness(refusal(submitter), "later")
+    assert ledger.events[-1].payload["trace_ids"] == ["later"]
+
+
+def test_a_flood_of_refusals_has_few_lines_in_the_log(clock: FakeClock) -> None:
+    lines = RefusalLines(lambda: clock.now)
+    kind = (someone(), "submitter")
+    said = [count for _ in range(310) if (count := lines.refused(kind)) is not None]
+    assert said == [1] * 10 + [100] * 3
+    assert lines.refused((someone(), "submitter")) == 1
+    clock.advance(61)
+    assert lines.refused(kind) == 1
 
 
 # --- Room in the queue -----------------------------------------------------------------------------------------------

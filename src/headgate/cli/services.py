@@ -93,6 +93,25 @@ def _add_telegram(commands: Commands) -> None:
     )
     action.add_argument("url", metavar="URL", help="where the service is reached, as https://bot.example.org")
     actions.add(
+        "webhook-info",
+        "show what Telegram says about the webhook",
+        lambda options: print(_service("telegram").webhook_info()),
+        examples=["headgate telegram webhook-info"],
+    )
+    actions.add(
+        "delete-webhook",
+        "have updates delivered nowhere, so that they can be polled",
+        lambda options: print(_service("telegram").delete_webhook()),
+        examples=["headgate telegram delete-webhook"],
+    )
+    actions.add(
+        "poll",
+        "run the bot without a public address, for development",
+        lambda options: _service("telegram").poll(),
+        about="Updates are fetched instead of delivered; Ctrl-C stops. Telegram refuses while a webhook is set.",
+        examples=["headgate telegram poll"],
+    )
+    actions.add(
         "purge",
         "forget what was counted for every user",
         lambda options: print(f"entries removed: {_service('telegram').purge_limits()}"),

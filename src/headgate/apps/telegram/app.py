@@ -21,10 +21,11 @@ from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.telegram.bot_api import BotApi
 from headgate.apps.telegram.config import Settings
 from headgate.apps.telegram.dispatch import Handler, HttpAgent, echo, load_handler
+from headgate.apps.telegram.polling import Poller
 from headgate.apps.telegram.rate_limiter import user_limiter
 from headgate.apps.telegram.updates import read_update
 from headgate.apps.telegram.webhook import Webhook
-from headgate.clock import Clock
+from headgate.clock import Clock, SteadyClock
 from headgate.errors import ConfigError
 from headgate.hooks import Hook
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
@@ -60,14 +61,29 @@ def create_app(
         StoreUnavailable: The file of the counts cannot be opened.
     """
     settings = Settings.from_env(os.environ) if settings is None else settings
-    if not settings.allowed_user_ids:
-        _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
     closing = AsyncExitStack()
     if kv is None:
         own = _open_kv(settings, clock)
         closing.push_async_callback(own.aclose)
         kv = own
-    bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base)
+    webhook, _ = _build(settings, kv, closing, handler, clock, hooks)
+    app = _application(settings.webhook_secret, webhook, closing)
+    add_health(app, {"rate_limit_kv": lambda: kv.get(_PROBE)})
+    return app
+
+
+def _build(
+    settings: Settings,
+    kv: KV,
+    closing: AsyncExitStack,
+    handler: Handler | None = None,
+    clock: Clock | None = None,
+    hooks: Iterable[Hook] = (),
+) -> tuple[Webhook, BotApi]:
+    """Return what deals with updates, and what it answers with; `closing` closes what was opened."""
+    if not settings.allowed_user_ids:
+        _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
+    bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base, clock=clock)
     closing.push_async_callback(bot.aclose)
     webhook = Webhook(
         settings.allowed_user_ids,
@@ -76,9 +92,7 @@ def create_app(
         handler or _handler(settings, clock, closing),
         AsyncLimiter(settings.rate_limit_replies, clock=clock) if settings.rate_limit_replies else None,
     )
-    app = _application(settings.webhook_secret, webhook, closing)
-    add_health(app, {"rate_limit_kv": lambda: kv.get(_PROBE)})
-    return app
+    return webhook, bot
 
 
 def _application(secret: str, webhook: Webhook, closing: AsyncExitStack) -> FastAPI:
@@ -179,15 +193,48 @@ def set_webhook(url: str, settings: Settings | None = None) -> str:
         raise ConfigError(
             f"{url!r}: the service answers under {WEBHOOK_PATH} only; leave the path out, or end it with that"
         )
-    return asyncio.run(_set_webhook(settings, url))
+    return asyncio.run(_with_bot(settings, lambda bot: bot.set_webhook(url, settings.webhook_secret)))
 
 
-async def _set_webhook(settings: Settings, url: str) -> str:
+def webhook_info(settings: Settings | None = None) -> str:
+    """Return line by line what Telegram says about where updates are delivered, and how that goes; raises as above."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    info = asyncio.run(_with_bot(settings, BotApi.webhook_info))
+    return "\n".join(f"{name}: {value or 'none'}" for name, value in info.items())
+
+
+def delete_webhook(settings: Settings | None = None) -> str:
+    """Have updates delivered nowhere, so that they can be polled, and return what Telegram says; raises as above."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    return asyncio.run(_with_bot(settings, BotApi.delete_webhook))
+
+
+async def _with_bot(settings: Settings, ask: Callable[[BotApi], Awaitable[T]]) -> T:
     bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base)
     try:
-        return await bot.set_webhook(url, settings.webhook_secret)
+        return await ask(bot)
     finally:
         await bot.aclose()
+
+
+def poll(settings: Settings | None = None) -> None:
+    """Fetch updates and deal with them until interrupted: the bot without a public address, for development.
+
+    Raises:
+        ConfigError: A setting is missing or cannot be meant.
+        BotApiError: Telegram refuses, for instance because a webhook is set.
+    """
+    log_to_stderr("INFO")
+    asyncio.run(_poll(Settings.from_env(os.environ) if settings is None else settings))
+
+
+async def _poll(settings: Settings) -> None:
+    async with AsyncExitStack() as closing:
+        kv = _open_kv(settings)
+        closing.push_async_callback(kv.aclose)
+        webhook, bot = _build(settings, kv, closing)
+        _logger.info("polling; Ctrl-C stops")
+        await Poller(bot, webhook, SteadyClock()).run()
 
 
 def purge_limits(settings: Settings | None = None) -> int:

@@ -49,6 +49,10 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _provider(value: object) -> object:
+    return "smtp" if value == "imap-smtp" else value  # what it is called where it can also fetch mail
+
+
 def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
@@ -81,7 +85,7 @@ class Settings(BaseSettings):
     global_send_rate_limit_per_hour: SendLimit = 0
     rate_limit_store: str = Field(default="memory://", repr=False)
 
-    email_provider: Literal["demo", "smtp"] = "demo"
+    email_provider: Annotated[Literal["demo", "smtp"], BeforeValidator(_provider)] = "demo"
     email_domain: str = ""
     smtp_host: str = ""
     smtp_port: int = Field(default=587, ge=1, le=65535)

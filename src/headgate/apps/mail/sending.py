@@ -67,7 +67,7 @@ async def send_message(
         HTTPException: It was not even tried; nothing was counted or stored.
     """
     inbox = await _find_inbox(request.inbox_id, services)
-    if blocked := services.outbound.blocked(request.to):
+    if blocked := services.outbound.blocked(request.recipients):
         raise HTTPException(403, f"Recipient domain(s) blocked by outbound policy: {', '.join(blocked)}")
     hold = await hold_for(limiter)
     if not hold.result.allowed:
@@ -156,7 +156,10 @@ async def _deliver(draft: Draft, provider: EmailProvider, hold: SendHold) -> Out
             message_id=draft.message_id,
             in_reply_to=draft.in_reply_to,
             references=draft.references,
+            cc=draft.request.cc,
+            bcc=draft.request.bcc,
             attachments=draft.attachments,
+            html_body=draft.request.html,
         )
     except Exception as error:  # noqa: BLE001  # whatever a provider raises means that it did not take the e-mail
         await hold.release()
@@ -197,8 +200,11 @@ async def _store(draft: Draft, outcome: Outcome, services: Services) -> str:
         references=draft.references,
         from_address=draft.inbox.email_address,
         to_addresses=draft.request.to,
+        cc_addresses=draft.request.cc or [],
+        bcc_addresses=draft.request.bcc or [],
         subject=draft.request.subject,
         text=draft.request.body,
+        html=draft.request.html,
         attachments=draft.attachments,
     )
     message = Message(

@@ -29,7 +29,7 @@ from headgate.hooks import Hook
 from headgate.quota import Quota
 from headgate.rules import Rule, fixed_window, sliding_log, sliding_window, token_bucket
 from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
-from headgate.stores.outage import local
+from headgate.stores.failure import local
 
 __version__ = "0.1.0"
 

@@ -19,12 +19,12 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 import headgate
-from headgate import StoreError
+from headgate import StoreError, StoreMisconfigured
 from headgate.apps.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
 from headgate.apps.mail.guards import ApiKeyGuard, SizeGuard
 from headgate.apps.mail.providers import EmailProvider
 from headgate.apps.mail.routes import api, demo
-from headgate.apps.mail.services import Services, build_services
+from headgate.apps.mail.services import Services, build_limiter, build_services
 from headgate.apps.mail.storage.database import Database, try_sqlite
 from headgate.apps.mail.storage.migrations import MigrationError
 from headgate.apps.mail.storage.models import Inbox
@@ -148,6 +148,7 @@ def main(host: str | None = None, port: int | None = None) -> int:
         _configure_logging(settings)
         app = create_app(settings)
         asyncio.run(_check_database(settings))
+        asyncio.run(_check_store(settings))
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
@@ -175,6 +176,19 @@ async def _check_database(settings: Settings) -> None:
         raise SettingsError(f"DATABASE_URL: {getattr(error, 'orig', None) or error}") from error
     finally:
         await database.aclose()
+
+
+async def _check_store(settings: Settings) -> None:
+    """Refuse to start on a store that refuses us. One that is down may be back; until then nothing is sent."""
+    limiter = build_limiter(settings)
+    try:
+        await limiter.ping()
+    except StoreMisconfigured as error:
+        raise SettingsError(f"RATE_LIMIT_STORE: {error}") from error
+    except StoreError as error:
+        logger.warning("Rate limit store unavailable: %s", error)
+    finally:
+        await limiter.aclose()
 
 
 def _configure_logging(settings: Settings) -> None:

@@ -189,6 +189,10 @@ class GlobalRateLimiter:
         """Return what `check` would, without a line in the log."""
         return self._result(await self._async.check())
 
+    async def ping(self) -> None:
+        """Ask the store whether it can count; raises as `AsyncLimiter.ping`."""
+        await self._async.ping()
+
     async def aclose(self) -> None:
         """Close the store."""
         await self._async.aclose()

@@ -51,7 +51,7 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
         settings=settings,
         clock=times,
         database=database,
-        limiter=_build_limiter(settings, clock),
+        limiter=build_limiter(settings, clock),
         provider=provider or build_provider(settings, database, times),
         outbound=DomainFilter(
             "outbound",
@@ -66,7 +66,12 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
     )
 
 
-def _build_limiter(settings: Settings, clock: Clock | None) -> GlobalRateLimiter:
+def build_limiter(settings: Settings, clock: Clock | None = None) -> GlobalRateLimiter:
+    """Return the limiter of the settings.
+
+    Raises:
+        SettingsError: It cannot be made; the message names the variable.
+    """
     try:
         return GlobalRateLimiter(
             settings.global_send_rate_limit_per_minute,

@@ -22,7 +22,7 @@ from headgate.apps.telegram.rate_limiter import user_limiter
 from headgate.apps.telegram.updates import read_update
 from headgate.apps.telegram.webhook import Webhook
 from headgate.clock import Clock
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, StoreUnavailable
 from headgate.hooks import Hook
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import API_BASE, CloudflareKV
@@ -135,16 +135,28 @@ def main(host: str | None = None, port: int | None = None) -> None:
         port: Which port, instead of `PORT`; 0 for any free one.
 
     Raises:
-        ConfigError: A setting is missing or cannot be meant.
+        ConfigError: A setting is missing or cannot be meant, or the store of the counts refuses us.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per call to Telegram is no news
     settings = Settings.from_env(os.environ)
+    asyncio.run(_check_kv(settings))
     uvicorn.run(
         create_app(settings),
         host=settings.host if host is None else host,
         port=settings.port if port is None else port,
     )
+
+
+async def _check_kv(settings: Settings) -> None:
+    """Refuse to start on a store that refuses us. One that is down may be back when the first update comes."""
+    kv = _open_kv(settings)
+    try:
+        await user_limiter(settings, kv).ping()
+    except StoreUnavailable as error:
+        _logger.warning("RATE_LIMIT_KV cannot be reached, and updates are refused until it can: %s", error)
+    finally:
+        await kv.aclose()
 
 
 def set_webhook(url: str, settings: Settings | None = None) -> str:

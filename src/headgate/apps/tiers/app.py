@@ -22,8 +22,9 @@ from headgate.apps.tiers.limits import limits_by_tier
 from headgate.apps.tiers.log import log
 from headgate.apps.tiers.metrics import Metrics
 from headgate.apps.tiers.middleware import RateLimitMiddleware, Standing, setup_rate_limiting
+from headgate.apps.tiers.rate_limiter import Backends
 from headgate.clock import Clock
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, StoreError, StoreMisconfigured
 from headgate.http import by_address
 from headgate.observe import RedactingFilter
 
@@ -87,6 +88,7 @@ def main(host: str | None = None, port: int | None = None) -> int:
         settings = load_settings()
         _configure_logging(settings)
         asyncio.run(_check_database(settings))
+        asyncio.run(_check_redis(settings))
         app = create_app(settings)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -118,6 +120,24 @@ async def _check_database(settings: Settings) -> None:
         await keys.prepare()
     finally:
         await keys.aclose()
+
+
+async def _check_redis(settings: Settings) -> None:
+    """Refuse to start on a Redis that refuses us. One that is down may be back; until then each process limits by itself."""
+    if not settings.saju_enable_rate_limiting or not settings.saju_redis_url:
+        return
+    client = _client(settings)
+    try:
+        await Backends(
+            client, atomic=settings.saju_enable_atomic_rate_limiter, deadline=settings.saju_redis_timeout
+        ).ping()
+    except StoreMisconfigured as error:
+        raise ConfigError(f"SAJU_REDIS_URL: {error}") from None
+    except StoreError as error:
+        log(logging.WARNING, "Rate limiting: Redis cannot be reached: %s", error)
+    finally:
+        if client is not None:
+            await client.aclose()
 
 
 async def _root() -> dict[str, str]:

@@ -58,7 +58,8 @@ class SlotMap:
 
     def sources(self) -> list[Endpoint]:
         """Return whom to ask for the slots, one after the other."""
-        return [*(self.endpoint(address) for address in self._nodes), self._first]
+        known = (self.endpoint(address) for address in (*self._nodes, *self._first.others))
+        return [*known, self._first]
 
     def owner(self, slot: int) -> Address:
         """Return who has a slot.

@@ -96,14 +96,13 @@ class RedisStore:
         self.namespace = namespace
         self.deadline = check_deadline(deadline)
         self.clock = clock
-        self._is_cluster = (
-            cluster or place.is_cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
-        )
+        is_client_of_cluster = isinstance(target, (RedisCluster, AsyncRedisCluster))
+        self._is_cluster = cluster or place.is_cluster or is_client_of_cluster
         self._tag: Tag | None = cast(Tag, tag) if self._is_cluster else None
+        self._evicts: str | None = None  # not known yet
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
         self._cluster = Cluster(self.endpoint, self._threads, self._tasks)
-        self._evicts: str | None = None  # not known yet
 
     @property
     def guarantees(self) -> Guarantees:

@@ -72,7 +72,8 @@ class RedisStore:
 
     In a cluster, rules of one request that lie in several slots are charged one after the other, and refunded if a later
     one refuses: in between, others may see units that are then given back, and a client that dies there leaves them
-    counted until they expire. With `hash_tag="limiter"`, or where all rules count by the same key, that cannot happen.
+    counted until they expire. A hold over several slots can be neither confirmed nor renewed: that is a `ConfigError`. With
+    `hash_tag="limiter"`, or where all rules count by the same key, none of this can happen.
     """
 
     remote = True

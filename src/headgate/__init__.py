@@ -37,7 +37,7 @@ from headgate.rules import (
     token_bucket,
 )
 from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
-from headgate.stores.outage import local
+from headgate.stores.failure import local
 
 __version__ = "0.1.0"
 

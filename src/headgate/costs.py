@@ -49,6 +49,7 @@ class Units:
             ConfigError: A unit is missing or unknown, or its cost is not a whole number.
         """
         if not isinstance(cost, Mapping):
+            _check_whole(cost)
             return cost
         self._check(cost)
         missing = self._known - cost.keys() - {REQUESTS}

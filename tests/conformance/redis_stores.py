@@ -11,7 +11,6 @@ import redis
 
 from headgate.stores.redis import RedisStore
 from headgate.testing.contract.base import Contract
-from headgate.testing.contract.traces import ALL_FEATURES
 from tests.integration.redis.cluster import Cluster, running_cluster
 
 
@@ -19,7 +18,6 @@ class OnServer(Contract):
     """Stores on one server, under a namespace of each test's own."""
 
     server = "redis"
-    missing_features = ALL_FEATURES
 
     @pytest.fixture(autouse=True)
     def _connect(self, request: pytest.FixtureRequest) -> Iterator[None]:
@@ -39,8 +37,6 @@ class OnServer(Contract):
 
 class OnCluster(Contract):
     """Stores on a cluster, with everything that a limiter counts in one slot."""
-
-    missing_features = ALL_FEATURES
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from headgate import MemoryStore
 from headgate.testing import AsyncStoreContract
-from headgate.testing.contract.traces import ALL_FEATURES
 
 
 class TestAsyncMemoryAtGivenTimes(AsyncStoreContract):
-    missing_features = ALL_FEATURES
     effort = 0.4
 
     def make_store(self) -> MemoryStore:
@@ -16,7 +14,6 @@ class TestAsyncMemoryAtGivenTimes(AsyncStoreContract):
 
 
 class TestAsyncMemoryByItsOwnClock(AsyncStoreContract):
-    missing_features = ALL_FEATURES
     own_time = True
     effort = 0.4
 

@@ -8,7 +8,6 @@ from headgate import Limiter, MemoryStore, fixed_window, sliding_log, sliding_wi
 from headgate.rules import Rule
 from headgate.testing import FakeClock, StoreContract
 from headgate.testing.contract.replay import START_US
-from headgate.testing.contract.traces import ALL_FEATURES
 from tests.unit.clocks import steady
 
 RULES = (
@@ -21,8 +20,6 @@ each_rule = pytest.mark.parametrize("rule", RULES, ids=str)
 
 
 class MemoryContract(StoreContract):
-    missing_features = ALL_FEATURES
-
     def dump(self) -> object:
         assert isinstance(self.store, MemoryStore)
         return self.store._counters.states()

@@ -60,7 +60,7 @@ LIMITERS = (
         ),
         shadow=(sliding_log("50/hour", scope="user", name="candidate"),),
         default_tier="free",
-        on_store_error=0.25,
+        on_store_error=local(0.25),
     ),
     limiter_policy("race", (sliding_window(f"{LIMIT}/hour"),)),
     limiter_policy("a/b: c%", (sliding_window("5/minute"),)),

@@ -175,7 +175,7 @@ async def test_limiters_are_listed_without_what_is_nobodys_business() -> None:
     assert limiter == (await server.client.get("/v1/limiters/api")).json()
     assert limiter["store"] == "redis://***@127.0.0.1:1/0"
     assert (limiter["on_store_error"], limiter["default_tier"], limiter["headers"]) == (
-        "local 25%",
+        {"local": 0.25},
         "free",
         "ietf",
     )

@@ -133,8 +133,7 @@ def test_what_is_kept_is_bounded() -> None:
     own = limiter(fixed_window("5/minute"), quotas=lambda key, tier: None)
     for number in range(MOST_KEPT + 10):
         own.check(str(number))
-    assert own._quotas is not None
-    assert len(own._quotas._kept) == MOST_KEPT
+    assert len(own.gate._quotas._kept) == MOST_KEPT  # type: ignore[attr-defined]
     tiers = plain_tiers((fixed_window("5/minute"),))
     for limit in range(QUOTAS_KEPT + 10):
         tiers.of(None, (Quota(limit, 60_000_000),))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headgate import (
+    AsyncLimiter,
     ConfigError,
     Limiter,
     Quota,
@@ -24,6 +25,7 @@ from headgate import (
 from headgate.algorithms import FixedWindow, SlidingWindow, TokenBucket, algorithm_for
 from headgate.quota import MAX_UNITS
 from headgate.rules import rules_from
+from headgate.stores.kv import KVStore, MemoryKV
 
 MAKERS = (fixed_window, sliding_window, sliding_log, token_bucket)
 every_kind = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
@@ -273,4 +275,4 @@ def test_a_calendar_rule_has_a_span_and_a_time_zone() -> None:
 @pytest.mark.parametrize("rule", [concurrent(5, lease="60s"), calendar("5/day")], ids=lambda rule: rule.kind)
 def test_a_store_that_does_not_count_a_kind_of_rule_says_so_when_it_is_bound(rule: Rule) -> None:
     with pytest.raises(ConfigError, match=f"does not count {rule.kind} rules"):
-        Limiter(rule)
+        AsyncLimiter(rule, name="few", store=KVStore(MemoryKV()))

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from headgate._asking import AsyncAsking
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
-from headgate._async.resilience import bind
+from headgate._async.resilience import Asker, bind
 from headgate._async.turns import AsyncTurns
 from headgate._awaiting import Awaiting
 from headgate._concurrency import AsyncEvent
@@ -25,7 +25,8 @@ from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_async_store
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
-from headgate.stores.outage import Health, OnStoreError
+from headgate.stores.failure import OnOverload, OnStoreError
+from headgate.stores.outage import Health
 from headgate.stores.request import Operation, Request
 
 P = ParamSpec("P")
@@ -44,6 +45,9 @@ class AsyncLimiter(AsyncAsking):
             `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. By default a store over a network is
             `"open"`, and the errors of any other are raised.
         deadline: Seconds after which a call to a store over a network is given up; by default what the store says.
+            If it is shorter than the store's own, what it gives up says nothing about the store.
+        on_overload: What to answer when this process is too busy to send a call in time: `"refuse"`, or by `"policy"`
+            as if the store were down.
         hooks: What hears of the limiter's decisions; see `headgate.hooks`.
         quotas: A function of a call's key and tier that says by which quota it is decided, if not by that of the tier: for
             quotas that live in a database. It returns what `quota=` takes, or `None`.
@@ -71,6 +75,7 @@ class AsyncLimiter(AsyncAsking):
         clock: Clock | None = None,
         on_store_error: OnStoreError | None = None,
         deadline: float | None = None,
+        on_overload: OnOverload = "refuse",
         hooks: Iterable[Hook] = (),
         quotas: QuotaFunction | None = None,
         quotas_for: float = 60.0,
@@ -87,15 +92,18 @@ class AsyncLimiter(AsyncAsking):
         if store is None:
             self.store = MemoryStore(clock=clock)
         elif isinstance(store, str):
-            self.store = open_async_store(store)
+            self.store = open_async_store(store, deadline=deadline)
         elif hasattr(store, "bind_async"):
             self.store = store
         else:
             raise ConfigError(f"{store!r} is not a store that {type(self).__name__} can use")
         gate: AsyncGate = AsyncUnlimited()
         self.health = Health()
+        self._ping: Asker | None = None
         if self.rules or self.store.has_rules:
-            gate, self.health = bind(self.store, self.name, self.rules, on_store_error, deadline)
+            gate, self.health, self._ping = bind(
+                self.store, self.name, self.rules, on_store_error, deadline, on_overload
+            )
         if store is not None and clock is not None:
             gate = AsyncTimed(gate, clock)  # a memory of our own has the clock already
         self._clock: Clock = clock or _pace_of(self.store)
@@ -278,6 +286,19 @@ class AsyncLimiter(AsyncAsking):
     async def reset(self, key: Key | None = None) -> None:
         """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
         await self.gate.reset(key)
+
+    async def ping(self) -> None:
+        """Ask the store whether it can count for this limiter; for the start of a program.
+
+        It connects, and checks that rights, schema and everything else that counting needs are there. Nothing that the
+        limiter counts is changed.
+
+        Raises:
+            StoreUnavailable: The store is down. Whether to start all the same is up to `on_store_error`.
+            StoreMisconfigured: It refuses; the message says what to change.
+        """
+        if self._ping is not None:
+            await self._ping()
 
     def guard(
         self,

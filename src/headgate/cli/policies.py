@@ -7,17 +7,22 @@ import hashlib
 import re
 import secrets
 import sys
+from typing import TYPE_CHECKING
 
 from headgate.cli.common import (
     POLICY_FILE,
     SMALLEST_POLICY,
     Commands,
+    Failure,
     add_config,
     existing_policy,
     optional,
     port,
     read_policy,
 )
+
+if TYPE_CHECKING:
+    from headgate.policy import Policy
 
 PERMISSIONS = ("decide", "administer")
 """What a token may be good for."""
@@ -33,7 +38,7 @@ def add(commands: Commands) -> None:
         "single values, as they do for the server; docs/how-to/policy.md says how.",
         examples=[
             "headgate check",
-            "headgate check other.toml",
+            "headgate check --connect other.toml",
             "HEADGATE_STORE__URL=redis://localhost headgate check",
         ],
     )
@@ -43,6 +48,9 @@ def add(commands: Commands) -> None:
         nargs="?",
         default=POLICY_FILE,
         help=f"the policy file (default: {POLICY_FILE})",
+    )
+    check.add_argument(
+        "--connect", action="store_true", help="also ask every store whether it can count; fail if one cannot"
     )
 
     serve = commands.add(
@@ -90,7 +98,29 @@ def add(commands: Commands) -> None:
 def _check(options: argparse.Namespace) -> None:
     from headgate.policy import explain
 
-    print(explain(read_policy(options.file)))
+    policy = read_policy(options.file)
+    print(explain(policy))
+    if options.connect:
+        _connect(policy)
+
+
+def _connect(policy: Policy) -> None:
+    """Say of every store whether it can count.
+
+    Raises:
+        Failure: One cannot.
+    """
+    from headgate.observe import redact
+    from headgate.policy import LivePolicy
+
+    print()
+    with LivePolicy(policy) as live:
+        found = live.ping()
+        for url, error in found.items():
+            print(f"{redact(url)}: {'can count' if error is None else redact(str(error))}")
+    failures = sum(error is not None for error in found.values())
+    if failures:
+        raise Failure(f"{failures} of {len(found)} stores cannot count")
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +20,7 @@ from headgate.client.wire import (
 )
 from headgate.costs import Costs
 from headgate.decision import Decision
-from headgate.errors import ConfigError, CostTooHigh
+from headgate.errors import ConfigError
 from headgate.keys import Key, key_picker
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts, check_whole, plain_cost
@@ -54,15 +53,10 @@ class LimiterAsks:
         server: What the server is called in messages.
         limiter: The limiter's name.
         rules: Its rules, as they are believed to be.
-        is_there: Called when the server has refused a question, and so is there. After an outage it would not be found
-            out otherwise: whoever looks whether it is back sees an error that is no answer.
     """
 
-    def __init__(
-        self, server: str, limiter: str, rules: tuple[Rule, ...], is_there: Callable[[], None]
-    ) -> None:
+    def __init__(self, server: str, limiter: str, rules: tuple[Rule, ...]) -> None:
         self._server = server
-        self._is_there = is_there
         self._limiter = limiter
         self._pick = key_picker(rules)
         self._names = tuple(rule.name for rule in rules)
@@ -92,7 +86,7 @@ class LimiterAsks:
             if request.operation == "hold"
             else self._without_receipts
         )
-        return Ask(question, partial(self._heard, read))
+        return Ask(question, read)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
         """Return what gives units back; nothing is asked if they do not belong to this hold."""
@@ -106,14 +100,6 @@ class LimiterAsks:
         self._pick(key)
         request = limiter_request(self._limiter, "reset", {"key": packed_key(key)})
         return Ask(alone(request), self._read_nothing)  # it takes a permission that a batch need not have
-
-    def _heard(self, read: Callable[[Response], T], answer: Response) -> T:
-        """Read an answer; one that says what is wrong with the question comes from a server that is there."""
-        try:
-            return read(answer)
-        except (ConfigError, CostTooHigh):
-            self._is_there()
-            raise
 
     def _without_receipts(self, response: Response) -> Answer:
         return self._read_decision(response), None

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import httpx
 
 from headgate.client.wire import HttpRequest, Response
-from headgate.errors import ConfigError, StoreUnavailable
+from headgate.errors import ConfigError, StoreTimeout, StoreUnavailable
 
 Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
 
@@ -94,7 +94,7 @@ class Endpoint:
     def error(self, cause: BaseException) -> StoreUnavailable:
         """Return what it means to us that there was no answer."""
         if isinstance(cause, (httpx.TimeoutException, TimeoutError)):
-            return StoreUnavailable(f"{self.name} did not answer in time")
+            return StoreTimeout(f"{self.name} did not answer in time")
         return StoreUnavailable(f"{self.name}: {str(cause) or type(cause).__name__}")
 
 

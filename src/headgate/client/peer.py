@@ -34,6 +34,7 @@ class ServerPeer:
     lanes = LANES
     most = MOST_PER_BATCH
     most_bytes = MOST_BYTES
+    failures = (httpx.HTTPError,)
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.name = endpoint.name

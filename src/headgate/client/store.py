@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Iterable
 from functools import partial
@@ -30,7 +29,8 @@ from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline, check_whole
-from headgate.stores.outage import OnStoreError, breaker_of, local
+from headgate.stores.breaker import stop_probes
+from headgate.stores.failure import OnStoreError
 from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
@@ -126,7 +126,7 @@ class ServerStore:
             StoreUnavailable: It cannot be asked.
         """
         found = self._call(self._ask_for_limiter(name))
-        policy = on_store_error or _policy_of(found)
+        policy = on_store_error or found.on_store_error
         return Limiter(
             *found.rules, name=name, store=self, on_store_error=policy, deadline=deadline, hooks=hooks
         )
@@ -141,7 +141,7 @@ class ServerStore:
     ) -> AsyncLimiter:
         """As `limiter`, for coroutines."""
         found = await self._acall(self._ask_for_limiter(name))
-        policy = on_store_error or _policy_of(found)
+        policy = on_store_error or found.on_store_error
         return AsyncLimiter(
             *found.rules, name=name, store=self, on_store_error=policy, deadline=deadline, hooks=hooks
         )
@@ -179,16 +179,18 @@ class ServerStore:
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
+        stop_probes(self)
         self._threads.close()
         self._tasks.close()
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
+        stop_probes(self)
         await self._tasks.aclose()
         self._threads.close()
 
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> LimiterAsks:
-        return LimiterAsks(self.endpoint.name, limiter, rules, breaker_of(self).probed)
+        return LimiterAsks(self.endpoint.name, limiter, rules)
 
     def _ask_for_limiters(self) -> Ask[tuple[ServerLimiter, ...]]:
         return Ask(HttpRequest("GET", "/v1/limiters"), reading(self.endpoint.name, read_limiters))
@@ -228,11 +230,3 @@ class ServerStore:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.endpoint.name}>"
-
-
-def _policy_of(limiter: ServerLimiter) -> OnStoreError:
-    """Return the failure policy of a limiter's policy file; a share of less than one percent is told as none."""
-    if limiter.on_store_error == "closed":
-        return "closed"
-    share = re.fullmatch(r"local ([0-9.]+)%", limiter.on_store_error)
-    return local(max(1.0, float(share[1])) / 100) if share else "open"

@@ -14,9 +14,10 @@ from urllib.parse import quote
 from headgate.client.values import KeyState, RuleState, ServerLimiter, WaitHint
 from headgate.clock import to_microseconds
 from headgate.decision import Decision, Verdict
-from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreConflict, StoreUnavailable
+from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreMisconfigured, StoreUnavailable
 from headgate.keys import Key, PlainKey
 from headgate.rules import Kind, Rule, make_rule
+from headgate.stores.failure import policy_from_data
 
 T = TypeVar("T")
 
@@ -134,7 +135,8 @@ def success(server: str, answer: Response) -> Any:
     """Return the body of an answer.
 
     Raises:
-        ConfigError: What was asked can never be answered: a bad key, an unknown limiter, a missing permission.
+        ConfigError: What was asked can never be answered: a bad key, an unknown limiter.
+        StoreMisconfigured: The server does not let us in, or is elsewhere.
         CostTooHigh: No waiting would ever admit the cost.
         StoreUnavailable: The server cannot answer now.
     """
@@ -155,11 +157,11 @@ def failure(server: str, answer: Response) -> HeadgateError:
     if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
         return StoreUnavailable(said)
     if status == 401:
-        return ConfigError(f"{said}; give the store a token= that the server knows")
+        return StoreMisconfigured(f"{said}; give the store a token= that the server knows")
     if status == 403:
-        return ConfigError(f"{said}; what the token may do is said in the server's policy file")
-    if 300 <= status < 400:
-        return ConfigError(f"{said}; give the store the URL that this one redirects to")
+        return StoreMisconfigured(f"{said}; what the token may do is said in the server's policy file")
+    if status == 421 or 300 <= status < 400:
+        return StoreMisconfigured(f"{said}; give the store the URL of the server itself")
     return ConfigError(said)
 
 
@@ -183,7 +185,7 @@ def batch_answers(answer: Response, count: int) -> list[Response]:
 def reading(server: str, read: Callable[[Any], T]) -> Callable[[Response], T]:
     """Return a way to read an answer, from the way to read its body.
 
-    It raises what `success` raises, and StoreConflict if the body is not what a Headgate server says.
+    It raises what `success` raises, and StoreMisconfigured if the body is not what a Headgate server says.
     """
 
     def read_answer(answer: Response) -> T:
@@ -193,7 +195,7 @@ def reading(server: str, read: Callable[[Any], T]) -> Callable[[Response], T]:
         except HeadgateError:
             raise
         except _UNREADABLE as error:
-            raise StoreConflict(f"{server} did not answer as a Headgate server does") from error
+            raise StoreMisconfigured(f"{server} did not answer as a Headgate server does") from error
 
     return read_answer
 
@@ -257,7 +259,7 @@ def read_limiter(body: dict[str, Any]) -> ServerLimiter:
         rules=tuple(map(_read_rule, body["rules"])),
         shadow=tuple(map(_read_rule, body["shadow"])),
         store=body["store"],
-        on_store_error=body["on_store_error"],
+        on_store_error=policy_from_data(body["on_store_error"]),
         default_tier=body["default_tier"],
         headers=body["headers"],
     )

@@ -8,6 +8,7 @@ from headgate.observe.redaction import redact
 from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy
 from headgate.quota import Quota, format_period
 from headgate.rules import SHARED, Rule
+from headgate.stores.failure import Local, OnStoreError
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NOTES = {
@@ -103,7 +104,7 @@ def _key(key: object) -> str:
     return repr(dict(sorted(key))) if isinstance(key, frozenset) else repr(key)
 
 
-def _failure(on_store_error: str | float) -> str:
-    if isinstance(on_store_error, float):
-        return f"each process admits {on_store_error:.0%} of every limit by itself"
+def _failure(on_store_error: OnStoreError) -> str:
+    if isinstance(on_store_error, Local):
+        return f"each process admits {on_store_error.share * 100:g}% of every limit by itself"
     return "everything is admitted" if on_store_error == "open" else "everything is refused"

@@ -14,6 +14,7 @@
     ]
     default_tier = "free"
     on_store_error = "open"          # or "closed", or { local = 0.25 }
+    on_overload = "refuse"           # or "policy", to answer as on_store_error says
     deadline = 0.25                  # seconds
     headers = "both"                 # or "ietf", "x-ratelimit", "none"
 
@@ -34,6 +35,7 @@ as text.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
 import tomllib
@@ -62,12 +64,23 @@ from headgate.quota import Quota
 from headgate.rules import DEFAULT_BUCKETS, SHARED, Kind, Rule, make_rule, rules_from
 from headgate.stores import check_url
 from headgate.stores.base import check_deadline
+from headgate.stores.failure import OnOverload, OnStoreError, policy_from_data
 
 T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "HEADGATE_"
 
-_LIMITER_KEYS = {"rules", "store", "on_store_error", "deadline", "headers", "default_tier", "overrides"}
+_LIMITER_KEYS = {
+    "rules",
+    "store",
+    "on_store_error",
+    "on_overload",
+    "deadline",
+    "headers",
+    "default_tier",
+    "overrides",
+}
+_ON_OVERLOAD: tuple[OnOverload, ...] = ("refuse", "policy")
 _SERVER_KEYS = {"host", "port", "top_keys", "largest_body", "tokens"}
 _TOKEN_KEYS = {"sha256", "may"}
 _RULE_KEYS = {"quota", "kind", "name", "scope", "tiers", "buckets", "strict", "shadow"}
@@ -183,6 +196,9 @@ class _Reader:
             store=self._store(table["store"], (*path, "store")) if "store" in table else default_store,
             on_store_error=self._on_store_error(
                 table.get("on_store_error", "open"), (*path, "on_store_error")
+            ),
+            on_overload=self._choice(
+                table.get("on_overload", "refuse"), (*path, "on_overload"), _ON_OVERLOAD
             ),
             deadline=self._deadline(table.get("deadline"), (*path, "deadline")),
             headers=self._choice(table.get("headers", "both"), (*path, "headers"), HEADER_STYLES),
@@ -334,13 +350,10 @@ class _Reader:
 
     # Values
 
-    def _on_store_error(self, value: object, path: Path) -> str | float:
-        if value in ("open", "closed"):
-            return str(value)
-        if isinstance(value, dict) and value.keys() == {"local"}:
-            share = value["local"]
-            if isinstance(share, (int, float)) and not isinstance(share, bool) and 0 < share <= 1:
-                return float(share)
+    def _on_store_error(self, value: object, path: Path) -> OnStoreError:
+        if value in ("open", "closed") or isinstance(value, dict):
+            with contextlib.suppress(ConfigError):
+                return policy_from_data(value)
         raise self._error(path, f'"open", "closed" or {{ local = 0.25 }} is wanted, not {value!r}')
 
     def _store(self, value: object, path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 from headgate.errors import ConfigError
 from headgate.keys import Key, PlainKey
 from headgate.rules import Rule
+from headgate.stores.failure import OnOverload, OnStoreError
 
 HeaderStyle = Literal["ietf", "x-ratelimit", "both", "none"]
 HEADER_STYLES: tuple[HeaderStyle, ...] = ("ietf", "x-ratelimit", "both", "none")
@@ -44,22 +45,24 @@ class LimiterPolicy:
         rules: The rules that decide. Quotas of overridden keys are among their tiers, under names of `override_tier`.
         shadow: Rules that count and report what they would have refused, and refuse nothing.
         store: URL of its store.
-        on_store_error: `"open"`, `"closed"`, or the share of each limit to admit locally.
+        on_store_error: `"open"`, `"closed"`, or `local(share)`.
         deadline: Seconds to wait for the store.
         headers: Which headers the HTTP edges send.
         default_tier: The tier of callers that have none, or one that no rule knows.
         overrides: Tier by key (as `frozen_key` makes it) of the keys with quotas of their own.
+        on_overload: `"refuse"` or `"policy"`.
     """
 
     name: str
     rules: tuple[Rule, ...]
     shadow: tuple[Rule, ...]
     store: str
-    on_store_error: str | float
+    on_store_error: OnStoreError
     deadline: float | None
     headers: HeaderStyle
     default_tier: str | None
     overrides: Mapping[object, str]
+    on_overload: OnOverload = "refuse"
     # What a call needs to know, found once.
     _known: frozenset[str] = field(init=False, repr=False, compare=False)
     _tiers: frozenset[str] = field(init=False, repr=False, compare=False)

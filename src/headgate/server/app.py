@@ -14,13 +14,16 @@ from urllib.parse import quote
 
 import msgspec
 
+from headgate.errors import StoreMisconfigured
+from headgate.hosting import METRICS_FOLDER
+from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
 from headgate.server.access import check_access
 from headgate.server.board import Board, Demo
 from headgate.server.endpoints import endpoints
 from headgate.server.events import STALLED, Events
 from headgate.server.holds import HoldBook
-from headgate.server.metrics import METRICS_FOLDER, Metrics
+from headgate.server.metrics import Metrics
 from headgate.server.operations import Operations, problem_from
 from headgate.server.problems import Field, Problem
 from headgate.server.replies import Reply, Stream, json_reply, problem_reply
@@ -177,6 +180,7 @@ class App:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                await self._ping_stores()
                 await self._tick(int(time.time()))
                 tasks = [asyncio.ensure_future(work) for work in self._background()]
             else:
@@ -188,6 +192,12 @@ class App:
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
+
+    async def _ping_stores(self) -> None:
+        """Let every store be known to work or not before the first request; `serve` has refused what cannot work at all."""
+        for url, error in (await self.live.ping()).items():
+            if isinstance(error, StoreMisconfigured):
+                logger.error("the store %s cannot be used: %s", redact(url), redact(str(error)))
 
     def _background(self) -> list[Any]:
         work = [self._tick_every_second(), self._tidy_now_and_then()]

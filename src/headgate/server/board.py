@@ -292,7 +292,12 @@ def _stores(present: list[Snapshot]) -> list[StoreShown]:
             is_up = known.up and store.up
             breaker = known.breaker if known.breaker == "open" else store.breaker
             found[store.limiter] = StoreShown(
-                store.limiter, store.store, is_up, breaker, known.failures + store.failures
+                store.limiter,
+                store.store,
+                is_up,
+                breaker,
+                known.failures + store.failures,
+                known.reason or store.reason,
             )
     return list(found.values())
 

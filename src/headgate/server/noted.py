@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from headgate import HeadgateError
-from headgate.errors import StoreConflict, StoreError, StoreUnavailable
+from headgate.circuit import AsyncCircuit, breaker_of
+from headgate.errors import StoreConflict, StoreUnavailable
 from headgate.keys import Key
 from headgate.stores.base import AsyncNotes, Receipts
 from headgate.stores.counters import OVERFLOW
-from headgate.stores.outage import breaker_of
 
 T = TypeVar("T")
 
@@ -165,26 +166,25 @@ async def look_up(notes: AsyncNotes, name: str) -> str | None:
 
 
 async def _ask(notes: AsyncNotes, call: Callable[[], Awaitable[T]], *, writes: bool) -> T:
-    """Ask a store, unless it is known to be down, and let its breaker know what came of that."""
+    """Ask a store, unless it is known to be down."""
     if not notes.remote:
         return await call()
-    breaker = breaker_of(notes)
-    ticket = breaker.admit(writes)
-    if ticket is None:
-        if not breaker.wants_probe():
-            raise breaker.error()
-        answer = (
-            await call()
-        )  # somebody has to look whether the store is back, and this may be asked for in vain
-        breaker.probed()
-        return answer
-    try:
-        answer = await call()
-    except StoreError as error:
-        breaker.failed(ticket, error)
-        raise
-    except BaseException:
-        breaker.gave_up(ticket)
-        raise
-    breaker.succeeded(ticket, writes)
-    return answer
+    return await _circuit_of(notes).call(writes, call)
+
+
+_circuits: WeakKeyDictionary[AsyncNotes, AsyncCircuit] = WeakKeyDictionary()
+
+
+def _circuit_of(notes: AsyncNotes) -> AsyncCircuit:
+    """Return the circuit of a store; it must live as long, for it is what probes."""
+    circuit = _circuits.get(notes)
+    if circuit is None:
+        wanted = ref(notes)  # what a value holds on to never goes out of such a dictionary
+
+        async def probe() -> None:
+            found = wanted()
+            if found is not None:
+                await found.noted("headgate.ping")
+
+        circuit = _circuits[notes] = AsyncCircuit(breaker_of(notes), probe)
+    return circuit

@@ -87,7 +87,14 @@ _LIMITER = {
     "default_tier": None,
     "headers": "both",
 }
-_STORE = {"limiter": "login", "store": "memory://", "up": True, "breaker": "closed", "failures": 0}
+_STORE = {
+    "limiter": "login",
+    "store": "memory://",
+    "up": True,
+    "breaker": "closed",
+    "failures": 0,
+    "reason": None,
+}
 
 
 def _decision(
@@ -253,8 +260,9 @@ _TOLD: dict[tuple[str, str], Told] = {
     ("GET", "/healthz"): Told("healthz", "Say that the process answers", answer={"status": "ok"}),
     ("GET", "/readyz"): Told(
         "readyz",
-        "Say whether every store answers",
-        "With status 503 if one does not; decisions are then made by the limiters' failure policies.",
+        "Say whether every store can count",
+        "With status 503 if one cannot, and the reason: it is down, has no schema, may only be read. Decisions are then "
+        "made by the limiters' failure policies.",
         answer={"status": "ready", "stores": [_STORE]},
     ),
     ("GET", "/metrics"): Told(
@@ -352,7 +360,13 @@ def _success(
 
 
 def _not_ready(answer: dict[str, Any]) -> dict[str, Any]:
-    down = {**answer["stores"][0], "up": False, "breaker": "open", "failures": 3}
+    down = {
+        **answer["stores"][0],
+        "up": False,
+        "breaker": "open",
+        "failures": 3,
+        "reason": "connection refused",
+    }
     return {"status": "not ready", "stores": [down]}
 
 

@@ -9,8 +9,7 @@ from difflib import get_close_matches
 
 from msgspec import Struct
 
-from headgate.errors import ConfigError, HeadgateError
-from headgate.keys import Key
+from headgate.errors import HeadgateError, StoreError
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.server.describe import limiter_shown, store_shown
 from headgate.server.holds import HoldBook, HoldsUnsupported, UnknownHold, UnknownLimiter
@@ -106,10 +105,13 @@ class Operations:
         return Health()
 
     async def readyz(self) -> Readiness:
-        limiters = list(self._live.values())
+        limiters = sorted(self._live.values(), key=lambda limiter: bool(limiter.rules))
         by_store = {id(limiter.store): limiter for limiter in limiters}
-        await asyncio.gather(*(_ask_store(limiter) for limiter in by_store.values()))
-        stores = [store_shown(limiter, limiter.policy) for limiter in limiters]
+        reasons = await asyncio.gather(*(_reason_against(limiter) for limiter in by_store.values()))
+        found = dict(zip(by_store, reasons, strict=True))
+        stores = [
+            store_shown(limiter, limiter.policy, found[id(limiter.store)]) for limiter in self._live.values()
+        ]
         return Readiness("ready" if all(store.up for store in stores) else "not ready", stores)
 
     # Batches
@@ -194,14 +196,15 @@ def problem_from(error: Exception) -> Problem:
     return Problem(500, "the request could not be answered; the server's log says why")
 
 
-async def _ask_store(limiter: AsyncPolicyLimiter) -> None:
-    """Ask a store something that changes nothing; how that went is told by the limiter's health."""
-    scopes = [rule.scope for rule in limiter.rules if rule.scope not in (None, "*")]
-    key: Key = {str(scope): "readyz" for scope in scopes} if scopes else "readyz"
+async def _reason_against(limiter: AsyncPolicyLimiter) -> str | None:
+    """Return why a store cannot count now; `None` if it can. One that is known to be down is not waited for."""
+    if limiter.health.state == "unavailable":
+        return limiter.health.reason
     try:
-        await limiter.check(key, 0)
-    except ConfigError:
-        logger.debug("a probe does not fit the rules of %r", limiter.name)
+        await limiter.ping()
+    except StoreError as error:
+        return str(error)
+    return None
 
 
 def _no_limiter(name: str, known: list[str]) -> Problem:

@@ -7,7 +7,7 @@ from http import HTTPStatus
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreError
+from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreError, StoreMisconfigured
 from headgate.observe import redact
 
 Field = tuple[bytes, bytes]
@@ -64,12 +64,12 @@ def problem_of(error: HeadgateError) -> Problem:
     """Return the answer to a request that a limiter could not decide.
 
     422: it can never be admitted as it is (a cost above the capacity, a key that does not fit the rules).
-    503: the store failed, and there is no policy to answer instead.
+    503: the store failed, and there is no policy to answer instead; or it is misconfigured and has never worked.
     """
     match error:
         case CostTooHigh():
             return Problem(422, str(error), excess=error)
-        case ConfigError():
+        case ConfigError() if not isinstance(error, StoreMisconfigured):
             return Problem(422, str(error))
         case StoreError():
             return Problem(503, f"the store cannot be asked: {redact(str(error))}", ((b"retry-after", b"1"),))

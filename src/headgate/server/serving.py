@@ -7,8 +7,9 @@ import os
 import socket
 from pathlib import Path
 
-from headgate.errors import ConfigError
-from headgate.policy import AsyncLivePolicy, Policy, load_policy
+from headgate.errors import ConfigError, StoreError, StoreMisconfigured
+from headgate.observe import redact
+from headgate.policy import AsyncLivePolicy, Policy, PolicyError, load_policy
 from headgate.server.access import is_loopback
 from headgate.server.board import Demo
 from headgate.server.engine import run
@@ -49,8 +50,8 @@ def serve(
     port = policy.server.port if port is None else port
     check_address(policy, host)
     check_workers(policy, workers, demo)
-    check_stores(policy)
     log_to_stderr()
+    check_stores(policy)
     listener = listen(host, port)
     message = _greeting(listener, config, policy, workers)
     if workers > 1:
@@ -97,13 +98,22 @@ def check_workers(policy: Policy, workers: int, demo: Demo | None) -> None:
 
 
 def check_stores(policy: Policy) -> None:
-    """Refuse limiters that could not be made: on a store that there is not, or whose packages are missing.
+    """Refuse limiters that could not count: on a store that there is not, whose packages are missing, or that refuses us.
+
+    A store that is down is no reason not to start: the log says so, and the limiters' failure policies answer.
 
     Raises:
         PolicyError: The message says which one.
     """
-    # Nothing is connected before it is asked, so this costs nothing, and says it once instead of once per worker.
-    asyncio.run(AsyncLivePolicy(policy).aclose())
+    # Here, so that it is said once instead of once per worker.
+    for url, error in asyncio.run(_pinged(policy)).items():
+        if isinstance(error, StoreMisconfigured):
+            raise PolicyError(f"the store {redact(url)} cannot be used: {redact(str(error))}") from error
+
+
+async def _pinged(policy: Policy) -> dict[str, StoreError | None]:
+    async with AsyncLivePolicy(policy) as live:
+        return await live.ping()
 
 
 def listen(host: str, port: int) -> socket.socket:

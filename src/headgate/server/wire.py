@@ -185,6 +185,12 @@ class RuleShown(Struct):
     words: str
 
 
+class LocalPolicy(Struct):
+    """Each process admits this share of every limit by itself."""
+
+    local: float
+
+
 class LimiterShown(Struct):
     """A limiter of the policy file."""
 
@@ -192,7 +198,7 @@ class LimiterShown(Struct):
     rules: list[RuleShown]
     shadow: list[RuleShown]
     store: str
-    on_store_error: str
+    on_store_error: Literal["open", "closed", "raise"] | LocalPolicy
     default_tier: str | None
     headers: str
 
@@ -230,13 +236,14 @@ class InspectAnswer(Struct):
 
 
 class StoreShown(Struct):
-    """How a limiter's store is doing."""
+    """How a limiter's store is doing; `up` if it counts, and otherwise the reason why it does not."""
 
     limiter: str
     store: str
     up: bool
     breaker: Literal["closed", "open"]
     failures: int
+    reason: str | None = None
 
 
 class Health(Struct):

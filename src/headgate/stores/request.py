@@ -62,6 +62,16 @@ class Request:
         """Whether it costs anything."""
         return any(self.cost) if isinstance(self.cost, tuple) else self.cost > 0
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether what it takes is given back if its caller is cancelled: a new hold, which no one would end."""
+        return self.operation == "hold" and self.replaces is None
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether it is carried out even if its caller is cancelled: it says what has been done."""
+        return self.operation == "record" or self.replaces is not None
+
     def costs(self, rules: int) -> tuple[int, ...]:
         """Return the cost for each of so many rules."""
         return self.cost if isinstance(self.cost, tuple) else (self.cost,) * rules

@@ -8,13 +8,15 @@ removed as it goes: every few writes look at the next few rows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import sqlite3
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +27,7 @@ from headgate.algorithms import Algorithm, Receipt, SlidingWindow, State, decide
 from headgate.clock import Clock, WallClock
 from headgate.costs import Costs
 from headgate.decision import Decision
-from headgate.errors import ConfigError, StoreUnavailable
+from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
 from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import (
@@ -45,10 +47,13 @@ from headgate.stores.base import (
     plain_tiers,
     release_down_to,
 )
+from headgate.stores.breaker import stop_probes
 from headgate.stores.request import Request
 from headgate.stores.sqlite_log import LONGEST_STATE, SCHEMA, LargeLog, pack, unpack
 
 T = TypeVar("T")
+
+logger = logging.getLogger("headgate")
 
 _WRITES_PER_CLEANING = 64
 _ROWS_PER_CLEANING = 128
@@ -128,6 +133,8 @@ class SQLiteStore:
         self._forking: set[int] = set()  # threads that hold the lock for their fork, or are about to
         self._connection: sqlite3.Connection | None = None
         self._worker: ThreadPoolExecutor | None = None
+        self._worker_lock = watch(threading.Lock())
+        self._takes_tasks = True
         self._closed = False
         self._writes = 0
         self._cleaned_up_to = b""
@@ -176,7 +183,7 @@ class SQLiteStore:
             connection.execute(_CLEAN_NOTES, (now, _NOTES_PER_CLEANING))
             return note
 
-        return note_text(await self._in_worker(partial(self.transact, work, write=True)))
+        return note_text(await self.in_worker(partial(self.transact, work, write=True)))
 
     async def noted(self, name: str) -> str | None:
         """See `AsyncNotes.noted`."""
@@ -188,22 +195,24 @@ class SQLiteStore:
             ).fetchone()
             return kept
 
-        kept = await self._in_worker(partial(self.transact, work, write=False))
+        kept = await self.in_worker(partial(self.transact, work, write=False))
         return None if kept is None else note_text(kept[0])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, once what tasks have asked for is done."""
+        stop_probes(self)
+        with self._worker_lock:
+            worker, self._worker, self._takes_tasks = self._worker, None, False
+        if worker is not None:
+            worker.shutdown()
         with self._lock:
             self._closed = True
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            if self._worker is not None:
-                self._worker.shutdown(wait=False)
-                self._worker = None
 
     async def aclose(self) -> None:
-        """Close the file."""
+        """As `close`."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> SQLiteStore:
@@ -299,18 +308,45 @@ class SQLiteStore:
         self._connection = connection
         return connection
 
-    async def _in_worker(self, call: Callable[[], T]) -> T:
+    async def in_worker(
+        self, call: Callable[[], T], *, completes: bool = False, abandoned: Callable[[T], None] | None = None
+    ) -> T:
         """Run a call in this store's thread: it waits for a file and for other processes.
 
-        A cancelled caller leaves the call running, so that what it charges counts as charged.
+        If the caller is cancelled, a call that has not begun is dropped, unless it `completes` in any case. What one that
+        has begun returns goes to `abandoned`.
         """
-        if self._worker is None:
-            with self._lock:
-                if self._worker is None and not self._closed:
-                    self._worker = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite")
-        if self._worker is None:
-            raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
-        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+        running = self.start_in_worker(call)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def hand_over(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop was closed, so nobody waits
+                loop.call_soon_threadsafe(_hand_over, running, answer)
+
+        running.add_done_callback(hand_over)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if completes or not running.cancel():
+                running.add_done_callback(partial(_look_after, abandoned))
+            raise
+
+    def start_in_worker(self, call: Callable[[], T]) -> Future[T]:
+        """Have a call run in this store's thread, after those that came before it."""
+        try:
+            return (self._worker or self._make_worker()).submit(call)
+        except RuntimeError as error:  # it was shut down in this moment, or there is no thread to be had
+            raise StoreUnavailable(f"SQLite at {self.path}: {error}") from error
+
+    def _make_worker(self) -> ThreadPoolExecutor:
+        # Not under the lock of transactions: an event loop does not wait for these.
+        with self._worker_lock:
+            if not self._takes_tasks:
+                raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite")
+            return self._worker
 
     # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
 
@@ -430,17 +466,49 @@ class _WorkerGate:
     """The same for coroutines, in the store's thread."""
 
     def __init__(self, store: SQLiteStore, gate: _SQLiteGate) -> None:
+        self._store = store
         self._gate = gate
-        self._in_worker = store._in_worker
 
     async def ask(self, request: Request) -> Answer:
-        return await self._in_worker(partial(self._gate.ask, request))
+        return await self._store.in_worker(
+            partial(self._gate.ask, request),
+            completes=request.is_completed,
+            abandoned=partial(self._release, request) if request.is_given_up else None,
+        )
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        await self._in_worker(partial(self._gate.refund, receipts, cost, now))
+        await self._store.in_worker(partial(self._gate.refund, receipts, cost, now), completes=True)
 
     async def reset(self, key: Key | None) -> None:
-        await self._in_worker(partial(self._gate.reset, key))
+        await self._store.in_worker(partial(self._gate.reset, key), completes=True)
+
+    def _release(self, request: Request, answer: Answer) -> None:
+        """Give back a hold whose caller was cancelled."""
+        receipts = answer[1]
+        if receipts is not None:
+            refund = partial(self._gate.refund, receipts, request.cost, request.now)
+            self._store.start_in_worker(refund).add_done_callback(partial(_look_after, None))
+
+
+def _hand_over(running: Future[T], answer: asyncio.Future[T]) -> None:
+    """Let a task have what a call in the store's thread came to."""
+    if answer.done():
+        return
+    error = running.exception()
+    if error is None:
+        answer.set_result(running.result())
+    else:
+        answer.set_exception(error)
+
+
+def _look_after(abandoned: Callable[[T], None] | None, running: Future[T]) -> None:
+    """See to a call whose caller was cancelled."""
+    try:
+        result = running.result()
+        if abandoned is not None:
+            abandoned(result)
+    except HeadgateError as error:
+        logger.warning("what a cancelled caller had asked for could not be done: %s", error)
 
 
 def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> State | LargeLog | None:

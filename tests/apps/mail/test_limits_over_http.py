@@ -465,3 +465,24 @@ async def test_usage_shows_limits_counts_and_waits_of_both_windows(start: Start)
         usage = await service.get("/v1/rate-limit")
     assert (usage["allowed"], usage["retry_after"]) == (False, 61)
     assert [window["retry_after"] for window in usage["windows"]] == [61, None]
+
+
+async def test_every_answer_to_a_send_says_what_is_left(start: Start) -> None:
+    service = await start(global_send_rate_limit_per_minute=2, global_send_rate_limit_per_hour=50)
+    answers = [await service.send("ann@example.com") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [201, 201, 429]
+    assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["1", "0", "0"]
+    assert answers[0].headers["ratelimit"] == '"per-minute";r=1, "per-hour";r=49'
+    assert answers[0].headers["ratelimit-policy"] == '"per-minute";q=2;w=60, "per-hour";q=50;w=3600'
+
+
+async def test_a_send_that_failed_leaves_what_there_was(start: Start) -> None:
+    service = await start(global_send_rate_limit_per_minute=2)
+    service.provider.error = RuntimeError("no")
+    answer = await service.send("ann@example.com")
+    assert (answer.json()["status"], answer.headers["x-ratelimit-remaining"]) == ("failed", "2")
+
+
+async def test_without_limits_nothing_is_said_about_them(start: Start) -> None:
+    answer = await (await start()).send("ann@example.com")
+    assert not any("ratelimit" in name for name in answer.headers)

@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 from headgate import (
     Limiter,
     StoreConflict,
+    StoreMisconfigured,
     StoreUnavailable,
     fixed_window,
     sliding_log,
@@ -176,7 +177,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty_url: str) -> None:
 def test_a_limiter_on_a_database_without_the_tables_names_the_command(empty_url: str) -> None:
     with PostgresStore(empty_url) as store:
         limiter = Limiter("5/minute", name="x", store=store, on_store_error="raise")
-        with pytest.raises(StoreConflict, match="headgate migrate"):
+        with pytest.raises(StoreMisconfigured, match="headgate migrate"):
             limiter.hit("a")
 
 
@@ -229,7 +230,9 @@ def test_a_role_without_rights_is_told_what_to_grant(empty_url: str) -> None:
     migrate(empty_url)
     with role_on(empty_url) as url, PostgresStore(url) as store:
         limiter = Limiter("1/minute", name="x", store=store, on_store_error="raise")
-        with pytest.raises(StoreUnavailable, match="GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"):
+        with pytest.raises(
+            StoreMisconfigured, match="GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"
+        ):
             limiter.hit("a")
 
 

@@ -8,7 +8,7 @@ import threading
 import psycopg
 import pytest
 
-from headgate import AsyncLimiter, StoreConflict, StoreUnavailable
+from headgate import AsyncLimiter, StoreMisconfigured, StoreUnavailable
 from headgate.keys import note_key
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.sql import migrations
@@ -138,9 +138,9 @@ async def test_a_database_of_an_earlier_version_says_what_it_needs(empty_url: st
         connection.execute("INSERT INTO headgate_migrations (number, name) VALUES (1, 'create states')")
     async with PostgresStore(empty_url, deadline=PATIENT) as store:
         limiter = AsyncLimiter("5/minute", name="old", store=store, on_store_error="raise")
-        with pytest.raises(StoreConflict, match="headgate migrate"):
+        with pytest.raises(StoreMisconfigured, match="headgate migrate"):
             await limiter.hit("alice")
-        with pytest.raises(StoreConflict, match="headgate migrate"):
+        with pytest.raises(StoreMisconfigured, match="headgate migrate"):
             await store.note("a", "text", 60)
         assert store.migrate()[0] == "0002 create notes"
         assert await store.note("a", "text", 60) == "text"

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from headgate import AsyncLimiter, Decision, Limiter, StoreUnavailable, fixed_window
+from headgate import AsyncLimiter, Decision, Limiter, StoreMisconfigured, StoreUnavailable, fixed_window
 from headgate.errors import StoreError
-from headgate.stores.outage import OnStoreError, local
+from headgate.stores.failure import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
@@ -323,7 +323,7 @@ async def test_a_database_that_may_only_be_read_still_answers_what_needs_no_writ
     ):
         writing.bind(name, (fixed_window("10/day"),)).ask(Request("hit", "full", 10))
         hit = hitting(reading, flavour, name)
-        with pytest.raises(StoreUnavailable, match="read-only"):
+        with pytest.raises(StoreMisconfigured, match="read-only"):
             await hit("a")
         assert not await hit("full")
 

@@ -20,6 +20,7 @@ from headgate import (
     Limiter,
     MemoryStore,
     StoreConflict,
+    StoreMisconfigured,
     StoreUnavailable,
     calendar,
     fixed_window,
@@ -174,7 +175,7 @@ async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: st
                     calls.append(
                         limiter.hit(key, cost)  # type: ignore[arg-type]
                         if dice < 0.4
-                        else limiter._take(key, cost, None, None, None)
+                        else limiter.hold(key, cost)
                         if dice < 0.6
                         else limiter.check(key, cost)
                         if dice < 0.8
@@ -557,9 +558,9 @@ def test_a_database_with_another_isolation_level_is_refused(url: str, name: str,
     address = make_conninfo(url, options="-c default_transaction_isolation=serializable")
     with PostgresStore(address, prepare=prepare) as store:
         limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
-        with pytest.raises(StoreConflict, match="READ COMMITTED"):
+        with pytest.raises(StoreMisconfigured, match="READ COMMITTED"):
             limiter.hit("a")
-        with pytest.raises(StoreConflict, match="READ COMMITTED"):
+        with pytest.raises(StoreMisconfigured, match="READ COMMITTED"):
             limiter.reset("a")
 
 
@@ -579,7 +580,7 @@ def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, 
         limiter.hit("a")
         (wire,) = store._threads.wires
         wire.pgconn.exec_(b"DEALLOCATE ALL")
-        with pytest.raises(StoreConflict, match="prepare=False"):
+        with pytest.raises(StoreMisconfigured, match="prepare=False"):
             limiter.hit("a")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate import Limiter, sliding_window, token_bucket
+from headgate import Limiter, local, sliding_window, token_bucket
 from headgate.policy import (
     Policy,
     PolicyError,
@@ -65,7 +65,7 @@ def test_everything_that_can_be_written() -> None:
     api = policy.limiters["api"]
     assert api.rules[0] == token_bucket("10/s burst 20")
     assert [rule.name for rule in api.shadow] == ["candidate"]
-    assert (api.store, api.default_tier, api.on_store_error) == ("memory://", "free", 0.25)
+    assert (api.store, api.default_tier, api.on_store_error) == ("memory://", "free", local(0.25))
     assert (api.deadline, api.headers) == (0.5, "ietf")
 
 

@@ -103,6 +103,26 @@ class RateLimitResult:
     detail: str = ""
     windows: tuple[WindowUsage, ...] = ()
 
+    def what_is_left(self, charged: int = 0) -> dict[str, str]:
+        """Return header fields: the limits, and what is left of each after so many more units; none without limits."""
+        limited = [used for used in self.windows if used.limit is not None]
+        if not limited:
+            return {}
+        seconds = {"per-minute": 60, "per-hour": 3600}
+        left = {used: max(0, (used.limit or 0) - used.count - charged) for used in limited}
+        least = min(limited, key=lambda used: left[used])
+        policies = [
+            f'"{used.name}";q={used.limit};w={seconds[used.name]}' for used in limited if used.name in seconds
+        ]
+        return {
+            "RateLimit-Policy": ", ".join(policies),
+            "RateLimit": ", ".join(
+                f'"{used.name}";r={left[used]}' for used in limited if used.name in seconds
+            ),
+            "X-RateLimit-Limit": str(least.limit),
+            "X-RateLimit-Remaining": str(left[least]),
+        }
+
 
 class CheckAndRecord(Protocol):
     """The least that the service asks of a limiter. Both may block; they are called in a thread."""
@@ -188,6 +208,14 @@ class GlobalRateLimiter:
     async def usage(self) -> RateLimitResult:
         """Return what `check` would, without a line in the log."""
         return self._result(await self._async.check())
+
+    async def ping(self) -> None:
+        """Ask the store whether it can count; raises as `AsyncLimiter.ping`."""
+        await self._async.ping()
+
+    async def reset(self) -> None:
+        """Forget what was counted."""
+        await self._async.reset()
 
     async def aclose(self) -> None:
         """Close the store."""

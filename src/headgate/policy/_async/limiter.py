@@ -21,9 +21,7 @@ from headgate.policy._async.shadow import AsyncShadow
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, Tally
 from headgate.quotas import QuotaValue
-from headgate.stores import local
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
-from headgate.stores.outage import OnStoreError
 
 
 class AsyncVersion(AsyncLimiter):
@@ -64,8 +62,9 @@ class AsyncVersion(AsyncLimiter):
             name=policy.name,
             store=store,
             clock=clock,
-            on_store_error=_on_store_error(policy.on_store_error),
+            on_store_error=policy.on_store_error,
             deadline=policy.deadline,
+            on_overload=policy.on_overload,
         )
         if self._policed is not None:
             pick, own = self._turn_of, self._policed.without_foreign
@@ -110,6 +109,7 @@ class AsyncPolicyLimiter(AsyncLimiter):
         self.units = version.units
         self.store = version.store
         self.health = version.health
+        self._ping = version._ping
         self._turn_of = version._turn_of
         self.new_hold = version.new_hold
         self.gate = version.gate
@@ -152,9 +152,3 @@ class AsyncPolicyLimiter(AsyncLimiter):
                     notify()
                 except Exception:  # noqa: BLE001  # the version is in force, whatever listeners make of it
                     logger.exception("%r failed on a new policy", notify)
-
-
-def _on_store_error(policy: str | float) -> OnStoreError:
-    if isinstance(policy, float):
-        return local(policy)
-    return "closed" if policy == "closed" else "open"

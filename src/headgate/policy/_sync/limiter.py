@@ -22,9 +22,7 @@ from headgate.policy._sync.shadow import Shadow
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, Tally
 from headgate.quotas import QuotaValue
-from headgate.stores import local
 from headgate.stores.base import Gate, Receipts, Store
-from headgate.stores.outage import OnStoreError
 
 
 class Version(Limiter):
@@ -65,8 +63,9 @@ class Version(Limiter):
             name=policy.name,
             store=store,
             clock=clock,
-            on_store_error=_on_store_error(policy.on_store_error),
+            on_store_error=policy.on_store_error,
             deadline=policy.deadline,
+            on_overload=policy.on_overload,
         )
         if self._policed is not None:
             pick, own = self._turn_of, self._policed.without_foreign
@@ -111,6 +110,7 @@ class PolicyLimiter(Limiter):
         self.units = version.units
         self.store = version.store
         self.health = version.health
+        self._ping = version._ping
         self._turn_of = version._turn_of
         self.new_hold = version.new_hold
         self.gate = version.gate
@@ -153,9 +153,3 @@ class PolicyLimiter(Limiter):
                     notify()
                 except Exception:  # noqa: BLE001  # the version is in force, whatever listeners make of it
                     logger.exception("%r failed on a new policy", notify)
-
-
-def _on_store_error(policy: str | float) -> OnStoreError:
-    if isinstance(policy, float):
-        return local(policy)
-    return "closed" if policy == "closed" else "open"

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
+
 from psycopg import ProgrammingError, conninfo
 
-from headgate.errors import ConfigError, StoreConflict, StoreError, StoreUnavailable
+from headgate.errors import (
+    ConfigError,
+    StoreConflict,
+    StoreError,
+    StoreMisconfigured,
+    StoreTimeout,
+    StoreUnavailable,
+)
 
 _READ_ONLY = "25006"
-_MISSING = ("42883", "42P01", "42704")  # function, table, type
+_MISSING = ("3F000", "42883", "42P01", "42704")  # schema, function, table, type
 _FORBIDDEN = "42501"
 _WRONG_ISOLATION = "25000"
 _NOT_PREPARED = ("26000", "42P05")  # a prepared statement that is not there, or is there already
 # What the database is short of or busy with, or how it says that it is going or refuses us.
-_UNAVAILABLE = ("08", "28", "3D", "40", "53", "55", "57", "58")
+_UNAVAILABLE = ("08", "40", "53", "55", "57", "58")
+_NOT_LET_IN = ("28", "3D")  # wrong credentials; no such database
+# The same when a connection is refused, for libpq hands over no code then.
+_NOT_LET_IN_TEXT = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist|"
+    r"permission denied for database|not permitted to log in|certificate verify failed"
+)
 
 
 class Refused(Exception):
@@ -59,27 +74,33 @@ class Endpoint:
     def error(self, cause: BaseException) -> StoreError:
         """Return what a failure means to callers."""
         if isinstance(cause, TimeoutError):
-            return StoreUnavailable(f"{self.name} did not answer in time")
+            return StoreTimeout(f"{self.name} did not answer in time")
         sqlstate: str | None = getattr(cause, "sqlstate", None)
         text = " ".join(str(cause).split()) or type(cause).__name__
         if sqlstate in _MISSING:
-            return StoreConflict(
+            return StoreMisconfigured(
                 f"{self.name}: Headgate's tables and functions are missing or old; run 'headgate migrate' ({text})"
             )
         if sqlstate == _FORBIDDEN:
-            return StoreUnavailable(
+            return StoreMisconfigured(
                 f"{self.name}: {text}; whoever ran 'headgate migrate' can GRANT SELECT, INSERT, UPDATE, DELETE "
                 f"ON headgate_states, headgate_chunks, headgate_notes"
             )
         if sqlstate == _WRONG_ISOLATION:
-            return StoreConflict(
+            return StoreMisconfigured(
                 f"{self.name}: {text}; ALTER ROLE ... SET default_transaction_isolation = 'read committed'"
             )
         if sqlstate in _NOT_PREPARED:
-            return StoreConflict(
+            return StoreMisconfigured(
                 f"{self.name}: {text}; behind a pooler in transaction mode set prepare=False"
             )
-        if sqlstate is None or sqlstate == _READ_ONLY or sqlstate.startswith(_UNAVAILABLE):
+        if sqlstate == _READ_ONLY:
+            return StoreMisconfigured(
+                f"{self.name}: {text}; it is a replica, or default_transaction_read_only is on"
+            )
+        if sqlstate.startswith(_NOT_LET_IN) if sqlstate else _NOT_LET_IN_TEXT.search(text):
+            return StoreMisconfigured(f"{self.name}: {text}")
+        if sqlstate is None or sqlstate.startswith(_UNAVAILABLE):
             return StoreUnavailable(f"{self.name}: {text}")
         return StoreConflict(f"{self.name}: {text} ({sqlstate})")
 

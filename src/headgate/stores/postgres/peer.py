@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from psycopg import OperationalError, pq
+from psycopg import Error, OperationalError, pq
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PollingStatus
 
 from headgate.errors import StoreError
@@ -23,7 +23,7 @@ from headgate.stores.postgres.sql import query
 from headgate.stores.remote.batching import Call
 from headgate.stores.remote.connecting import in_thread
 from headgate.stores.remote.peer import PENDING, Talk
-from headgate.stores.remote.polling import wait_for
+from headgate.stores.remote.polling import Poller
 
 logger = logging.getLogger("headgate")
 
@@ -71,6 +71,7 @@ class PostgresPeer:
 
     most = MOST_PER_CALL
     most_bytes = 0
+    failures = (Error, Refused)
 
     def __init__(self, endpoint: Endpoint, lanes: int, durable: bool, prepare: bool) -> None:
         self.name = endpoint.name
@@ -170,6 +171,7 @@ class PostgresWire:
     def __init__(self, pgconn: Any, prepare: bool) -> None:
         self.fileno: int = pgconn.socket
         self.pgconn = pgconn
+        self._poller = Poller(self.fileno)
         self._prepared = prepare
         self._result: Any = None
         self.is_unsent = False
@@ -187,7 +189,7 @@ class PostgresWire:
 
     def is_over(self) -> bool:
         try:
-            while wait_for(self.fileno, 0):
+            while self._poller.wait(0):
                 self.pgconn.consume_input()  # a goodbye, or something harmless
                 if self.pgconn.status != ConnStatus.OK:
                     return True
@@ -204,7 +206,7 @@ class PostgresWire:
         self.is_unsent = bool(pgconn.flush())
 
     def wait(self, seconds: float) -> bool:
-        return wait_for(self.fileno, seconds, for_writing=self.is_unsent)
+        return self._poller.wait(seconds, for_writing=self.is_unsent)
 
     def receive(self) -> Any:
         pgconn = self.pgconn
@@ -289,5 +291,5 @@ class AsyncPostgresWire:
 
 
 def _wait_until(fileno: int, due: float, *, for_writing: bool) -> None:
-    if not wait_for(fileno, due - time.monotonic(), for_writing=for_writing):
+    if not Poller(fileno).wait(due - time.monotonic(), for_writing=for_writing):
         raise TimeoutError

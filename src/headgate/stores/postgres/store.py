@@ -28,6 +28,7 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
 )
+from headgate.stores.breaker import stop_probes
 from headgate.stores.postgres.codec import Codec, NoteCall, Reply
 from headgate.stores.postgres.endpoint import Endpoint
 from headgate.stores.postgres.migrations import migrate
@@ -131,11 +132,13 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
+        stop_probes(self)
         self._threads.close()
         self._tasks.close()
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
+        stop_probes(self)
         await self._tasks.aclose()
         self._threads.close()
 

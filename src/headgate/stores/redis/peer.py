@@ -24,7 +24,7 @@ from headgate.stores.redis.endpoint import (
 from headgate.stores.redis.flows import slot_of
 from headgate.stores.remote.batching import Call
 from headgate.stores.remote.peer import PENDING, Talk
-from headgate.stores.remote.polling import wait_for
+from headgate.stores.remote.polling import Poller
 
 MOST_PER_CALL = 128
 """How many requests leave together at most: the server does nothing else while it works on them."""
@@ -73,7 +73,8 @@ class RedisPeer:
 
     lanes = 1
     most = MOST_PER_CALL
-    most_bytes = 0
+    most_bytes = None
+    failures = (RedisError,)
 
     def __init__(self, endpoint: Endpoint, is_node: bool = False) -> None:
         self.name = endpoint.name
@@ -108,12 +109,12 @@ class RedisPeer:
         return False
 
     def talk(self, calls: Sequence[Call]) -> Talk:
-        groups = self._groups(calls) if self._is_node else [calls]
-        forgotten = self._hand_over(groups, (yield _message(groups, call_by_name)))
+        groups, again = self._groups(calls) if self._is_node else [calls], list[Call]()
+        forgotten = self._hand_over(groups, (yield _message(groups, call_by_name)), again)
         if forgotten:
             # A new server, or one that was told to forget the script: nothing of these was done yet.
-            self._hand_over(forgotten, (yield _message(forgotten, call_by_text)))
-        return ()
+            self._hand_over(forgotten, (yield _message(forgotten, call_by_text)), again)
+        return again
 
     def _groups(self, calls: Sequence[Call]) -> list[Sequence[Call]]:
         """Return the calls that each command is for."""
@@ -124,8 +125,10 @@ class RedisPeer:
             groups.setdefault(group, []).append(call)
         return list(groups.values())
 
-    def _hand_over(self, groups: Sequence[Sequence[Call]], replies: Iterable[Any]) -> list[Sequence[Call]]:
-        """Answer calls, and return the groups that need the script first.
+    def _hand_over(
+        self, groups: Sequence[Sequence[Call]], replies: Iterable[Any], again: list[Call]
+    ) -> list[Sequence[Call]]:
+        """Answer calls, and return the groups that need the script first; note those that leave again for their time.
 
         Raises:
             ConnectionResetError: The server is no longer the primary, so the next call looks for that anew.
@@ -138,9 +141,14 @@ class RedisPeer:
             if isinstance(reply, NoScriptError):
                 forgotten.append(group)
                 continue
-            is_for_all = isinstance(reply, RedisError) or isinstance(group[0].request, Command)
-            for call, own in zip(group, [reply] * len(group) if is_for_all else reply, strict=True):
+            if isinstance(reply, RedisError) or isinstance(group[0].request, Command):
+                reply = [reply] * len(group)
+            for call, own in zip(group, reply, strict=True):
                 if isinstance(own, RedisError):
+                    if isinstance(call.request, ScriptCall) and (instead := call.request.after(own)):
+                        call.request = instead
+                        again.append(call)
+                        continue
                     call.fail(self.failure(own))
                     is_demoted |= is_read_only(own)
                 else:
@@ -172,7 +180,7 @@ class RedisWire:
         self._connection = connection
         self._socket = socket_of(connection)
         self._socket.setblocking(False)
-        self._fileno = self._socket.fileno()
+        self._poller = Poller(self._socket.fileno())
         self._unsent = b""
         self._received = b""
         self._expected = 0
@@ -193,7 +201,7 @@ class RedisWire:
         self._flush()
 
     def wait(self, seconds: float) -> bool:
-        return wait_for(self._fileno, seconds, for_writing=bool(self._unsent))
+        return self._poller.wait(seconds, for_writing=bool(self._unsent))
 
     def receive(self) -> Any:
         if self._unsent:

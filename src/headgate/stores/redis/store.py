@@ -7,8 +7,9 @@ engine that all stores over a network share).
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from redis import RedisCluster
 from redis.asyncio import RedisCluster as AsyncRedisCluster
@@ -30,38 +31,40 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
 )
-from headgate.stores.redis import codec
-from headgate.stores.redis.cluster import AsyncClusterGate, Cluster, ClusterGate, Nodes
+from headgate.stores.breaker import stop_probes
+from headgate.stores.redis import codec, eviction
+from headgate.stores.redis.cluster import Cluster, ClusterAsks, Nodes
 from headgate.stores.redis.codec import Reply, ScriptCall, Tag
 from headgate.stores.redis.endpoint import Endpoint, Target
 from headgate.stores.redis.flows import Flow, Flows, single
 from headgate.stores.redis.peer import RedisPeer
-from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.redis.urls import place_of
+from headgate.stores.remote.gates import Ask, Asks, AsyncRemoteGate, RemoteGate
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
 
 T = TypeVar("T")
 
+logger = logging.getLogger("headgate")
+
 DEFAULT_DEADLINE = 1.0
 """Seconds."""
 
-_MAY_LOSE = (
-    "nothing when a client dies. When the server does, what it had not written to disk or replicated; "
-    "and single keys at any time, if its maxmemory-policy is not noeviction"
-)
+_MAY_LOSE = "nothing when a client dies. When the server does, what it had not written to disk or replicated"
 
 
 class RedisStore:
     """Counts on a Redis (6.2 or later) or Valkey server.
 
     Args:
-        target: A URL (`redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`), or a client of redis-py, of which
-            the address, the login and the settings of TLS are taken. Connections are the store's own: no pool is shared.
+        target: A URL (`redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`; `redis+sentinel://` and
+            `redis+cluster://`, see `urls`), or a client of redis-py, of which the address, the login and the settings of TLS
+            are taken. Connections are the store's own: no pool is shared.
         namespace: Part of the identity of what is counted, for several applications on one server.
         deadline: Seconds after which a call is given up, with `StoreUnavailable`.
         clock: Where time comes from, instead of the server's clock.
-        cluster: Whether the server is a node of a cluster; a `RedisCluster` client says so itself.
+        cluster: Whether the server is a node of a cluster; its URL or client may say so itself.
         hash_tag: In a cluster, what lies in one slot: `"key"`, all rules of a limiter that count by the same key, or
             `"limiter"`, everything that a limiter counts.
 
@@ -85,22 +88,54 @@ class RedisStore:
         cluster: bool = False,
         hash_tag: Tag = "key",
     ) -> None:
-        if hash_tag not in ("key", "limiter"):
-            raise ConfigError(f"hash_tag is 'key' or 'limiter', not {hash_tag!r}")
-        self.endpoint = Endpoint.of(target)
+        place = place_of(target)
+        tag = place.hash_tag or hash_tag
+        if tag not in ("key", "limiter"):
+            raise ConfigError(f"hash_tag is 'key' or 'limiter', not {tag!r}")
+        self.endpoint = place.endpoint
         self.namespace = namespace
         self.deadline = check_deadline(deadline)
         self.clock = clock
-        self._is_cluster = cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
-        self._tag: Tag | None = hash_tag if self._is_cluster else None
+        self._is_cluster = (
+            cluster or place.is_cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
+        )
+        self._tag: Tag | None = cast(Tag, tag) if self._is_cluster else None
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
         self._cluster = Cluster(self.endpoint, self._threads, self._tasks)
+        self._evicts: str | None = None  # not known yet
 
     @property
     def guarantees(self) -> Guarantees:
         """What this store keeps and what it cannot."""
-        return Guarantees(shared=True, durable=True, all_or_nothing=self._tag != "key", may_lose=_MAY_LOSE)
+        if self._evicts is None:
+            evicted = "; and single keys at any time, if its maxmemory-policy is not noeviction"
+        else:
+            evicted = (
+                f"; and single keys at any time: its maxmemory-policy is {self._evicts}"
+                if self._evicts
+                else ""
+            )
+        return Guarantees(
+            shared=True, durable=True, all_or_nothing=self._tag != "key", may_lose=_MAY_LOSE + evicted
+        )
+
+    def inspect_server(self) -> None:
+        """Find out what else is to be known of the server; part of `ping`."""
+        self._note_eviction(eviction.ask(self.endpoint, self.deadline))
+
+    async def ainspect_server(self) -> None:
+        """As `inspect_server`, for coroutines."""
+        self._note_eviction(await eviction.ask_async(self.endpoint, self.deadline))
+
+    def _note_eviction(self, policy: str | None) -> None:
+        if policy and policy != self._evicts:
+            logger.warning(
+                "%s drops keys when it is full (maxmemory-policy %s), and so forgets what was counted; set noeviction",
+                self.endpoint.name,
+                policy,
+            )
+        self._evicts = policy
 
     @property
     def notes(self) -> AsyncNotes:
@@ -111,11 +146,8 @@ class RedisStore:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         self.endpoint.connection(seconds)  # fails here rather than at the first call
-        flows = self._flows(limiter, rules)
-        if self._is_cluster:
-            return ClusterGate(flows, self._cluster, limiter, seconds)
-        engine = self._threads.at(self.endpoint)
-        return RemoteGate(self.endpoint.name, RedisAsks(flows), engine, limiter, seconds)
+        engine = self._cluster if self._is_cluster else self._threads.at(self.endpoint)
+        return RemoteGate(self.endpoint.name, self._asks(limiter, rules), engine, limiter, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
@@ -123,11 +155,8 @@ class RedisStore:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         self.endpoint.async_connection(seconds)  # fails here rather than at the first call
-        flows = self._flows(limiter, rules)
-        if self._is_cluster:
-            return AsyncClusterGate(flows, self._cluster, limiter, seconds)
-        engine = self._tasks.at(self.endpoint)
-        return AsyncRemoteGate(self.endpoint.name, RedisAsks(flows), engine, limiter, seconds)
+        engine = self._cluster if self._is_cluster else self._tasks.at(self.endpoint)
+        return AsyncRemoteGate(self.endpoint.name, self._asks(limiter, rules), engine, limiter, seconds)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """See `AsyncNotes.note`. The time is the server's, whatever `clock` the store has."""
@@ -143,6 +172,7 @@ class RedisStore:
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
+        stop_probes(self)
         for threads in self._threads.close():
             threads.close()
         for tasks in self._tasks.close():
@@ -150,6 +180,7 @@ class RedisStore:
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
+        stop_probes(self)
         for tasks in self._tasks.close():
             await tasks.aclose()
         for threads in self._threads.close():
@@ -158,14 +189,15 @@ class RedisStore:
     async def _ask(self, request: ScriptCall) -> Reply:
         due = time.monotonic() + self.deadline
         if self._is_cluster:
-            return await self._cluster.run_async(single(request), due, "")
+            return await self._cluster.start(single(request), due)
         return await self._tasks.at(self.endpoint).start(request, due)
 
     def _peer(self, endpoint: Endpoint) -> RedisPeer:
         return RedisPeer(endpoint, self._is_cluster)
 
-    def _flows(self, limiter: str, rules: tuple[Rule, ...]) -> Flows:
-        return Flows(limiter, rules, self.namespace, self._tag, self.clock)
+    def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> Asks:
+        flows = Flows(limiter, rules, self.namespace, self._tag, self.clock)
+        return ClusterAsks(flows) if self._is_cluster else RedisAsks(flows)
 
     def __enter__(self) -> RedisStore:
         return self

@@ -17,14 +17,15 @@ The rules, for tasks and threads alike:
   time it is down; if it answered others meanwhile, this process has more calls than it can send (`StoreOverloaded`).
 - **At most once.** A call is sent once. Only what a server has certainly not done is sent again: a peer says what that is.
 
-Times are seconds of a monotonic clock, handed in as `now`.
+Times are seconds of a monotonic clock, handed in as `now`. Threads may be interrupted anywhere by a signal handler that
+raises, so each change is made in an order that loses no call.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
 
 from headgate.errors import StoreError, StoreOverloaded, StoreTimeout
 from headgate.stores.remote.peer import Peer
@@ -48,7 +49,7 @@ Abandoned = Callable[[Any], None]
 
 
 class Call:
-    """A request on its way to a server, and what becomes of its reply. Drivers add how a caller waits for it.
+    """A request on its way to a server. Drivers add how a caller waits for the reply.
 
     Attributes:
         request: What the peer sends.
@@ -92,7 +93,7 @@ class Call:
         self.must_leave = must_leave
         self.abandoned = abandoned
         self.alone = False
-        self.lane: Lane | None = None
+        self.lane: Any = None
         self.state = WAITING
         self.has_left_before = False
 
@@ -101,13 +102,17 @@ class Call:
         """Whether its caller no longer waits."""
         raise NotImplementedError
 
+    def deliver(self, reply: Any, error: BaseException | None) -> None:
+        """Give the caller its reply, or its error."""
+        raise NotImplementedError
+
     def answer(self, reply: Any) -> None:
         """Hand over the reply, unless it comes too late."""
         if self.state == OVER:
             return
         self.state = OVER
         if not self.is_abandoned:
-            self.deliver(reply)
+            self.deliver(reply, None)
         elif self.abandoned is not None:
             self.abandoned(reply)
 
@@ -115,15 +120,7 @@ class Call:
         """Hand over why there is no reply."""
         if self.state != OVER:
             self.state = OVER
-            self.deliver_error(error)
-
-    def deliver(self, reply: Any) -> None:
-        """Give the caller its reply."""
-        raise NotImplementedError
-
-    def deliver_error(self, error: BaseException) -> None:
-        """Give the caller its error."""
-        raise NotImplementedError
+            self.deliver(None, error)
 
 
 class Queue:
@@ -131,18 +128,18 @@ class Queue:
 
     Attributes:
         waiting: Those that have not left.
-        lane: Where those that have left are under way.
+        lane: Where others of them are under way.
     """
 
     __slots__ = ("lane", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Call] = deque()
-        self.lane: Lane | None = None
+        self.lane: Any = None
 
 
 class Lane:
-    """A connection, or room for one.
+    """A connection, or room for one. Drivers add what they need.
 
     Attributes:
         wire: The connection; `None` while there is none.
@@ -151,10 +148,9 @@ class Lane:
         sent: When they left.
         is_heard: Whether the server has said something since.
         closed_until: When a connection may be tried again after it failed.
-        work: What the driver keeps here.
     """
 
-    __slots__ = ("batch", "closed_until", "is_heard", "queue", "sent", "wire", "work")
+    __slots__ = ("batch", "closed_until", "is_heard", "queue", "sent", "wire")
 
     def __init__(self) -> None:
         self.wire: Any = None
@@ -163,44 +159,49 @@ class Lane:
         self.sent = 0.0
         self.is_heard = False
         self.closed_until = 0.0
-        self.work: Any = None
 
 
-class Batcher:
+L = TypeVar("L", bound=Lane)
+
+
+class Batcher(Generic[L]):
     """The calls of one event loop, or of all threads, to one server.
 
     Args:
         peer: The server.
         deadline: Seconds after which a connection that is silent is given up.
+        new_lane: Makes a lane.
 
     Attributes:
         lanes: All lanes.
         alarm: When `expire` has something to do, at the earliest.
     """
 
-    def __init__(self, peer: Peer, deadline: float) -> None:
-        self.peer = peer
-        self.lanes = [Lane() for _ in range(peer.lanes)]
+    def __init__(self, peer: Peer, deadline: float, new_lane: Callable[[], L]) -> None:
+        self.lanes = [new_lane() for _ in range(peer.lanes)]
         self.alarm = _NEVER
+        self._peer = peer
         self._deadline = deadline
         self._quick = Queue()
         self._slow: dict[str, Queue] = {}
-        self._heard = float("-inf")
+        self._heard = -_NEVER
         self._usual = 0.0
+        self._patience = SLOW if peer.lanes > 1 else _NEVER
 
-    def add(self, call: Call) -> None:
-        """Take a call."""
-        queue = self._queue_of(call)
+    def add(self, call: Call) -> bool:
+        """Take a call; return whether it might leave at once."""
+        queue = self._queue_of(call) if self._slow else self._quick
         queue.waiting.append(call)
         due, lane = call.due, queue.lane
-        if lane is not None and lane.batch:
-            due = min(due, lane.sent + self._patience)
+        if lane is not None and lane.batch and lane.sent + self._patience < due:
+            due = lane.sent + self._patience
         if due < self.alarm:
             self.alarm = due
+        return lane is None
 
-    def next_lane(self, now: float) -> Lane | None:
+    def next_lane(self, now: float) -> L | None:
         """Return a lane on which calls can leave now; it is theirs until `finish` or `lose`."""
-        for queue in (self._quick, *self._slow.values()) if self._slow else (self._quick,):
+        for queue in self._queues() if self._slow else (self._quick,):
             if queue.waiting and queue.lane is None:
                 lane = self._idle_lane(now, queue is self._quick)
                 if lane is not None:
@@ -208,47 +209,50 @@ class Batcher:
                     return lane
         return None
 
-    def take(self, lane: Lane, now: float, *, after_pause: bool = False) -> list[Call]:
+    def take(self, lane: L, now: float, *, after_pause: bool = False) -> list[Call]:
         """Return the calls that leave on a lane now; if there are none, the lane is idle again.
 
         After a pause, the first half of many leaves first: from then on there are always replies to work on here while the
         server works on requests. Were all to leave together, the two would take turns.
         """
-        queue = lane.queue
+        queue, peer = lane.queue, self._peer
         assert queue is not None
-        most = self.peer.most
-        if after_pause and len(queue.waiting) >= MANY:
-            most = min(most, len(queue.waiting) // 2)
+        waiting, most, room = queue.waiting, peer.most, peer.most_bytes
+        if after_pause and len(waiting) >= MANY:
+            most = min(most, len(waiting) // 2)
         lane.sent, lane.is_heard = now, False
         batch: list[Call] = []
         lane.batch = batch
-        size = 0
-        for call in self._departing(queue, now):
-            if batch and (
-                call.alone or batch[0].alone or size + self.peer.size(call.request) > self.peer.most_bytes
-            ):
+        while waiting and len(batch) < most:
+            call = waiting[0]
+            is_usual = call.state == WAITING and now < call.due and not (self._slow or call.is_abandoned)
+            if not is_usual and self._stays(call, queue, now):
+                waiting.popleft()
+                continue
+            if room is not None:
+                room -= peer.size(call.request)
+                if batch and room < 0:
+                    break
+            if batch and (call.alone or batch[0].alone):
                 break
-            size += self.peer.size(call.request)
-            # In this order a call that a signal handler's exception comes in between of is never lost.
             batch.append(call)
-            queue.waiting.popleft()
+            waiting.popleft()
             call.lane, call.state = lane, SENT
-            if len(batch) == most:
-                break
         if not batch:
             self.finish(lane)
-        elif queue.waiting:
-            self.alarm = min(self.alarm, now + self._patience)
+        elif waiting and now + self._patience < self.alarm:
+            self.alarm = now + self._patience
         return batch
 
-    def hear(self, lane: Lane, now: float) -> None:
+    def hear(self, lane: L, now: float) -> None:
         """Take note that the server has said something on a lane."""
         self._heard = now
-        if lane.batch and not lane.is_heard:
+        if not lane.is_heard:
             lane.is_heard = True
-            self._measure(lane, now - lane.sent)
+            if len(self.lanes) > 1:
+                self._measure(lane, now - lane.sent)
 
-    def finish(self, lane: Lane, again: Iterable[Call] = ()) -> None:
+    def finish(self, lane: L, again: Iterable[Call] = ()) -> None:
         """Take note that all of a batch is answered, but for those that leave once more, each alone."""
         if lane.queue is not None and lane.queue.lane is lane:
             lane.queue.lane = None
@@ -257,7 +261,7 @@ class Batcher:
             call.state, call.alone = WAITING, True
             self._queue_of(call).waiting.appendleft(call)
 
-    def lose(self, lane: Lane, cause: BaseException | None) -> None:
+    def lose(self, lane: L, cause: BaseException | None) -> None:
         """Take note that the connection of a lane is lost, and fail the calls whose replies are lost with it.
 
         Without a cause the server was silent for too long.
@@ -265,46 +269,41 @@ class Batcher:
         lane.wire = None
         again = []
         for call in lane.batch:
-            if cause and not call.has_left_before and self.peer.may_repeat(call.request, cause):
+            if cause and not call.has_left_before and self._peer.may_repeat(call.request, cause):
                 call.has_left_before = True
                 again.append(call)
             else:
                 call.fail(self._failure(cause))
         self.finish(lane, again)
 
-    def time_to_connect(self, lane: Lane, now: float) -> float:
+    def time_to_connect(self, lane: L, now: float) -> float:
         """Return the seconds after which a connection under way is given up: not before all that wait for it are due."""
         waiting = lane.queue.waiting if lane.queue else ()
         return max([self._deadline, *(call.due - now for call in waiting)])
 
-    def cannot_connect(self, lane: Lane, cause: BaseException, now: float) -> None:
+    def cannot_connect(self, lane: L, cause: BaseException, now: float) -> None:
         """Take note that there is no connection to be had; all fail that wait, unless another lane has one."""
-        lane.closed_until = now + RECONNECT_PAUSE
         self.finish(lane)
-        if all(other.wire is None for other in self.lanes):
-            lane.closed_until = 0.0
+        if any(other.wire is not None for other in self.lanes):
+            lane.closed_until = now + RECONNECT_PAUSE
+        else:
             self.fail_waiting(cause)
 
     def fail_waiting(self, cause: BaseException | None) -> None:
         """Fail all calls that have not left."""
-        for queue in (self._quick, *self._slow.values()):
+        for queue in self._queues():
             while queue.waiting:
                 queue.waiting.popleft().fail(self._failure(cause))
 
-    def expire(self, now: float) -> list[Lane]:
-        """Fail the calls that are due, and return the lanes whose connections the driver has to give up.
-
-        Then it calls `give_up` for each. Calls that leave on another lane now are found by `next_lane`.
-        """
-        if now < self.alarm:
-            return []
-        for queue in (self._quick, *self._slow.values()):
+    def expire(self, now: float) -> list[L]:
+        """Fail the calls that are due, and return the lanes that the driver has to `give_up`."""
+        for queue in self._queues():
             if any(call.due <= now for call in queue.waiting):
                 queue.waiting = deque(call for call in queue.waiting if not self._is_expired(call, now))
         silent = []
         for lane in self.lanes:
             for call in lane.batch:
-                if call.state == SENT and call.due <= now:
+                if call.due <= now:
                     call.fail(self._failure(None))
             if lane.batch and now >= self._given_up_at(lane):
                 silent.append(lane)
@@ -313,7 +312,7 @@ class Batcher:
         self.alarm = self._next_due()
         return silent
 
-    def give_up(self, lane: Lane) -> None:
+    def give_up(self, lane: L) -> None:
         """Fail what is under way on a lane.
 
         If the server has said nothing to anybody since that left, those that wait fail too: they would only find out once
@@ -324,70 +323,68 @@ class Batcher:
         if is_silent:
             self.fail_waiting(None)
 
-    def someone_on(self, lane: Lane) -> Call | None:
-        """Return a call that waits for what happens on a lane, if its caller still waits for it."""
-        waiting = lane.queue.waiting if lane.queue else ()
-        calls: Iterable[Call] = (*lane.batch, *waiting)
-        for call in calls:
-            if call.state != OVER and not call.is_abandoned:
-                return call
-        return None
-
-    def lane_for(self, call: Call) -> Lane | None:
-        """Return the lane on which a call is under way, or for which it waits; `None` if there is none."""
-        return call.lane if call.state == SENT else self._queue_of(call).lane
-
     @property
-    def _patience(self) -> float:
-        """Seconds after which a batch is slow; with a single lane, none ever is."""
-        return max(SLOW, 4 * self._usual) if len(self.lanes) > 1 else _NEVER
+    def main_lane(self) -> L | None:
+        """The lane that those calls use whose limiters are not slow; `None` if nothing is under way there."""
+        lane: L | None = self._quick.lane
+        return lane
+
+    def lane_of(self, call: Call) -> L | None:
+        """Return the lane on which a call is under way, or for which it waits; `None` if there is none."""
+        lane: L | None = call.lane if call.state == SENT else self._queue_of(call).lane
+        return lane
+
+    def someone_on(self, lane: L) -> Call | None:
+        """Return a call whose caller waits for what happens on a lane; `None` if there is none."""
+        calls = (*lane.batch, *lane.queue.waiting) if lane.queue else ()
+        return next((call for call in calls if call.state != OVER and not call.is_abandoned), None)
+
+    def _queues(self) -> Iterable[Queue]:
+        return (self._quick, *self._slow.values()) if self._slow else (self._quick,)
 
     def _queue_of(self, call: Call) -> Queue:
         return self._slow.get(call.source, self._quick) if self._slow else self._quick
 
-    def _idle_lane(self, now: float, is_quick: bool) -> Lane | None:
+    def _idle_lane(self, now: float, is_quick: bool) -> L | None:
         """Return an idle lane, preferably one with a connection; the last one is kept for what is quick."""
-        idle = [lane for lane in self.lanes if lane.queue is None]
-        if not is_quick and len(idle) < 2 and self._quick.lane is None:
+        if not is_quick and self._quick.lane is None and sum(lane.queue is None for lane in self.lanes) == 1:
             return None
-        best = None
-        for lane in idle:
-            if lane.wire is not None:
-                return lane
-            if best is None and lane.closed_until <= now:
-                best = lane
-        return best
+        unconnected = None
+        for lane in self.lanes:
+            if lane.queue is None:
+                if lane.wire is not None:
+                    return lane
+                if unconnected is None and lane.closed_until <= now:
+                    unconnected = lane
+        return unconnected
 
-    def _departing(self, queue: Queue, now: float) -> Iterator[Call]:
-        """Yield the first call of a queue that is to leave, again and again until it is taken out."""
-        while queue.waiting:
-            call = queue.waiting[0]
-            if call.state != WAITING or self._is_expired(call, now):
-                queue.waiting.popleft()
-            elif call.is_abandoned and not call.must_leave:
-                queue.waiting.popleft()
-                call.state = OVER
-            elif (own := self._queue_of(call)) is not queue:  # its limiter has become slow, or quick again
-                queue.waiting.popleft()
-                own.waiting.append(call)
-            else:
-                yield call
+    def _stays(self, call: Call, queue: Queue, now: float) -> bool:
+        """Tell whether the next call of a queue does not leave, and see to it that nobody waits for it there."""
+        if call.state != WAITING or self._is_expired(call, now):
+            return True
+        if call.is_abandoned and not call.must_leave:
+            call.state = OVER
+            return True
+        own = self._queue_of(call)
+        if own is queue:
+            return False
+        own.waiting.append(call)  # its limiter has become slow
+        return True
 
     def _is_expired(self, call: Call, now: float) -> bool:
         """Fail a call that was not sent by its deadline."""
         if call.due > now:
             return False
-        is_asked = any(lane.queue is not None and (lane.batch or lane.wire is None) for lane in self.lanes)
-        is_silent = is_asked and self._heard < call.since
+        is_asked = any(lane.queue and (lane.batch or lane.wire is None) for lane in self.lanes)
         call.fail(
             self._failure(None)
-            if is_silent
-            else StoreOverloaded(f"{self.peer.name}: this process has more calls than it can send in time")
+            if is_asked and self._heard < call.since
+            else StoreOverloaded(f"{self._peer.name}: this process has more calls than it can send in time")
         )
         return True
 
     def _next_due(self) -> float:
-        dues = [call.due for queue in (self._quick, *self._slow.values()) for call in queue.waiting]
+        dues = [call.due for queue in self._queues() for call in queue.waiting]
         for lane in self.lanes:
             if lane.batch:
                 dues += [call.due for call in lane.batch if call.state == SENT]
@@ -397,29 +394,33 @@ class Batcher:
         return min(dues, default=_NEVER)
 
     def _failure(self, cause: BaseException | None) -> StoreError:
-        return self.peer.failure(cause) if cause else StoreTimeout(f"{self.peer.name} did not answer in time")
+        if cause is None:
+            return StoreTimeout(f"{self._peer.name} did not answer in time")
+        return self._peer.failure(cause)
 
-    def _given_up_at(self, lane: Lane) -> float:
+    def _given_up_at(self, lane: L) -> float:
         """Return when the connection of a lane is given up: not before all that is under way there is due."""
         return max(lane.sent + self._deadline, max(call.due for call in lane.batch))
 
-    def _holds_up(self, lane: Lane) -> bool:
+    def _holds_up(self, lane: L) -> bool:
         """Tell whether calls wait for a batch that is under way."""
         queue = lane.queue
         return bool(lane.batch and queue is not None and queue.lane is lane and queue.waiting)
 
-    def _measure(self, lane: Lane, took: float) -> None:
+    def _measure(self, lane: L, took: float) -> None:
         """Compare what a batch took with what is usual, to know which limiters are slow."""
-        is_slow = took > self._patience
-        sources = {call.source for call in lane.batch}
-        if is_slow:
+        is_isolated = lane.queue is None or lane.queue.lane is not lane
+        if not self._usual and not is_isolated:
+            self._usual = took  # the server may be far away
+        elif took > self._patience:
             self._isolate(lane)
-        elif len(sources) == 1:
+        elif self._slow and len(sources := {call.source for call in lane.batch}) == 1:
             self._mix_again(*sources)
         # Quick ones count at once, slow ones little by little: otherwise what is slow all the time would be usual.
         self._usual += (took - self._usual) / (4 if took < self._usual else 64)
+        self._patience = max(SLOW, 4 * self._usual)
 
-    def _isolate(self, lane: Lane) -> None:
+    def _isolate(self, lane: L) -> None:
         """Give each limiter of a slow batch a queue of its own, and let those that wait for it leave on another lane."""
         for call in lane.batch:
             if call.source not in self._slow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,22 @@ their replies are there; and it returns those that are to leave once more, each 
 A reply with which the server refuses is sent in as an exception. What the talk raises makes the connection be given up.
 """
 
+
+FAILURES = (
+    OSError,
+    EOFError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What using a connection may raise for whatever reason, besides the exceptions of the peer's own library. Anything else
+that is raised in a thread comes from a signal handler, and is for the code that it has interrupted."""
 
 PENDING: Any = object()
 """What `Wire.receive` returns while the reply is not there."""
@@ -64,7 +81,8 @@ class Peer(Protocol):
         name: What it is called in messages; without credentials.
         lanes: How many connections there may be, per event loop and for all threads together.
         most: How many calls may leave together.
-        most_bytes: How large they may be together.
+        failures: The exceptions of the library that it is reached by.
+        most_bytes: How large they may be together, by `size`; `None` if that does not matter.
     """
 
     @property
@@ -74,7 +92,9 @@ class Peer(Protocol):
     @property
     def most(self) -> int: ...
     @property
-    def most_bytes(self) -> int: ...
+    def most_bytes(self) -> int | None: ...
+    @property
+    def failures(self) -> tuple[type[Exception], ...]: ...
 
     def size(self, request: Any) -> int:
         """Return how many bytes a request is worth."""

@@ -5,11 +5,27 @@ from __future__ import annotations
 import select
 
 
-def wait_for(fileno: int, seconds: float, *, for_writing: bool = False) -> bool:
-    """Return whether there is something to read, or room to write if that is wanted, within so many seconds."""
-    if not hasattr(select, "poll"):  # on Windows
-        return any(select.select([fileno], [fileno] if for_writing else [], [], max(0.0, seconds)))
-    # One for each time: two threads may wait for the same socket, but not by the same object.
-    poll = select.poll()
-    poll.register(fileno, select.POLLIN | select.POLLOUT if for_writing else select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds * 1000)))
+class Poller:
+    """Waits for one socket."""
+
+    def __init__(self, fileno: int) -> None:
+        self._fileno = fileno
+        self._poll = self._new(select.POLLIN) if hasattr(select, "poll") else None  # not on Windows
+
+    def wait(self, seconds: float, *, for_writing: bool = False) -> bool:
+        """Return whether there is something to read, or room to write if that is wanted, within so many seconds."""
+        seconds = max(0.0, seconds)
+        if self._poll is None:
+            writing = [self._fileno] if for_writing else []
+            return any(select.select([self._fileno], writing, [], seconds))
+        if for_writing:
+            return bool(self._new(select.POLLIN | select.POLLOUT).poll(seconds * 1000))
+        try:
+            return bool(self._poll.poll(seconds * 1000))
+        except RuntimeError:  # another thread waits with it
+            return bool(self._new(select.POLLIN).poll(seconds * 1000))
+
+    def _new(self, events: int) -> select.poll:
+        poll = select.poll()
+        poll.register(self._fileno, events)
+        return poll

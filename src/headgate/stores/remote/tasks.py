@@ -27,12 +27,19 @@ class TaskCall(Call):
     def is_abandoned(self) -> bool:
         return self.future.cancelled()
 
-    def deliver(self, reply: Any) -> None:
-        self.future.set_result(reply)
-
-    def deliver_error(self, error: BaseException) -> None:
-        if not self.future.done():
+    def deliver(self, reply: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.future.set_result(reply)
+        elif not self.future.done():
             self.future.set_exception(error)
+
+
+class TaskLane(Lane):
+    """A lane, and the task that carries its batches; `None` if it was given up."""
+
+    __slots__ = ("driver",)
+
+    driver: asyncio.Task[None] | None
 
 
 class AsyncEngine:
@@ -55,7 +62,6 @@ class AsyncEngine:
         request: Any,
         due: float,
         source: str = "",
-        *,
         must_leave: bool = False,
         abandoned: Abandoned | None = None,
     ) -> asyncio.Future[Any]:
@@ -72,11 +78,11 @@ class AsyncEngine:
         if self._is_closed and not must_leave:
             raise self._closed()
         call = TaskCall(request, time.monotonic(), due, source, must_leave, abandoned)
-        call.future = loop.create_future()
+        call.future = future = loop.create_future()
         engine.start(call)
-        return call.future
+        return future
 
-    async def call(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any:
+    async def call_async(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any:
         """Return the reply to a request; if the caller is cancelled `abandoned` gets it, even when it has just come."""
         future = self.start(request, due, source, abandoned=abandoned)
         try:
@@ -125,11 +131,11 @@ class LoopEngine:
 
     def __init__(self, peer: Peer, deadline: float, on_close: Callable[[], object]) -> None:
         self._peer = peer
-        self._batcher = Batcher(peer, deadline)
+        self._batcher = Batcher(peer, deadline, TaskLane)
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
+        self._timer_due = float("inf")
         self._drivers: set[asyncio.Task[None]] = set()
         self._keeper: AsyncGenerator[None, None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -137,9 +143,9 @@ class LoopEngine:
     def start(self, call: TaskCall) -> None:
         """Take a call. It leaves in the next turn of the event loop, together with all others of this turn."""
         batcher = self._batcher
-        batcher.add(call)
-        self._drive_free_lanes(call.since)
-        if self._timer is None or batcher.alarm < self._timer_due:
+        if batcher.add(call):
+            self._drive_free_lanes(call.since)
+        if batcher.alarm < self._timer_due:
             self._set_timer(call.since)
 
     async def aclose(self) -> None:
@@ -156,10 +162,10 @@ class LoopEngine:
 
     def _drive_free_lanes(self, now: float) -> None:
         while (lane := self._batcher.next_lane(now)) is not None:
-            lane.work = self._loop.create_task(self._drive(lane))
-            self._drivers.add(lane.work)
+            lane.driver = self._loop.create_task(self._drive(lane))
+            self._drivers.add(lane.driver)
 
-    async def _drive(self, lane: Lane) -> None:
+    async def _drive(self, lane: TaskLane) -> None:
         """Carry one batch after another, until there is nothing to carry."""
         is_first = True
         try:
@@ -170,7 +176,7 @@ class LoopEngine:
                 try:
                     await self._round_trip(lane, is_first)
                 except asyncio.CancelledError:
-                    if lane.work is not None:  # not given up for its silence: the event loop ends
+                    if lane.driver is not None:  # not given up for its silence: the event loop ends
                         cause = ConnectionAbortedError("the event loop is shutting down")
                         await self._lose(lane, cause)
                         self._batcher.fail_waiting(cause)
@@ -184,19 +190,19 @@ class LoopEngine:
             # Here, and not when the task is done: a call that comes in between would wait for a driver that has left.
             self._drivers.discard(_this_task())
 
-    def _hand_on(self, lane: Lane) -> None:
+    def _hand_on(self, lane: TaskLane) -> None:
         """Go on with those that wait: on this lane, if it is as good as any; on others, if there is more to carry."""
         now = time.monotonic()
         following = self._batcher.next_lane(now)
         if following is not None:
             if following is lane:
-                lane.work = _this_task()
+                lane.driver = _this_task()
             else:
-                following.work = self._loop.create_task(self._drive(following))
-                self._drivers.add(following.work)
+                following.driver = self._loop.create_task(self._drive(following))
+                self._drivers.add(following.driver)
             self._drive_free_lanes(now)
 
-    async def _round_trip(self, lane: Lane, is_first: bool) -> None:
+    async def _round_trip(self, lane: TaskLane, is_first: bool) -> None:
         wire = lane.wire
         if wire is not None and is_first and await wire.is_over():
             await self._hang_up(lane)
@@ -221,7 +227,7 @@ class LoopEngine:
         except Exception as cause:  # noqa: BLE001  # whatever it is, no caller may wait for ever
             await self._lose(lane, cause)
 
-    async def _connect(self, lane: Lane) -> AsyncWire | None:
+    async def _connect(self, lane: TaskLane) -> AsyncWire | None:
         try:
             seconds = self._batcher.time_to_connect(lane, time.monotonic())
             async with asyncio.timeout(seconds):
@@ -232,11 +238,11 @@ class LoopEngine:
         wire: AsyncWire = lane.wire
         return wire
 
-    async def _lose(self, lane: Lane, cause: BaseException) -> None:
+    async def _lose(self, lane: TaskLane, cause: BaseException) -> None:
         await self._hang_up(lane)
         self._batcher.lose(lane, cause)
 
-    async def _hang_up(self, lane: Lane) -> None:
+    async def _hang_up(self, lane: TaskLane) -> None:
         wire, lane.wire = lane.wire, None
         if wire is not None:
             await wire.close()
@@ -257,10 +263,10 @@ class LoopEngine:
             self._expire()
 
     def _expire(self) -> None:
-        self._timer = None
+        self._timer, self._timer_due = None, float("inf")
         now = time.monotonic()
-        for lane in self._batcher.expire(now):
-            driver, lane.work = lane.work, None
+        for lane in self._batcher.expire(now) if now >= self._batcher.alarm else ():
+            driver, lane.driver = lane.driver, None
             if driver is not None:
                 driver.cancel()
         self._drive_free_lanes(now)

@@ -1,0 +1,15 @@
+"""Replaying traffic against a policy: what it would have done, decided by what decides live."""
+
+from headgate.replay.errors import ReplayError
+from headgate.replay.requests import DEFAULT_BUFFER, LogCounts, LoggedRequest, Selection, read_requests
+from headgate.replay.sources import LogSource
+
+__all__ = [
+    "DEFAULT_BUFFER",
+    "LogCounts",
+    "LogSource",
+    "LoggedRequest",
+    "ReplayError",
+    "Selection",
+    "read_requests",
+]

@@ -61,7 +61,19 @@ MAY_IMPORT = {
     "apps": INSIDE | {"headgate", "http", "observe", "policy"},
     "demo": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing"},
     "cli": INSIDE
-    | {"headgate", "http", "observe", "policy", "replay", "client", "server", "apps", "testing", "demo", "_build"},
+    | {
+        "headgate",
+        "http",
+        "observe",
+        "policy",
+        "replay",
+        "client",
+        "server",
+        "apps",
+        "testing",
+        "demo",
+        "_build",
+    },
 }
 """Which parts of headgate each part may import, besides itself."""
 
@@ -73,7 +85,10 @@ THIRD_PARTIES = {
     "stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
     "http.fastapi": {"fastapi", "starlette"},
     "observe.prometheus": {"prometheus_client"},
-    "replay.sources": {"compression", "zstandard"},  # the first is in the standard library from Python 3.14 on
+    "replay.sources": {
+        "compression",
+        "zstandard",
+    },  # the first is in the standard library from Python 3.14 on
     "testing": {"hypothesis", "pytest"},
     "testing.postgres_server": {"psycopg"},
     "server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},

@@ -2,8 +2,11 @@
 
 from headgate.replay.engine import ReplayedLimiter, needs_key, scopes_of
 from headgate.replay.errors import ReplayError
+from headgate.replay.report import as_json_text, make_report
 from headgate.replay.requests import DEFAULT_BUFFER, LogCounts, LoggedRequest, Selection, read_requests
+from headgate.replay.running import Replayed, Simulation, run
 from headgate.replay.sources import LogSource
+from headgate.replay.text import report_text
 
 __all__ = [
     "DEFAULT_BUFFER",
@@ -11,9 +14,15 @@ __all__ = [
     "LogSource",
     "LoggedRequest",
     "ReplayError",
+    "Replayed",
     "ReplayedLimiter",
     "Selection",
+    "Simulation",
+    "as_json_text",
+    "make_report",
     "needs_key",
     "read_requests",
+    "report_text",
+    "run",
     "scopes_of",
 ]

@@ -262,11 +262,11 @@ def _retries(result: Report) -> Iterator[str]:
         rows = (
             ("More requests", number(retries["made"])),
             ("Get through", number(retries["admitted"])),
-            ("On average after", "-" if retries["mean_wait"] is None else span(retries["mean_wait"])),
+            ("How long they wait on average", "-" if retries["mean_wait"] is None else span(retries["mean_wait"])),
             ("Give up", number(retries["gave_up"])),
         )
         title = f"If the refused try again, up to {retries['tries']} times"
-        yield from _panel("retries", title, _table(("", ""), rows))
+        yield from _panel("retries", title, _table(("What", "How many"), rows))
 
 
 def _changes(report: Report) -> Iterator[str]:

@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "replay": INSIDE | {"headgate", "http", "observe", "policy"},
     "testing": INSIDE | {"headgate"},
     "client": INSIDE | {"headgate"},
-    "server": INSIDE | {"headgate", "http", "observe", "policy"},
+    "server": INSIDE | {"headgate", "http", "observe", "policy", "replay"},
     "apps": INSIDE | {"headgate", "http", "observe", "policy"},
     "demo": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing"},
     "cli": INSIDE

@@ -262,7 +262,10 @@ def _retries(result: Report) -> Iterator[str]:
         rows = (
             ("More requests", number(retries["made"])),
             ("Get through", number(retries["admitted"])),
-            ("How long they wait on average", "-" if retries["mean_wait"] is None else span(retries["mean_wait"])),
+            (
+                "How long they wait on average",
+                "-" if retries["mean_wait"] is None else span(retries["mean_wait"]),
+            ),
             ("Give up", number(retries["gave_up"])),
         )
         title = f"If the refused try again, up to {retries['tries']} times"

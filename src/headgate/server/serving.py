@@ -13,7 +13,7 @@ from headgate.server.access import is_loopback
 from headgate.server.board import Demo
 from headgate.server.engine import run
 from headgate.server.logs import log_to_stderr
-from headgate.server.running import open_app
+from headgate.server.running import open_app, recorders
 from headgate.server.workers import private_limiters, run_workers
 
 BACKLOG = 2048
@@ -50,6 +50,7 @@ def serve(
     check_address(policy, host)
     check_workers(policy, workers, demo)
     check_stores(policy)
+    check_recording(policy)
     log_to_stderr()
     listener = listen(host, port)
     message = _greeting(listener, config, policy, workers)
@@ -104,6 +105,16 @@ def check_stores(policy: Policy) -> None:
     """
     # Nothing is connected before it is asked, so this costs nothing, and says it once instead of once per worker.
     asyncio.run(AsyncLivePolicy(policy).aclose())
+
+
+def check_recording(policy: Policy) -> None:
+    """Refuse to record to what cannot be written: to say it once, instead of once per worker.
+
+    Raises:
+        ConfigError: The message says why.
+    """
+    for recorder in recorders(policy.server):
+        recorder.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -27,9 +27,9 @@ def test_all_workers_record_to_one_file(tmp_path: Path) -> None:
             for key in ("alice", "bob") * 5
         ]
         httpx.post(f"{server.url}/v1/limiters/api/check", json={"key": "alice"}).raise_for_status()
-    source, counts = LogSource(str(tmp_path / "trace.jsonl")), LogCounts()
-    requests = list(read_requests([source], Selection(limiter="api"), counts))
-    source.close()
+    counts = LogCounts()
+    with LogSource(str(tmp_path / "trace.jsonl")) as source:
+        requests = list(read_requests([source], Selection(limiter="api"), counts))
     assert not counts.bad
     assert [(request.key, not request.was_refused) for request in requests] == list(
         zip(("alice", "bob") * 5, answers, strict=True)

@@ -7,8 +7,8 @@ import argparse
 from headgate.cli.common import Commands, Parser, add_config
 
 _EXPRESSIONS = (
-    "An expression is text with fields of the line in braces, such as {client}, {user} or {path|match:^/api/(\\w+)}; "
-    "docs/how-to/replay.md has all of it."
+    "Expressions (EXPR) are text with fields of the line in braces, such as {client}, {user|or:client} or "
+    "{path|match:^/api/(\\w+)}; docs/how-to/replay.md has more."
 )
 _LOGS = (
     "Logs are those of nginx and Apache, JSON lines (Caddy, Traefik, Envoy, your own), CSV, and what Headgate has recorded; "
@@ -69,7 +69,7 @@ def add(commands: Commands) -> None:
         _suggest,
         about="Of every window, the smallest limit that would refuse at most the given share of the requests, and a token "
         "bucket with rate and burst from the data, as lines for a policy file. Each was replayed, so the shares are "
-        f"exact. The log is read several times; standard input is kept in a temporary file for that. {_EXPRESSIONS}",
+        f"exact. What matters of the log is kept in a temporary file meanwhile. {_EXPRESSIONS}",
         examples=[
             "headgate suggest access.log",
             "headgate suggest access.log --refuse-at-most 1% --key '{user|or:client}'",

@@ -253,7 +253,8 @@ def _routes(result: Report) -> Iterator[str]:
         (route["route"], number(route["refused"]), number(route["refused"] + route["admitted"]))
         for route in result["routes"]
     ]
-    yield from _panel("routes", "By route", _table(("Route", "Refused", "Of"), rows))
+    if rows:
+        yield from _panel("routes", "By route", _table(("Route", "Refused", "Of"), rows))
 
 
 def _retries(result: Report) -> Iterator[str]:

@@ -8,12 +8,12 @@ from zlib import crc32
 
 T = TypeVar("T")
 
-_EXACT_BITS = 11
-"""Values up to 2^11 are counted exactly, larger ones to one part in 2^10."""
+_EXACT_BITS = 13
+"""Values up to 2^13 are counted exactly, larger ones to one part in 2^12."""
 
 
 class Histogram:
-    """How often each value occurred: exact below 2048, within 0.1 % above, never too low."""
+    """How often each value occurred: exact below 8192, within 0.03 % above, never too low."""
 
     def __init__(self) -> None:
         self.total = 0

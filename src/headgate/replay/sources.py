@@ -86,6 +86,12 @@ class LogSource:
         if self._named:
             self._raw.close()
 
+    def __enter__(self) -> LogSource:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def _opened(self) -> IO[bytes]:
         peek = cast("Callable[[int], bytes]", self._raw.peek)  # type: ignore[attr-defined]  # buffered, both of them
         start = peek(4)[:4]

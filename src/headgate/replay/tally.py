@@ -188,6 +188,8 @@ class ReplayTally:
         return found
 
     def _routes(self) -> list[dict[str, Any]]:
+        if self.routes.keys() == {NO_ROUTE}:
+            return []  # the log does not say what was asked for
         by_refused = sorted(self.routes.items(), key=lambda item: (-item[1][REFUSED], -item[1][ADMITTED]))
         return [
             {"route": route, "admitted": counts[ADMITTED], "refused": counts[REFUSED]}

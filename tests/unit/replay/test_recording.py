@@ -49,9 +49,8 @@ def test_a_recorded_trace_replays_with_exactly_the_live_decisions(
         if not live:
             assert file.read_bytes() == b""
             return
-        source, counts = LogSource(str(file)), LogCounts()
-        requests = list(read_requests([source], Selection(limiter="api"), counts))
-        source.close()
+        with LogSource(str(file)) as source:
+            requests = list(read_requests([source], Selection(limiter="api"), LogCounts()))
         assert [replayed.decide(request) for request in requests] == live
         assert [not request.was_refused for request in requests] == [bool(decision) for decision in live]
 

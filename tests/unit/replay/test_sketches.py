@@ -15,8 +15,8 @@ def test_a_histogram_is_never_too_low_and_hardly_too_high(values: list[int], per
         histogram.add(value)
     left = int(len(values) * (100 - percent) / 100)
     exact = sorted(values)[max(0, len(values) - left - 1)]
-    assert exact <= histogram.percentile(percent) <= exact * 1.001 + 1
-    assert max(values) <= histogram.highest <= max(values) * 1.001 + 1
+    assert exact <= histogram.percentile(percent) <= exact * 1.0003 + 1
+    assert max(values) <= histogram.highest <= max(values) * 1.0003 + 1
 
 
 @given(st.lists(st.integers(0, 2_000)), st.integers(0, 2_000))
@@ -31,7 +31,7 @@ def test_a_histogram_of_very_many_values_stays_small() -> None:
     histogram = Histogram()
     for value in range(0, 10**8, 997):
         histogram.add(value)
-    assert len(histogram.items()) < 25_000
+    assert len(histogram.items()) < 70_000
 
 
 def counter() -> list[int]:

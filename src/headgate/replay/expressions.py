@@ -71,11 +71,6 @@ def compile_expression(text: str, lookup: Lookup) -> Getter:
     return _joined(pieces)
 
 
-def fields_of(text: str) -> list[str]:
-    """Return the names of the fields that an expression begins with, for error messages and checks."""
-    return [found[1].partition("|")[0].strip() for found in _PIECE.finditer(text) if found[1] is not None]
-
-
 def _joined(pieces: list[str | Getter]) -> Getter:
     if all(isinstance(piece, str) for piece in pieces):
         constant = "".join(piece for piece in pieces if isinstance(piece, str))

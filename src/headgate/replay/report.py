@@ -121,7 +121,7 @@ def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
     if not replayed.simulations[0].tally.keys.is_complete:
         notes.append(
             "There are too many keys to follow each: figures over keys are those of a fair sample, scaled up. Requests, "
-            "rules, hours and routes are exact."
+            "rules and hours are exact."
         )
     return notes
 

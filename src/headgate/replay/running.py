@@ -235,10 +235,8 @@ def run(
             progress("replaying")
         try:
             answers = [simulation.decide(request) for simulation in simulations]
-        except ConfigError:
-            counts.add_bad(
-                "a key that does not fit the rules of the limiter", "recorded", caller_name(request.key)
-            )
+        except ConfigError as error:
+            counts.add_bad("the limiter cannot decide it", caller_name(request.key), str(error))
             continue
         if request.at % MICROSECONDS:
             replayed.whole_seconds = False

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli import main
+from headgate.cli import main, make_parser
 from headgate.policy import load_policy
+from headgate.replay import DEFAULT_BUFFER
 from headgate.replay.recorded import record_line
 from tests.unit.cli.conftest import WritePolicy
 
@@ -173,6 +174,10 @@ def test_called_wrongly_is_2(arguments: list[str], capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert capsys.readouterr().err.startswith("headgate: ")
+
+
+def test_the_command_holds_as_many_lines_as_the_library() -> None:
+    assert make_parser().parse_args(["replay", "a"]).buffer == DEFAULT_BUFFER
 
 
 def test_several_limiters_need_a_choice(

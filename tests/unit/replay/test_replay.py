@@ -160,7 +160,9 @@ def test_a_key_that_does_not_fit_is_counted_not_raised() -> None:
     counts = LogCounts()
     request = logged([0])[0]._replace(key={"user": "1"})
     run([request], [Simulation(policy('rules = ["1/second"]'))], counts)
-    assert counts.bad["a key that does not fit the rules of the limiter"].count == 1
+    bad = counts.bad["the limiter cannot decide it"]
+    assert bad.count == 1
+    assert bad.examples[0].startswith("user=1: the rules have no scope")
 
 
 def test_figures_stay_bounded_whatever_the_keys_and_routes_are(monkeypatch: pytest.MonkeyPatch) -> None:

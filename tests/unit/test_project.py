@@ -60,14 +60,27 @@ MAY_IMPORT = {
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},
     "policy": INSIDE | {"headgate", "observe"},
+    "replay": INSIDE | {"headgate", "http", "observe", "policy"},
     "testing": INSIDE | {"headgate"},
     "client": INSIDE | {"headgate"},
-    "server": INSIDE | {"headgate", "circuit", "hosting", "http", "observe", "policy"},
+    "server": INSIDE | {"headgate", "circuit", "hosting", "http", "observe", "policy", "replay"},
     "apps": INSIDE | {"headgate", "circuit", "hosting", "http", "observe", "policy"},
     "demo": INSIDE
     | {"headgate", "hosting", "http", "observe", "policy", "client", "server", "apps", "testing"},
     "cli": INSIDE
-    | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing", "demo", "_build"},
+    | {
+        "headgate",
+        "http",
+        "observe",
+        "policy",
+        "replay",
+        "client",
+        "server",
+        "apps",
+        "testing",
+        "demo",
+        "_build",
+    },
 }
 """Which parts of headgate each part may import, besides itself."""
 
@@ -80,6 +93,10 @@ THIRD_PARTIES = {
     "hosting": {"uvicorn"},
     "http.fastapi": {"fastapi", "starlette"},
     "observe.prometheus": {"prometheus_client"},
+    "replay.sources": {
+        "compression",
+        "zstandard",
+    },  # the first is in the standard library from Python 3.14 on
     "testing": {"hypothesis", "pytest"},
     "testing.postgres_server": {"psycopg"},
     "server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},

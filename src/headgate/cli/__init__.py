@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headgate.cli import benchmark, counts, databases, policies, services, starting, top
+from headgate.cli import benchmark, counts, databases, policies, replays, services, starting, top
 from headgate.cli.common import DEBUG_HELP, Commands, Failure, Parser
 from headgate.errors import HeadgateError
 
@@ -48,6 +48,8 @@ def make_parser() -> Parser:
     policies.add(commands)
     counts.add(commands)
     top.add(commands)
+    commands.group("traffic of a log")
+    replays.add(commands)
     commands.group("stores")
     databases.add(commands)
     benchmark.add(commands)

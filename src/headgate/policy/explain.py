@@ -60,6 +60,9 @@ def _server(server: ServerPolicy) -> Iterator[str]:
         yield "  Without tokens, everybody on this machine may do everything, and nobody else anything."
     if server.top_keys:
         yield f"  The dashboard shows the {server.top_keys:,} most refused keys, in plain text."
+    if server.record is not None:
+        keys = "keys" if server.record_keys == "plain" else "digests of keys"
+        yield f"  Decisions are recorded to {server.record} with {keys}, up to {server.record_bytes:,} bytes."
 
 
 def _rule(rule: Rule) -> str:

@@ -49,6 +49,7 @@ from headgate.policy.model import (
     HEADER_STYLES,
     OVERRIDE,
     PERMISSIONS,
+    RECORD_KEYS,
     LimiterPolicy,
     Policy,
     PolicyError,
@@ -81,13 +82,23 @@ _LIMITER_KEYS = {
     "overrides",
 }
 _ON_OVERLOAD: tuple[OnOverload, ...] = ("refuse", "policy")
-_SERVER_KEYS = {"host", "port", "top_keys", "largest_body", "tokens"}
+_SERVER_KEYS = {
+    "host",
+    "port",
+    "top_keys",
+    "largest_body",
+    "record",
+    "record_bytes",
+    "record_keys",
+    "tokens",
+}
 _TOKEN_KEYS = {"sha256", "may"}
 _RULE_KEYS = {"quota", "kind", "name", "scope", "tiers", "buckets", "strict", "shadow"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HIGHEST_PORT = 65_535
 _MOST_TOP_KEYS = 1_000
 _LARGEST_BODY = 2**30
+_LARGEST_RECORD = 2**40
 _KINDS: tuple[Kind, ...] = ("sliding_window", "token_bucket", "fixed_window", "sliding_log")
 
 
@@ -313,6 +324,13 @@ class _Reader:
             ),
             largest_body=self._whole(
                 table.get("largest_body", usual.largest_body), (*path, "largest_body"), 1, _LARGEST_BODY
+            ),
+            record=self._text(table["record"], (*path, "record")) if "record" in table else None,
+            record_bytes=self._whole(
+                table.get("record_bytes", usual.record_bytes), (*path, "record_bytes"), 1, _LARGEST_RECORD
+            ),
+            record_keys=self._choice(
+                table.get("record_keys", usual.record_keys), (*path, "record_keys"), RECORD_KEYS
             ),
             tokens=MappingProxyType(self._tokens(table.get("tokens", {}), (*path, "tokens"))),
         )

@@ -18,6 +18,9 @@ HEADER_STYLES: tuple[HeaderStyle, ...] = ("ietf", "x-ratelimit", "both", "none")
 Permission = Literal["decide", "administer"]
 PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
 
+RecordKeys = Literal["plain", "hashed"]
+RECORD_KEYS: tuple[RecordKeys, ...] = ("plain", "hashed")
+
 OVERRIDE = "override:"
 """What the names of tiers begin with that stand for overrides; no tier of a file may."""
 
@@ -127,6 +130,9 @@ class ServerPolicy:
         top_keys: How many of the most refused keys the dashboard may show; 0 shows none.
         largest_body: Bytes of the largest request body.
         tokens: Who may use it, by name; without any, everybody on this machine.
+        record: The file that decisions are recorded to, for `headgate replay`; `None` records nothing.
+        record_bytes: How large it may become.
+        record_keys: `"plain"`: with the keys; `"hashed"`: with digests instead.
     """
 
     host: str = "127.0.0.1"
@@ -134,6 +140,9 @@ class ServerPolicy:
     top_keys: int = 0
     largest_body: int = 65_536
     tokens: Mapping[str, TokenPolicy] = field(default_factory=lambda: MappingProxyType({}))
+    record: str | None = None
+    record_bytes: int = 100_000_000
+    record_keys: RecordKeys = "plain"
 
 
 @dataclass(frozen=True, slots=True)

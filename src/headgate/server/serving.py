@@ -14,7 +14,7 @@ from headgate.server.access import is_loopback
 from headgate.server.board import Demo
 from headgate.server.engine import run
 from headgate.server.logs import log_to_stderr
-from headgate.server.running import open_app
+from headgate.server.running import open_app, recorders
 from headgate.server.workers import private_limiters, run_workers
 
 BACKLOG = 2048
@@ -50,6 +50,7 @@ def serve(
     port = policy.server.port if port is None else port
     check_address(policy, host)
     check_workers(policy, workers, demo)
+    check_recording(policy)
     log_to_stderr()
     check_stores(policy)
     listener = listen(host, port)
@@ -114,6 +115,16 @@ def check_stores(policy: Policy) -> None:
 async def _pinged(policy: Policy) -> dict[str, StoreError | None]:
     async with AsyncLivePolicy(policy) as live:
         return await live.ping()
+
+
+def check_recording(policy: Policy) -> None:
+    """Refuse to record to what cannot be written: to say it once, instead of once per worker.
+
+    Raises:
+        ConfigError: The message says why.
+    """
+    for recorder in recorders(policy.server):
+        recorder.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -366,6 +366,18 @@ def test_everything_that_can_be_written_of_a_server() -> None:
     ]
 
 
+def test_what_can_be_written_of_recording() -> None:
+    text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nrecord = "trace.jsonl"\n'
+    usual = parse_policy(text)
+    assert (usual.server.record_bytes, usual.server.record_keys) == (100_000_000, "plain")
+    policy = parse_policy(text + 'record_bytes = 5000\nrecord_keys = "hashed"\n')
+    assert policy.server == ServerPolicy(record="trace.jsonl", record_bytes=5000, record_keys="hashed")
+    assert explain(policy).endswith("recorded to trace.jsonl with digests of keys, up to 5,000 bytes.")
+    for wrong in ("record_bytes = 0", 'record_keys = "no"'):
+        with pytest.raises(PolicyError, match=r"headgate\.toml:5:1"):
+            parse_policy(text + wrong, "headgate.toml")
+
+
 def test_a_server_without_tokens_in_plain_words() -> None:
     text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nport = 81'
     assert explain(parse_policy(text)).split("\n")[-2:] == [

@@ -91,6 +91,25 @@ def test_figures_are_those_of_the_api(serving: Serving, look: Look) -> None:
     }
 
 
+def test_figures_out_of_sight_are_true(serving: Serving, look: Look) -> None:
+    names = [f"limiter{number}" for number in range(8)]
+    server = serving("".join(f'[limiters.{name}]\nrules = ["1/day"]\n' for name in names))
+    for name in names:
+        server.hit(name, "alice", 3)
+    page = look(server, viewport=PHONE)
+    for name in names:
+        expect(figure(page, name, "total-admitted")).to_have_text("1")
+        expect(figure(page, name, "total-refused")).to_have_text("2")
+        expect(card(page, name).get_by_role("slider")).to_have_attribute(
+            "aria-valuetext", re.compile("admitted")
+        )
+    assert page.evaluate("scrollY") == 0
+    hidden_chart = card(page, names[-1]).locator(".bar-refused")
+    assert hidden_chart.get_attribute("d") is None
+    hidden_chart.scroll_into_view_if_needed()
+    expect(hidden_chart).to_have_attribute("d", re.compile("^M"))
+
+
 def test_limiters_show_their_rules_in_words(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)

@@ -26,6 +26,7 @@ export class RateChart {
   #bins = [];
   #chosen = null;
   #width = 0;
+  #isInSight = false;
   #drawnScale = "";
   #onRead;
 
@@ -49,7 +50,7 @@ export class RateChart {
     this.#listen();
   }
 
-  /** Show these bars. Nothing is drawn while the chart has no width, that is, out of sight. */
+  /** Show these bars. Out of sight they are only put into words. */
   draw(bins) {
     const moved = this.#bins.length ? (bins[0].from - this.#bins[0].from) / BIN : 0;
     // A chosen bar stays the same five seconds while time moves on, until it leaves on the left.
@@ -61,11 +62,16 @@ export class RateChart {
 
   resize(width) {
     this.#width = Math.floor(width);
-    if (this.#bins.length) this.#paint();
+    this.#paint();
+  }
+
+  inSight(isInSight) {
+    this.#isInSight = isInSight;
+    this.#paint();
   }
 
   #paint() {
-    if (this.#width <= LEFT) return;
+    if (!this.#isInSight || !this.#bins.length || this.#width <= LEFT) return;
     const highest = Math.max(...this.#bins.map((bin) => bin.admitted + bin.refused));
     const top = niceTop(highest);
     this.#paintGrid(top);

@@ -11,25 +11,21 @@ const ROW_BINS = 6; // bars in one row of the table: half a minute
 let limiters = [];
 let onTry = () => {};
 let latest = null;
+let cards = new Map();
 const widths = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) target.chart.resize(contentRect.width);
 });
-// Cards out of sight are not drawn; they catch up when they are scrolled to.
-const visible = new Set();
+// Charts out of sight are not painted; they catch up when they are scrolled to. Text is always true: people print, search
+// and listen to what is out of sight.
 const sight = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) {
-    if (!isIntersecting) visible.delete(target.card);
-    else {
-      visible.add(target.card);
-      if (latest) drawCard(target.card, latest);
-    }
-  }
+  for (const { target, isIntersecting } of entries) target.chart.inSight(isIntersecting);
 }, { rootMargin: "200px" });
 
 /** `tryLimiter(name)` is what the button of a card does. */
 export function setUpLimiters(tryLimiter) {
   onTry = tryLimiter;
   byId("filter").addEventListener("input", showCards);
+  addEventListener("beforeprint", () => cards.forEach(({ chart }) => chart.inSight(true)));
 }
 
 /** Show these limiters, as GET /v1/limiters describes them. */
@@ -47,7 +43,8 @@ function showCards() {
   const empty = byId("no-limiters");
   if (limiters.length) setText(empty, shown.length ? "" : "No limiter has a name like that.");
   show(empty, shown.length === 0);
-  keyed(byId("cards"), shown, ({ name }) => name, createCard, describeCard);
+  cards = keyed(byId("cards"), shown, ({ name }) => name, createCard, describeCard);
+  if (latest) drawLimiters(latest);
 }
 
 function createCard({ name }) {
@@ -74,8 +71,7 @@ function createCard({ name }) {
   card.details.append(tableAround(card.table, name));
   card.details.addEventListener("toggle", () => latest && drawCard(card, latest));
   card.node = assemble(card);
-  card.node.card = card;
-  sight.observe(card.node);
+  sight.observe(card.chartNode);
   return card;
 }
 
@@ -106,7 +102,7 @@ function legend(name, label, value) {
 }
 
 function total(list, label, name) {
-  const value = el("dd", { "data-figure": name }, "0");
+  const value = el("dd", { "data-figure": name }, "–");
   list.append(el("div", {}, el("dt", {}, label), value));
   return value;
 }
@@ -131,10 +127,9 @@ function createRule(rule) {
   return { node: el("li", {}, words, " ", el("code", {}, rule.name), " ", ...tiers) };
 }
 
-/** Draw what is in sight. */
 export function drawLimiters(history) {
   latest = history;
-  for (const card of visible) drawCard(card, history);
+  for (const card of cards.values()) drawCard(card, history);
 }
 
 function drawCard(card, history) {

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -81,13 +83,13 @@ def test_figures_are_those_of_the_api(serving: Serving, look: Look) -> None:
     expect(figure(page, "login", "total-refused")).to_have_text("2")
     expect(figure(page, "login", "total-share")).to_have_text("28.6%")
     expect(figure(page, "api", "total-admitted")).to_have_text("3")
-    expect(page.locator("#total-decisions")).to_have_text("10 since start")
-    expect(page.locator("#total-admitted")).to_have_text("8 since start")
-    expect(page.locator("#total-refused")).to_have_text("2 since start")
-    expect(page.locator("#total-share")).to_have_text("20% since start")
+    expect(page.locator("#total-decisions")).to_have_text(re.compile(r"^10 since \d\d:\d\d:\d\d$"))
+    expect(page.locator("#total-admitted")).to_have_text(re.compile(r"^8 since \d\d:\d\d:\d\d$"))
+    expect(page.locator("#total-refused")).to_have_text(re.compile(r"^2 since \d\d:\d\d:\d\d$"))
+    expect(page.locator("#total-share")).to_have_text(re.compile(r"^20% since \d\d:\d\d:\d\d$"))
     assert server.tick()["totals"] == {
-        "login": {"admitted": 5, "refused": 2, "degraded": 0},
-        "api": {"admitted": 3, "refused": 0, "degraded": 0},
+        "login": {"admitted": 5, "refused": 2, "degraded": 0, "degraded_refused": 0},
+        "api": {"admitted": 3, "refused": 0, "degraded": 0, "degraded_refused": 0},
     }
 
 
@@ -144,13 +146,47 @@ def test_figures_go_on_after_a_restart_of_the_server(
 
     complaints.allow("Failed to load resource: net::ERR_")
     server.stop()
-    expect(page.locator("#connection")).to_have_text("Reconnecting…")
+    expect(page.locator("#connection")).to_have_text(re.compile(r"^No data since \d\d:\d\d:\d\d$"))
+    expect(page).to_have_title(re.compile(r"^No data since .* Headgate$"))
+    expect(page.locator("#figure-decisions")).to_have_text("\N{EN DASH}")
+    expect(card(page, "login").locator(".card-now")).to_have_text("\N{EN DASH}/s")
+    assert page.evaluate("getComputedStyle(document.querySelector('main')).opacity") == "0.5"
     expect(figure(page, "login", "total-admitted")).to_have_text("4")
 
     server.start()
     expect(page.locator("#connection")).to_have_text("Live")
+    expect(page).to_have_title("Headgate")
     server.hit("login", "bob", 3)
     expect(figure(page, "login", "total-admitted")).to_have_text("3")
+    assert page.evaluate("getComputedStyle(document.querySelector('main')).opacity") == "1"
+
+
+def test_a_server_that_hangs_is_not_shown_as_live(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    server.signal(signal.SIGSTOP)
+    try:
+        expect(page.locator("#connection")).to_have_text(re.compile("^No data since "))
+        expect(page).to_have_title(re.compile("^No data since "))
+    finally:
+        server.signal(signal.SIGCONT)
+    expect(page.locator("#connection")).to_have_text("Live")
+
+
+def test_rates_are_of_one_window_and_agree(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    server.hit("login", "alice", 9)
+    expect(figure(page, "login", "total-admitted")).to_have_text("5")
+    shown = page.evaluate("""() => {
+        const number = (selector) => parseFloat(document.querySelector(selector).textContent);
+        const own = '[data-limiter=login] ';
+        return ['#figure-decisions', own + '.card-now'].map(number).concat(
+            [['#figure-admitted', '#figure-refused'], [own + '.legend-admitted b', own + '.legend-refused b']]
+            .map(([one, other]) => number(one) + number(other)));
+    }""")
+    assert shown == pytest.approx([shown[0]] * 4, abs=0.11)
+    expect(card(page, "login").locator(".readout-time")).to_have_text("Last 10 s")
 
 
 def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> None:
@@ -169,8 +205,8 @@ def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> N
     expect(chart).to_have_attribute("aria-valuetext", re.compile(r"[\d.]+ admitted, 0 refused per second"))
     card(page, "login").get_by_text("Figures as a table").click()
     rows = card(page, "login").get_by_role("row")
-    expect(rows.first).to_have_text("FromAdmitted per secondRefused per second")
-    expect(rows.nth(1)).to_have_text(re.compile(r"\d\d:\d\d:\d\d[\d.]+0"))
+    expect(rows.first).to_have_text("FromAdmitted per secondRefused per secondWithout the store")
+    expect(rows.nth(1)).to_have_text(re.compile(r"\d\d:\d\d:\d\d[\d.]+00"))
 
 
 def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: Look) -> None:
@@ -183,15 +219,95 @@ def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: 
     )
 
 
-def test_a_store_that_is_down_is_shown_as_such(serving: Serving, look: Look) -> None:
-    server = serving('[limiters.login]\nrules = ["5/day"]\nstore = "redis://127.0.0.1:1/0"\n')
+def test_an_outage_is_told_with_store_time_error_and_policy(serving: Serving, look: Look) -> None:
+    server = serving("""
+[limiters.login]
+rules = ["5/day"]
+store = "redis://127.0.0.1:1/0"
+on_store_error = "closed"
+[limiters.api]
+rules = ["5/day"]
+store = "redis://127.0.0.1:1/0"
+[limiters.near]
+rules = ["5/day"]
+""")
     page = look(server)
-    row = page.locator("#stores tbody").get_by_role("row")
-    expect(row.get_by_role("cell")).to_have_text(["login", "redis://127.0.0.1:1/0", "Up", "Closed", "0"])
-    server.hit("login", "alice")
+    row = page.locator("#stores tbody").get_by_role("row").first
+    dash = "\N{EN DASH}"
+    expect(row.get_by_role("cell")).to_have_text(
+        ["login", "redis://127.0.0.1:1/0", "Up", "Closed", "0", dash, dash, dash]
+    )
+    expect(page.get_by_role("alert")).to_have_count(0)
+    server.hit("login", "alice", 3)
     expect(row.get_by_role("cell").nth(2)).to_have_text("Down")
     expect(row.get_by_role("cell").nth(3)).to_have_text("Open")
     expect(card(page, "login").locator(".badge")).to_have_text("Store down")
+    banner = page.get_by_role("alert")
+    expect(banner).to_contain_text("1 store down")
+    expect(banner).to_contain_text(re.compile(r"redis://127\.0\.0\.1:1/0 has not answered since \d\d:\d\d:\d\d: .+"))
+    expect(banner.get_by_role("listitem").filter(has_text="everything is")).to_contain_text(["login", "login", "api"])
+    expect(banner).to_contain_text("login: everything is refused")
+    expect(banner).to_contain_text("api: everything is admitted")
+    expect(page.locator("#connection")).to_have_text("1 store down")
+    expect(page).to_have_title(re.compile("^1 store down"))
+    expect(figure(page, "login", "total-refused")).to_have_text("3")
+    expect(figure(page, "login", "total-degraded")).to_have_text("3")
+    expect(figure(page, "near", "total-degraded")).to_be_hidden()
+    expect(page.locator("#total-degraded")).to_contain_text("3 since")
+    expect(card(page, "login").locator(".bar-degraded")).to_have_attribute("d", re.compile("^M"))
+    expect(card(page, "login").locator(".bar-refused")).to_have_attribute("d", "")
+    assert violations(page) == []
+
+
+def test_a_store_tells_its_latency_and_last_contact(serving: Serving, look: Look, tmp_path: Path) -> None:
+    server = serving(f'[limiters.login]\nrules = ["5/day"]\nstore = "sqlite:///{tmp_path}/limits.db"\n')
+    page = look(server)
+    server.hit("login", "alice")
+    cells = page.locator("#stores tbody").get_by_role("row").get_by_role("cell")
+    expect(cells.nth(5)).to_have_text(re.compile(r"^[\d.]+ ms$"))
+    expect(cells.nth(6)).to_have_text(re.compile(r"^[\d.]+ ms$"))
+    expect(cells.nth(7)).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+
+
+def test_refusals_are_shown_by_rule_and_tier(serving: Serving, look: Look) -> None:
+    server = serving('''
+[limiters.api]
+rules = [
+  { quota = "1/day", name = "daily", tiers = { pro = "2/day" } },
+  { quota = "9/week", name = "weekly" },
+]
+''')
+    page = look(server)
+    calls = [
+        {"limiter": "api", "operation": "hit", "key": key, "tier": tier}
+        for key, tier in [("a", "pro")] * 4 + [("b", None)] * 2
+    ]
+    server.post("/v1/batch", {"calls": calls})
+    refused = card(page, "api").locator(".rule-refused")
+    expect(refused).to_have_text(["refused 3 (pro 2, no tier 1)", ""])
+
+
+def test_open_holds_are_in_view(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    hold = server.post("/v1/limiters/login/hold", {"key": "alice", "cost": 3})["hold"]
+    expect(figure(page, "login", "held")).to_have_text("3")
+    server.post(f"/v1/holds/{hold}/release", {})
+    expect(figure(page, "login", "held")).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [360, 390, 1440])
+def test_the_navigation_is_one_line_and_whole(serving: Serving, look: Look, width: int) -> None:
+    page = look(serving(POLICY, demo=True), viewport={"width": width, "height": 900})
+    expect(page.get_by_role("switch")).to_be_visible()
+    boxes = [link.bounding_box() for link in page.get_by_role("navigation").get_by_role("link").all()]
+    shown = [box for box in boxes if box]
+    assert len(shown) == 6
+    assert {box["y"] for box in shown} == {shown[0]["y"]}
+    assert {box["height"] for box in shown} == {shown[0]["height"]}
+    assert min(box["x"] for box in shown) >= 0
+    assert max(box["x"] + box["width"] for box in shown) <= width
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_refused_keys_are_shown_only_if_the_operator_wants_it(serving: Serving, look: Look) -> None:

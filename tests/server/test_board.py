@@ -10,7 +10,8 @@ import pytest
 
 from headgate.policy import AsyncLivePolicy, parse_policy
 from headgate.server.board import TICKS_KEPT, Board, Exchange, Snapshot, merged, shown_key
-from headgate.server.wire import Figures, RefusedKey, ShadowFigures, StoreShown, Tick
+from headgate.server.contacts import MINUTE, Contact, quantile, total
+from headgate.server.wire import Figures, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
 from headgate.testing import FakeClock
 
 POLICY = """
@@ -52,6 +53,11 @@ async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
     tick = board.tick(live, 1)
     assert tick.limiters["far"] == Figures(admitted=1, degraded=1)
     (store,) = tick.stores
+    assert store.error is not None
+    assert "127.0.0.1:1" in store.error
+    assert (store.last_contact, store.p50, store.p99) == (None, None, None)
+    assert store.since is not None
+    assert board.tick(live, 2).stores[0].since == store.since
     assert (store.limiter, store.store, store.up, store.breaker) == (
         "far",
         "redis://***@127.0.0.1:1/0",
@@ -60,6 +66,70 @@ async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
     )
     assert store.failures == 1
     await live.aclose()
+
+
+async def test_refusals_without_the_store_are_counted_apart() -> None:
+    board = Board()
+    far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:1/0"\non_store_error = "closed"'
+    live = live_with(board, far)
+    await live["far"].hit("alice")
+    assert board.tick(live, 1).limiters["far"] == Figures(refused=1, degraded=1, degraded_refused=1)
+    await live.aclose()
+
+
+async def test_a_store_that_answers_tells_when_and_how_fast(tmp_path: Path) -> None:
+    board = Board()
+    live = live_with(board, f'[limiters.far]\nrules = ["5/minute"]\nstore = "sqlite:///{tmp_path}/limits.db"')
+    board.show(live)
+    await live["far"].check("alice")
+    (store,) = board.tick(live, 1).stores
+    assert (store.since, store.error) == (None, None)
+    assert store.last_contact is not None
+    assert store.p50 is not None
+    assert store.p99 is not None
+    assert 0 < store.p50 <= store.p99
+    await live.aclose()
+
+
+def test_a_quantile_is_at_most_a_fifth_too_high_and_forgets() -> None:
+    contact = Contact()
+    for seconds in [0.001] * 98 + [0.2] * 2:
+        contact.add(seconds, 1000.0)
+    times = total([contact.recent(1000.0), {}])
+    assert 0.001 <= (quantile(times, 0.5) or 0) <= 0.0012
+    assert 0.2 <= (quantile(times, 0.99) or 0) <= 0.24
+    assert contact.recent(1000.0 + MINUTE) == times
+    assert contact.recent(1000.0 + 2 * MINUTE) == {}
+    assert contact.last == 1000.0
+
+
+async def test_refusals_are_told_by_rule_and_tier() -> None:
+    board = Board()
+    policy = """
+[limiters.api]
+rules = [{ quota = "0/minute", name = "all", tiers = { pro = "1/minute" } }]
+[[limiters.api.overrides]]
+key = "mallory"
+rules = { all = "0/minute" }
+"""
+    live = live_with(board, policy)
+    board.show(live)
+    for key, tier in (("a", "pro"), ("a", "pro"), ("b", None), ("b", "made up"), ("mallory", "pro")):
+        await live["api"].hit(key, tier=tier)
+    assert board.tick(live, 1).refusals == [
+        RuleRefusals("api", "all", "pro", 1),
+        RuleRefusals("api", "all", None, 2),
+        RuleRefusals("api", "all", "override", 1),
+    ]
+
+
+async def test_units_of_open_holds_are_told() -> None:
+    board = Board()
+    live = live_with(board)
+    hold = await live["api"].hold("alice", 7)
+    assert board.tick(live, 1).held == {"api": 7}
+    await hold.settle(3)
+    assert board.tick(live, 2).held == {"api": 0}
 
 
 async def test_shadow_rules_tell_what_they_would_have_done() -> None:

@@ -9,8 +9,9 @@ go backwards.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,8 @@ from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.observe import TopKeys
 from headgate.policy import AsyncLivePolicy, in_words
+from headgate.policy.model import OVERRIDE, known_tiers
+from headgate.server.contacts import Contact, Times, quantile, total
 from headgate.server.describe import store_shown
 from headgate.server.wire import (
     DemoFigures,
@@ -30,10 +33,12 @@ from headgate.server.wire import (
     Figures,
     History,
     RefusedKey,
+    RuleRefusals,
     ShadowFigures,
     StoreShown,
     Tick,
 )
+from headgate.stores import MemoryStore
 
 TICKS_KEPT = 300
 _FOLLOWED_PER_SHOWN = 20
@@ -60,6 +65,10 @@ class Snapshot(Struct):
     shadow: list[ShadowFigures] = []
     top: list[RefusedKey] | None = None
     policy_error: str | None = None
+    times: dict[str, Times] = {}
+    refusals: list[RuleRefusals] = []
+    held: dict[str, int] = {}
+    started: int = 0
 
 
 class Board(Hook):
@@ -74,6 +83,13 @@ class Board(Hook):
         self.demo: Demo | None = None
         self._exchange = exchange
         self._counts: dict[str, list[int]] = {}
+        self._refusals: Counter[tuple[str, str, str | None]] = Counter()
+        self._tiers: dict[str, frozenset[str]] = {}
+        self._held: Counter[str] = Counter()
+        self._contacts: dict[str, Contact] = {}
+        """Of limiters that do not count in memory."""
+        self._down_since: dict[str, float] = {}
+        self._started = int(time.time())
         self._refused: TopKeys[tuple[str, str]] | None = None
         self._shown = 0
         self._before: dict[str, Figures] = {}
@@ -87,16 +103,41 @@ class Board(Hook):
     # What a hook is told
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        degraded = decision.degraded
+        if not degraded:
+            self._answered(call, seconds)
         if call.operation == "check":
             return
         counts = self._counts.get(call.limiter)
         if counts is None:
-            counts = self._counts.setdefault(call.limiter, [0, 0, 0])
-        allowed = decision.allowed
-        counts[0 if allowed else 1] += 1
-        if decision.degraded:
+            counts = self._counts.setdefault(call.limiter, [0, 0, 0, 0])
+        counts[0 if decision.allowed else 1] += 1
+        if degraded:
             counts[2] += 1
-        if self._refused is not None and not allowed:
+        if not decision.allowed:
+            counts[3] += degraded
+            self._note_refusal(call, decision)
+        elif call.operation == "hold":
+            self._held[call.limiter] += call.cost
+
+    def completed(self, call: Call, seconds: float) -> None:
+        self._answered(call, seconds)
+
+    def settled(self, call: Call, cost: int | None) -> None:
+        self._held[call.limiter] -= call.cost
+
+    def _answered(self, call: Call, seconds: float) -> None:
+        contact = self._contacts.get(call.limiter)
+        if contact is not None:
+            contact.add(seconds, time.time())
+
+    def _note_refusal(self, call: Call, decision: Decision) -> None:
+        # Tiers are what callers say, and there is no end of those that no rule knows.
+        tier = call.tier if call.tier in self._tiers.get(call.limiter, ()) else None
+        if call.tier is not None and call.tier.startswith(OVERRIDE):
+            tier = "override"
+        self._refusals[call.limiter, decision.denied_by or "", tier] += 1
+        if self._refused is not None:
             self._refused.add((call.limiter, shown_key(call.key)))
 
     # What is made of it
@@ -114,6 +155,7 @@ class Board(Hook):
     def show(self, live: AsyncLivePolicy) -> None:
         """Show the other workers what this one has counted."""
         self._follow(live.policy.server.top_keys)
+        self._know(live)
         self._own = self._snapshot(live)
         if self._exchange is not None:
             self._exchange.write(self._own)
@@ -138,11 +180,36 @@ class Board(Hook):
             self._shown = shown
             self._refused = TopKeys(shown * _FOLLOWED_PER_SHOWN) if shown else None
 
+    def _know(self, live: AsyncLivePolicy) -> None:
+        """Know what matters of the limiters that there are now."""
+        self._tiers = {name: known_tiers(limiter.policy.rules) for name, limiter in live.items()}
+        self._contacts = {
+            name: self._contacts.get(name) or Contact()
+            for name, limiter in live.items()
+            if not isinstance(limiter.store, MemoryStore)
+        }
+
+    def _stores(self, live: AsyncLivePolicy, now: float) -> list[StoreShown]:
+        """Return how the stores are doing, and since when those are down that are."""
+        shown = [store_shown(limiter, limiter.policy) for limiter in live.values()]
+        self._down_since = {
+            store.limiter: self._down_since.get(store.limiter, now) for store in shown if not store.up
+        }
+        for store in shown:
+            store.since = self._down_since.get(store.limiter)
+            contact = self._contacts.get(store.limiter)
+            store.last_contact = None if contact is None else contact.last
+        return shown
+
     def _snapshot(self, live: AsyncLivePolicy) -> Snapshot:
-        limiters = dict(live)
+        limiters, now = dict(live), time.time()
         return Snapshot(
             totals={name: Figures(*self._counts.get(name, ())) for name in {**limiters, **self._counts}},
-            stores=[store_shown(limiter, limiter.policy) for limiter in limiters.values()],
+            started=self._started,
+            stores=self._stores(live, now),
+            times={name: contact.recent(now) for name, contact in self._contacts.items()},
+            refusals=[RuleRefusals(*place, count) for place, count in self._refusals.items()],
+            held=dict(self._held),
             shadow=[
                 ShadowFigures(
                     name,
@@ -251,6 +318,9 @@ def merged(
         top=_top(present, top) if top else None,
         policy_error=next((s.policy_error for s in present if s.policy_error), None),
         workers=len(present),
+        refusals=_refusals((*present, *gone)),
+        held=_held((*present, *gone)),
+        started=min((snapshot.started for snapshot in (*present, *gone)), default=at),
     )
 
 
@@ -264,37 +334,63 @@ def shown_key(key: Key | None) -> str:
 
 
 def _sum(one: Figures, other: Figures) -> Figures:
-    return Figures(one.admitted + other.admitted, one.refused + other.refused, one.degraded + other.degraded)
+    return _combined(int.__add__, one, other)
 
 
 def _most(one: Figures, other: Figures) -> Figures:
-    return Figures(
-        max(one.admitted, other.admitted), max(one.refused, other.refused), max(one.degraded, other.degraded)
-    )
+    return _combined(max, one, other)
 
 
 def _difference(after: Figures, before: Figures | None) -> Figures:
-    if before is None:
-        return after
-    return Figures(
-        after.admitted - before.admitted, after.refused - before.refused, after.degraded - before.degraded
-    )
+    return after if before is None else _combined(int.__sub__, after, before)
+
+
+def _combined(combine: Callable[[int, int], int], one: Figures, other: Figures) -> Figures:
+    pairs = zip(msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True)
+    return Figures(*(combine(*pair) for pair in pairs))
 
 
 def _stores(present: list[Snapshot]) -> list[StoreShown]:
     """Return each limiter's store; down if any worker cannot reach it."""
-    found: dict[str, StoreShown] = {}
+    found: dict[str, list[StoreShown]] = {}
     for store in (store for snapshot in present for store in snapshot.stores):
-        known = found.get(store.limiter)
-        if known is None:
-            found[store.limiter] = store
-        else:
-            is_up = known.up and store.up
-            breaker = known.breaker if known.breaker == "open" else store.breaker
-            found[store.limiter] = StoreShown(
-                store.limiter, store.store, is_up, breaker, known.failures + store.failures
-            )
-    return list(found.values())
+        found.setdefault(store.limiter, []).append(store)
+    return [_one_store(stores, present) for stores in found.values()]
+
+
+def _one_store(stores: list[StoreShown], present: list[Snapshot]) -> StoreShown:
+    """Return the store of one limiter as several workers see it."""
+    limiter = stores[0].limiter
+    times = total(snapshot.times.get(limiter, {}) for snapshot in present)
+    return StoreShown(
+        limiter=limiter,
+        store=stores[-1].store,
+        up=all(store.up for store in stores),
+        breaker="open" if any(store.breaker == "open" for store in stores) else "closed",
+        failures=sum(store.failures for store in stores),
+        error=next((store.error for store in stores if store.error is not None), None),
+        since=min((store.since for store in stores if store.since is not None), default=None),
+        last_contact=max(
+            (store.last_contact for store in stores if store.last_contact is not None), default=None
+        ),
+        p50=quantile(times, 0.5),
+        p99=quantile(times, 0.99),
+    )
+
+
+def _refusals(snapshots: Iterable[Snapshot]) -> list[RuleRefusals]:
+    counts: Counter[tuple[str, str, str | None]] = Counter()
+    for entry in (entry for snapshot in snapshots for entry in snapshot.refusals):
+        counts[entry.limiter, entry.rule, entry.tier] += entry.refused
+    return [RuleRefusals(*place, count) for place, count in counts.items()]
+
+
+def _held(snapshots: Iterable[Snapshot]) -> dict[str, int]:
+    """Return the units of open holds; one worker may settle what another has taken, so only the sum tells."""
+    units: Counter[str] = Counter()
+    for snapshot in snapshots:
+        units.update(snapshot.held)
+    return dict(units)
 
 
 def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures]:

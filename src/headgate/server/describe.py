@@ -43,13 +43,14 @@ def rule_shown(rule: Rule) -> RuleShown:
 
 def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy) -> StoreShown:
     """Return how a limiter's store is doing."""
-    is_up = limiter.health.available
+    is_up, reason = limiter.health.available, limiter.health.reason
     return StoreShown(
         limiter=policy.name,
         store=redact(policy.store),
         up=is_up,
         breaker="closed" if is_up else "open",
         failures=limiter.health.failures,
+        error=None if reason is None else redact(reason),
     )
 
 

@@ -230,13 +230,22 @@ class InspectAnswer(Struct):
 
 
 class StoreShown(Struct):
-    """How a limiter's store is doing."""
+    """How a limiter's store is doing.
+
+    `since` (when it went down), `error` and `last_contact` are null where nothing applies; `p50` and `p99` are the seconds
+    within which it has answered half and 99% of the calls of the last minute or two.
+    """
 
     limiter: str
     store: str
     up: bool
     breaker: Literal["closed", "open"]
     failures: int
+    error: str | None = None
+    since: Seconds | None = None
+    last_contact: Seconds | None = None
+    p50: Seconds | None = None
+    p99: Seconds | None = None
 
 
 class Health(Struct):
@@ -259,11 +268,15 @@ class Traffic(Struct):
 
 
 class Figures(Struct):
-    """Decisions; those that the failure policy made instead of the store are counted again as degraded."""
+    """Decisions; those that the failure policy made instead of the store are counted again as degraded.
+
+    `degraded_refused`: the refusals among those.
+    """
 
     admitted: int = 0
     refused: int = 0
     degraded: int = 0
+    degraded_refused: int = 0
 
 
 class ShadowFigures(Struct):
@@ -285,6 +298,15 @@ class RefusedKey(Struct):
     refused: int
 
 
+class RuleRefusals(Struct):
+    """How often a rule has refused callers of a tier; `tier` is null for those whose tier it does not know."""
+
+    limiter: str
+    rule: str
+    tier: str | None
+    refused: int
+
+
 class DemoService(Struct):
     """A service of the demo, and what its callers saw."""
 
@@ -302,7 +324,7 @@ class DemoFigures(Struct):
 
 
 class Tick(Struct):
-    """One second, all workers together."""
+    """One second, all workers together; `totals` and `refusals` count since `started`, `held` are units of open holds."""
 
     time: int
     limiters: dict[str, Figures]
@@ -313,6 +335,9 @@ class Tick(Struct):
     policy_error: str | None = None
     workers: int = 1
     demo: DemoFigures | None = None
+    refusals: list[RuleRefusals] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+    started: int = 0
 
 
 class History(Struct):

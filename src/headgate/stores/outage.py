@@ -79,6 +79,7 @@ class Breaker:
         is_closed: Whether calls go to the store.
         outages: How often the store has become unavailable.
         failures: How many calls had to wait for the store before it failed them; probes are nobody's calls.
+        reason: Why it did, the last time.
         memory: Where limiters count that limit locally meanwhile. It is the store's, so that a limiter made anew in an
             outage goes on with what was counted, and does not hand out its share again.
     """
@@ -98,7 +99,7 @@ class Breaker:
         self._since = 0.0
         self._pause = FIRST_PAUSE
         self._next_probe = 0.0
-        self._reason = ""
+        self.reason = ""
         self._has_reported = False
 
     def admit(self, charges: bool = True) -> int | None:
@@ -138,7 +139,7 @@ class Breaker:
                 return None
             self._is_on_trial = False
             self._next_probe = self._monotonic() + self._pause
-            self._reason = str(error)
+            self.reason = str(error)
             if not self.is_closed:
                 return None
             self.is_closed = False
@@ -146,7 +147,7 @@ class Breaker:
             self._since = self._monotonic()
             self.outages += 1
         logger.warning(
-            "%s is unavailable, its limiters answer by their policies: %s", self._name, self._reason
+            "%s is unavailable, its limiters answer by their policies: %s", self._name, self.reason
         )
         return None
 
@@ -174,7 +175,7 @@ class Breaker:
 
     def error(self) -> StoreUnavailable:
         """Return the error of a call that the store was not asked for."""
-        return StoreUnavailable(f"not asked, because it was unavailable a moment ago: {self._reason}")
+        return StoreUnavailable(f"not asked, because it was unavailable a moment ago: {self.reason}")
 
     def _report(self, error: StoreError) -> None:
         """Log, the first time, that the store is there but something is wrong with what it holds."""
@@ -300,6 +301,11 @@ class Health:
     def available(self) -> bool:
         """Whether calls go to the store."""
         return self._breaker is None or self._breaker.is_closed
+
+    @property
+    def reason(self) -> str | None:
+        """Why calls do not go to the store, without credentials; `None` if they do."""
+        return None if self._breaker is None or self._breaker.is_closed else self._breaker.reason
 
     @property
     def outages(self) -> int:

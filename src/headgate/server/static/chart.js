@@ -1,7 +1,7 @@
 // Drawings of rates: bars with a readout for a limiter, a line for a headline figure.
 
 import { setAttribute, setText, svg } from "./dom.js";
-import { BIN, BINS, SPAN } from "./history.js";
+import { BIN, BINS, SPAN, decisionsOf } from "./history.js";
 import { clockTime, rate } from "./words.js";
 
 const HEIGHT = 148;
@@ -9,19 +9,18 @@ const TOP = 8;
 const BOTTOM = 22;
 const LEFT = 40;
 const NEWEST = BINS - 1;
+const PARTS = ["admitted", "refused", "degraded"]; // from the bottom up
 
 /**
- * Admitted and refused per second, stacked, as bars of five seconds.
+ * Decisions per second, stacked, as bars of five seconds: admitted and refused by the store, and degraded ones.
  *
- * Pointer and arrow keys choose a bar; `onRead(bin, chosen)` is told which bar to put into words, the newest while none
- * is chosen. To assistive technology the chart is a slider over time whose value is that text.
+ * Pointer and arrow keys choose a bar; `onRead(bin)` is told which bar to put into words, null while none is chosen. To assistive technology the chart is a slider over time whose value is that text.
  */
 export class RateChart {
   #svg;
   #grid = svg("g", { class: "grid" });
   #cursor = svg("rect", { class: "cursor", y: TOP, height: HEIGHT - TOP - BOTTOM, visibility: "hidden" });
-  #admitted = svg("path", { class: "bar-admitted" });
-  #refused = svg("path", { class: "bar-refused" });
+  #parts = PARTS.map((part) => svg("path", { class: `bar-${part}` }));
   #nothing = svg("text", { class: "nothing", y: (HEIGHT - BOTTOM + TOP) / 2 - 12, "text-anchor": "middle" });
   #bins = [];
   #chosen = null;
@@ -34,7 +33,7 @@ export class RateChart {
     this.node = node;
     this.#onRead = onRead;
     this.#svg = svg("svg", { class: "bars", height: HEIGHT, "aria-hidden": "true", focusable: "false" });
-    this.#svg.append(this.#grid, this.#cursor, this.#admitted, this.#refused, this.#nothing);
+    this.#svg.append(this.#grid, this.#cursor, ...this.#parts, this.#nothing);
     node.append(this.#svg);
     for (const [attribute, value] of Object.entries({
       tabindex: 0,
@@ -72,23 +71,22 @@ export class RateChart {
 
   #paint() {
     if (!this.#isInSight || !this.#bins.length || this.#width <= LEFT) return;
-    const highest = Math.max(...this.#bins.map((bin) => bin.admitted + bin.refused));
+    const highest = Math.max(...this.#bins.map(decisionsOf));
     const top = niceTop(highest);
     this.#paintGrid(top);
     setText(this.#nothing, highest ? "" : "Nothing decided in these five minutes");
     const step = (this.#width - LEFT) / BINS;
     const gap = step > 4 ? 1.5 : step > 2.5 ? 1 : 0;
     const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
-    let admitted = "";
-    let refused = "";
+    const drawn = PARTS.map(() => "");
     this.#bins.forEach((bin, index) => {
-      const x = LEFT + index * step;
-      const middle = y(bin.admitted);
-      if (bin.admitted) admitted += bar(x, step - gap, middle, HEIGHT - BOTTOM);
-      if (bin.refused) refused += bar(x, step - gap, y(bin.admitted + bin.refused), middle);
+      let below = 0;
+      partsOf(bin).forEach((value, place) => {
+        if (value) drawn[place] += bar(LEFT + index * step, step - gap, y(below + value), y(below));
+        below += value;
+      });
     });
-    setAttribute(this.#admitted, "d", admitted);
-    setAttribute(this.#refused, "d", refused);
+    this.#parts.forEach((path, place) => setAttribute(path, "d", drawn[place]));
     this.#placeCursor(step);
   }
 
@@ -114,7 +112,7 @@ export class RateChart {
     const index = this.#chosen ?? NEWEST;
     const bin = this.#bins[index];
     if (!bin) return;
-    this.#onRead(bin, this.#chosen !== null);
+    this.#onRead(this.#chosen === null ? null : bin);
     if (quietly) return;
     setAttribute(this.node, "aria-valuenow", index);
     setAttribute(this.node, "aria-valuetext", spoken(bin));
@@ -159,7 +157,12 @@ export class RateChart {
 function spoken(bin) {
   const when = `${clockTime(bin.from)} to ${clockTime(bin.from + BIN)}`;
   if (!bin.known) return `${when}: no figures`;
-  return `${when}: ${rate(bin.admitted)} admitted, ${rate(bin.refused)} refused per second`;
+  const degraded = bin.degraded ? `, ${rate(bin.degraded)} of both without the store` : "";
+  return `${when}: ${rate(bin.admitted)} admitted, ${rate(bin.refused)} refused${degraded} per second`;
+}
+
+function partsOf({ admitted, refused, degraded, degraded_refused: both }) {
+  return [admitted - (degraded - both), refused - both, degraded];
 }
 
 function bar(x, width, top, bottom) {

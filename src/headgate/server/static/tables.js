@@ -2,7 +2,7 @@
 
 import { byId, el, keyed, setText, setVariable, show } from "./dom.js";
 import { scopesOf } from "./keys.js";
-import { count, plural, share } from "./words.js";
+import { count, latency, moment, plural, share } from "./words.js";
 
 const SHOWN_LENGTH = 128; // characters of a refused key that the server tells at most
 
@@ -42,7 +42,8 @@ class Table {
 }
 
 const text = (title, of) => ({ title, write: (cell, item) => setText(cell, of(item)) });
-const number = (title, of) => ({ ...text(title, (item) => count(of(item))), number: true });
+const number = (title, of) => ({ ...text(title, (item) => written(of(item))), number: true });
+const written = (value) => (typeof value === "string" ? value : count(value));
 const name = (title, of) => ({ title, write: (cell, item) => nameInto(cell, of(item)) });
 
 /** Somebody's own text: isolated, so that its direction does not turn the sentence around it. */
@@ -72,6 +73,9 @@ const stores = new Table("Stores and breakers, by limiter", [
   badge("State", (store) => ({ good: store.up, words: store.up ? "Up" : "Down" })),
   badge("Breaker", (store) => ({ good: store.breaker === "closed", words: capital(store.breaker) })),
   number("Failures", (store) => store.failures),
+  number("p50", (store) => latency(store.p50)),
+  number("p99", (store) => latency(store.p99)),
+  text("Last contact", (store) => (store.last_contact === null ? "–" : moment(store.last_contact))),
 ]);
 
 const shadows = new Table("Shadow rules and what they would have refused", [

@@ -9,6 +9,9 @@ const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", h
 
 export const count = (number) => whole.format(number);
 
+/** The decisions of a sum that were of one kind, per second; a dash if nothing is known of any second. */
+export const rateOf = (sum, kind) => (sum.seconds ? rate(kind(sum) / sum.seconds) : "–");
+
 /** A rate per second: one digit after the point while that tells anything. */
 export function rate(perSecond) {
   return perSecond === 0 ? "0" : perSecond < 100 ? oneDigit.format(perSecond) : whole.format(perSecond);
@@ -22,6 +25,15 @@ export function share(part, all) {
 }
 
 export const clockTime = (seconds) => clock.format(seconds * 1000);
+
+/** An instant of the past: its time, and its day if that is not today. */
+export function moment(seconds) {
+  const at = new Date(seconds * 1000);
+  return at.toDateString() === new Date().toDateString() ? clock.format(at) : day.format(at);
+}
+
+/** How long a store takes: "0.42 ms". */
+export const latency = (seconds) => (seconds === null ? "–" : `${threeDigits.format(seconds * 1000)} ms`);
 
 /** When something `after` seconds from now will be. */
 export function timeAfter(after) {

@@ -414,17 +414,33 @@ def test_choosing_a_refused_key_inspects_it(serving: Serving, look: Look) -> Non
     expect(usage(page, "login", "sliding_window/1d")).to_contain_text("5 of 5 used")
 
 
-def test_a_refused_key_of_several_scopes_is_shown_but_is_no_text_to_inspect(
-    serving: Serving, look: Look
-) -> None:
-    policy = '[server]\ntop_keys = 5\n[limiters.api]\nrules = [{ quota = "0/day", scope = "user" }]\n'
-    server = serving(policy + '[limiters.all]\nrules = [{ quota = "0/day", scope = "*" }]\n')
-    server.hit("api", {"user": "bob"}, 2)
+def test_scoped_and_long_refused_keys_can_be_chosen(serving: Serving, look: Look) -> None:
+    policy = '[server]\ntop_keys = 5\n[limiters.api]\nrules = [{ quota = "1/day", scope = "user" }]\n'
+    policy += '[limiters.all]\nrules = [{ quota = "0/day", scope = "*" }]\n'
+    policy += '[limiters.pair]\nrules = [{ quota = "5/day", scope = "realm" }]\n[limiters.plain]\nrules = ["1/day"]\n'
+    server = serving(policy.replace("[server]\n", "[server]\nlargest_body = 1000000\n"))
+    server.hit("api", {"user": "bob"}, 3)
     server.hit("all", None)
     page = look(server)
     refused = page.locator("#refused-body li")
     expect(refused).to_have_text(["user: bobrefused by api2", "everybody togetherrefused by all1"])
-    expect(refused.get_by_role("button")).to_have_count(0)
+    expect(refused.get_by_role("button")).to_have_count(1)
+    refused.get_by_role("button").click()
+    expect(page.locator("#inspect").get_by_label("Key")).to_have_value('{"user":"bob"}')
+    expect(usage(page, "api", "sliding_window/1d/user")).to_contain_text("1 of 1 used")
+    expect(page.locator("#inspect").get_by_role("heading", name="pair")).to_have_count(0)
+
+    long_key = "long " * 30_000
+    server.hit("plain", long_key[:400], 3)
+    server.hit("plain", long_key, 4)
+    for number, used in ((4, "1 of 1 used"), (3, "1 of 1 used")):
+        refused.filter(has_text=f"plain{number - 1}").get_by_role("button").click()
+        expect(usage(page, "plain", "sliding_window/1d")).to_contain_text(used)
+    page.get_by_role("button", name="Reset in plain").click()
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
+    expect(usage(page, "plain", "sliding_window/1d")).to_contain_text("0 of 1 used")
+    assert server.post("/v1/limiters/plain/check", {"key": long_key[:400]})["remaining"] == 0
+    assert server.post("/v1/limiters/plain/check", {"key": long_key})["allowed"] is False
 
 
 # --- Try it ----------------------------------------------------------------------------------------------------------

@@ -154,7 +154,10 @@ async def test_keys_are_shown_only_if_the_policy_says_so() -> None:
     for key, hits in (("alice", 6), ("bob", 4), ("carol", 3)):
         for _ in range(hits):
             await live["login"].hit(key)
-    assert board.tick(live, 3).top == [RefusedKey("login", "alice", 4), RefusedKey("login", "bob", 2)]
+    assert board.tick(live, 3).top == [
+        RefusedKey("login", "alice", 4, "alice"),
+        RefusedKey("login", "bob", 2, "bob"),
+    ]
     assert board.tick(live_with(board), 4).top is None
 
 
@@ -166,7 +169,7 @@ async def test_keys_are_shown_only_if_the_policy_says_so() -> None:
         (b"\x00", "b'\\x00'"),
         ({"user": "42", "realm": b"n"}, "user: 42, realm: b'n'"),
         ("\ud800", "\\ud800"),
-        ("x" * 500, "x" * 128),
+        ("x" * 500, "x" * 127 + "…"),
     ],
 )
 def test_keys_are_shown_as_text_that_can_be_sent(key: object, text: str) -> None:
@@ -198,7 +201,7 @@ async def test_workers_add_up(tmp_path: Path) -> None:
     tick = boards[1].tick(lives[1], 1)
     assert tick.workers == 2
     assert tick.totals["login"] == Figures(admitted=4, refused=4)
-    assert tick.top == [RefusedKey("login", "alice", 4)]
+    assert tick.top == [RefusedKey("login", "alice", 4, "alice")]
     (shadow,) = tick.shadow
     assert (shadow.asked, shadow.refused) == (4, 2)
     assert [store.limiter for store in tick.stores] == ["login", "api"]

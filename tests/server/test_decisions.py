@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+from hashlib import sha256
 
 import pytest
 
+from headgate.server.wire import key_from
 from headgate.testing import FakeClock
 from tests.server.support import Server, problem
 
@@ -78,6 +80,35 @@ async def test_text_and_bytes_are_different_keys() -> None:
     assert (await server.hit(key=encoded, cost=5))["allowed"]
     assert not (await server.hit(key=encoded))["allowed"]
     assert (await server.hit("submit", {"user": encoded}))["allowed"]
+
+
+LONG = "é" * 300  # 600 bytes
+
+
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ("é" * 256, "é" * 256),
+        (LONG, "sha256:" + sha256(LONG.encode()).hexdigest()),
+        (
+            {"$base64": base64.b64encode(LONG.encode()).decode()},
+            b"sha256:" + sha256(LONG.encode()).hexdigest().encode(),
+        ),
+    ],
+)
+async def test_a_long_key_is_kept_as_its_digest(key: object, kept: object) -> None:
+    assert key_from(key) == kept  # type: ignore[arg-type]
+    assert key_from({"user": key}) == {"user": kept}  # type: ignore[dict-item]
+    server = Server()
+    await server.hit("login", key, cost=5)
+    assert not (await server.hit("login", key))["allowed"]
+    assert (await server.hit("login", "é" * 301))["allowed"]
+
+
+async def test_a_tier_has_a_longest_name() -> None:
+    server = Server()
+    answer = await server.post("/v1/limiters/login/hit", {"key": "alice", "tier": "t" * 201})
+    assert "length <= 200" in problem(answer, 400)
 
 
 async def test_a_check_takes_nothing() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -37,12 +37,13 @@ from headgate.server.wire import (
     ShadowFigures,
     StoreShown,
     Tick,
+    wire_key,
 )
 from headgate.stores import MemoryStore
 
 TICKS_KEPT = 300
 _FOLLOWED_PER_SHOWN = 20
-_LONGEST_KEY = 128
+_LONGEST_SHOWN = 128
 _SAVE_EVERY = 10
 """Ticks after which the history is saved for a worker that is yet to start."""
 
@@ -90,7 +91,7 @@ class Board(Hook):
         """Of limiters that do not count in memory."""
         self._down_since: dict[str, float] = {}
         self._started = int(time.time())
-        self._refused: TopKeys[tuple[str, str]] | None = None
+        self._refused: TopKeys[tuple[str, Hashable]] | None = None
         self._shown = 0
         self._before: dict[str, Figures] = {}
         self._is_first = True
@@ -138,7 +139,8 @@ class Board(Hook):
             tier = "override"
         self._refusals[call.limiter, decision.denied_by or "", tier] += 1
         if self._refused is not None:
-            self._refused.add((call.limiter, shown_key(call.key)))
+            key = call.key
+            self._refused.add((call.limiter, tuple(key.items()) if isinstance(key, Mapping) else key))
 
     # What is made of it
 
@@ -232,7 +234,7 @@ class Board(Hook):
         # A few more than are shown: what comes second everywhere may come first in the sum.
         assert self._refused is not None
         top = self._refused.top(self._shown * 2)
-        return [RefusedKey(limiter, key, count) for (limiter, key), count in top]
+        return [_refused_key(limiter, key, count) for (limiter, key), count in top]
 
     def _demo_figures(self) -> DemoFigures | None:
         if self.demo is None:
@@ -330,7 +332,19 @@ def shown_key(key: Key | None) -> str:
         text = ", ".join(f"{scope}: {shown_key(part)}" for scope, part in key.items())
     else:
         text = "" if key is None else key if isinstance(key, str) else repr(key)
-    return text[:_LONGEST_KEY].encode("utf-8", "backslashreplace").decode()
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def _refused_key(limiter: str, key: Hashable, refused: int) -> RefusedKey:
+    """Return a key that was refused so often, to show and to inspect."""
+    found: Key | None = dict(key) if isinstance(key, tuple) else key  # type: ignore[assignment]
+    wire = wire_key(found)
+    try:
+        msgspec.json.encode(wire)
+    except UnicodeEncodeError:  # half of a character, which JSON cannot carry
+        wire = None
+    return RefusedKey(limiter, shown_key(found), refused, wire)
 
 
 def _sum(one: Figures, other: Figures) -> Figures:
@@ -411,11 +425,12 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
 
 
 def _top(present: list[Snapshot], number: int) -> list[RefusedKey]:
-    counts: Counter[tuple[str, str]] = Counter()
-    for snapshot in present:
-        for entry in snapshot.top or ():
-            counts[entry.limiter, entry.key] += entry.refused
-    return [RefusedKey(limiter, key, count) for (limiter, key), count in counts.most_common(number)]
+    found: dict[tuple[str, str, bytes], RefusedKey] = {}
+    for entry in (entry for snapshot in present for entry in snapshot.top or ()):
+        place = entry.limiter, entry.key, msgspec.json.encode(entry.inspect, order="sorted")
+        known = found.setdefault(place, RefusedKey(entry.limiter, entry.key, 0, entry.inspect))
+        known.refused += entry.refused
+    return sorted(found.values(), key=lambda entry: -entry.refused)[:number]
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -87,7 +87,18 @@ _LIMITER = {
     "default_tier": None,
     "headers": "both",
 }
-_STORE = {"limiter": "login", "store": "memory://", "up": True, "breaker": "closed", "failures": 0}
+_STORE = {
+    "limiter": "login",
+    "store": "memory://",
+    "up": True,
+    "breaker": "closed",
+    "failures": 0,
+    "error": None,
+    "since": None,
+    "last_contact": None,
+    "p50": None,
+    "p99": None,
+}
 
 
 def _decision(
@@ -352,7 +363,7 @@ def _success(
 
 
 def _not_ready(answer: dict[str, Any]) -> dict[str, Any]:
-    down = {**answer["stores"][0], "up": False, "breaker": "open", "failures": 3}
+    down = {**answer["stores"][0], "up": False, "breaker": "open", "failures": 3, "error": "connection refused"}
     return {"status": "not ready", "stores": [down]}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
@@ -21,6 +22,11 @@ from headgate.server.problems import Problem
 MOST_CALLS = 1000
 """Calls in one batch."""
 
+LONGEST_KEY = 512
+"""Bytes of the longest key, or part of one, that is kept as it is; a longer one is its digest, in stores, notes and figures."""
+
+LONGEST_TIER = 200
+
 BASE64 = "$base64"
 """The single entry of an object that stands for bytes."""
 
@@ -28,11 +34,15 @@ Cost = Annotated[int, Meta(ge=0, le=MAX_UNITS, description="Units, a whole numbe
 WireKey = Annotated[
     str | dict[str, str | dict[str, str]] | None,
     Meta(
-        description='Who: text, or an object with an entry per scope. Bytes are written {"$base64": "..."}.',
+        description='Who: text, or an object with an entry per scope. Bytes are written {"$base64": "..."}. '
+        f"What is longer than {LONGEST_KEY} bytes counts as its SHA-256, written sha256: and 64 digits.",
         examples=["alice", {"user": "42", "realm": "north"}, {"$base64": "AAEC"}],
     ),
 ]
-Tier = Annotated[str | None, Meta(description="The caller's tier; unknown ones count as the default.")]
+Tier = Annotated[
+    Annotated[str, Meta(max_length=LONGEST_TIER)] | None,
+    Meta(description="The caller's tier; unknown ones count as the default."),
+]
 Seconds = float
 
 
@@ -291,11 +301,15 @@ class ShadowFigures(Struct):
 
 
 class RefusedKey(Struct):
-    """One of the keys refused most; at least so often."""
+    """One of the keys refused most; at least so often.
+
+    `key` is text to show, `inspect` the key itself as `/v1/inspect` takes it; null if there is none, or no JSON for it.
+    """
 
     limiter: str
     key: str
     refused: int
+    inspect: WireKey = None
 
 
 class RuleRefusals(Struct):
@@ -346,14 +360,20 @@ class History(Struct):
     ticks: list[Tick] = field(default_factory=list)
 
 
+_SURELY_SHORT = LONGEST_KEY // 4
+"""Characters that fit into the bytes of the longest key, whatever they are."""
+
+
 def key_from(wire: str | dict[str, str | dict[str, str]] | None) -> Key | None:
-    """Return a key as limiters take it.
+    """Return a key as limiters take it; what is long is its digest.
 
     Raises:
         Problem: It is no key: 400.
     """
-    if type(wire) is str or wire is None:
-        return wire
+    if type(wire) is str:
+        return wire if len(wire) <= _SURELY_SHORT else _shortened(wire)
+    if wire is None:
+        return None
     assert isinstance(wire, dict)
     if wire.keys() == {BASE64}:
         return _plain(wire)
@@ -362,14 +382,20 @@ def key_from(wire: str | dict[str, str | dict[str, str]] | None) -> Key | None:
 
 def _plain(part: str | dict[str, str | dict[str, str]] | dict[str, str]) -> PlainKey:
     if isinstance(part, str):
-        return part
+        return part if len(part) <= _SURELY_SHORT else _shortened(part)
     encoded = part.get(BASE64)
     if len(part) != 1 or not isinstance(encoded, str):
         raise Problem(400, f'a key is text, or bytes as {{"{BASE64}": "..."}} - at `$.key`')
     try:
-        return base64.b64decode(encoded, validate=True)
+        raw = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Problem(400, f"not base64: {error} - at `$.key`") from error
+    return raw if len(raw) <= LONGEST_KEY else b"sha256:" + sha256(raw).hexdigest().encode()
+
+
+def _shortened(key: str) -> str:
+    raw = key.encode("utf-8", "surrogatepass")
+    return key if len(raw) <= LONGEST_KEY else f"sha256:{sha256(raw).hexdigest()}"
 
 
 def wire_key(key: Key | None) -> str | dict[str, Any] | None:

@@ -47,7 +47,7 @@ function draw() {
   drawOverview(history);
   drawLimiters(history);
   if (!tick) return;
-  drawTables(tick, limiters);
+  drawTables(tick);
   drawOutage(outages(tick), limiters);
   setText(byId("policy-error-text"), tick.policy_error ?? "");
   show(byId("policy-error"), tick.policy_error !== null);

@@ -1,10 +1,7 @@
 // What is listed rather than drawn: stores, shadow rules, refused keys, the demo's services.
 
 import { byId, el, keyed, setText, setVariable, show } from "./dom.js";
-import { scopesOf } from "./keys.js";
 import { count, latency, moment, plural, share } from "./words.js";
-
-const SHOWN_LENGTH = 128; // characters of a refused key that the server tells at most
 
 /**
  * A table whose rows live as long as their key. On a narrow screen the style sheet stacks its cells under their labels;
@@ -110,11 +107,11 @@ export function setUpTables(inspect) {
   inspectKey = inspect;
 }
 
-/** Draw what a tick lists; `limiters` is how GET /v1/limiters describes them. */
-export function drawTables(tick, limiters) {
+/** Draw what a tick lists. */
+export function drawTables(tick) {
   drawStores(tick.stores);
   drawShadows(tick.shadow);
-  drawRefused(tick.top, new Map(limiters.map((limiter) => [limiter.name, limiter])));
+  drawRefused(tick.top);
   drawServices(tick.demo);
 }
 
@@ -140,32 +137,27 @@ function drawShadows(list) {
   shadows.draw(list, pair);
 }
 
-function drawRefused(top, limiters) {
+function drawRefused(top) {
   only(byId("refused-body"), top === null ? refusedOff : top.length ? refusedList : noRefused);
   const most = Math.max(1, ...(top ?? []).map(({ refused }) => refused));
-  const items = (top ?? []).map((item) => ({ ...item, isPlain: isPlain(item, limiters.get(item.limiter)) }));
-  keyed(refusedList, items, (item) => `${item.isPlain} ${pair(item)}`, createRefused, (row, item) => {
+  const identity = (item) => JSON.stringify([item.limiter, item.key, item.inspect]);
+  keyed(refusedList, top ?? [], identity, createRefused, (row, item) => {
     setText(row.refused, count(item.refused));
     setVariable(row.node, "--share", item.refused / most);
   });
-}
-
-/** Tell whether the text that is shown is the key itself: not several scopes in one text, and not cut off. */
-function isPlain({ key }, limiter) {
-  return limiter !== undefined && scopesOf(limiter)[0] === null && key !== "" && [...key].length < SHOWN_LENGTH;
 }
 
 function createRefused(item) {
   const refused = el("b", { class: "refused-count" });
   const words = el("span", { class: "sub" }, "refused by ", el("bdi", {}, item.limiter));
   const bar = el("span", { class: "share-bar", "aria-hidden": "true" });
-  return { refused, node: el("li", {}, item.isPlain ? inspectButton(item.key) : shownKey(item.key), words, refused, bar) };
+  return { refused, node: el("li", {}, item.inspect === null ? shownKey(item.key) : inspectButton(item), words, refused, bar) };
 }
 
 const shownKey = (key) => el("bdi", { class: "name" }, key || "everybody together");
 
-function inspectButton(key) {
-  const button = el("button", { type: "button", class: "key", click: () => inspectKey(key) }, shownKey(key));
+function inspectButton({ key, inspect }) {
+  const button = el("button", { type: "button", class: "key", click: () => inspectKey(inspect) }, shownKey(key));
   button.setAttribute("aria-label", `Inspect ${key}`);
   return button;
 }

@@ -209,6 +209,32 @@ def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> N
     expect(rows.nth(1)).to_have_text(re.compile(r"\d\d:\d\d:\d\d[\d.]+00"))
 
 
+def test_charts_look_back_an_hour_or_a_day_also_over_a_restart(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
+    server = serving('[server]\nhistory = "history"\n' + POLICY.replace("[server]", ""))
+    page = look(server)
+    server.hit("login", "alice", 7)
+    expect(figure(page, "login", "total-refused")).to_have_text("2")
+    complaints.allow("Failed to load resource: net::ERR_")
+    server.stop()
+    server.start()
+    expect(page.locator("#connection")).to_have_text("Live")
+    expect(figure(page, "login", "total-refused")).to_have_text("0")
+    chart = card(page, "login").get_by_role("slider")
+    card(page, "login").get_by_text("Figures as a table").click()
+    for name, words, newest in (("1 h", "the last hour", "59"), ("1 d", "the last day", "95")):
+        page.get_by_role("radio", name=name).check()
+        expect(chart).to_have_accessible_name(f"login: decisions per second in {words}")
+        expect(chart).to_have_attribute("aria-valuemax", newest)
+        expect(card(page, "login").locator(".bar-refused")).to_have_attribute("d", re.compile("^M"))
+        expect(card(page, "login").get_by_role("row").nth(1)).to_have_text(
+            re.compile(r"\d\d:\d\d:\d\d(?!00)[\d.]+0$")
+        )
+    page.get_by_role("radio", name="5 min").check()
+    expect(chart).to_have_attribute("aria-valuemax", "59")
+
+
 def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
@@ -244,8 +270,12 @@ rules = ["5/day"]
     expect(card(page, "login").locator(".badge")).to_have_text("Store down")
     banner = page.get_by_role("alert")
     expect(banner).to_contain_text("1 store down")
-    expect(banner).to_contain_text(re.compile(r"redis://127\.0\.0\.1:1/0 has not answered since \d\d:\d\d:\d\d: .+"))
-    expect(banner.get_by_role("listitem").filter(has_text="everything is")).to_contain_text(["login", "login", "api"])
+    expect(banner).to_contain_text(
+        re.compile(r"redis://127\.0\.0\.1:1/0 has not answered since \d\d:\d\d:\d\d: .+")
+    )
+    expect(banner.get_by_role("listitem").filter(has_text="everything is")).to_contain_text(
+        ["login", "login", "api"]
+    )
     expect(banner).to_contain_text("login: everything is refused")
     expect(banner).to_contain_text("api: everything is admitted")
     expect(page.locator("#connection")).to_have_text("1 store down")
@@ -270,13 +300,13 @@ def test_a_store_tells_its_latency_and_last_contact(serving: Serving, look: Look
 
 
 def test_refusals_are_shown_by_rule_and_tier(serving: Serving, look: Look) -> None:
-    server = serving('''
+    server = serving("""
 [limiters.api]
 rules = [
   { quota = "1/day", name = "daily", tiers = { pro = "2/day" } },
   { quota = "9/week", name = "weekly" },
 ]
-''')
+""")
     page = look(server)
     calls = [
         {"limiter": "api", "operation": "hit", "key": key, "tier": tier}

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from headgate.policy import AsyncLivePolicy, parse_policy
-from headgate.server.board import TICKS_KEPT, Board, Exchange, Snapshot, merged, shown_key
+from headgate.server.board import Board, Exchange, Snapshot, merged, shown_key
 from headgate.server.contacts import MINUTE, Contact, quantile, total
-from headgate.server.wire import Figures, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
+from headgate.server.past import Past
+from headgate.server.wire import Figures, History, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
 from headgate.testing import FakeClock
 
 POLICY = """
@@ -21,6 +22,11 @@ rules = ["2/minute"]
 rules = ["100/minute", { quota = "1/hour", name = "candidate", shadow = true }]
 """
 TOP = POLICY + "[server]\ntop_keys = 2\n"
+
+
+def times(past: Past) -> list[int]:
+    """Return the seconds that are known."""
+    return [second.time for second in msgspec.json.decode(past.seconds.whole(), type=History).ticks]
 
 
 def live_with(board: Board, policy: str = POLICY) -> AsyncLivePolicy:
@@ -177,14 +183,6 @@ def test_keys_are_shown_as_text_that_can_be_sent(key: object, text: str) -> None
     assert msgspec.json.encode(shown_key(key))  # type: ignore[arg-type]
 
 
-async def test_history_is_bounded() -> None:
-    board = Board()
-    live = live_with(board)
-    for at in range(TICKS_KEPT + 5):
-        board.tick(live, at)
-    assert (len(board.history), board.history[0].time) == (TICKS_KEPT, 5)
-
-
 # Several workers
 
 
@@ -252,14 +250,13 @@ async def test_a_new_worker_knows_the_history(tmp_path: Path) -> None:
     for at in range(95, 101):
         board.tick(live, at)
     late = Board(Exchange(tmp_path, "1-0"))
-    assert [tick.time for tick in late.history] == [95, 96, 97, 98, 99, 100]
+    assert times(late.past) == [95, 96, 97, 98, 99, 100]
     assert late.tick(live_with(late), 101).limiters["login"] == Figures()
 
 
 def test_retiring_a_worker_that_never_wrote_is_fine(tmp_path: Path) -> None:
     Exchange.retire(tmp_path, "0-0")
     assert Exchange(tmp_path, "1-0").read() == ([], [])
-    assert Exchange(tmp_path, "1-0").saved_history() == []
 
 
 def test_nobody_reads_half_a_file(tmp_path: Path) -> None:

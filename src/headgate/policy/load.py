@@ -67,7 +67,7 @@ T = TypeVar("T")
 ENVIRONMENT_PREFIX = "HEADGATE_"
 
 _LIMITER_KEYS = {"rules", "store", "on_store_error", "deadline", "headers", "default_tier", "overrides"}
-_SERVER_KEYS = {"host", "port", "top_keys", "largest_body", "tokens"}
+_SERVER_KEYS = {"host", "port", "top_keys", "largest_body", "history", "tokens"}
 _TOKEN_KEYS = {"sha256", "may"}
 _RULE_KEYS = {"quota", "kind", "name", "scope", "tiers", "buckets", "strict", "shadow"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -298,6 +298,7 @@ class _Reader:
             largest_body=self._whole(
                 table.get("largest_body", usual.largest_body), (*path, "largest_body"), 1, _LARGEST_BODY
             ),
+            history=self._text(table["history"], (*path, "history")) if "history" in table else None,
             tokens=MappingProxyType(self._tokens(table.get("tokens", {}), (*path, "tokens"))),
         )
 

@@ -124,6 +124,7 @@ class ServerPolicy:
         top_keys: How many of the most refused keys the dashboard may show; 0 shows none.
         largest_body: Bytes of the largest request body.
         tokens: Who may use it, by name; without any, everybody on this machine.
+        history: The file, beside the policy's, that keeps the figures of the last day over restarts; `None` for none.
     """
 
     host: str = "127.0.0.1"
@@ -131,6 +132,7 @@ class ServerPolicy:
     top_keys: int = 0
     largest_body: int = 65_536
     tokens: Mapping[str, TokenPolicy] = field(default_factory=lambda: MappingProxyType({}))
+    history: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

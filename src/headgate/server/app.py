@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
@@ -20,7 +18,7 @@ from headgate.server.board import Board, Demo
 from headgate.server.endpoints import endpoints
 from headgate.server.events import STALLED, Events
 from headgate.server.holds import HoldBook
-from headgate.server.metrics import METRICS_FOLDER, Metrics
+from headgate.server.metrics import Metrics
 from headgate.server.operations import Operations, problem_from
 from headgate.server.problems import Field, Problem
 from headgate.server.replies import Reply, Stream, json_reply, problem_reply
@@ -71,12 +69,12 @@ class App:
         board.demo = demo
         self.live = live
         self._board = board
-        self._book = HoldBook(live, run=os.environ.get(METRICS_FOLDER) or secrets.token_hex(8))
+        self._book = HoldBook(live, run=board.run)
         self._events = Events(board)
         self._operations = Operations(live, self._book)
         self._has_tokens = bool(live.policy.server.tokens)
         live.on_change(self._heed_tokens)
-        table = endpoints(self._operations, self._events, metrics, demo)
+        table = endpoints(self._operations, self._events, board.past, metrics, demo)
         self._router = Router(table)
         self._decoders = {
             id(endpoint): msgspec.json.Decoder(endpoint.takes) for endpoint in table if endpoint.takes
@@ -185,6 +183,7 @@ class App:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self.live.aclose()
+                self._board.save()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return

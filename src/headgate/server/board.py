@@ -8,9 +8,9 @@ go backwards.
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,11 +27,12 @@ from headgate.policy import AsyncLivePolicy, in_words
 from headgate.policy.model import OVERRIDE, known_tiers
 from headgate.server.contacts import Contact, Times, quantile, total
 from headgate.server.describe import store_shown
+from headgate.server.files import replace_file
+from headgate.server.past import SAVE_EVERY, Past
 from headgate.server.wire import (
     DemoFigures,
     DemoService,
     Figures,
-    History,
     RefusedKey,
     RuleRefusals,
     ShadowFigures,
@@ -41,11 +42,8 @@ from headgate.server.wire import (
 )
 from headgate.stores import MemoryStore
 
-TICKS_KEPT = 300
 _FOLLOWED_PER_SHOWN = 20
 _LONGEST_SHOWN = 128
-_SAVE_EVERY = 10
-"""Ticks after which the history is saved for a worker that is yet to start."""
 
 
 class Demo(Protocol):
@@ -77,10 +75,17 @@ class Board(Hook):
 
     Args:
         exchange: Where workers show each other what they have counted; `None` if there is just this process.
+
+    Attributes:
+        past: What was decided before now.
+        newest: The last tick; `None` before the first.
+        run: The same text in all workers of a server, and in no other server.
     """
 
     def __init__(self, exchange: Exchange | None = None) -> None:
-        self.history: deque[Tick] = deque(maxlen=TICKS_KEPT)
+        self.past = Past()
+        self.newest: Tick | None = None
+        self.run = secrets.token_hex(8) if exchange is None else str(exchange.folder)
         self.demo: Demo | None = None
         self._exchange = exchange
         self._counts: dict[str, list[int]] = {}
@@ -97,9 +102,7 @@ class Board(Hook):
         self._is_first = True
         self._own = Snapshot({})
         if exchange is not None:
-            self.history.extend(exchange.saved_history())
-            if self.history:
-                self._before = self.history[-1].totals
+            self.past.keep_in(exchange.history)
 
     # What a hook is told
 
@@ -171,10 +174,16 @@ class Board(Hook):
             tick.limiters = self._own.totals
         tick.demo = self._demo_figures()
         self._before = tick.totals
-        self.history.append(tick)
-        if self._exchange is not None and at % _SAVE_EVERY == 0:
-            self._exchange.save_history(self.history)
+        self.newest = tick
+        self.past.add(tick)
+        if at % SAVE_EVERY == 0:
+            self.save()
         return tick
+
+    def save(self) -> None:
+        """Keep what is known of the last day; of several workers, which all know the same, one does."""
+        if self._exchange is None or self._exchange.is_first:
+            self.past.save()
 
     def _follow(self, shown: int) -> None:
         """Follow as many refused keys as the policy now says."""
@@ -251,12 +260,18 @@ class Exchange:
     Args:
         folder: The folder; private, because it may name keys.
         worker: A name that no other worker ever has.
+
+    Attributes:
+        folder: The folder.
+        history: The file in it for what was decided before now.
+        is_first: Whether this is the worker, of those that are there, that does what one has to do.
     """
 
     def __init__(self, folder: Path, worker: str) -> None:
-        self._folder = folder
+        self.folder = folder
+        self.history = folder / "history"
+        self.is_first = False
         self._own = folder / f"{worker}.worker"
-        self._history = folder / "history"
         self._decoder = msgspec.json.Decoder(Snapshot)
         self._gone: dict[str, Snapshot] = {}
 
@@ -268,29 +283,20 @@ class Exchange:
 
     def write(self, snapshot: Snapshot) -> None:
         """Show what this worker has counted."""
-        _replace(self._own, msgspec.json.encode(snapshot))
+        replace_file(self._own, msgspec.json.encode(snapshot))
 
     def read(self) -> tuple[list[Snapshot], list[Snapshot]]:
         """Return what the workers that are there have counted, and those that are gone."""
-        present = []
-        for path in sorted(self._folder.iterdir()):
+        present: list[Snapshot] = []
+        paths = sorted(self.folder.iterdir())
+        self.is_first = next((path for path in paths if path.suffix == ".worker"), None) == self._own
+        for path in paths:
             if path.suffix == ".gone" and path.name not in self._gone:
                 self._gone[path.name] = self._decoder.decode(path.read_bytes())
             elif path.suffix == ".worker":
                 with suppress(FileNotFoundError):  # just renamed; it counts again from the next tick on
                     present.append(self._decoder.decode(path.read_bytes()))
         return present, list(self._gone.values())
-
-    def save_history(self, history: Iterable[Tick]) -> None:
-        """Keep the ticks for a worker that is yet to start."""
-        _replace(self._history, msgspec.json.encode(History(list(history))))
-
-    def saved_history(self) -> list[Tick]:
-        """Return the ticks that another worker has kept."""
-        try:
-            return msgspec.json.decode(self._history.read_bytes(), type=History).ticks
-        except FileNotFoundError:
-            return []
 
 
 def merged(
@@ -431,10 +437,3 @@ def _top(present: list[Snapshot], number: int) -> list[RefusedKey]:
         known = found.setdefault(place, RefusedKey(entry.limiter, entry.key, 0, entry.inspect))
         known.refused += entry.refused
     return sorted(found.values(), key=lambda entry: -entry.refused)[:number]
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it sees the old or the new one, never a part."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_bytes(content)
-    new.replace(path)

@@ -10,6 +10,7 @@ from headgate.server.metrics import CONTENT_TYPE, Metrics
 from headgate.server.openapi import document
 from headgate.server.operations import Operations
 from headgate.server.pages import SECURITY, Page, find_page, is_known
+from headgate.server.past import Past
 from headgate.server.problems import Problem
 from headgate.server.replies import Reply, Stream, json_reply
 from headgate.server.routing import Endpoint, Request
@@ -25,6 +26,7 @@ from headgate.server.wire import (
     InspectAsk,
     LimiterShown,
     LimitersShown,
+    PastAnswer,
     Readiness,
     RecordAnswer,
     ReleaseAsk,
@@ -38,7 +40,7 @@ from headgate.server.wire import (
 
 
 def endpoints(
-    operations: Operations, events: Events, metrics: Metrics | None, demo: Demo | None
+    operations: Operations, events: Events, past: Past, metrics: Metrics | None, demo: Demo | None
 ) -> list[Endpoint]:
     """Return the table of endpoints."""
     do = operations
@@ -57,6 +59,7 @@ def endpoints(
         Endpoint("GET", "/v1/limiters", "token", do.limiters, gives=LimitersShown),
         Endpoint("GET", limiter, "token", do.limiter, gives=LimiterShown),
         Endpoint("GET", "/v1/events", "token", _events(events)),
+        Endpoint("GET", "/v1/history/{range}", "token", _past(past), gives=PastAnswer),
         Endpoint("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, Traffic),
         Endpoint("GET", "/healthz", "nothing", do.healthz, gives=Health),
         Endpoint("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True),
@@ -89,6 +92,16 @@ def _events(events: Events) -> Callable[[], Awaitable[Stream]]:
         return Stream(fields, await events.stream())
 
     return stream
+
+
+def _past(past: Past) -> Callable[[str], Awaitable[PastAnswer]]:
+    async def range_of(name: str) -> PastAnswer:
+        found = past.range(name)
+        if found is None:
+            raise Problem(404, "there is /v1/history/hour and /v1/history/day")
+        return found
+
+    return range_of
 
 
 def _metrics(metrics: Metrics | None) -> Callable[[], Awaitable[Reply]]:

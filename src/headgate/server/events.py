@@ -1,4 +1,4 @@
-"""Server-sent events: the history first, then a tick a second.
+"""Server-sent events: the history first, then the newest tick and one a second.
 
 Nothing is queued for anybody. A stream remembers the tick it has sent last and looks for later ones in the history, which is
 bounded; the next piece is written only when the reader has taken enough of the last one. A reader that takes nothing for
@@ -14,7 +14,7 @@ import msgspec
 
 from headgate.server.board import Board
 from headgate.server.problems import Problem
-from headgate.server.wire import History, Tick
+from headgate.server.wire import Tick
 
 STALLED = 10.0
 """Seconds without a byte taken after which a reader is gone, or as good as."""
@@ -37,7 +37,7 @@ class Events:
 
     def publish(self, tick: Tick) -> None:
         """Send a tick to everybody."""
-        self._latest = self._latest[0] + 1, _event("tick", tick)
+        self._latest = self._latest[0] + 1, b"event: tick\ndata: %b\n\n" % msgspec.json.encode(tick)
         self._wake()
 
     def end(self) -> None:
@@ -65,8 +65,10 @@ class Events:
         self._open += 1
         try:
             yield b""
-            new, (seen, _) = self._new, self._latest
-            yield b"retry: %d\n\n" % RETRY_MS + _event("history", History(list(self._board.history)))
+            new, (seen, event) = self._new, self._latest
+            yield b"retry: %d\n\nevent: history\ndata: " % RETRY_MS
+            yield self._board.past.seconds.whole()  # one text for all who ask within a second
+            yield b"\n\n" + event
             while not self._has_ended:
                 if self._latest[0] == seen:
                     await new.wait()
@@ -77,7 +79,3 @@ class Events:
                     yield event
         finally:
             self._open -= 1
-
-
-def _event(name: str, data: History | Tick) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))

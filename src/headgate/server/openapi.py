@@ -247,11 +247,22 @@ _TOLD: dict[tuple[str, str], Told] = {
     ("GET", "/v1/events"): Told(
         "events",
         "Follow the figures, as server-sent events",
-        "First an event `history` with the ticks of the last five minutes (schema History), then an event `tick` every "
-        "second (schema Tick), of all workers together.",
+        "First an event `history` with up to five minutes by the second (schema History), then the newest `tick` and one "
+        "every second (schema Tick), of all workers together.",
         answer='event: tick\ndata: {"time":1763251200,"limiters":{},"totals":{},"stores":[],"shadow":[]}\n\n',
         media_type="text/event-stream",
         problems=(503,),
+    ),
+    ("GET", "/v1/history/{range}"): Told(
+        "history",
+        "Show what was decided in the last hour or day",
+        "`hour` in steps of a minute, `day` in steps of a quarter of an hour, of all workers together.",
+        values={"range": "hour"},
+        answer={
+            "step": 60,
+            "steps": [{"time": 1763251200, "seconds": 60, "limiters": {"login": [120, 3, 0, 0]}}],
+        },
+        problems=(404,),
     ),
     ("POST", "/v1/demo/traffic"): Told(
         "demo_traffic",
@@ -363,7 +374,13 @@ def _success(
 
 
 def _not_ready(answer: dict[str, Any]) -> dict[str, Any]:
-    down = {**answer["stores"][0], "up": False, "breaker": "open", "failures": 3, "error": "connection refused"}
+    down = {
+        **answer["stores"][0],
+        "up": False,
+        "breaker": "open",
+        "failures": 3,
+        "error": "connection refused",
+    }
     return {"status": "not ready", "stores": [down]}
 
 

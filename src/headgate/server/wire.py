@@ -23,7 +23,7 @@ MOST_CALLS = 1000
 """Calls in one batch."""
 
 LONGEST_KEY = 512
-"""Bytes of the longest key, or part of one, that is kept as it is; a longer one is its digest, in stores, notes and figures."""
+"""Bytes of the longest key, or part of one, that is kept as it is; of a longer one only the digest is kept, everywhere."""
 
 LONGEST_TIER = 200
 
@@ -354,10 +354,36 @@ class Tick(Struct):
     started: int = 0
 
 
-class History(Struct):
-    """The ticks of the last minutes, oldest first."""
+Row = tuple[int, int, int, int]
+"""Figures in short: admitted, refused, degraded, and the refused among the degraded."""
 
-    ticks: list[Tick] = field(default_factory=list)
+
+class Second(Struct):
+    """One second in short: of each limiter that decided something admitted, refused, degraded, degraded_refused."""
+
+    time: int
+    limiters: dict[str, Row]
+
+
+class History(Struct):
+    """The last minutes, oldest first."""
+
+    ticks: list[Second] = field(default_factory=list)
+
+
+class Step(Struct):
+    """What was decided in the `seconds` that are known of a step from `time` on, as in `Second`."""
+
+    time: int
+    seconds: int = 0
+    limiters: dict[str, Row] = field(default_factory=dict)
+
+
+class PastAnswer(Struct):
+    """A range of the past in steps of so many seconds, oldest first; a step of which nothing is known is missing."""
+
+    step: int
+    steps: list[Step]
 
 
 _SURELY_SHORT = LONGEST_KEY // 4

@@ -2,9 +2,9 @@
 
 import { askForToken, call, forgetToken, hasToken, onToken } from "./api.js";
 import { byId, setAttribute, setText, show } from "./dom.js";
-import { History } from "./history.js";
+import { History, RANGES } from "./history.js";
 import { inspect, knowLimiters, refreshInspector, setUpInspector } from "./inspector.js";
-import { drawLimiters, setLimiters, setUpLimiters } from "./limiters.js";
+import { drawLimiters, setLimiters, setUpLimiters, showRange } from "./limiters.js";
 import { drawOutage, outageWords, outages } from "./outage.js";
 import { drawOverview, setUpOverview } from "./overview.js";
 import { Stream } from "./stream.js";
@@ -13,6 +13,7 @@ import { offerLimiters, setUpTry, tryLimiter } from "./try.js";
 import { clockTime, moment, plural } from "./words.js";
 
 const DESCRIBE_EVERY = 5; // ticks: how soon a changed policy shows in the words of a card
+const PAST_EVERY = 15; // ticks between two looks at a longer range
 const STALE_MS = 3_000; // there is a tick every second; without one for so long nothing is known about now
 
 const history = new History();
@@ -21,6 +22,7 @@ let limiters = [];
 let frame = 0;
 let ticksUntilDescribed = 0;
 let lastTickAt = 0;
+let ticksUntilPast = 0;
 
 function onEvent(name, data) {
   if (name === "history") {
@@ -32,6 +34,7 @@ function onEvent(name, data) {
   lastTickAt = performance.now();
   drawState();
   if (ticksUntilDescribed-- <= 0) describe();
+  if (ticksUntilPast-- <= 0) lookBack();
   redraw();
   if (!document.hidden) refreshInspector();
 }
@@ -76,6 +79,27 @@ async function describe() {
     ticksUntilDescribed = 0;
     sayProblem(problem.status ? `The limiters cannot be listed. ${problem.message}` : "");
   }
+}
+
+const chosenRange = () => document.querySelector("#range input:checked").value;
+
+/** Ask for what the charts show, if the events do not tell it. */
+async function lookBack() {
+  ticksUntilPast = PAST_EVERY;
+  const name = chosenRange();
+  if (name === "minutes") return;
+  try {
+    history.know(RANGES[name], await call("GET", `/v1/history/${name}`));
+    redraw();
+    sayProblem("");
+  } catch (problem) {
+    sayProblem(problem.status ? `${RANGES[name].words} cannot be shown. ${problem.message}` : "");
+  }
+}
+
+async function chooseRange() {
+  await lookBack();
+  showRange(RANGES[chosenRange()]);
 }
 
 function sayProblem(text) {
@@ -176,6 +200,7 @@ setUpInspector();
 setUpTry();
 drawTheme();
 byId("theme").addEventListener("click", switchTheme);
+byId("range").addEventListener("change", chooseRange);
 prefersDark.addEventListener("change", drawTheme);
 byId("traffic").addEventListener("click", switchTraffic);
 byId("token-button").addEventListener("click", tokenButton);

@@ -2,15 +2,15 @@
 
 import { RateChart } from "./chart.js";
 import { byId, el, entry, keyed, setText, show } from "./dom.js";
-import { BIN, RECENT, decisionsOf, sumOf } from "./history.js";
-import { clockTime, count, failureWords, moment, plural, rate, rateOf, share } from "./words.js";
+import { RANGES, RECENT, decisionsOf, sumOf } from "./history.js";
+import { count, failureWords, moment, plural, rate, rateOf, share, span } from "./words.js";
 
 const FILTER_FROM = 7; // limiters: fewer are seen at a glance
-const ROW_BINS = 6; // bars in one row of the table: half a minute
 
 let limiters = [];
 let onTry = () => {};
 let latest = null;
+let range = RANGES.minutes;
 let cards = new Map();
 const widths = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) target.chart.resize(contentRect.width);
@@ -122,7 +122,7 @@ function setRare(value, number) {
 
 function tableAround(body, name) {
   const heads = ["From", "Admitted per second", "Refused per second", "Without the store"].map((text) => el("th", { scope: "col" }, text));
-  const caption = el("caption", { class: "visually-hidden" }, `${name}: means of half a minute each, newest first`);
+  const caption = el("caption", { class: "visually-hidden" }, `${name}: means, newest first`);
   return el("table", {}, caption, el("thead", {}, el("tr", {}, ...heads)), body);
 }
 
@@ -141,6 +141,12 @@ function createRule(rule) {
   return { rule, refused, node: el("li", {}, words, " ", el("code", {}, rule.name), " ", ...tiers, refused) };
 }
 
+/** Let the charts look back as far as this. */
+export function showRange(chosen) {
+  range = chosen;
+  if (latest) drawLimiters(latest);
+}
+
 export function drawLimiters(history) {
   latest = history;
   if (history.newest) setText(byId("totals-since"), `Totals since ${moment(history.newest.started)}.`);
@@ -150,8 +156,8 @@ export function drawLimiters(history) {
 function drawCard(card, history) {
   const tick = history.newest;
   if (!tick) return;
-  const bins = history.bins(card.name);
-  card.chart.draw(bins);
+  const bins = history.bins(card.name, range);
+  card.chart.draw(bins, range);
   const now = history.sum(RECENT, card.name);
   card.recent = now;
   readOut(card);
@@ -190,18 +196,18 @@ function drawRefusals(card, refusals) {
 function readOut(card) {
   const { read, recent } = card;
   const parts = read ? { ...read, seconds: read.known ? 1 : 0 } : (recent ?? { seconds: 0 });
-  setText(card.when, read ? `${clockTime(read.from)} – ${clockTime(read.from + BIN)}` : `Last ${RECENT} s`);
+  setText(card.when, read ? span(read.from, range.bin) : `Last ${RECENT} s`);
   for (const part of ["admitted", "refused", "degraded"]) setText(card[part], `${rateOf(parts, (sum) => sum[part])}/s`);
 }
 
 function drawTable(body, bins) {
   const rows = [];
-  for (let end = bins.length; end > 0; end -= ROW_BINS) {
-    const part = bins.slice(end - ROW_BINS, end).filter((bin) => bin.known);
+  for (let end = bins.length; end > 0; end -= range.row) {
+    const part = bins.slice(end - range.row, end).filter((bin) => bin.known);
     if (!part.length) continue;
     const mean = (pick) => rate(part.reduce((sum, bin) => sum + pick(bin), 0) / part.length);
     const means = ["admitted", "refused", "degraded"].map((name) => mean((bin) => bin[name]));
-    const cells = [clockTime(part[0].from), ...means];
+    const cells = [moment(part[0].from), ...means];
     rows.push({ index: rows.length, cells });
   }
   keyed(body, rows, ({ index }) => index, createTableRow, (row, { cells }) => {

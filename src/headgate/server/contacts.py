@@ -1,6 +1,6 @@
 """When each limiter's store has answered last, and how long it takes: in bounded memory, and such that workers add up.
 
-A time falls into one of a few classes, four to every doubling, so a quantile is at most 19% too high. Only the current minute
+A time falls into one of a few classes, four to every doubling, so a quantile is at most 19% too high. Only this minute
 and the one before it count.
 """
 

@@ -20,6 +20,9 @@ STALLED = 10.0
 """Seconds without a byte taken after which a reader is gone, or as good as."""
 
 MOST_STREAMS = 100
+PIECE_BYTES = 65_536
+"""How much of the history is written before the reader must have taken some of it."""
+
 RETRY_MS = 1000
 """What a browser waits before it asks again."""
 
@@ -67,7 +70,9 @@ class Events:
             yield b""
             new, (seen, event) = self._new, self._latest
             yield b"retry: %d\n\nevent: history\ndata: " % RETRY_MS
-            yield self._board.past.seconds.whole()  # one text for all who ask within a second
+            whole = self._board.past.seconds.whole()  # one text for all who ask within a second
+            for start in range(0, len(whole), PIECE_BYTES):
+                yield whole[start : start + PIECE_BYTES]
             yield b"\n\n" + event
             while not self._has_ended:
                 if self._latest[0] == seen:

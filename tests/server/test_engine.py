@@ -179,7 +179,9 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     await asyncio.gather(*state.tasks, return_exceptions=True)
 
 
-async def test_a_reader_that_takes_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_that_takes_nothing_is_cut(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(engine, "UNREAD_SECONDS", 0.0)
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS):
@@ -189,6 +191,7 @@ async def test_a_reader_that_takes_nothing_is_cut(monkeypatch: pytest.MonkeyPatc
                 writer.write(ask * 100)
                 await writer.drain()
         assert await healthy(port) == b"200"
+    assert caplog.messages == []
 
 
 async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:

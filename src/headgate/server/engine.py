@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headgate.server.app import ABORT, App, Receive, Scope, Send
 
@@ -186,6 +186,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """Since when a head is awaited that is not there, or not completely; `None` if none is."""
     _rest = b""
     """What was read and has to wait until there is room in the pipe."""
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered, or was last."""
     _unsent = 0
     _sent_at = 0.0
     """How much of what was written was not taken at the last look, and when some of it last was."""
@@ -222,6 +224,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._crowd.waiting.pop(self, None)
         self._crowd.leaving.discard(self)
         self._rest = b""
+        self.pipeline.clear()
+        if self._running is not None:  # which is not uvicorn's `cycle` if others wait behind it
+            self._running.disconnected = not self._running.response_complete
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -284,6 +290,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def send_400_response(self, msg: str) -> None:
         if self._is_head_too_large:
             self.transport.write(_HEAD_TOO_LARGE)
@@ -305,8 +315,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def drain(self) -> None:
         """Let the next answer end the connection."""
         self._crowd.is_draining = True
-        if self.cycle is not None and not self.cycle.response_complete and not self.pipeline:
-            self.cycle.keep_alive = False
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False  # the last one in the pipe
 
     def drop_if_stalled(self, now: float) -> None:
         """Close the connection if a head is awaited for long, or cut it if nothing was taken for long."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 
@@ -264,7 +265,23 @@ def test_nobody_reads_half_a_file(tmp_path: Path) -> None:
     exchange.write(Snapshot({"login": Figures(1)}))
     exchange.write(Snapshot({"login": Figures(2)}))
     assert [path.name for path in tmp_path.iterdir()] == ["0-0.worker"]
-    assert exchange.read()[0][0].totals == {"login": Figures(2)}
+    assert Exchange(tmp_path, "1-0").read()[0][0].totals == {"login": Figures(2)}
+
+
+async def test_a_full_disk_costs_figures_of_others_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = Board(Exchange(tmp_path, "0-0"))
+    live = live_with(board)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    await live["login"].hit("alice")
+    assert board.tick(live, 1).totals["login"] == Figures(1)
+    assert board.tick(live, 20).totals["login"] == Figures(1)
+    assert len([text for text in caplog.messages if "No space left" in text]) == 1
     assert stat.S_ISREG((tmp_path / "0-0.worker").stat().st_mode)
 
 

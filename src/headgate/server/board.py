@@ -8,6 +8,7 @@ go backwards.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import Counter
@@ -41,6 +42,8 @@ from headgate.server.wire import (
     wire_key,
 )
 from headgate.stores import MemoryStore
+
+logger = logging.getLogger("headgate.server")
 
 _FOLLOWED_PER_SHOWN = 20
 _LONGEST_SHOWN = 128
@@ -100,6 +103,7 @@ class Board(Hook):
         self._shown = 0
         self._before: dict[str, Figures] = {}
         self._is_first = True
+        self._is_failing = False
         self._own = Snapshot({})
         if exchange is not None:
             self.past.keep_in(exchange.history)
@@ -163,12 +167,23 @@ class Board(Hook):
         self._know(live)
         self._own = self._snapshot(live)
         if self._exchange is not None:
-            self._exchange.write(self._own)
+            self._write(self._exchange)
+
+    def _write(self, exchange: Exchange) -> None:
+        """Write what this worker has counted; that it cannot be written is logged once, until it can."""
+        try:
+            exchange.write(self._own)
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("figures cannot be shown to other workers: %s", error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
 
     def add_up(self, at: int) -> Tick:
         """Return what all have shown."""
-        present, gone = ([self._own], []) if self._exchange is None else self._exchange.read()
-        tick = merged(at, present, gone, self._shown, self._before)
+        others, gone = ([], []) if self._exchange is None else self._exchange.read()
+        tick = merged(at, [self._own, *others], gone, self._shown, self._before)
         if self._is_first:  # what the others had counted before is not of this second
             self._is_first = False
             tick.limiters = self._own.totals
@@ -286,14 +301,14 @@ class Exchange:
         replace_file(self._own, msgspec.json.encode(snapshot))
 
     def read(self) -> tuple[list[Snapshot], list[Snapshot]]:
-        """Return what the workers that are there have counted, and those that are gone."""
+        """Return what the other workers that are there have counted, and those that are gone."""
         present: list[Snapshot] = []
         paths = sorted(self.folder.iterdir())
         self.is_first = next((path for path in paths if path.suffix == ".worker"), None) == self._own
         for path in paths:
             if path.suffix == ".gone" and path.name not in self._gone:
                 self._gone[path.name] = self._decoder.decode(path.read_bytes())
-            elif path.suffix == ".worker":
+            elif path.suffix == ".worker" and path != self._own:
                 with suppress(FileNotFoundError):  # just renamed; it counts again from the next tick on
                     present.append(self._decoder.decode(path.read_bytes()))
         return present, list(self._gone.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate.policy import AsyncLivePolicy
+from headgate.policy import AsyncLivePolicy, parse_policy
 from headgate.server import make_app
 from headgate.server.access import is_loopback
 from tests.server.support import Server, problem
@@ -32,7 +32,13 @@ OPEN = [
     ("GET", "/"),
     ("GET", "/static/app.js"),
 ]
-ANY = [("GET", "/metrics"), ("GET", "/v1/limiters"), ("GET", "/v1/limiters/login"), ("HEAD", "/v1/events")]
+ANY = [
+    ("GET", "/v1/history/day"),
+    ("GET", "/metrics"),
+    ("GET", "/v1/limiters"),
+    ("GET", "/v1/limiters/login"),
+    ("HEAD", "/v1/events"),
+]
 DECIDE = [
     ("POST", f"/v1/limiters/login/{operation}")
     for operation in ("hit", "check", "record", "hold", "wait-hint")
@@ -76,7 +82,7 @@ async def test_no_endpoint_was_forgotten_above() -> None:
     server = Server(policy("decider"))
     document = (await server.client.get("/openapi.json")).json()
     concrete = {
-        (method.upper(), path.replace("{name}", "login").replace("{id}", "x"))
+        (method.upper(), path.replace("{name}", "login").replace("{id}", "x").replace("{range}", "day"))
         for path, methods in document["paths"].items()
         for method in methods
     }
@@ -214,14 +220,31 @@ async def test_without_tokens_what_a_proxy_passes_on_is_not_answered(field: str)
     assert response.status_code == 200
 
 
-async def test_a_reload_that_leaves_no_tokens_is_a_warning(
+async def test_a_server_whose_tokens_are_gone_is_closed() -> None:
+    """A file that was cut off must not open it; not even to this machine, where a proxy may run."""
+    server = Server(policy("decider"))
+    assert (await server.client.get("/v1/limiters", headers=bearer("decider"))).status_code == 200
+    server.live._use(parse_policy(policy()))
+    server.live._tell()
+    for headers in ({}, bearer("decider")):
+        assert "no tokens in the policy any more" in problem(
+            await server.client.get("/v1/limiters", headers=headers), 403
+        )
+    assert (await server.client.get("/healthz")).status_code == 200
+    assert (await server.client.get("/readyz")).json()["stores"] == []
+    server.live._use(parse_policy(policy("admin")))
+    server.live._tell()
+    assert (await server.client.get("/v1/limiters", headers=bearer("admin"))).status_code == 200
+
+
+async def test_a_reload_that_leaves_no_tokens_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text(policy("decider", "admin"))
     async with AsyncLivePolicy.from_file(file) as live:
         make_app(live)
-        for text, warnings in [(policy("admin"), 0), (policy(), 1), (policy() + "[server]\nport = 1\n", 1)]:
+        for text, warnings in [(policy("admin"), 0), (policy(), 1), (policy() + "[server]\nport = 1\n", 2)]:
             file.write_text(text)
             assert live.reload()
             assert caplog.text.count("no tokens in the policy any more") == warnings

@@ -266,6 +266,7 @@ def test_nobody_reads_half_a_file(tmp_path: Path) -> None:
     exchange.write(Snapshot({"login": Figures(2)}))
     assert [path.name for path in tmp_path.iterdir()] == ["0-0.worker"]
     assert Exchange(tmp_path, "1-0").read()[0][0].totals == {"login": Figures(2)}
+    assert stat.S_ISREG((tmp_path / "0-0.worker").stat().st_mode)
 
 
 async def test_a_full_disk_costs_figures_of_others_only(
@@ -282,7 +283,6 @@ async def test_a_full_disk_costs_figures_of_others_only(
     assert board.tick(live, 1).totals["login"] == Figures(1)
     assert board.tick(live, 20).totals["login"] == Figures(1)
     assert len([text for text in caplog.messages if "No space left" in text]) == 1
-    assert stat.S_ISREG((tmp_path / "0-0.worker").stat().st_mode)
 
 
 def test_a_store_is_down_if_any_worker_cannot_reach_it() -> None:

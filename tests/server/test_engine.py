@@ -107,7 +107,9 @@ async def test_heads_on_one_connection_are_bounded_each() -> None:
 
 
 @asynccontextmanager
-async def connected(port: int, sent: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    port: int, sent: bytes = b""
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect for the length of a block."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -147,7 +149,11 @@ async def test_pipelined_requests_are_all_answered_in_order() -> None:
     bodies_with_ends = request_with_body(b'{"key":"a\\r\\n","tier":null}' + b"\r\n\r\n" * 9)
     async with engine_of(Server()) as port:
         async with asyncio.timeout(READ_SECONDS), connected(port) as (reader, writer):
-            writer.write(b"".join(hits) + bodies_with_ends + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            writer.write(
+                b"".join(hits)
+                + bodies_with_ends
+                + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            )
             answers = (await reader.read()).split(b"HTTP/1.1 ")[1:]
     assert [each[:3] for each in answers] == [b"200"] * 52
     remaining = [json.loads(each.split(b"\r\n\r\n")[1])["remaining"] for each in answers[:50]]

@@ -6,7 +6,8 @@ to one. The latter keeps out web pages that have had their own name resolved to 
 be `application/json` keeps out what a page may send without asking. What a proxy has passed on may come from anywhere, and
 is refused.
 
-All of it is read from the newest policy, so a token that was taken out of the file ends with the reload.
+All of it is read from the newest policy, so a token that was taken out of the file ends with the reload. A server that has
+had tokens is never open without them.
 """
 
 from __future__ import annotations
@@ -16,16 +17,13 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
 from headgate.server.problems import Field, Problem
 
 Needed = Literal["nothing", "token", "decide", "administer"]
 """What a request needs: `token` is any valid one."""
-
-_NOTHING: frozenset[Permission] = frozenset()
-_EVERYTHING: frozenset[Permission] = frozenset(PERMISSIONS)
 
 _PASSED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Fields by which proxies say that they have passed on a request of somebody else."""
@@ -35,18 +33,50 @@ _BAD_TOKEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="inva
 _TOO_LITTLE: Field = (b"www-authenticate", b'Bearer realm="headgate", error="insufficient_scope"')
 
 
-def check_access(policy: Policy, needed: Needed, scope: Mapping[str, Any]) -> frozenset[Permission]:
+class Access(NamedTuple):
+    """What a request may do, and who makes it.
+
+    Attributes:
+        may: All that the caller may do.
+        caller: The digest of the caller's token; empty without one.
+    """
+
+    may: frozenset[Permission]
+    caller: str = ""
+
+
+def check_access(
+    policy: Policy, needed: Needed, scope: Mapping[str, Any], *, had_tokens: bool = False
+) -> Access:
     """Refuse a request that may not be made; return all that whoever made it may do.
+
+    Args:
+        policy: What holds now.
+        needed: What the request needs.
+        scope: The request.
+        had_tokens: Whether the policy has had tokens before. If they are gone, so is access: a file that was cut off must
+            not open the server.
 
     Raises:
         Problem: 401 without a valid token, 403 if it does not permit this, or if there are no tokens and the request
             may come from another machine, 421 if it was meant for another host.
     """
     tokens = policy.server.tokens
-    if not tokens:
+    if not tokens and not had_tokens:
         _check_local(scope)
         return _EVERYTHING
-    return _NOTHING if needed == "nothing" else _check_token(tokens, needed, scope["headers"])
+    if needed == "nothing":
+        return _NOTHING
+    if not tokens:
+        raise Problem(
+            403,
+            "there are no tokens in the policy any more; bring them back, or restart the server to do without them",
+        )
+    return _check_token(tokens, needed, scope["headers"])
+
+
+_NOTHING = Access(frozenset())
+_EVERYTHING = Access(frozenset(PERMISSIONS))
 
 
 def is_loopback(host: str) -> bool:
@@ -100,24 +130,24 @@ def _is_loopback_authority(authority: bytes) -> bool:
 
 def _check_token(
     tokens: Mapping[str, TokenPolicy], needed: Needed, headers: Iterable[tuple[bytes, bytes]]
-) -> frozenset[Permission]:
+) -> Access:
     scheme, _, token = _field(headers, b"authorization").partition(b" ")
     if scheme.lower() != b"bearer" or not token.strip():
         raise Problem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
-    may = _permissions(tokens, token.strip())
+    digest = sha256(token.strip()).hexdigest()
+    may = _permissions(tokens, digest)
     if may is None:
         raise Problem(401, "this token is not in the policy", (_BAD_TOKEN,))
     if needed not in ("token", *may):
         raise Problem(403, f"this token may not {needed}", (_TOO_LITTLE,))
-    return may
+    return Access(may, digest)
 
 
-def _permissions(tokens: Mapping[str, TokenPolicy], token: bytes) -> frozenset[Permission] | None:
+def _permissions(tokens: Mapping[str, TokenPolicy], digest: str) -> frozenset[Permission] | None:
     """Return what the bearer of a token may do; `None` if nobody has it.
 
     Every token is compared, each in constant time, so that the answer's time says nothing about any of them.
     """
-    digest = sha256(token).hexdigest()
     found: frozenset[Permission] | None = None
     for entry in tokens.values():
         if hmac.compare_digest(entry.sha256, digest):

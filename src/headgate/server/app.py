@@ -72,7 +72,7 @@ class App:
         self._book = HoldBook(live, run=board.run)
         self._events = Events(board)
         self._operations = Operations(live, self._book)
-        self._has_tokens = bool(live.policy.server.tokens)
+        self._had_tokens = bool(live.policy.server.tokens)
         live.on_change(self._heed_tokens)
         table = endpoints(self._operations, self._events, board.past, metrics, demo)
         self._router = Router(table)
@@ -111,8 +111,8 @@ class App:
         path = scope.get("raw_path") or quote(scope["path"]).encode()
         endpoint, values = self._router.find(scope["method"], path)
         policy = self.live.policy
-        may = check_access(policy, endpoint.needs, scope)
-        arguments: list[Any] = [Request(scope["headers"], may)] if endpoint.wants_request else []
+        access = check_access(policy, endpoint.needs, scope, had_tokens=self._had_tokens)
+        arguments: list[Any] = [Request(scope["headers"], *access)] if endpoint.wants_request else []
         if endpoint.takes is not None:
             body = await read_body(scope["headers"], receive, policy.server.largest_body)
             arguments.append(self._decoded(endpoint, body))
@@ -155,7 +155,7 @@ class App:
     def _may_read(self, scope: Scope) -> bool:
         """Return whether a stream's reader may still read it: its token may have been taken out of the policy."""
         try:
-            check_access(self.live.policy, "token", scope)
+            check_access(self.live.policy, "token", scope, had_tokens=self._had_tokens)
         except Problem:
             return False
         return True
@@ -163,12 +163,13 @@ class App:
     # What runs beside them
 
     def _heed_tokens(self) -> None:
-        """Warn when a reload has taken the last token out of the policy."""
-        had_tokens, self._has_tokens = self._has_tokens, bool(self.live.policy.server.tokens)
-        if had_tokens and not self._has_tokens:
-            logger.warning(
-                "there are no tokens in the policy any more: everything is open to this machine, and nothing to others"
+        """Say so when a reload has taken the last token out of the policy: nobody may do anything from then on."""
+        has_tokens = bool(self.live.policy.server.tokens)
+        if self._had_tokens and not has_tokens:
+            logger.error(
+                "there are no tokens in the policy any more: nobody may ask until there are, or until a restart"
             )
+        self._had_tokens |= has_tokens
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         tasks: list[asyncio.Task[None]] = []

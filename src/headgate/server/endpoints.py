@@ -49,7 +49,7 @@ def endpoints(
         Endpoint("POST", f"{limiter}/hit", "decide", do.hit, Ask, DecisionAnswer),
         Endpoint("POST", f"{limiter}/check", "decide", do.check, Ask, DecisionAnswer),
         Endpoint("POST", f"{limiter}/record", "decide", do.record, Ask, RecordAnswer),
-        Endpoint("POST", f"{limiter}/hold", "decide", do.hold, Ask, HoldAnswer),
+        Endpoint("POST", f"{limiter}/hold", "decide", do.hold, Ask, HoldAnswer, wants_request=True),
         Endpoint("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, Ask, WaitAnswer),
         Endpoint("POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer),
         Endpoint("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer),

@@ -46,6 +46,8 @@ class Request(NamedTuple):
 
     headers: list[tuple[bytes, bytes]]
     may: frozenset[Permission]
+    caller: str = ""
+    """The digest of the token; empty if there is none."""
 
 
 @dataclass(slots=True)

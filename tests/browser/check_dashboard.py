@@ -356,7 +356,8 @@ def test_a_bad_policy_file_is_shown_until_it_is_mended(serving: Serving, look: L
     server.policy_file.write_text('[limiters.login]\nrules = ["5/fortnight"]\n', encoding="utf-8")
     expect(page.get_by_role("alert")).to_contain_text("5/fortnight")
     expect(card(page, "login")).to_contain_text("5 in any day")
-    server.policy_file.write_text('[limiters.login]\nrules = ["6/day"]\n', encoding="utf-8")
+    mended = 'allow_removal = true\n[limiters.login]\nrules = ["6/day"]\n'
+    server.policy_file.write_text(mended, encoding="utf-8")
     expect(page.get_by_role("alert")).to_be_hidden()
     expect(card(page, "login")).to_contain_text("6 in any day")
     expect(card(page, "api")).to_have_count(0)

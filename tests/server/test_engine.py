@@ -147,14 +147,13 @@ def request_with_body(body: bytes) -> bytes:
 async def test_pipelined_requests_are_all_answered_in_order() -> None:
     hits = [request_with_body(b'{"key":"%d","cost":%d}' % (number, number % 5)) for number in range(50)]
     bodies_with_ends = request_with_body(b'{"key":"a\\r\\n","tier":null}' + b"\r\n\r\n" * 9)
-    async with engine_of(Server()) as port:
-        async with asyncio.timeout(READ_SECONDS), connected(port) as (reader, writer):
-            writer.write(
-                b"".join(hits)
-                + bodies_with_ends
-                + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-            )
-            answers = (await reader.read()).split(b"HTTP/1.1 ")[1:]
+    async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS), connected(port) as (reader, writer):
+        writer.write(
+            b"".join(hits)
+            + bodies_with_ends
+            + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        )
+        answers = (await reader.read()).split(b"HTTP/1.1 ")[1:]
     assert [each[:3] for each in answers] == [b"200"] * 52
     remaining = [json.loads(each.split(b"\r\n\r\n")[1])["remaining"] for each in answers[:50]]
     assert remaining == [5 - number % 5 for number in range(50)]

@@ -26,11 +26,11 @@ from headgate.keys import Key
 from headgate.rules import Rule
 from headgate.server import holds
 from headgate.server.holds import (
-    TooManyHolds,
     MARGIN,
     Finished,
     HoldBook,
     HoldsUnsupported,
+    TooManyHolds,
     UnknownHold,
     UnknownLimiter,
 )

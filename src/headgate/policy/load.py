@@ -1,5 +1,7 @@
 """Reading a policy: a TOML file, with single values replaced by environment variables.
 
+    allow_removal = false            # a reload refuses a file that lost limiters, unless this says otherwise
+
     [store]                          # where limiters count that name no store of their own; memory by default
     url = "sqlite:///limits.db"
 
@@ -38,6 +40,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -109,8 +112,16 @@ def read_policy(path: str | FilePath) -> str:
 
 def parse_policy(text: str, source: str = "policy", environment: Mapping[str, str] | None = None) -> Policy:
     """Return the policy of a text, as `load_policy` does of a file."""
+    return read_document(text, source, environment or {})
+
+
+def read_document(
+    text: str, source: str, environment: Mapping[str, str], document: dict[str, Any] | None = None
+) -> Policy:
+    """Return the policy of a text, or of a document that was made of it."""
     try:
-        return _Reader(tomllib.loads(text), source, positions(text), environment or {}).policy()
+        document = tomllib.loads(text) if document is None else deepcopy(document)
+        return _Reader(document, source, positions(text), environment).policy()
     except PolicyError:
         raise
     except tomllib.TOMLDecodeError as error:
@@ -148,7 +159,7 @@ class _Reader:
         self._replace_from(environment)
 
     def policy(self) -> Policy:
-        self._known_keys(self.document, (), {"store", "limiters", "server"})
+        self._known_keys(self.document, (), {"allow_removal", "store", "limiters", "server"})
         store = self._table(self.document.get("store", {}), ("store",))
         self._known_keys(store, ("store",), {"url"})
         url = self._store(store.get("url", "memory://"), ("store", "url"))
@@ -158,6 +169,7 @@ class _Reader:
         return Policy(
             MappingProxyType({name: self._limiter(name, value, url) for name, value in limiters.items()}),
             self._server(self.document.get("server", {})),
+            self._flag(self.document.get("allow_removal", False), ("allow_removal",)),
         )
 
     def _limiter(self, name: str, value: object, default_store: str) -> LimiterPolicy:
@@ -415,14 +427,16 @@ class _Reader:
 
     def _error(self, path: Path, message: str) -> PolicyError:
         towards_root = [path[:end] for end in range(len(path), 0, -1)]
-        for part in towards_root:
-            if part in self.variables:
-                return PolicyError(f"environment variable {self.variables[part]}: {message}")
-        for part in towards_root:
-            if part in self.places:
-                line, column = self.places[part]
-                return PolicyError(f"{self.source}:{line}:{column}: {message}", line, column)
-        return PolicyError(f"{self.source}: {message}")
+        variable = next((self.variables[part] for part in towards_root if part in self.variables), None)
+        place = next((self.places[part] for part in towards_root if part in self.places), None)
+        if variable is not None:
+            error = PolicyError(f"environment variable {variable}: {message}")
+        elif place is not None:
+            error = PolicyError(f"{self.source}:{place[0]}:{place[1]}: {message}", *place)
+        else:
+            error = PolicyError(f"{self.source}: {message}")
+        error.path, error.variable = path, variable
+        return error
 
     def _replace_from(self, environment: Mapping[str, str]) -> None:
         paths: dict[str, list[Path]] = {}
@@ -441,6 +455,7 @@ class _Reader:
 
 def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the paths of the values that an environment variable may set, whether the file sets them or not."""
+    yield ("allow_removal",)
     yield ("store", "url")
     limiters = document.get("limiters")
     for name in limiters if isinstance(limiters, dict) else ():
@@ -453,6 +468,11 @@ def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
     for name in tokens if isinstance(tokens, dict) else ():
         for key in sorted(_TOKEN_KEYS):
             yield ("server", "tokens", name, key)
+
+
+def variables_of(text: str) -> set[str]:
+    """Return the names of the environment variables that may set something in the policy of a text."""
+    return {_variable(path) for path in _replaceable(tomllib.loads(text))}
 
 
 def _put(table: object, path: Path, value: object) -> bool:

@@ -27,12 +27,16 @@ class PolicyError(ConfigError):
     Attributes:
         line: Line of the file, from 1; `None` if the error is not in the file (an environment variable).
         column: Column of that line, from 1.
+        path: What is wrong: the keys and places that lead to it; `None` if the text is no TOML.
+        variable: The environment variable that it is in, if it is in one.
     """
 
     def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(message)
         self.line = line
         self.column = column
+        self.path: tuple[str | int, ...] | None = None
+        self.variable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +146,12 @@ class Policy:
     Attributes:
         limiters: All limiters by name.
         server: How they are served.
+        allow_removal: Whether a reload may take limiters away that the policy before had.
     """
 
     limiters: Mapping[str, LimiterPolicy]
     server: ServerPolicy = field(default_factory=ServerPolicy)
+    allow_removal: bool = False
 
 
 def known_tiers(rules: Iterable[Rule]) -> frozenset[str]:

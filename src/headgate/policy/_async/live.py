@@ -226,6 +226,12 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
     def _renew(self, file: PolicyFile) -> list[str]:
         """Put what the file says in force, and return what has changed."""
         policy = file.read()
+        lost = self.policy.limiters.keys() - policy.limiters.keys()
+        if lost and not policy.allow_removal:
+            names = ", ".join(map(repr, sorted(lost)))
+            raise PolicyError(
+                f"{file.path}: {names} would be gone; if the file was not cut off, write allow_removal = true at its top"
+            )
         changed = changes(self.policy, policy)
         try:
             self._use(policy)

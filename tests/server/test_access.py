@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import httpx
 import pytest
 
 from headgate.policy import AsyncLivePolicy, parse_policy
-from headgate.server import make_app
+from headgate.server import access, make_app
 from headgate.server.access import is_loopback
 from tests.server.support import Server, problem
 
@@ -302,3 +304,40 @@ async def test_a_request_by_way_of_a_local_socket_is_local() -> None:
 
     await server.app(scope, httpx.AsyncByteStream, send)  # type: ignore[arg-type]  # nothing is received
     assert sent[0]["status"] == 200
+
+
+# Who did what
+
+
+async def test_a_token_ends_when_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(policy("decider") + "expires = 2030-01-31\n")
+    clock = [datetime(2030, 1, 30, 23, 59, 59, tzinfo=UTC).timestamp()]
+    monkeypatch.setattr(access.time, "time", lambda: clock[0])
+    assert (await server.client.get("/v1/limiters", headers=bearer("decider"))).status_code == 200
+    clock[0] += 1
+    answer = await server.client.get("/v1/limiters", headers=bearer("decider"))
+    assert problem(answer, 401) == "the token 'decider' has expired"
+
+
+async def test_resets_and_refused_tokens_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "headgate.audit")
+    server = Server(policy("decider", "both"))
+    await server.post("/v1/limiters/login/reset", {"key": "alice"}, headers=bearer("both"))
+    calls = [{"operation": "reset", "limiter": "login", "key": "bob"}]
+    await server.post("/v1/batch", {"calls": calls}, headers=bearer("both"))
+    await server.post("/v1/limiters/login/reset", {"key": "alice"}, headers=bearer("decider"))
+    await server.client.get("/v1/limiters", headers={"authorization": "Bearer guessed"})
+    await server.client.get("/v1/limiters")
+    assert [record.getMessage() for record in caplog.records if record.name == "headgate.audit"] == [
+        "both has reset 'alice' in limiter 'login'",
+        "both has reset 'bob' in limiter 'login'",
+        "refused a request from 127.0.0.1: this token may not administer",
+        "refused a request from 127.0.0.1: this token is not in the policy",
+    ]
+
+
+async def test_answers_of_the_api_are_not_kept_nor_guessed_about() -> None:
+    server = Server()
+    for path in ("/v1/limiters", "/v1/nothing", "/healthz", "/metrics"):
+        headers = (await server.client.get(path)).headers
+        assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")

@@ -8,7 +8,7 @@ import logging
 import resource
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import Mock
 
@@ -147,11 +147,13 @@ def request_with_body(body: bytes) -> bytes:
 async def test_pipelined_requests_are_all_answered_in_order() -> None:
     hits = [request_with_body(b'{"key":"%d","cost":%d}' % (number, number % 5)) for number in range(50)]
     bodies_with_ends = request_with_body(b'{"key":"a\\r\\n","tier":null}' + b"\r\n\r\n" * 9)
-    async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS), connected(port) as (reader, writer):
+    async with (
+        engine_of(Server()) as port,
+        asyncio.timeout(READ_SECONDS),
+        connected(port) as (reader, writer),
+    ):
         writer.write(
-            b"".join(hits)
-            + bodies_with_ends
-            + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            b"".join(hits) + bodies_with_ends + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
         )
         answers = (await reader.read()).split(b"HTTP/1.1 ")[1:]
     assert [each[:3] for each in answers] == [b"200"] * 52
@@ -191,7 +193,7 @@ async def test_a_reader_that_takes_nothing_is_cut(
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        with pytest.raises(ConnectionError):
+        with suppress(ConnectionError):
             while True:
                 writer.write(ask * 100)
                 await writer.drain()
@@ -202,7 +204,7 @@ async def test_a_reader_that_takes_nothing_is_cut(
 async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_CONNECTIONS", 3)
     async with engine_of(Server()) as port, AsyncExitStack() as stack:
-        first, second, third = [
+        first, second, _ = [
             await stack.enter_async_context(connected(port, sent)) for sent in (b"", HEALTH, b"GET /healthz")
         ]
         await second[0].readuntil(b"}")
@@ -255,7 +257,7 @@ async def test_when_it_stops_every_answer_ends_its_connection() -> None:
         for reader, _ in connections:
             assert b"connection: close" not in await reader.readuntil(b"}")
         running.should_exit = True
-        while running.servers[0].is_serving():
+        while running.servers[0].is_serving():  # noqa: ASYNC110  # uvicorn tells nobody
             await asyncio.sleep(0)
         for _, writer in connections:
             writer.write(HEALTH)

@@ -258,7 +258,7 @@ def test_a_reload_reaches_every_worker(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         eventually(lambda: server.log.count("is in force") == 2, "two reloads")
         assert {limit(server) for _ in range(8)} == {60}
-        (tmp_path / "headgate.toml").write_text(MEMORY)
+        (tmp_path / "headgate.toml").write_text("allow_removal = true\n" + MEMORY)
         server.process.send_signal(signal.SIGHUP)
         eventually(
             lambda: server.log.count("now count: login; give them a shared store") == 2, "two warnings"

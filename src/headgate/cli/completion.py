@@ -33,7 +33,10 @@ def add(commands: Commands, parser: argparse.ArgumentParser) -> None:
         "print what lets a shell complete this command",
         lambda options: print(script(parser, options.shell), end=""),
         about="Add the output to the start-up file of your shell, or source it.",
-        examples=["headgate completion bash >>~/.bashrc", "headgate completion fish >~/.config/fish/completions/headgate.fish"],
+        examples=[
+            "headgate completion bash >>~/.bashrc",
+            "headgate completion fish >~/.config/fish/completions/headgate.fish",
+        ],
     )
     command.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
 
@@ -46,11 +49,15 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
             f"complete -c headgate -n '{_fish_condition(path)}' -a '{' '.join(each)}'\n"
             for path, each in words.items()
         )
-    cases = "\n".join(f'        "{" ".join(path)}") words="{" ".join(each)}" ;;' for path, each in words.items())
+    cases = "\n".join(
+        f'        "{" ".join(path)}") words="{" ".join(each)}" ;;' for path, each in words.items()
+    )
     return (_ZSH if shell == "zsh" else _BASH).format(cases=cases)
 
 
-def _words(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+def _words(
+    parser: argparse.ArgumentParser, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Yield what may follow each command: the commands below it and its options."""
     words: list[str] = []
     for action in parser._actions:

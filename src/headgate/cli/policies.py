@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import sys
+from datetime import UTC, datetime, timedelta
 
 from headgate.cli.common import (
     POLICY_FILE,
@@ -31,7 +32,7 @@ def add(commands: Commands) -> None:
         "check",
         "check a policy file, and say in plain words what it means",
         _check,
-        about="Everything that is wrong is said at once, each with its line and column; what is allowed but hardly meant is a "
+        about="Everything that is wrong is said at once, with line and column; what is allowed but hardly meant is a "
         "warning. Environment variables that begin with HEADGATE_ replace "
         "single values, as they do for the server; docs/how-to/policy.md says how.",
         examples=[
@@ -90,6 +91,9 @@ def add(commands: Commands) -> None:
         choices=PERMISSIONS,
         help="what it is good for; may be given twice (default: decide)",
     )
+    token.add_argument(
+        "--days", type=_at_least_one, metavar="N", help="after how many days it ends (default: never)"
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -108,7 +112,11 @@ def _check(options: argparse.Namespace) -> int:
     if options.json:
         places = [{"line": each.line, "column": each.column, "message": redacted(each)} for each in mistakes]
         words = None if policy is None else explain(policy)
-        print(json.dumps({"ok": not mistakes, "mistakes": places, "warnings": warnings, "words": words}, indent=2))
+        print(
+            json.dumps(
+                {"ok": not mistakes, "mistakes": places, "warnings": warnings, "words": words}, indent=2
+            )
+        )
     else:
         for each in mistakes:
             print(f"headgate: {redacted(each)}", file=sys.stderr)
@@ -131,9 +139,13 @@ def _token(options: argparse.Namespace) -> None:
     token = secrets.token_urlsafe(32)
     may = ", ".join(f'"{permission}"' for permission in dict.fromkeys(options.may or ["decide"]))
     print("the token, shown only now:", token, file=sys.stderr, flush=True)
-    print(f"\n[server.tokens.{options.name}]")  # on a line of its own, also in a file whose last line has no end
+    print(
+        f"\n[server.tokens.{options.name}]"
+    )  # on a line of its own, also in a file whose last line has no end
     print(f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
     print(f"may = [{may}]")
+    if options.days is not None:
+        print(f"expires = {datetime.now(UTC).date() + timedelta(days=options.days)}")
 
 
 def _token_name(text: str) -> str:

@@ -29,7 +29,7 @@ from headgate.quota import Quota
 from headgate.rules import Rule
 
 Field = tuple[bytes, bytes]
-Header = TypeVar("Header", tuple[bytes, bytes], tuple[str, str])
+Header = TypeVar("Header", bound=tuple[bytes | str, bytes | str])
 """Name in lower case and value, as ASGI has them."""
 
 LARGEST_INTEGER = 999_999_999_999_999

@@ -41,6 +41,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from datetime import UTC, date, datetime, time
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -71,7 +72,7 @@ ENVIRONMENT_PREFIX = "HEADGATE_"
 
 _LIMITER_KEYS = {"rules", "store", "on_store_error", "deadline", "headers", "default_tier", "overrides"}
 _SERVER_KEYS = {"host", "port", "top_keys", "largest_body", "history", "tokens"}
-_TOKEN_KEYS = {"sha256", "may"}
+_TOKEN_KEYS = {"sha256", "may", "expires"}
 _RULE_KEYS = {"quota", "kind", "name", "scope", "tiers", "buckets", "strict", "shadow"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HIGHEST_PORT = 65_535
@@ -327,7 +328,7 @@ class _Reader:
     def _token(self, value: object, path: Path) -> TokenPolicy:
         table = self._table(value, path)
         self._known_keys(table, path, _TOKEN_KEYS)
-        if table.keys() != _TOKEN_KEYS:
+        if not table.keys() >= _TOKEN_KEYS - {"expires"}:
             raise self._error(
                 path, 'a token needs sha256 and may = ["decide"]; `headgate token` makes one and prints both'
             )
@@ -343,7 +344,15 @@ class _Reader:
         return TokenPolicy(
             digest,
             frozenset(self._choice(one, (*path, "may", place), PERMISSIONS) for place, one in enumerate(may)),
+            self._instant(table["expires"], (*path, "expires")) if "expires" in table else None,
         )
+
+    def _instant(self, value: object, path: Path) -> float:
+        """Return a date or a time as seconds since the epoch; without a zone it is UTC, and a date is its beginning."""
+        if not isinstance(value, date):
+            raise self._error(path, f"a date is wanted, as in expires = 2030-01-31, not {value!r}")
+        instant = value if isinstance(value, datetime) else datetime.combine(value, time.min)
+        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
 
     # Values
 

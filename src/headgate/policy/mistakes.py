@@ -51,7 +51,9 @@ def _take_out(document: dict[str, Any], path: tuple[str | int, ...]) -> bool:
     match path:
         case ("limiters", name):
             document["limiters"][name] = {"rules": []}
-        case ("limiters", name, "rules", int(index), *_) if isinstance(document["limiters"][name]["rules"], list):
+        case ("limiters", name, "rules", int(index), *_) if isinstance(
+            document["limiters"][name]["rules"], list
+        ):
             document["limiters"][name].pop("overrides", None)
             document["limiters"][name]["rules"][index] = {"quota": "1/second", "name": f"mistake {index}"}
         case ("limiters", name, "rules", *_):

@@ -112,10 +112,12 @@ class TokenPolicy:
     Attributes:
         sha256: SHA-256 of the token, as 64 hexadecimal digits in lower case.
         may: `"decide"`: ask for decisions; `"administer"`: reset what was counted.
+        expires: When it ends, in seconds since the epoch; `None` for never.
     """
 
     sha256: str
     may: frozenset[Permission]
+    expires: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

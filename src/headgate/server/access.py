@@ -13,6 +13,8 @@ had tokens is never open without them.
 from __future__ import annotations
 
 import hmac
+import logging
+import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
@@ -21,6 +23,8 @@ from typing import Any, Literal, NamedTuple
 
 from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
 from headgate.server.problems import Field, Problem
+
+audit = logging.getLogger("headgate.audit")
 
 Needed = Literal["nothing", "token", "decide", "administer"]
 """What a request needs: `token` is any valid one."""
@@ -39,10 +43,12 @@ class Access(NamedTuple):
     Attributes:
         may: All that the caller may do.
         caller: The digest of the caller's token; empty without one.
+        name: What the policy calls that token.
     """
 
     may: frozenset[Permission]
     caller: str = ""
+    name: str = ""
 
 
 def check_access(
@@ -72,7 +78,13 @@ def check_access(
             403,
             "there are no tokens in the policy any more; bring them back, or restart the server to do without them",
         )
-    return _check_token(tokens, needed, scope["headers"])
+    try:
+        return _check_token(tokens, needed, scope["headers"])
+    except Problem as problem:
+        if problem.fields != (_CHALLENGE,):  # to come without a token is how a browser begins
+            client = (scope.get("client") or ("an unknown address",))[0]
+            audit.warning("refused a request from %s: %s", client, problem.detail)
+        raise
 
 
 _NOTHING = Access(frozenset())
@@ -135,23 +147,26 @@ def _check_token(
     if scheme.lower() != b"bearer" or not token.strip():
         raise Problem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
     digest = sha256(token.strip()).hexdigest()
-    may = _permissions(tokens, digest)
-    if may is None:
+    name = _find(tokens, digest)
+    if name is None:
         raise Problem(401, "this token is not in the policy", (_BAD_TOKEN,))
-    if needed not in ("token", *may):
+    found = tokens[name]
+    if found.expires is not None and time.time() >= found.expires:
+        raise Problem(401, f"the token {name!r} has expired", (_BAD_TOKEN,))
+    if needed not in ("token", *found.may):
         raise Problem(403, f"this token may not {needed}", (_TOO_LITTLE,))
-    return Access(may, digest)
+    return Access(found.may, digest, name)
 
 
-def _permissions(tokens: Mapping[str, TokenPolicy], digest: str) -> frozenset[Permission] | None:
-    """Return what the bearer of a token may do; `None` if nobody has it.
+def _find(tokens: Mapping[str, TokenPolicy], digest: str) -> str | None:
+    """Return the name of the token with this digest; `None` if there is none.
 
     Every token is compared, each in constant time, so that the answer's time says nothing about any of them.
     """
-    found: frozenset[Permission] | None = None
-    for entry in tokens.values():
+    found: str | None = None
+    for name, entry in tokens.items():
         if hmac.compare_digest(entry.sha256, digest):
-            found = entry.may if found is None else found | entry.may
+            found = name
     return found
 
 

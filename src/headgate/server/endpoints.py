@@ -12,7 +12,7 @@ from headgate.server.operations import Operations
 from headgate.server.pages import SECURITY, Page, find_page, is_known
 from headgate.server.past import Past
 from headgate.server.problems import Problem
-from headgate.server.replies import Reply, Stream, json_reply
+from headgate.server.replies import PRIVATE, Reply, Stream, json_reply
 from headgate.server.routing import Endpoint, Request
 from headgate.server.wire import (
     Ask,
@@ -51,7 +51,9 @@ def endpoints(
         Endpoint("POST", f"{limiter}/record", "decide", do.record, Ask, RecordAnswer),
         Endpoint("POST", f"{limiter}/hold", "decide", do.hold, Ask, HoldAnswer, wants_request=True),
         Endpoint("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, Ask, WaitAnswer),
-        Endpoint("POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer),
+        Endpoint(
+            "POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True
+        ),
         Endpoint("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer),
         Endpoint("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer),
         Endpoint("POST", "/v1/batch", "decide", do.batch, BatchAsk, BatchAnswers, wants_request=True),
@@ -108,7 +110,7 @@ def _metrics(metrics: Metrics | None) -> Callable[[], Awaitable[Reply]]:
     async def text() -> Reply:
         if metrics is None:
             raise Problem(404, "this server keeps no metrics")
-        return Reply(200, ((b"content-type", CONTENT_TYPE),), metrics.text())
+        return Reply(200, ((b"content-type", CONTENT_TYPE), *PRIVATE), metrics.text())
 
     return text
 

@@ -120,7 +120,7 @@ class Engine(uvicorn.Server):
             connection.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                while self.server_state.connections and not self.force_exit:
+                while self.server_state.connections and not self.force_exit:  # noqa: ASYNC110  # uvicorn tells nobody
                     await asyncio.sleep(0.01)
         await super().shutdown(sockets)
 

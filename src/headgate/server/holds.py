@@ -121,8 +121,8 @@ class HoldBook:
     ) -> tuple[Decision, str | None, float | None]:
         """Take units that are not final yet; return the decision, the id of the hold, and after how long its units expire.
 
-        Id and seconds are `None` if the units were refused, or if there are none: of a cost of 0 nothing is kept, and what it
-        turns out to cost can be recorded. The id is good for `MARGIN` seconds longer than the units
+        Id and seconds are `None` if the units were refused, or if there are none: of a cost of 0 nothing is kept, and
+        what it turns out to cost can be recorded. The id is good for `MARGIN` seconds longer than the units
         count. That of a degraded decision is known to this book alone.
 
         Raises:

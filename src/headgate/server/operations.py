@@ -13,6 +13,7 @@ from msgspec import Struct
 from headgate.errors import ConfigError, HeadgateError
 from headgate.keys import Key
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
+from headgate.server.board import shown_key
 from headgate.server.describe import limiter_shown, store_shown
 from headgate.server.holds import HoldBook, HoldsUnsupported, TooManyHolds, UnknownHold, UnknownLimiter
 from headgate.server.inspect import state_of
@@ -44,6 +45,8 @@ from headgate.server.wire import (
 )
 
 logger = logging.getLogger("headgate.server")
+audit = logging.getLogger("headgate.audit")
+"""Who has taken away what was counted, and whose token was refused."""
 
 MOST_TOGETHER = 100
 """Calls of a batch that are under way at once."""
@@ -88,8 +91,10 @@ class Operations:
         decision = await self._limiter(name).check(key_from(ask.key), ask.cost, tier=ask.tier)
         return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)
 
-    async def reset(self, ask: ResetAsk, name: str) -> ResetAnswer:
-        await self._limiter(name).reset(key_from(ask.key))
+    async def reset(self, request: Request, ask: ResetAsk, name: str) -> ResetAnswer:
+        key = key_from(ask.key)
+        await self._limiter(name).reset(key)
+        audit.info("%s has reset %r in limiter %r", request.name or "somebody here", shown_key(key), name)
         return ResetAnswer()
 
     async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
@@ -184,7 +189,7 @@ class Operations:
             raise Problem(403, "this token may not administer")
         if call.cost is not None or call.tier is not None:
             raise Problem(400, "reset takes a key, but neither cost nor tier")
-        return await self.reset(ResetAsk(call.key), name)
+        return await self.reset(request, ResetAsk(call.key), name)
 
     def _by_name(self, operation: str) -> Callable[[Ask, str], Awaitable[Struct]]:
         return {

@@ -48,6 +48,8 @@ class Request(NamedTuple):
     may: frozenset[Permission]
     caller: str = ""
     """The digest of the token; empty if there is none."""
+    name: str = ""
+    """What the policy calls the token."""
 
 
 @dataclass(slots=True)

@@ -62,7 +62,13 @@ def test_check_says_everything_that_is_wrong_at_once(
     assert output.out == ""
     said = output.err.splitlines()
     assert [re.match(r"headgate: (?:headgate.toml:(\d+):|environment)", line)[1] for line in said] == [  # type: ignore[index]
-        None, "3", "6", "7", "8", "10", "12",
+        None,
+        "3",
+        "6",
+        "7",
+        "8",
+        "10",
+        "12",
     ]
 
 
@@ -175,7 +181,9 @@ def test_a_token_and_its_lines_for_the_policy_file(
     token = error.removeprefix("the token, shown only now: ").strip()
     assert len(token) >= 43
     assert token not in output
-    policy = load_policy(write_policy(SMALLEST.rstrip() + output)).server.tokens["gateway-1"]  # no end of the last line
+    policy = load_policy(write_policy(SMALLEST.rstrip() + output)).server.tokens[
+        "gateway-1"
+    ]  # no end of the last line
     assert policy.sha256 == hashlib.sha256(token.encode()).hexdigest()
     assert policy.may == may
 

@@ -241,8 +241,39 @@ def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: 
     server.hit("api", {"user": "bob"}, 8)
     row = page.locator("#shadow tbody").get_by_role("row")
     expect(row.get_by_role("cell")).to_have_text(
-        ["api", "candidateat most 2 in any day for each user", "8", "6 75%", "\N{EN DASH}"]
+        ["api", "candidateat most 2 in any day for each user", "8", "6 75%", "\N{EN DASH}", "\N{EN DASH}", ""]
     )
+
+
+def test_a_candidate_is_watched_beside_its_live_rule(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    form = page.locator("#candidate-form")
+    form.get_by_label("What if").select_option(label="login: sliding_window/1d (5/day)")
+    expect(form.get_by_label("were")).to_have_value("5/day")
+    form.get_by_label("were").fill("3/day")
+    form.get_by_role("button", name="Watch").click()
+    expect(form.get_by_role("status")).to_contain_text("nothing is refused because of it")
+    row = page.locator("#shadow tbody").get_by_role("row").filter(has_text="candidate of")
+    expect(row).to_have_count(1)
+    server.hit("login", "alice", 7)
+    expect(row.get_by_role("cell").nth(2)).to_have_text("5")
+    expect(row.get_by_role("cell").nth(3)).to_have_text("2 40%")
+    expect(row.get_by_role("cell").nth(5)).to_have_text("2")
+    expect(figure(page, "login", "total-admitted")).to_have_text("5")
+    row.get_by_text("For the file").click()
+    expect(row.get_by_role("group", name="For the policy file")).to_contain_text(
+        '{ quota = "3/day", name = "sliding_window/1d" }'
+    )
+    assert violations(page) == []
+    row.get_by_role("button", name="Stop watching").click()
+    expect(row).to_have_count(0)
+    complaints.expect("status of 422")
+    form.get_by_label("were").fill("3/fortnight")
+    form.get_by_role("button", name="Watch").click()
+    expect(form.get_by_role("status")).to_contain_text("fortnight")
 
 
 def test_an_outage_is_told_with_store_time_error_and_policy(serving: Serving, look: Look) -> None:

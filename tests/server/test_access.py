@@ -50,7 +50,11 @@ DECIDE = [
     ("POST", "/v1/inspect"),
     ("POST", "/v1/batch"),
 ]
-ADMINISTER = [("POST", "/v1/limiters/login/reset"), ("POST", "/v1/demo/traffic")]
+ADMINISTER = [
+    ("POST", "/v1/limiters/login/candidate"),
+    ("POST", "/v1/limiters/login/reset"),
+    ("POST", "/v1/demo/traffic"),
+]
 
 
 async def status(server: Server, method: str, path: str, token: str | None) -> int:

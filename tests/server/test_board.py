@@ -146,7 +146,7 @@ async def test_shadow_rules_tell_what_they_would_have_done() -> None:
         await live["api"].hit("alice")
     words = "at most 1 in any hour for each key"
     assert board.tick(live, 1).shadow == [
-        ShadowFigures("api", "candidate", words, asked=3, refused=2, failed=0)
+        ShadowFigures("api", "candidate", words, asked=3, refused=2, failed=0, quota="1/hour")
     ]
 
 

@@ -15,6 +15,7 @@ import msgspec
 from headgate.policy import AsyncLivePolicy
 from headgate.server.access import check_access
 from headgate.server.board import Board, Demo
+from headgate.server.candidates import Candidates
 from headgate.server.endpoints import endpoints
 from headgate.server.events import STALLED, Events
 from headgate.server.holds import HoldBook
@@ -71,10 +72,11 @@ class App:
         self._board = board
         self._book = HoldBook(live, run=board.run)
         self._events = Events(board)
+        self._candidates = Candidates(live, board.candidates_file)
         self._operations = Operations(live, self._book)
         self._had_tokens = bool(live.policy.server.tokens)
         live.on_change(self._heed_tokens)
-        table = endpoints(self._operations, self._events, board.past, metrics, demo)
+        table = endpoints(self._operations, self._events, board.past, self._candidates, metrics, demo)
         self._router = Router(table)
         self._decoders = {
             id(endpoint): msgspec.json.Decoder(endpoint.takes) for endpoint in table if endpoint.takes
@@ -204,6 +206,7 @@ class App:
 
     async def _tick(self, at: int) -> None:
         try:
+            self._candidates.refresh()
             self._board.show(self.live)
             if self._board.is_shared:
                 await asyncio.sleep(SHOWING_SECONDS)

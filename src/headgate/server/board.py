@@ -24,8 +24,10 @@ from headgate.decision import Decision
 from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.observe import TopKeys
-from headgate.policy import AsyncLivePolicy, in_words
+from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in_words
 from headgate.policy.model import OVERRIDE, known_tiers
+from headgate.rules import Rule
+from headgate.server.candidates import CANDIDATE
 from headgate.server.contacts import Contact, Times, quantile, total
 from headgate.server.describe import store_shown
 from headgate.server.files import replace_file
@@ -45,6 +47,7 @@ from headgate.stores import MemoryStore
 
 logger = logging.getLogger("headgate.server")
 
+NOT_ASKED = ShadowCount(0, 0, 0)
 _FOLLOWED_PER_SHOWN = 20
 _LONGEST_SHOWN = 128
 
@@ -82,12 +85,14 @@ class Board(Hook):
     Attributes:
         past: What was decided before now.
         newest: The last tick; `None` before the first.
+        candidates_file: Where workers share the candidates; `None` if there is just this process.
         run: The same text in all workers of a server, and in no other server.
     """
 
     def __init__(self, exchange: Exchange | None = None) -> None:
         self.past = Past()
         self.newest: Tick | None = None
+        self.candidates_file = None if exchange is None else exchange.candidates
         self.run = secrets.token_hex(8) if exchange is None else str(exchange.folder)
         self.demo: Demo | None = None
         self._exchange = exchange
@@ -95,6 +100,8 @@ class Board(Hook):
         self._refusals: Counter[tuple[str, str, str | None]] = Counter()
         self._tiers: dict[str, frozenset[str]] = {}
         self._held: Counter[str] = Counter()
+        self._refused_before: dict[tuple[str, str, str], int] = {}
+        """What live rules had refused when their candidates came."""
         self._contacts: dict[str, Contact] = {}
         """Of limiters that do not count in memory."""
         self._down_since: dict[str, float] = {}
@@ -237,22 +244,25 @@ class Board(Hook):
             refusals=[RuleRefusals(*place, count) for place, count in self._refusals.items()],
             held=dict(self._held),
             shadow=[
-                ShadowFigures(
-                    name,
-                    rule.name,
-                    in_words(rule),
-                    (count := counts[rule.name]).asked,
-                    count.refused,
-                    count.failed,
-                )
-                for name, limiter in limiters.items()
-                if (counts := limiter.shadow_report())
-                for rule in limiter.policy.shadow
-                if rule.name in counts
+                self._shadow(limiter, shadow)
+                for limiter in limiters.values()
+                for shadow in limiter.policy.shadow
             ],
             top=None if self._refused is None else self._most_refused(),
             policy_error=live.last_error,
         )
+
+    def _shadow(self, limiter: AsyncPolicyLimiter, rule: Rule) -> ShadowFigures:
+        count = limiter.shadow_report().get(rule.name, NOT_ASKED)
+        figures = ShadowFigures(limiter.name, rule.name, in_words(rule), *count, str(rule.quota))
+        if rule.name.startswith(CANDIDATE):
+            figures.candidate_for = live = rule.name.removeprefix(CANDIDATE)
+            refused = sum(
+                n for (name, by, _), n in self._refusals.items() if (name, by) == (limiter.name, live)
+            )
+            before = self._refused_before.setdefault((limiter.name, rule.name, str(rule.quota)), refused)
+            figures.live_refused = refused - before
+        return figures
 
     def _most_refused(self) -> list[RefusedKey]:
         # A few more than are shown: what comes second everywhere may come first in the sum.
@@ -279,12 +289,14 @@ class Exchange:
     Attributes:
         folder: The folder.
         history: The file in it for what was decided before now.
+        candidates: The file in it for the candidates of all workers.
         is_first: Whether this is the worker, of those that are there, that does what one has to do.
     """
 
     def __init__(self, folder: Path, worker: str) -> None:
         self.folder = folder
         self.history = folder / "history"
+        self.candidates = folder / "candidates"
         self.is_first = False
         self._own = folder / f"{worker}.worker"
         self._decoder = msgspec.json.Decoder(Snapshot)
@@ -434,7 +446,8 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
     for snapshot in present:
         for figures in snapshot.shadow:
             place = figures.limiter, figures.rule
-            found.setdefault(place, ShadowFigures(*place, figures.words, 0, 0, 0))
+            known = ShadowFigures(*place, figures.words, 0, 0, 0, figures.quota, figures.candidate_for)
+            found.setdefault(place, known)
     for snapshot in (*present, *gone):
         for figures in snapshot.shadow:
             known = found.get((figures.limiter, figures.rule))
@@ -442,6 +455,7 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
                 known.asked += figures.asked
                 known.refused += figures.refused
                 known.failed += figures.failed
+                known.live_refused += figures.live_refused
     return list(found.values())
 
 

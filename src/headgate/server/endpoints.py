@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from headgate.server.board import Demo
+from headgate.server.candidates import Candidates
 from headgate.server.events import Events
 from headgate.server.metrics import CONTENT_TYPE, Metrics
 from headgate.server.openapi import document
@@ -18,6 +19,8 @@ from headgate.server.wire import (
     Ask,
     BatchAnswers,
     BatchAsk,
+    CandidateAnswer,
+    CandidateAsk,
     DecisionAnswer,
     FinishAnswer,
     Health,
@@ -40,7 +43,12 @@ from headgate.server.wire import (
 
 
 def endpoints(
-    operations: Operations, events: Events, past: Past, metrics: Metrics | None, demo: Demo | None
+    operations: Operations,
+    events: Events,
+    past: Past,
+    candidates: Candidates,
+    metrics: Metrics | None,
+    demo: Demo | None,
 ) -> list[Endpoint]:
     """Return the table of endpoints."""
     do = operations
@@ -53,6 +61,14 @@ def endpoints(
         Endpoint("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, Ask, WaitAnswer),
         Endpoint(
             "POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True
+        ),
+        Endpoint(
+            "POST",
+            f"{limiter}/candidate",
+            "administer",
+            _candidate(candidates),
+            CandidateAsk,
+            CandidateAnswer,
         ),
         Endpoint("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer),
         Endpoint("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer),
@@ -94,6 +110,14 @@ def _events(events: Events) -> Callable[[], Awaitable[Stream]]:
         return Stream(fields, await events.stream())
 
     return stream
+
+
+def _candidate(candidates: Candidates) -> Callable[[CandidateAsk, str], Awaitable[CandidateAnswer]]:
+    async def watch(ask: CandidateAsk, name: str) -> CandidateAnswer:
+        candidates.set(name, ask.rule, ask.quota)
+        return CandidateAnswer(name, ask.rule, ask.quota)
+
+    return watch
 
 
 def _past(past: Past) -> Callable[[str], Awaitable[PastAnswer]]:

@@ -244,6 +244,16 @@ _TOLD: dict[tuple[str, str], Told] = {
     ),
     ("GET", "/v1/limiters"): Told("limiters", "List all limiters", answer={"limiters": [_LIMITER]}),
     ("GET", "/v1/limiters/{name}"): Told("limiter", "Show one limiter", values=_LOGIN, answer=_LIMITER),
+    ("POST", "/v1/limiters/{name}/candidate"): Told(
+        "candidate",
+        "Watch what a live rule would do with another quota",
+        "It becomes a shadow rule, which refuses nothing, until the server ends; a quota of null ends it at once. What it would "
+        "have refused is among the figures.",
+        values=_LOGIN,
+        ask={"rule": "sliding_window/1m", "quota": "3/minute"},
+        answer={"limiter": "login", "rule": "sliding_window/1m", "quota": "3/minute"},
+        problems=(404, 422),
+    ),
     ("GET", "/v1/events"): Told(
         "events",
         "Follow the figures, as server-sent events",

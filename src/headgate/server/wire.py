@@ -98,6 +98,21 @@ class BatchAsk(Body):
     calls: Annotated[list[BatchCall], Meta(max_length=MOST_CALLS)]
 
 
+class CandidateAsk(Body):
+    """Another quota for a live rule, to be watched; null ends that."""
+
+    rule: str
+    quota: str | None
+
+
+class CandidateAnswer(Struct):
+    """What is watched now."""
+
+    limiter: str
+    rule: str
+    quota: str | None
+
+
 class TrafficAsk(Body):
     """Whether the demo's callers should be busy."""
 
@@ -290,7 +305,10 @@ class Figures(Struct):
 
 
 class ShadowFigures(Struct):
-    """What a rule that only watches would have done."""
+    """What a rule that only watches would have done.
+
+    `candidate_for`: the live rule that it is a candidate for; then `live_refused` is what that one has refused meanwhile.
+    """
 
     limiter: str
     rule: str
@@ -298,6 +316,9 @@ class ShadowFigures(Struct):
     asked: int
     refused: int
     failed: int
+    quota: str = ""
+    candidate_for: str | None = None
+    live_refused: int = 0
 
 
 class RefusedKey(Struct):

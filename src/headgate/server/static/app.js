@@ -1,6 +1,7 @@
 // The dashboard: connects the server's events to the parts of the page.
 
 import { askForToken, call, forgetToken, hasToken, onToken } from "./api.js";
+import { offerRules, setUpCandidates } from "./candidates.js";
 import { byId, setAttribute, setText, show } from "./dom.js";
 import { History, RANGES } from "./history.js";
 import { inspect, knowLimiters, refreshInspector, setUpInspector } from "./inspector.js";
@@ -73,6 +74,7 @@ async function describe() {
     setLimiters(limiters);
     offerLimiters(limiters);
     knowLimiters(limiters);
+    offerRules(limiters);
     redraw();
     sayProblem("");
   } catch (problem) {
@@ -198,6 +200,7 @@ setUpLimiters(tryLimiter);
 setUpTables(inspect);
 setUpInspector();
 setUpTry();
+setUpCandidates();
 drawTheme();
 byId("theme").addEventListener("click", switchTheme);
 byId("range").addEventListener("change", chooseRange);

@@ -1,5 +1,6 @@
 // What is listed rather than drawn: stores, shadow rules, refused keys, the demo's services.
 
+import { snippet, watch } from "./candidates.js";
 import { byId, el, keyed, setText, setVariable, show } from "./dom.js";
 import { count, latency, moment, plural, share } from "./words.js";
 
@@ -96,6 +97,18 @@ const shadows = new Table("Shadow rules and what they would have refused", [
     },
   },
   text("Not decided", (shadow) => (shadow.failed ? plural(shadow.failed, "time") : "–")),
+  number("Live rule refused", (shadow) => (shadow.candidate_for === null ? "–" : shadow.live_refused)),
+  {
+    title: "Candidate",
+    write(cell, shadow) {
+      if (shadow.candidate_for === null || cell.firstChild) return;
+      const stop = el("button", { type: "button", class: "quiet" }, "Stop");
+      stop.setAttribute("aria-label", `Stop watching ${shadow.rule} in ${shadow.limiter}`);
+      stop.addEventListener("click", () => watch(shadow.limiter, shadow.candidate_for, null));
+      const lines = el("pre", { tabindex: 0, role: "group", "aria-label": "For the policy file" }, snippet(shadow));
+      cell.append(stop, el("details", {}, el("summary", {}, "For the file"), lines));
+    },
+  },
 ]);
 
 const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("_", " ");
@@ -134,7 +147,7 @@ function drawStores(list) {
 
 function drawShadows(list) {
   only(byId("shadow-body"), list.length ? shadows.node : noShadows);
-  shadows.draw(list, pair);
+  shadows.draw(list, (shadow) => JSON.stringify([shadow.limiter, shadow.rule, shadow.quota]));
 }
 
 function drawRefused(top) {

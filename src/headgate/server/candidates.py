@@ -1,7 +1,7 @@
 """Candidates: other limits for live rules, asked for in the dashboard, that only watch.
 
-A candidate is a shadow rule beside the live one. It refuses nothing, and is gone with the server: what is in force is what the
-file says. Workers of one server share theirs in a file.
+A candidate is a shadow rule beside the live one. It refuses nothing, and is gone with the server: what is in force is what
+the file says. Workers of one server share theirs in a file.
 """
 
 from __future__ import annotations

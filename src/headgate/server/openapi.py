@@ -247,8 +247,8 @@ _TOLD: dict[tuple[str, str], Told] = {
     ("POST", "/v1/limiters/{name}/candidate"): Told(
         "candidate",
         "Watch what a live rule would do with another quota",
-        "It becomes a shadow rule, which refuses nothing, until the server ends; a quota of null ends it at once. What it would "
-        "have refused is among the figures.",
+        "It becomes a shadow rule, which refuses nothing, until the server ends; a quota of null ends it at once. What it "
+        "would have refused is among the figures.",
         values=_LOGIN,
         ask={"rule": "sliding_window/1m", "quota": "3/minute"},
         answer={"limiter": "login", "rule": "sliding_window/1m", "quota": "3/minute"},

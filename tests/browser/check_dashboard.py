@@ -144,7 +144,7 @@ def test_figures_go_on_after_a_restart_of_the_server(
     server.hit("login", "alice", 4)
     expect(figure(page, "login", "total-admitted")).to_have_text("4")
 
-    complaints.allow("Failed to load resource: net::ERR_")
+    complaints.allow("Failed to load resource: net::ERR_|status of 503")
     server.stop()
     expect(page.locator("#connection")).to_have_text(re.compile(r"^No data since \d\d:\d\d:\d\d$"))
     expect(page).to_have_title(re.compile(r"^No data since .* Headgate$"))
@@ -216,7 +216,7 @@ def test_charts_look_back_an_hour_or_a_day_also_over_a_restart(
     page = look(server)
     server.hit("login", "alice", 7)
     expect(figure(page, "login", "total-refused")).to_have_text("2")
-    complaints.allow("Failed to load resource: net::ERR_")
+    complaints.allow("Failed to load resource: net::ERR_|status of 503")
     server.stop()
     server.start()
     expect(page.locator("#connection")).to_have_text("Live")
@@ -315,6 +315,9 @@ rules = ["5/day"]
     expect(figure(page, "login", "total-degraded")).to_have_text("3")
     expect(figure(page, "near", "total-degraded")).to_be_hidden()
     expect(page.locator("#total-degraded")).to_contain_text("3 since")
+    expect(card(page, "login").locator(".rule-refused")).to_have_text("")  # it was no rule that refused
+    axis = card(page, "login").locator(".grid text").all_text_contents()
+    assert axis[3:] == ["\u22125 min", "\u22124 min", "\u22123 min", "\u22122 min", "\u22121 min", "now"]
     expect(card(page, "login").locator(".bar-degraded")).to_have_attribute("d", re.compile("^M"))
     expect(card(page, "login").locator(".bar-refused")).to_have_attribute("d", "")
     assert violations(page) == []

@@ -151,7 +151,8 @@ class Board(Hook):
         tier = call.tier if call.tier in self._tiers.get(call.limiter, ()) else None
         if call.tier is not None and call.tier.startswith(OVERRIDE):
             tier = "override"
-        self._refusals[call.limiter, decision.denied_by or "", tier] += 1
+        if not decision.degraded:  # then it was no rule that refused
+            self._refusals[call.limiter, decision.denied_by or "", tier] += 1
         if self._refused is not None:
             key = call.key
             self._refused.add((call.limiter, tuple(key.items()) if isinstance(key, Mapping) else key))

@@ -58,7 +58,9 @@ class Events:
         Raises:
             Problem: 503 if there are too many streams already, or no more.
         """
-        if self._has_ended or self._open >= MOST_STREAMS:
+        if self._has_ended:
+            raise Problem(503, "the server is about to stop", ((b"retry-after", b"1"),))
+        if self._open >= MOST_STREAMS:
             raise Problem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
         pieces = self._pieces()
         await anext(pieces)  # which waits for nothing, so that nobody is let in between

@@ -210,7 +210,7 @@ function xAxis(width, { span: length }) {
   const parts = length === 300 ? 5 : 6;
   const places = Array.from({ length: parts + 1 }, (_, index) => index).filter((index) => width >= 420 || index % 2 === 0 || index === parts);
   return places.map((index) => {
-    const before = (length * (1 - index / parts)) / seconds;
+    const before = Math.round((length * (parts - index)) / parts / seconds);
     const x = LEFT + ((width - LEFT) * index) / parts;
     const anchor = index === 0 ? "start" : index === parts ? "end" : "middle";
     const label = svg("text", { x, y: HEIGHT - 4, "text-anchor": anchor });

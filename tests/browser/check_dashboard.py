@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -81,14 +83,33 @@ def test_figures_are_those_of_the_api(serving: Serving, look: Look) -> None:
     expect(figure(page, "login", "total-refused")).to_have_text("2")
     expect(figure(page, "login", "total-share")).to_have_text("28.6%")
     expect(figure(page, "api", "total-admitted")).to_have_text("3")
-    expect(page.locator("#total-decisions")).to_have_text("10 since start")
-    expect(page.locator("#total-admitted")).to_have_text("8 since start")
-    expect(page.locator("#total-refused")).to_have_text("2 since start")
-    expect(page.locator("#total-share")).to_have_text("20% since start")
+    expect(page.locator("#total-decisions")).to_have_text(re.compile(r"^10 since \d\d:\d\d:\d\d$"))
+    expect(page.locator("#total-admitted")).to_have_text(re.compile(r"^8 since \d\d:\d\d:\d\d$"))
+    expect(page.locator("#total-refused")).to_have_text(re.compile(r"^2 since \d\d:\d\d:\d\d$"))
+    expect(page.locator("#total-share")).to_have_text(re.compile(r"^20% since \d\d:\d\d:\d\d$"))
     assert server.tick()["totals"] == {
-        "login": {"admitted": 5, "refused": 2, "degraded": 0},
-        "api": {"admitted": 3, "refused": 0, "degraded": 0},
+        "login": {"admitted": 5, "refused": 2, "degraded": 0, "degraded_refused": 0},
+        "api": {"admitted": 3, "refused": 0, "degraded": 0, "degraded_refused": 0},
     }
+
+
+def test_figures_out_of_sight_are_true(serving: Serving, look: Look) -> None:
+    names = [f"limiter{number}" for number in range(8)]
+    server = serving("".join(f'[limiters.{name}]\nrules = ["1/day"]\n' for name in names))
+    for name in names:
+        server.hit(name, "alice", 3)
+    page = look(server, viewport=PHONE)
+    for name in names:
+        expect(figure(page, name, "total-admitted")).to_have_text("1")
+        expect(figure(page, name, "total-refused")).to_have_text("2")
+        expect(card(page, name).get_by_role("slider")).to_have_attribute(
+            "aria-valuetext", re.compile("admitted")
+        )
+    assert page.evaluate("scrollY") == 0
+    hidden_chart = card(page, names[-1]).locator(".bar-refused")
+    assert hidden_chart.get_attribute("d") is None
+    hidden_chart.scroll_into_view_if_needed()
+    expect(hidden_chart).to_have_attribute("d", re.compile("^M"))
 
 
 def test_limiters_show_their_rules_in_words(serving: Serving, look: Look) -> None:
@@ -123,15 +144,49 @@ def test_figures_go_on_after_a_restart_of_the_server(
     server.hit("login", "alice", 4)
     expect(figure(page, "login", "total-admitted")).to_have_text("4")
 
-    complaints.allow("Failed to load resource: net::ERR_")
+    complaints.allow("Failed to load resource: net::ERR_|status of 503")
     server.stop()
-    expect(page.locator("#connection")).to_have_text("Reconnecting…")
+    expect(page.locator("#connection")).to_have_text(re.compile(r"^No data since \d\d:\d\d:\d\d$"))
+    expect(page).to_have_title(re.compile(r"^No data since .* Headgate$"))
+    expect(page.locator("#figure-decisions")).to_have_text("\N{EN DASH}")
+    expect(card(page, "login").locator(".card-now")).to_have_text("\N{EN DASH}/s")
+    assert page.evaluate("getComputedStyle(document.querySelector('main')).opacity") == "0.5"
     expect(figure(page, "login", "total-admitted")).to_have_text("4")
 
     server.start()
     expect(page.locator("#connection")).to_have_text("Live")
+    expect(page).to_have_title("Headgate")
     server.hit("login", "bob", 3)
     expect(figure(page, "login", "total-admitted")).to_have_text("3")
+    assert page.evaluate("getComputedStyle(document.querySelector('main')).opacity") == "1"
+
+
+def test_a_server_that_hangs_is_not_shown_as_live(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    server.signal(signal.SIGSTOP)
+    try:
+        expect(page.locator("#connection")).to_have_text(re.compile("^No data since "))
+        expect(page).to_have_title(re.compile("^No data since "))
+    finally:
+        server.signal(signal.SIGCONT)
+    expect(page.locator("#connection")).to_have_text("Live")
+
+
+def test_rates_are_of_one_window_and_agree(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    server.hit("login", "alice", 9)
+    expect(figure(page, "login", "total-admitted")).to_have_text("5")
+    shown = page.evaluate("""() => {
+        const number = (selector) => parseFloat(document.querySelector(selector).textContent);
+        const own = '[data-limiter=login] ';
+        return ['#figure-decisions', own + '.card-now'].map(number).concat(
+            [['#figure-admitted', '#figure-refused'], [own + '.legend-admitted b', own + '.legend-refused b']]
+            .map(([one, other]) => number(one) + number(other)));
+    }""")
+    assert shown == pytest.approx([shown[0]] * 4, abs=0.11)
+    expect(card(page, "login").locator(".readout-time")).to_have_text("Last 10 s")
 
 
 def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> None:
@@ -150,8 +205,34 @@ def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> N
     expect(chart).to_have_attribute("aria-valuetext", re.compile(r"[\d.]+ admitted, 0 refused per second"))
     card(page, "login").get_by_text("Figures as a table").click()
     rows = card(page, "login").get_by_role("row")
-    expect(rows.first).to_have_text("FromAdmitted per secondRefused per second")
-    expect(rows.nth(1)).to_have_text(re.compile(r"\d\d:\d\d:\d\d[\d.]+0"))
+    expect(rows.first).to_have_text("FromAdmitted per secondRefused per secondWithout the store")
+    expect(rows.nth(1)).to_have_text(re.compile(r"\d\d:\d\d:\d\d[\d.]+00"))
+
+
+def test_charts_look_back_an_hour_or_a_day_also_over_a_restart(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
+    server = serving('[server]\nhistory = "history"\n' + POLICY.replace("[server]", ""))
+    page = look(server)
+    server.hit("login", "alice", 7)
+    expect(figure(page, "login", "total-refused")).to_have_text("2")
+    complaints.allow("Failed to load resource: net::ERR_|status of 503")
+    server.stop()
+    server.start()
+    expect(page.locator("#connection")).to_have_text("Live")
+    expect(figure(page, "login", "total-refused")).to_have_text("0")
+    chart = card(page, "login").get_by_role("slider")
+    card(page, "login").get_by_text("Figures as a table").click()
+    for name, words, newest in (("1 h", "the last hour", "59"), ("1 d", "the last day", "95")):
+        page.get_by_role("radio", name=name).check()
+        expect(chart).to_have_accessible_name(f"login: decisions per second in {words}")
+        expect(chart).to_have_attribute("aria-valuemax", newest)
+        expect(card(page, "login").locator(".bar-refused")).to_have_attribute("d", re.compile("^M"))
+        expect(card(page, "login").get_by_role("row").nth(1)).to_have_text(
+            re.compile(r"\d\d:\d\d:\d\d(?!00)[\d.]+0$")
+        )
+    page.get_by_role("radio", name="5 min").check()
+    expect(chart).to_have_attribute("aria-valuemax", "59")
 
 
 def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: Look) -> None:
@@ -160,19 +241,137 @@ def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: 
     server.hit("api", {"user": "bob"}, 8)
     row = page.locator("#shadow tbody").get_by_role("row")
     expect(row.get_by_role("cell")).to_have_text(
-        ["api", "candidateat most 2 in any day for each user", "8", "6 75%", "\N{EN DASH}"]
+        ["api", "candidateat most 2 in any day for each user", "8", "6 75%", "\N{EN DASH}", "\N{EN DASH}", ""]
     )
 
 
-def test_a_store_that_is_down_is_shown_as_such(serving: Serving, look: Look) -> None:
-    server = serving('[limiters.login]\nrules = ["5/day"]\nstore = "redis://127.0.0.1:1/0"\n')
+def test_a_candidate_is_watched_beside_its_live_rule(
+    serving: Serving, look: Look, complaints: Complaints
+) -> None:
+    server = serving(POLICY)
     page = look(server)
-    row = page.locator("#stores tbody").get_by_role("row")
-    expect(row.get_by_role("cell")).to_have_text(["login", "redis://127.0.0.1:1/0", "Up", "Closed", "0"])
-    server.hit("login", "alice")
+    form = page.locator("#candidate-form")
+    form.get_by_label("What if").select_option(label="login: sliding_window/1d (5/day)")
+    expect(form.get_by_label("were")).to_have_value("5/day")
+    form.get_by_label("were").fill("3/day")
+    form.get_by_role("button", name="Watch").click()
+    expect(form.get_by_role("status")).to_contain_text("nothing is refused because of it")
+    row = page.locator("#shadow tbody").get_by_role("row").filter(has_text="candidate of")
+    expect(row).to_have_count(1)
+    server.hit("login", "alice", 7)
+    expect(row.get_by_role("cell").nth(2)).to_have_text("5")
+    expect(row.get_by_role("cell").nth(3)).to_have_text("2 40%")
+    expect(row.get_by_role("cell").nth(5)).to_have_text("2")
+    expect(figure(page, "login", "total-admitted")).to_have_text("5")
+    row.get_by_text("For the file").click()
+    expect(row.get_by_role("group", name="For the policy file")).to_contain_text(
+        '{ quota = "3/day", name = "sliding_window/1d" }'
+    )
+    assert violations(page) == []
+    row.get_by_role("button", name="Stop watching").click()
+    expect(row).to_have_count(0)
+    complaints.expect("status of 422")
+    form.get_by_label("were").fill("3/fortnight")
+    form.get_by_role("button", name="Watch").click()
+    expect(form.get_by_role("status")).to_contain_text("fortnight")
+
+
+def test_an_outage_is_told_with_store_time_error_and_policy(serving: Serving, look: Look) -> None:
+    server = serving("""
+[limiters.login]
+rules = ["5/day"]
+store = "redis://127.0.0.1:1/0"
+on_store_error = "closed"
+[limiters.api]
+rules = ["5/day"]
+store = "redis://127.0.0.1:1/0"
+[limiters.near]
+rules = ["5/day"]
+""")
+    page = look(server)
+    row = page.locator("#stores tbody").get_by_role("row").first
+    dash = "\N{EN DASH}"
+    expect(row.get_by_role("cell")).to_have_text(
+        ["login", "redis://127.0.0.1:1/0", "Up", "Closed", "0", dash, dash, dash]
+    )
+    expect(page.get_by_role("alert")).to_have_count(0)
+    server.hit("login", "alice", 3)
     expect(row.get_by_role("cell").nth(2)).to_have_text("Down")
     expect(row.get_by_role("cell").nth(3)).to_have_text("Open")
     expect(card(page, "login").locator(".badge")).to_have_text("Store down")
+    banner = page.get_by_role("alert")
+    expect(banner).to_contain_text("1 store down")
+    expect(banner).to_contain_text(
+        re.compile(r"redis://127\.0\.0\.1:1/0 has not answered since \d\d:\d\d:\d\d: .+")
+    )
+    expect(banner.get_by_role("listitem").filter(has_text="everything is")).to_contain_text(
+        ["login", "login", "api"]
+    )
+    expect(banner).to_contain_text("login: everything is refused")
+    expect(banner).to_contain_text("api: everything is admitted")
+    expect(page.locator("#connection")).to_have_text("1 store down")
+    expect(page).to_have_title(re.compile("^1 store down"))
+    expect(figure(page, "login", "total-refused")).to_have_text("3")
+    expect(figure(page, "login", "total-degraded")).to_have_text("3")
+    expect(figure(page, "near", "total-degraded")).to_be_hidden()
+    expect(page.locator("#total-degraded")).to_contain_text("3 since")
+    expect(card(page, "login").locator(".rule-refused")).to_have_text("")  # it was no rule that refused
+    axis = card(page, "login").locator(".grid text").all_text_contents()
+    assert axis[3:] == ["\u22125 min", "\u22124 min", "\u22123 min", "\u22122 min", "\u22121 min", "now"]
+    expect(card(page, "login").locator(".bar-degraded")).to_have_attribute("d", re.compile("^M"))
+    expect(card(page, "login").locator(".bar-refused")).to_have_attribute("d", "")
+    assert violations(page) == []
+
+
+def test_a_store_tells_its_latency_and_last_contact(serving: Serving, look: Look, tmp_path: Path) -> None:
+    server = serving(f'[limiters.login]\nrules = ["5/day"]\nstore = "sqlite:///{tmp_path}/limits.db"\n')
+    page = look(server)
+    server.hit("login", "alice")
+    cells = page.locator("#stores tbody").get_by_role("row").get_by_role("cell")
+    expect(cells.nth(5)).to_have_text(re.compile(r"^[\d.]+ ms$"))
+    expect(cells.nth(6)).to_have_text(re.compile(r"^[\d.]+ ms$"))
+    expect(cells.nth(7)).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+
+
+def test_refusals_are_shown_by_rule_and_tier(serving: Serving, look: Look) -> None:
+    server = serving("""
+[limiters.api]
+rules = [
+  { quota = "1/day", name = "daily", tiers = { pro = "2/day" } },
+  { quota = "9/week", name = "weekly" },
+]
+""")
+    page = look(server)
+    calls = [
+        {"limiter": "api", "operation": "hit", "key": key, "tier": tier}
+        for key, tier in [("a", "pro")] * 4 + [("b", None)] * 2
+    ]
+    server.post("/v1/batch", {"calls": calls})
+    refused = card(page, "api").locator(".rule-refused")
+    expect(refused).to_have_text(["refused 3 (pro 2, no tier 1)", ""])
+
+
+def test_open_holds_are_in_view(serving: Serving, look: Look) -> None:
+    server = serving(POLICY)
+    page = look(server)
+    hold = server.post("/v1/limiters/login/hold", {"key": "alice", "cost": 3})["hold"]
+    expect(figure(page, "login", "held")).to_have_text("3")
+    server.post(f"/v1/holds/{hold}/release", {})
+    expect(figure(page, "login", "held")).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [360, 390, 1440])
+def test_the_navigation_is_one_line_and_whole(serving: Serving, look: Look, width: int) -> None:
+    page = look(serving(POLICY, demo=True), viewport={"width": width, "height": 900})
+    expect(page.get_by_role("switch")).to_be_visible()
+    boxes = [link.bounding_box() for link in page.get_by_role("navigation").get_by_role("link").all()]
+    shown = [box for box in boxes if box]
+    assert len(shown) == 6
+    assert {box["y"] for box in shown} == {shown[0]["y"]}
+    assert {box["height"] for box in shown} == {shown[0]["height"]}
+    assert min(box["x"] for box in shown) >= 0
+    assert max(box["x"] + box["width"] for box in shown) <= width
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_refused_keys_are_shown_only_if_the_operator_wants_it(serving: Serving, look: Look) -> None:
@@ -191,7 +390,8 @@ def test_a_bad_policy_file_is_shown_until_it_is_mended(serving: Serving, look: L
     server.policy_file.write_text('[limiters.login]\nrules = ["5/fortnight"]\n', encoding="utf-8")
     expect(page.get_by_role("alert")).to_contain_text("5/fortnight")
     expect(card(page, "login")).to_contain_text("5 in any day")
-    server.policy_file.write_text('[limiters.login]\nrules = ["6/day"]\n', encoding="utf-8")
+    mended = 'allow_removal = true\n[limiters.login]\nrules = ["6/day"]\n'
+    server.policy_file.write_text(mended, encoding="utf-8")
     expect(page.get_by_role("alert")).to_be_hidden()
     expect(card(page, "login")).to_contain_text("6 in any day")
     expect(card(page, "api")).to_have_count(0)
@@ -279,17 +479,33 @@ def test_choosing_a_refused_key_inspects_it(serving: Serving, look: Look) -> Non
     expect(usage(page, "login", "sliding_window/1d")).to_contain_text("5 of 5 used")
 
 
-def test_a_refused_key_of_several_scopes_is_shown_but_is_no_text_to_inspect(
-    serving: Serving, look: Look
-) -> None:
-    policy = '[server]\ntop_keys = 5\n[limiters.api]\nrules = [{ quota = "0/day", scope = "user" }]\n'
-    server = serving(policy + '[limiters.all]\nrules = [{ quota = "0/day", scope = "*" }]\n')
-    server.hit("api", {"user": "bob"}, 2)
+def test_scoped_and_long_refused_keys_can_be_chosen(serving: Serving, look: Look) -> None:
+    policy = '[server]\ntop_keys = 5\n[limiters.api]\nrules = [{ quota = "1/day", scope = "user" }]\n'
+    policy += '[limiters.all]\nrules = [{ quota = "0/day", scope = "*" }]\n'
+    policy += '[limiters.pair]\nrules = [{ quota = "5/day", scope = "realm" }]\n[limiters.plain]\nrules = ["1/day"]\n'
+    server = serving(policy.replace("[server]\n", "[server]\nlargest_body = 1000000\n"))
+    server.hit("api", {"user": "bob"}, 3)
     server.hit("all", None)
     page = look(server)
     refused = page.locator("#refused-body li")
     expect(refused).to_have_text(["user: bobrefused by api2", "everybody togetherrefused by all1"])
-    expect(refused.get_by_role("button")).to_have_count(0)
+    expect(refused.get_by_role("button")).to_have_count(1)
+    refused.get_by_role("button").click()
+    expect(page.locator("#inspect").get_by_label("Key")).to_have_value('{"user":"bob"}')
+    expect(usage(page, "api", "sliding_window/1d/user")).to_contain_text("1 of 1 used")
+    expect(page.locator("#inspect").get_by_role("heading", name="pair")).to_have_count(0)
+
+    long_key = "long " * 30_000
+    server.hit("plain", long_key[:400], 3)
+    server.hit("plain", long_key, 4)
+    for number, used in ((4, "1 of 1 used"), (3, "1 of 1 used")):
+        refused.filter(has_text=f"plain{number - 1}").get_by_role("button").click()
+        expect(usage(page, "plain", "sliding_window/1d")).to_contain_text(used)
+    page.get_by_role("button", name="Reset in plain").click()
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
+    expect(usage(page, "plain", "sliding_window/1d")).to_contain_text("0 of 1 used")
+    assert server.post("/v1/limiters/plain/check", {"key": long_key[:400]})["remaining"] == 0
+    assert server.post("/v1/limiters/plain/check", {"key": long_key})["allowed"] is False
 
 
 # --- Try it ----------------------------------------------------------------------------------------------------------

@@ -63,6 +63,11 @@ class Server:
         self._process.communicate(timeout=30)
         self._process = None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def post(self, path: str, body: object) -> Any:
         """Ask the API, and return what it answers."""
         response = httpx.post(f"{self.url}{path}", json=body, headers=self._headers)

@@ -94,7 +94,11 @@ def test_the_page_lives(block: Block) -> None:
 
     tick = first_tick(block.urls["dashboard"], lives)
     assert tick["demo"]["traffic"] is True
-    assert [service["url"] for service in tick["demo"]["services"]] == [block.urls[name] for name in SERVICES]
+    links = {service["name"]: service["url"] for service in tick["demo"]["services"]}
+    assert list(links) == SERVICES
+    for name, link in links.items():
+        assert link.startswith(block.urls[name])
+        assert get(link).status_code == 200, link
     assert all(store["up"] for store in tick["stores"])
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
 import httpx
 import pytest
 
-from headgate.policy import AsyncLivePolicy
-from headgate.server import make_app
+from headgate.policy import AsyncLivePolicy, parse_policy
+from headgate.server import access, make_app
 from headgate.server.access import is_loopback
 from tests.server.support import Server, problem
 
@@ -32,7 +34,13 @@ OPEN = [
     ("GET", "/"),
     ("GET", "/static/app.js"),
 ]
-ANY = [("GET", "/metrics"), ("GET", "/v1/limiters"), ("GET", "/v1/limiters/login"), ("HEAD", "/v1/events")]
+ANY = [
+    ("GET", "/v1/history/day"),
+    ("GET", "/metrics"),
+    ("GET", "/v1/limiters"),
+    ("GET", "/v1/limiters/login"),
+    ("HEAD", "/v1/events"),
+]
 DECIDE = [
     ("POST", f"/v1/limiters/login/{operation}")
     for operation in ("hit", "check", "record", "hold", "wait-hint")
@@ -42,7 +50,11 @@ DECIDE = [
     ("POST", "/v1/inspect"),
     ("POST", "/v1/batch"),
 ]
-ADMINISTER = [("POST", "/v1/limiters/login/reset"), ("POST", "/v1/demo/traffic")]
+ADMINISTER = [
+    ("POST", "/v1/limiters/login/candidate"),
+    ("POST", "/v1/limiters/login/reset"),
+    ("POST", "/v1/demo/traffic"),
+]
 
 
 async def status(server: Server, method: str, path: str, token: str | None) -> int:
@@ -76,7 +88,7 @@ async def test_no_endpoint_was_forgotten_above() -> None:
     server = Server(policy("decider"))
     document = (await server.client.get("/openapi.json")).json()
     concrete = {
-        (method.upper(), path.replace("{name}", "login").replace("{id}", "x"))
+        (method.upper(), path.replace("{name}", "login").replace("{id}", "x").replace("{range}", "day"))
         for path, methods in document["paths"].items()
         for method in methods
     }
@@ -214,14 +226,31 @@ async def test_without_tokens_what_a_proxy_passes_on_is_not_answered(field: str)
     assert response.status_code == 200
 
 
-async def test_a_reload_that_leaves_no_tokens_is_a_warning(
+async def test_a_server_whose_tokens_are_gone_is_closed() -> None:
+    """A file that was cut off must not open it; not even to this machine, where a proxy may run."""
+    server = Server(policy("decider"))
+    assert (await server.client.get("/v1/limiters", headers=bearer("decider"))).status_code == 200
+    server.live._use(parse_policy(policy()))
+    server.live._tell()
+    for headers in ({}, bearer("decider")):
+        assert "no tokens in the policy any more" in problem(
+            await server.client.get("/v1/limiters", headers=headers), 403
+        )
+    assert (await server.client.get("/healthz")).status_code == 200
+    assert (await server.client.get("/readyz")).json()["stores"] == []
+    server.live._use(parse_policy(policy("admin")))
+    server.live._tell()
+    assert (await server.client.get("/v1/limiters", headers=bearer("admin"))).status_code == 200
+
+
+async def test_a_reload_that_leaves_no_tokens_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "headgate.toml"
     file.write_text(policy("decider", "admin"))
     async with AsyncLivePolicy.from_file(file) as live:
         make_app(live)
-        for text, warnings in [(policy("admin"), 0), (policy(), 1), (policy() + "[server]\nport = 1\n", 1)]:
+        for text, warnings in [(policy("admin"), 0), (policy(), 1), (policy() + "[server]\nport = 1\n", 2)]:
             file.write_text(text)
             assert live.reload()
             assert caplog.text.count("no tokens in the policy any more") == warnings
@@ -279,3 +308,40 @@ async def test_a_request_by_way_of_a_local_socket_is_local() -> None:
 
     await server.app(scope, httpx.AsyncByteStream, send)  # type: ignore[arg-type]  # nothing is received
     assert sent[0]["status"] == 200
+
+
+# Who did what
+
+
+async def test_a_token_ends_when_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(policy("decider") + "expires = 2030-01-31\n")
+    clock = [datetime(2030, 1, 30, 23, 59, 59, tzinfo=UTC).timestamp()]
+    monkeypatch.setattr(access.time, "time", lambda: clock[0])
+    assert (await server.client.get("/v1/limiters", headers=bearer("decider"))).status_code == 200
+    clock[0] += 1
+    answer = await server.client.get("/v1/limiters", headers=bearer("decider"))
+    assert problem(answer, 401) == "the token 'decider' has expired"
+
+
+async def test_resets_and_refused_tokens_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "headgate.audit")
+    server = Server(policy("decider", "both"))
+    await server.post("/v1/limiters/login/reset", {"key": "alice"}, headers=bearer("both"))
+    calls = [{"operation": "reset", "limiter": "login", "key": "bob"}]
+    await server.post("/v1/batch", {"calls": calls}, headers=bearer("both"))
+    await server.post("/v1/limiters/login/reset", {"key": "alice"}, headers=bearer("decider"))
+    await server.client.get("/v1/limiters", headers={"authorization": "Bearer guessed"})
+    await server.client.get("/v1/limiters")
+    assert [record.getMessage() for record in caplog.records if record.name == "headgate.audit"] == [
+        "both has reset 'alice' in limiter 'login'",
+        "both has reset 'bob' in limiter 'login'",
+        "refused a request from 127.0.0.1: this token may not administer",
+        "refused a request from 127.0.0.1: this token is not in the policy",
+    ]
+
+
+async def test_answers_of_the_api_are_not_kept_nor_guessed_about() -> None:
+    server = Server()
+    for path in ("/v1/limiters", "/v1/nothing", "/healthz", "/metrics"):
+        headers = (await server.client.get(path)).headers
+        assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import msgspec
 import pytest
 
 from headgate.policy import AsyncLivePolicy, parse_policy
-from headgate.server.board import TICKS_KEPT, Board, Exchange, Snapshot, merged, shown_key
-from headgate.server.wire import Figures, RefusedKey, ShadowFigures, StoreShown, Tick
+from headgate.server.board import Board, Exchange, Snapshot, merged, shown_key
+from headgate.server.contacts import MINUTE, Contact, quantile, total
+from headgate.server.past import Past
+from headgate.server.wire import Figures, History, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
 from headgate.testing import FakeClock
 
 POLICY = """
@@ -20,6 +23,11 @@ rules = ["2/minute"]
 rules = ["100/minute", { quota = "1/hour", name = "candidate", shadow = true }]
 """
 TOP = POLICY + "[server]\ntop_keys = 2\n"
+
+
+def times(past: Past) -> list[int]:
+    """Return the seconds that are known."""
+    return [second.time for second in msgspec.json.decode(past.seconds.whole(), type=History).ticks]
 
 
 def live_with(board: Board, policy: str = POLICY) -> AsyncLivePolicy:
@@ -52,6 +60,11 @@ async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
     tick = board.tick(live, 1)
     assert tick.limiters["far"] == Figures(admitted=1, degraded=1)
     (store,) = tick.stores
+    assert store.error is not None
+    assert "127.0.0.1:1" in store.error
+    assert (store.last_contact, store.p50, store.p99) == (None, None, None)
+    assert store.since is not None
+    assert board.tick(live, 2).stores[0].since == store.since
     assert (store.limiter, store.store, store.up, store.breaker) == (
         "far",
         "redis://***@127.0.0.1:1/0",
@@ -62,6 +75,72 @@ async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
     await live.aclose()
 
 
+async def test_refusals_without_the_store_are_counted_apart() -> None:
+    board = Board()
+    far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:1/0"\non_store_error = "closed"'
+    live = live_with(board, far)
+    await live["far"].hit("alice")
+    tick = board.tick(live, 1)
+    assert tick.limiters["far"] == Figures(refused=1, degraded=1, degraded_refused=1)
+    assert tick.refusals == []
+    await live.aclose()
+
+
+async def test_a_store_that_answers_tells_when_and_how_fast(tmp_path: Path) -> None:
+    board = Board()
+    live = live_with(board, f'[limiters.far]\nrules = ["5/minute"]\nstore = "sqlite:///{tmp_path}/limits.db"')
+    board.show(live)
+    await live["far"].check("alice")
+    (store,) = board.tick(live, 1).stores
+    assert (store.since, store.error) == (None, None)
+    assert store.last_contact is not None
+    assert store.p50 is not None
+    assert store.p99 is not None
+    assert 0 < store.p50 <= store.p99
+    await live.aclose()
+
+
+def test_a_quantile_is_at_most_a_fifth_too_high_and_forgets() -> None:
+    contact = Contact()
+    for seconds in [0.001] * 98 + [0.2] * 2:
+        contact.add(seconds, 1000.0)
+    times = total([contact.recent(1000.0), {}])
+    assert 0.001 <= (quantile(times, 0.5) or 0) <= 0.0012
+    assert 0.2 <= (quantile(times, 0.99) or 0) <= 0.24
+    assert contact.recent(1000.0 + MINUTE) == times
+    assert contact.recent(1000.0 + 2 * MINUTE) == {}
+    assert contact.last == 1000.0
+
+
+async def test_refusals_are_told_by_rule_and_tier() -> None:
+    board = Board()
+    policy = """
+[limiters.api]
+rules = [{ quota = "0/minute", name = "all", tiers = { pro = "1/minute" } }]
+[[limiters.api.overrides]]
+key = "mallory"
+rules = { all = "0/minute" }
+"""
+    live = live_with(board, policy)
+    board.show(live)
+    for key, tier in (("a", "pro"), ("a", "pro"), ("b", None), ("b", "made up"), ("mallory", "pro")):
+        await live["api"].hit(key, tier=tier)
+    assert board.tick(live, 1).refusals == [
+        RuleRefusals("api", "all", "pro", 1),
+        RuleRefusals("api", "all", None, 2),
+        RuleRefusals("api", "all", "override", 1),
+    ]
+
+
+async def test_units_of_open_holds_are_told() -> None:
+    board = Board()
+    live = live_with(board)
+    hold = await live["api"].hold("alice", 7)
+    assert board.tick(live, 1).held == {"api": 7}
+    await hold.settle(3)
+    assert board.tick(live, 2).held == {"api": 0}
+
+
 async def test_shadow_rules_tell_what_they_would_have_done() -> None:
     board = Board()
     live = live_with(board)
@@ -69,7 +148,7 @@ async def test_shadow_rules_tell_what_they_would_have_done() -> None:
         await live["api"].hit("alice")
     words = "at most 1 in any hour for each key"
     assert board.tick(live, 1).shadow == [
-        ShadowFigures("api", "candidate", words, asked=3, refused=2, failed=0)
+        ShadowFigures("api", "candidate", words, asked=3, refused=2, failed=0, quota="1/hour")
     ]
 
 
@@ -84,7 +163,10 @@ async def test_keys_are_shown_only_if_the_policy_says_so() -> None:
     for key, hits in (("alice", 6), ("bob", 4), ("carol", 3)):
         for _ in range(hits):
             await live["login"].hit(key)
-    assert board.tick(live, 3).top == [RefusedKey("login", "alice", 4), RefusedKey("login", "bob", 2)]
+    assert board.tick(live, 3).top == [
+        RefusedKey("login", "alice", 4, "alice"),
+        RefusedKey("login", "bob", 2, "bob"),
+    ]
     assert board.tick(live_with(board), 4).top is None
 
 
@@ -96,20 +178,12 @@ async def test_keys_are_shown_only_if_the_policy_says_so() -> None:
         (b"\x00", "b'\\x00'"),
         ({"user": "42", "realm": b"n"}, "user: 42, realm: b'n'"),
         ("\ud800", "\\ud800"),
-        ("x" * 500, "x" * 128),
+        ("x" * 500, "x" * 127 + "…"),
     ],
 )
 def test_keys_are_shown_as_text_that_can_be_sent(key: object, text: str) -> None:
     assert shown_key(key) == text  # type: ignore[arg-type]
     assert msgspec.json.encode(shown_key(key))  # type: ignore[arg-type]
-
-
-async def test_history_is_bounded() -> None:
-    board = Board()
-    live = live_with(board)
-    for at in range(TICKS_KEPT + 5):
-        board.tick(live, at)
-    assert (len(board.history), board.history[0].time) == (TICKS_KEPT, 5)
 
 
 # Several workers
@@ -128,7 +202,7 @@ async def test_workers_add_up(tmp_path: Path) -> None:
     tick = boards[1].tick(lives[1], 1)
     assert tick.workers == 2
     assert tick.totals["login"] == Figures(admitted=4, refused=4)
-    assert tick.top == [RefusedKey("login", "alice", 4)]
+    assert tick.top == [RefusedKey("login", "alice", 4, "alice")]
     (shadow,) = tick.shadow
     assert (shadow.asked, shadow.refused) == (4, 2)
     assert [store.limiter for store in tick.stores] == ["login", "api"]
@@ -179,14 +253,13 @@ async def test_a_new_worker_knows_the_history(tmp_path: Path) -> None:
     for at in range(95, 101):
         board.tick(live, at)
     late = Board(Exchange(tmp_path, "1-0"))
-    assert [tick.time for tick in late.history] == [95, 96, 97, 98, 99, 100]
+    assert times(late.past) == [95, 96, 97, 98, 99, 100]
     assert late.tick(live_with(late), 101).limiters["login"] == Figures()
 
 
 def test_retiring_a_worker_that_never_wrote_is_fine(tmp_path: Path) -> None:
     Exchange.retire(tmp_path, "0-0")
     assert Exchange(tmp_path, "1-0").read() == ([], [])
-    assert Exchange(tmp_path, "1-0").saved_history() == []
 
 
 def test_nobody_reads_half_a_file(tmp_path: Path) -> None:
@@ -194,8 +267,24 @@ def test_nobody_reads_half_a_file(tmp_path: Path) -> None:
     exchange.write(Snapshot({"login": Figures(1)}))
     exchange.write(Snapshot({"login": Figures(2)}))
     assert [path.name for path in tmp_path.iterdir()] == ["0-0.worker"]
-    assert exchange.read()[0][0].totals == {"login": Figures(2)}
+    assert Exchange(tmp_path, "1-0").read()[0][0].totals == {"login": Figures(2)}
     assert stat.S_ISREG((tmp_path / "0-0.worker").stat().st_mode)
+
+
+async def test_a_full_disk_costs_figures_of_others_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = Board(Exchange(tmp_path, "0-0"))
+    live = live_with(board)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    await live["login"].hit("alice")
+    assert board.tick(live, 1).totals["login"] == Figures(1)
+    assert board.tick(live, 20).totals["login"] == Figures(1)
+    assert len([text for text in caplog.messages if "No space left" in text]) == 1
 
 
 def test_a_store_is_down_if_any_worker_cannot_reach_it() -> None:

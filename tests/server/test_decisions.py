@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from hashlib import sha256
+from itertools import count
 
 import pytest
 
+from headgate.server import operations
+from headgate.server.wire import key_from
 from headgate.testing import FakeClock
 from tests.server.support import Server, problem
 
@@ -78,6 +83,35 @@ async def test_text_and_bytes_are_different_keys() -> None:
     assert (await server.hit(key=encoded, cost=5))["allowed"]
     assert not (await server.hit(key=encoded))["allowed"]
     assert (await server.hit("submit", {"user": encoded}))["allowed"]
+
+
+LONG = "é" * 300  # 600 bytes
+
+
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ("é" * 256, "é" * 256),
+        (LONG, "sha256:" + sha256(LONG.encode()).hexdigest()),
+        (
+            {"$base64": base64.b64encode(LONG.encode()).decode()},
+            b"sha256:" + sha256(LONG.encode()).hexdigest().encode(),
+        ),
+    ],
+)
+async def test_a_long_key_is_kept_as_its_digest(key: object, kept: object) -> None:
+    assert key_from(key) == kept  # type: ignore[arg-type]
+    assert key_from({"user": key}) == {"user": kept}  # type: ignore[dict-item]
+    server = Server()
+    await server.hit("login", key, cost=5)
+    assert not (await server.hit("login", key))["allowed"]
+    assert (await server.hit("login", "é" * 301))["allowed"]
+
+
+async def test_a_tier_has_a_longest_name() -> None:
+    server = Server()
+    answer = await server.post("/v1/limiters/login/hit", {"key": "alice", "tier": "t" * 201})
+    assert "length <= 200" in problem(answer, 400)
 
 
 async def test_a_check_takes_nothing() -> None:
@@ -357,6 +391,26 @@ async def test_a_bad_call_does_not_spoil_the_others(call: object, status: int, d
     assert (first["status"], last["status"], last["body"]["remaining"]) == (200, 200, 3)
     assert (bad["status"], bad["body"]["status"]) == (status, status)
     assert detail in bad["body"]["detail"]
+
+
+async def test_a_long_batch_lets_others_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is taken for a millisecond of work."""
+    milliseconds = count()
+    monkeypatch.setattr(operations, "perf_counter", lambda: next(milliseconds) / 1000)
+    server, others = Server(), 0
+
+    async def ask_again_and_again() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    asking = asyncio.ensure_future(ask_again_and_again())
+    calls = [{"limiter": "llm", "operation": "hold", "key": "a"}] * 900
+    answers = await server.answer("/v1/batch", {"calls": calls + [{**calls[0], "operation": "hit"}] * 100})
+    asking.cancel()
+    assert [answer["status"] for answer in answers["answers"]] == [200] * 1000
+    assert others > 300
 
 
 async def test_a_batch_is_bounded() -> None:

@@ -21,13 +21,16 @@ from headgate import (
     token_bucket,
 )
 from headgate.errors import StoreConflict, StoreError, StoreUnavailable
+from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
+from headgate.server import holds
 from headgate.server.holds import (
     MARGIN,
     Finished,
     HoldBook,
     HoldsUnsupported,
+    TooManyHolds,
     UnknownHold,
     UnknownLimiter,
 )
@@ -146,14 +149,28 @@ async def test_later_calls_return_the_first_outcome(open_store: OpenStore) -> No
     assert await left_on(store) == [700] * 4
 
 
-async def test_a_hold_of_nothing_can_be_settled_at_something(open_store: OpenStore) -> None:
-    store = open_store()
-    book = book_on(store)
-    _, hold_id, expires_after = await book.take("llm", "alice", 0)
-    assert hold_id is not None
-    assert expires_after == 0
-    assert await book.finish(hold_id, 5) == Finished("llm", 0, 5, first=True)
-    assert await left_on(store) == [995] * 4
+async def test_of_a_hold_of_nothing_nothing_is_kept(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds, "keep", None)  # it would raise
+    book = book_on(open_store())
+    decision, hold_id, expires_after = await book.take("llm", "alice", 0)
+    assert decision.allowed
+    assert (hold_id, expires_after) == (None, None)
+
+
+async def test_a_caller_has_so_many_holds_open_and_others_are_not_bothered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(holds, "MOST_PER_CALLER", 3)
+    book = HoldBook({"llm": AsyncLimiter("1000/minute", name="llm", hooks=[Hook()])})
+    ids = [(await book.take("llm", f"key {number}", caller="shop"))[1] for number in range(3)]
+    with pytest.raises(TooManyHolds, match="3 holds are open"):
+        await book.take("llm", "alice", caller="shop")
+    assert (await book.take("llm", "alice", caller="other"))[1] is not None
+    assert ids[0] is not None
+    await book.finish(ids[0], 1)
+    assert (await book.take("llm", "alice", caller="shop"))[1] is not None
 
 
 async def test_a_limiter_without_rules_has_holds_too(open_store: OpenStore) -> None:

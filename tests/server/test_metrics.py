@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headgate.server.metrics import ReservedDict
 from tests.server.support import Server
 
 POLICY = """
@@ -51,6 +55,36 @@ async def test_no_key_is_in_the_metrics() -> None:
     for _ in range(5):
         await server.hit("api", "someone")
     assert "someone" not in (await server.client.get("/metrics")).text
+
+
+def test_files_of_counts_have_all_their_room(tmp_path: Path) -> None:
+    """To write into a page without room on the disk would end the process."""
+    counts = ReservedDict(str(tmp_path / "counter_1.db"))
+    for number in range(3000):
+        counts.write_value(f'["headgate", "headgate", {{}}, "{number:0100}"]', number, 0.0)
+        stat = (tmp_path / "counter_1.db").stat()
+        assert stat.st_blocks * 512 >= stat.st_size
+    assert len(list(counts.read_all_values())) == 3000
+    counts.close()
+
+
+def test_counts_are_lost_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = ReservedDict(str(tmp_path / "counter_1.db"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        counts.write_value("x" * 70_000, 1.0, 0.0)
+    counts.write_value(f"key {0:0100}", 0.0, 0.0)
+    assert (tmp_path / "counter_1.db").stat().st_size == 65_536
+    assert counts.read_value(f"key {0:0100}") == (0.0, 0.0)
+    counts.close()
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            ReservedDict(str(tmp_path / "counter_2.db"))
+        assert not (tmp_path / "counter_2.db").exists()
 
 
 async def test_holds_of_before_a_restart_are_not_counted_as_settled(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ async def test_every_endpoint_of_the_api_is_described() -> None:
         (method.upper(), path) for path, methods in (await document())["paths"].items() for method in methods
     }
     server = Server()
-    table = endpoints(server.app._operations, server.app._events, None, None)
+    table = endpoints(
+        server.app._operations, server.app._events, server.board.past, server.app._candidates, None, None
+    )
     files = {("GET", "/"), ("GET", "/static/{file}"), ("GET", "/openapi.json")}
     assert described == {(endpoint.method, endpoint.path) for endpoint in table} - files
 

@@ -226,7 +226,7 @@ async def test_settling_at_an_impossible_cost_is_not_processed() -> None:
 
 
 async def test_a_store_without_memory_for_holds_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def take(*_: object) -> None:
+    async def take(*_: object, caller: str) -> None:
         raise HoldsUnsupported("the store cannot remember holds")
 
     monkeypatch.setattr(HoldBook, "take", take)

@@ -170,7 +170,10 @@ def test_workers_share_the_port_and_the_counts(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             admitted = sum(pool.map(lambda _: hit(server), range(80)))
         assert admitted == 50
-        eventually(lambda: totals(server) == {"admitted": 50, "refused": 30, "degraded": 0}, "all figures")
+        eventually(
+            lambda: totals(server) == {"admitted": 50, "refused": 30, "degraded": 0, "degraded_refused": 0},
+            "all figures",
+        )
         assert tick(server)["workers"] == 2
         assert decisions(server) == {"admitted": 50, "refused": 30}
         pids = server.workers
@@ -184,10 +187,9 @@ def tick(server: Process) -> dict[str, object]:
     """Return the newest tick."""
     with httpx.stream("GET", f"{server.url}/v1/events", timeout=READ_SECONDS) as response:
         for line in response.iter_lines():
-            if line.startswith("data: "):
-                ticks = httpx.Response(200, text=line.removeprefix("data: ")).json()["ticks"]
-                return dict(ticks[-1])
-    raise AssertionError("no history")
+            if line.startswith('data: {"time"'):
+                return dict(httpx.Response(200, text=line.removeprefix("data: ")).json())
+    raise AssertionError("no tick")
 
 
 def totals(server: Process) -> object:
@@ -208,12 +210,18 @@ def test_a_killed_worker_is_replaced_and_nothing_is_forgotten(tmp_path: Path) ->
     with serving(tmp_path, SHARED, workers=2) as server:
         for _ in range(20):
             hit(server)
-        eventually(lambda: totals(server) == {"admitted": 20, "refused": 0, "degraded": 0}, "all figures")
+        eventually(
+            lambda: totals(server) == {"admitted": 20, "refused": 0, "degraded": 0, "degraded_refused": 0},
+            "all figures",
+        )
         killed = server.workers[0]
         os.kill(killed, signal.SIGKILL)
         eventually(lambda: len(set(server.workers) - {killed}) == 2, "another worker")
         eventually(lambda: tick(server)["workers"] == 2, "its figures")
-        eventually(lambda: totals(server) == {"admitted": 20, "refused": 0, "degraded": 0}, "all figures")
+        eventually(
+            lambda: totals(server) == {"admitted": 20, "refused": 0, "degraded": 0, "degraded_refused": 0},
+            "all figures",
+        )
         assert decisions(server) == {"admitted": 20}
         assert sum(hit(server) for _ in range(40)) == 30
         assert "ended with SIGKILL; another one takes its place" in server.log
@@ -251,7 +259,7 @@ def test_a_reload_reaches_every_worker(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         eventually(lambda: server.log.count("is in force") == 2, "two reloads")
         assert {limit(server) for _ in range(8)} == {60}
-        (tmp_path / "headgate.toml").write_text(MEMORY)
+        (tmp_path / "headgate.toml").write_text("allow_removal = true\n" + MEMORY)
         server.process.send_signal(signal.SIGHUP)
         eventually(
             lambda: server.log.count("now count: login; give them a shared store") == 2, "two warnings"

@@ -12,8 +12,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headgate.cli import benchmark, counts, databases, policies, replays, services, starting, top
-from headgate.cli.common import DEBUG_HELP, Commands, Failure, Parser
+from headgate.cli import (
+    benchmark,
+    completion,
+    counts,
+    databases,
+    policies,
+    replays,
+    services,
+    starting,
+    top,
+)
+from headgate.cli.common import DEBUG_HELP, Commands, Failure, Parser, redacted
 from headgate.errors import HeadgateError
 
 __all__ = ["main", "make_parser"]
@@ -40,6 +50,7 @@ def make_parser() -> Parser:
         examples=["headgate tour", "headgate check headgate.toml", "headgate serve --help"],
     )
     parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    parser.add_argument("--version", action="version", version=starting.version(), help="print the version")
     parser.set_defaults(command=None)
     commands = Commands(parser, required=False)
     commands.group("begin here")
@@ -57,6 +68,7 @@ def make_parser() -> Parser:
     services.add(commands)
     commands.group("this program")
     starting.add_last(commands)
+    completion.add(commands, parser)
     return parser
 
 
@@ -75,14 +87,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (Failure, HeadgateError, OSError) as error:
         if options.debug:
             raise
-        print(f"headgate: {_in_one_line(error)}", file=sys.stderr)
+        print(f"headgate: {redacted(error)}", file=sys.stderr)
         return error.code if isinstance(error, Failure) else 1
-
-
-def _in_one_line(error: Exception) -> str:
-    from headgate.observe.redaction import redact
-
-    return redact(" ".join(str(error).split())) or type(error).__name__
 
 
 def _write_anything() -> None:

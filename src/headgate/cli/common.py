@@ -8,9 +8,10 @@ import os
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from headgate.policy import Policy
@@ -51,6 +52,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"headgate: {message} (`{self.prog} --help` says more)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            near = get_close_matches(str(value), action.choices, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(action.choices)}"
+            raise argparse.ArgumentError(None, f"there is no {str(action.metavar).lower()} {value!r}; {hint}")
+        super()._check_value(action, value)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -171,6 +179,13 @@ def existing_policy(file: str) -> str:
 
         raise PolicyError(f"there is no {file}; the smallest policy file is one line: {SMALLEST_POLICY}")
     return file
+
+
+def redacted(error: Exception) -> str:
+    """Return what an error says, in one line and without credentials."""
+    from headgate.observe.redaction import redact
+
+    return redact(" ".join(str(error).split())) or type(error).__name__
 
 
 def optional(module: str, what: str, extra: str) -> ModuleType:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+import os
 import re
 import secrets
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from headgate.cli.common import (
@@ -18,7 +21,7 @@ from headgate.cli.common import (
     existing_policy,
     optional,
     port,
-    read_policy,
+    redacted,
 )
 
 if TYPE_CHECKING:
@@ -34,11 +37,13 @@ def add(commands: Commands) -> None:
         "check",
         "check a policy file, and say in plain words what it means",
         _check,
-        about="What is wrong is said with its line and column. Environment variables that begin with HEADGATE_ replace "
+        about="Everything that is wrong is said at once, with line and column; what is allowed but hardly meant is a "
+        "warning. Environment variables that begin with HEADGATE_ replace "
         "single values, as they do for the server; docs/how-to/policy.md says how.",
         examples=[
             "headgate check",
             "headgate check --connect other.toml",
+            "cat other.toml | headgate check --json -",
             "HEADGATE_STORE__URL=redis://localhost headgate check",
         ],
     )
@@ -47,11 +52,12 @@ def add(commands: Commands) -> None:
         metavar="FILE",
         nargs="?",
         default=POLICY_FILE,
-        help=f"the policy file (default: {POLICY_FILE})",
+        help=f"the policy file, or - for standard input (default: {POLICY_FILE})",
     )
     check.add_argument(
         "--connect", action="store_true", help="also ask every store whether it can count; fail if one cannot"
     )
+    check.add_argument("--json", action="store_true", help="print what was found as JSON")
 
     serve = commands.add(
         "serve",
@@ -93,15 +99,42 @@ def add(commands: Commands) -> None:
         choices=PERMISSIONS,
         help="what it is good for; may be given twice (default: decide)",
     )
+    token.add_argument(
+        "--days", type=_at_least_one, metavar="N", help="after how many days it ends (default: never)"
+    )
 
 
-def _check(options: argparse.Namespace) -> None:
-    from headgate.policy import explain
+def _check(options: argparse.Namespace) -> int:
+    """Say what a policy means, or everything that is wrong with it."""
+    from headgate.policy import explain, parse_policy
+    from headgate.policy.load import read_policy
+    from headgate.policy.mistakes import find_mistakes, find_warnings
 
-    policy = read_policy(options.file)
-    print(explain(policy))
-    if options.connect:
+    if options.file == "-":
+        source, text = "standard input", sys.stdin.read()
+    else:
+        source, text = options.file, read_policy(existing_policy(options.file))
+    mistakes = find_mistakes(text, source, os.environ)
+    policy = None if mistakes else parse_policy(text, source, os.environ)
+    warnings = [] if policy is None else list(find_warnings(policy, text, os.environ))
+    if options.json:
+        places = [{"line": each.line, "column": each.column, "message": redacted(each)} for each in mistakes]
+        words = None if policy is None else explain(policy)
+        print(
+            json.dumps(
+                {"ok": not mistakes, "mistakes": places, "warnings": warnings, "words": words}, indent=2
+            )
+        )
+    else:
+        for each in mistakes:
+            print(f"headgate: {redacted(each)}", file=sys.stderr)
+        for warning in warnings:
+            print(f"headgate: warning: {warning}", file=sys.stderr)
+        if policy is not None:
+            print(explain(policy))
+    if policy is not None and options.connect:
         _connect(policy)
+    return 1 if mistakes else 0
 
 
 def _connect(policy: Policy) -> None:
@@ -135,9 +168,13 @@ def _token(options: argparse.Namespace) -> None:
     token = secrets.token_urlsafe(32)
     may = ", ".join(f'"{permission}"' for permission in dict.fromkeys(options.may or ["decide"]))
     print("the token, shown only now:", token, file=sys.stderr, flush=True)
-    print(f"[server.tokens.{options.name}]")
+    print(
+        f"\n[server.tokens.{options.name}]"
+    )  # on a line of its own, also in a file whose last line has no end
     print(f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
     print(f"may = [{may}]")
+    if options.days is not None:
+        print(f"expires = {datetime.now(UTC).date() + timedelta(days=options.days)}")
 
 
 def _token_name(text: str) -> str:

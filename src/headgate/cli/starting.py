@@ -74,5 +74,10 @@ def _demo(options: argparse.Namespace) -> int:
     return exit_code
 
 
+def version() -> str:
+    """Return which Headgate this is."""
+    return f"headgate {headgate.__version__}, core {_build.describe()}"
+
+
 def _version(options: argparse.Namespace) -> None:
-    print(f"headgate {headgate.__version__}, core {_build.describe()}")
+    print(version())

@@ -77,7 +77,7 @@ def _followed(server: Server, picture: Picture) -> Iterator[Tick]:
     """
     for name, data in server.events():
         if name == "history":
-            picture.remember(data["ticks"])
+            picture.remember([_long(second) for second in data["ticks"]])
         elif name == "tick":
             picture.remember([data])
             yield data
@@ -145,7 +145,9 @@ class Picture:
         return not self._ticks
 
     def remember(self, ticks: list[Tick]) -> None:
-        """Add seconds, the newest last."""
+        """Add seconds, the newest last; one that is there already is replaced."""
+        while ticks and self._ticks and self._ticks[-1]["time"] >= ticks[0]["time"]:
+            self._ticks.pop()
         self._ticks.extend(ticks)
 
     def lines(self) -> list[str]:
@@ -208,6 +210,12 @@ class Picture:
             for top in tick["top"] or ()
         ]
         return [self._style.dim("most refused by"), *lines] if lines else []
+
+
+def _long(second: Tick) -> Tick:
+    """Return a second of the history, where figures are in short, as a tick has them."""
+    rows = second["limiters"].items()
+    return {**second, "limiters": {name: dict(zip(_NOTHING, row, strict=False)) for name, row in rows}}
 
 
 def _decisions(tick: Tick, name: str) -> int:

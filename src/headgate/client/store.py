@@ -193,12 +193,14 @@ class ServerStore:
         return LimiterAsks(self.endpoint.name, limiter, rules)
 
     def _ask_for_limiters(self) -> Ask[tuple[ServerLimiter, ...]]:
-        return Ask(HttpRequest("GET", "/v1/limiters"), reading(self.endpoint.name, read_limiters))
+        return Ask(
+            HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read_limiters)
+        )
 
     def _ask_for_limiter(self, name: str) -> Ask[ServerLimiter]:
         """Ask for all of them, so as to know what there is if there is no such one."""
         read = partial(find_limiter, self.endpoint.name, name)
-        return Ask(HttpRequest("GET", "/v1/limiters"), reading(self.endpoint.name, read))
+        return Ask(HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read))
 
     def _ask_for_hint(self, limiter: str, key: Key | None, cost: int, tier: str | None) -> Ask[WaitHint]:
         check_whole(cost)

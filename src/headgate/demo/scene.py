@@ -23,7 +23,7 @@ from headgate.demo.customers import Customers
 from headgate.demo.hosting import Hosted
 from headgate.demo.logs import log_problems
 from headgate.demo.ports import listen_near
-from headgate.demo.services import PORTS, demo_settings, make_service
+from headgate.demo.services import PAGES, PORTS, demo_settings, make_service
 from headgate.demo.stand_ins import BotApiStandIn, MailSink
 from headgate.demo.traffic import Traffic
 from headgate.demo.visitors import Visitors
@@ -103,7 +103,7 @@ class _Page:
             return []
         rows = [(name, hosted.url, self.visitors.tally(name)) for name, hosted in self.hosted.items()]
         return [
-            {"name": name, "url": url, "sent": tally.sent, "refused": tally.refused}
+            {"name": name, "url": url + PAGES[name], "sent": tally.sent, "refused": tally.refused}
             for name, url, tally in rows
         ]
 

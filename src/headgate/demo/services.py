@@ -17,6 +17,11 @@ PORTS: Mapping[str, int] = MappingProxyType(
 )
 """The services, and the port of each unless it is taken or set otherwise."""
 
+PAGES: Mapping[str, str] = MappingProxyType(
+    {"mail": "/v1/rate-limit", "telegram": "/", "tiers": "/", "petitions": "/metrics"}
+)
+"""What a browser can look at in each of them."""
+
 _FACTORIES: Mapping[str, Callable[[], Any]] = {
     "mail": mail.create_app,
     "telegram": telegram.create_app,

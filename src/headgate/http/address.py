@@ -2,8 +2,8 @@
 
 Any client can write anything into `X-Forwarded-For` or `Forwarded`, so neither is read unless the proxies in front of
 the service are named. A proxy appends the address that connected to it; so, from the right, the first entry that no proxy
-of ours vouches for is the client, and everything to the left of it is hearsay. What cannot be read falls back to the peer:
-clients that send garbage then share the proxy's count, and no client can escape from its own.
+of ours vouches for is the client, and everything to the left of it is hearsay. What cannot be read, being too long or no
+such field, counts under one key of its own: whoever sends garbage gets no second quota, and takes none from the proxy.
 
 An IPv6 customer has at least a /64 to choose addresses from, so all of it counts as one. An IPv4 address that arrives in
 IPv6 clothes (`::ffff:192.0.2.1`) is the IPv4 address.
@@ -25,6 +25,9 @@ Network = IPv4Network | IPv6Network
 
 UNKNOWN = "unknown"
 """The address of requests that come without one."""
+
+MALFORMED: Literal["malformed"] = "malformed"
+"""What requests are counted by whose forwarded field cannot be read."""
 
 UNIX = "unix"
 """Stands, among the proxies, for a peer without an address: one behind a Unix socket."""
@@ -82,7 +85,9 @@ def client_address(
         ipv6_prefix: How many bits of an IPv6 address count.
     """
     found = None if proxies is None else _forwarded_client(peer, forwarded, proxies)
-    return peer_key(peer, ipv6_prefix) if found is None else _key(found, ipv6_prefix)
+    if found is None:
+        return peer_key(peer, ipv6_prefix)
+    return found if isinstance(found, str) else _key(found, ipv6_prefix)
 
 
 def peer_key(peer: str | None, ipv6_prefix: int) -> str:
@@ -117,18 +122,25 @@ def split_forwarded(values: Iterable[str], header: str) -> list[str] | None:
     return [entry for part in joined.split(",") if (entry := part.strip())]
 
 
-def _forwarded_client(peer: str | None, values: Sequence[str], proxies: Proxies) -> Address | None:
+def _forwarded_client(
+    peer: str | None, values: Sequence[str], proxies: Proxies
+) -> Address | Literal["malformed"] | None:
+    """Return the client that the proxies name; `None` if they name none."""
     if not values or (proxies.hops is None and not _is_proxy(peer, proxies)):
         return None
     entries = split_forwarded(values, proxies.header)
+    if entries is None:
+        return MALFORMED
     if not entries:
         return None
     if proxies.hops is not None:
-        return parse_address(entries[-proxies.hops]) if len(entries) >= proxies.hops else None
+        return parse_address(entries[-proxies.hops]) or MALFORMED if len(entries) >= proxies.hops else None
     address = None
     for entry in reversed(entries):
         address = parse_address(entry)
-        if address is None or not _in_networks(address, proxies):
+        if address is None:
+            return MALFORMED
+        if not _in_networks(address, proxies):
             return address
     return address  # all the way from a machine of ours
 

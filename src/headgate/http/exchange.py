@@ -14,7 +14,7 @@ from headgate import AsyncLimiter
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreError
 from headgate.hooks import logger
-from headgate.http.headers import Asked, all_fields, distinct_names, released
+from headgate.http.headers import Asked, all_fields, distinct_names, released, replaced
 from headgate.http.limit import AnyLimiter, RequestLimit, Version
 from headgate.http.problems import Answer, refusal, too_costly
 from headgate.stores.base import ImmediateGate
@@ -146,7 +146,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
 
     def _with_fields(self, message: Message) -> Message:
         # A new message: the application may send the very same one every time.
-        return dict(message, headers=[*message.get("headers", ()), *all_fields(self.asked)])
+        return dict(message, headers=replaced(message.get("headers", ()), all_fields(self.asked)))
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:

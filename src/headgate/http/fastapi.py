@@ -24,14 +24,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import fastapi.routing
-from fastapi import FastAPI, HTTPException, Response, WebSocket
-from fastapi.exception_handlers import http_exception_handler
-from fastapi.params import Depends
-from starlette.exceptions import WebSocketException
-from starlette.requests import HTTPConnection
-
 from headgate import AsyncLimiter
+from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError
@@ -55,6 +49,14 @@ from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
 from headgate.rules import Rule
 from headgate.stores import AsyncStore
+
+with needing("headgate.http.fastapi", "fastapi"):
+    import fastapi.routing
+    from fastapi import FastAPI, HTTPException, Response, WebSocket
+    from fastapi.exception_handlers import http_exception_handler
+    from fastapi.params import Depends
+    from starlette.exceptions import WebSocketException
+    from starlette.requests import HTTPConnection
 
 
 class RequestRefused(HTTPException):

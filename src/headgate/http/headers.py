@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from headgate.clock import MICROSECONDS
@@ -29,6 +29,7 @@ from headgate.quota import Quota
 from headgate.rules import Rule
 
 Field = tuple[bytes, bytes]
+Header = TypeVar("Header", bound=tuple[bytes | str, bytes | str])
 """Name in lower case and value, as ASGI has them."""
 
 LARGEST_INTEGER = 999_999_999_999_999
@@ -182,6 +183,20 @@ def all_fields(asked: Sequence[Asked]) -> list[Field]:
     if policies:
         merged[b"ratelimit-policy"], merged[b"ratelimit"] = b", ".join(policies), b", ".join(left)
     return list(merged.items())
+
+
+def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header]:
+    """Return an application's header fields together with ours; where both have `X-RateLimit-*`, ours alone.
+
+    Clients that find two of them add them up, or believe the first.
+    """
+    if not any(_is_legacy(name) for name, _ in fields):
+        return [*headers, *fields]
+    return [*(header for header in headers if not _is_legacy(header[0])), *fields]
+
+
+def _is_legacy(name: bytes | str) -> bool:
+    return name[:12].lower() in (b"x-ratelimit-", "x-ratelimit-")
 
 
 def released(asked: Asked, cost: int) -> Asked:

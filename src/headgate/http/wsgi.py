@@ -16,7 +16,7 @@ from headgate import Limiter
 from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.hooks import logger
 from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
-from headgate.http.headers import Field, Fields, all_fields
+from headgate.http.headers import Field, Fields, all_fields, replaced
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, by_path, rule_of
 from headgate.http.problems import Answer, too_costly
 from headgate.rules import Rule
@@ -92,7 +92,8 @@ class RateLimitMiddleware:
             raise
         headers = [(name.decode().title(), value.decode()) for name, value in answer.fields]
         start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
-        return [answer.body]
+        # A body that a HEAD does not have would be taken for the next response.
+        return [] if scope["method"] == "HEAD" else [answer.body]
 
 
 class _Exchange(Exchange[Limiter]):
@@ -123,7 +124,7 @@ class _Exchange(Exchange[Limiter]):
         """Start the response, with the fields. An application may do so again, to report an error."""
         self.settle(int(status[:3]))
         fields = [(name.decode().title(), value.decode()) for name, value in all_fields(self.asked)]
-        return self._start_response(status, [*headers, *fields], *exc_info)
+        return self._start_response(status, replaced(headers, fields), *exc_info)
 
     def settle(self, status: int) -> None:
         """Make final what was held."""

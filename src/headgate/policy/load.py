@@ -1,5 +1,7 @@
 """Reading a policy: a TOML file, with single values replaced by environment variables.
 
+    allow_removal = false            # a reload refuses a file that lost limiters, unless this says otherwise
+
     [store]                          # where limiters count that name no store of their own; memory by default
     url = "sqlite:///limits.db"
 
@@ -40,6 +42,8 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from datetime import UTC, date, datetime, time
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -87,12 +91,13 @@ _SERVER_KEYS = {
     "port",
     "top_keys",
     "largest_body",
+    "history",
     "record",
     "record_bytes",
     "record_keys",
     "tokens",
 }
-_TOKEN_KEYS = {"sha256", "may"}
+_TOKEN_KEYS = {"sha256", "may", "expires"}
 _RULE_KEYS = {"quota", "kind", "name", "scope", "tiers", "buckets", "strict", "shadow"}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HIGHEST_PORT = 65_535
@@ -133,8 +138,16 @@ def read_policy(path: str | FilePath) -> str:
 
 def parse_policy(text: str, source: str = "policy", environment: Mapping[str, str] | None = None) -> Policy:
     """Return the policy of a text, as `load_policy` does of a file."""
+    return read_document(text, source, environment or {})
+
+
+def read_document(
+    text: str, source: str, environment: Mapping[str, str], document: dict[str, Any] | None = None
+) -> Policy:
+    """Return the policy of a text, or of a document that was made of it."""
     try:
-        return _Reader(tomllib.loads(text), source, positions(text), environment or {}).policy()
+        document = tomllib.loads(text) if document is None else deepcopy(document)
+        return _Reader(document, source, positions(text), environment).policy()
     except PolicyError:
         raise
     except tomllib.TOMLDecodeError as error:
@@ -172,7 +185,7 @@ class _Reader:
         self._replace_from(environment)
 
     def policy(self) -> Policy:
-        self._known_keys(self.document, (), {"store", "limiters", "server"})
+        self._known_keys(self.document, (), {"allow_removal", "store", "limiters", "server"})
         store = self._table(self.document.get("store", {}), ("store",))
         self._known_keys(store, ("store",), {"url"})
         url = self._store(store.get("url", "memory://"), ("store", "url"))
@@ -182,6 +195,7 @@ class _Reader:
         return Policy(
             MappingProxyType({name: self._limiter(name, value, url) for name, value in limiters.items()}),
             self._server(self.document.get("server", {})),
+            self._flag(self.document.get("allow_removal", False), ("allow_removal",)),
         )
 
     def _limiter(self, name: str, value: object, default_store: str) -> LimiterPolicy:
@@ -332,6 +346,7 @@ class _Reader:
             record_keys=self._choice(
                 table.get("record_keys", usual.record_keys), (*path, "record_keys"), RECORD_KEYS
             ),
+            history=self._text(table["history"], (*path, "history")) if "history" in table else None,
             tokens=MappingProxyType(self._tokens(table.get("tokens", {}), (*path, "tokens"))),
         )
 
@@ -348,7 +363,7 @@ class _Reader:
     def _token(self, value: object, path: Path) -> TokenPolicy:
         table = self._table(value, path)
         self._known_keys(table, path, _TOKEN_KEYS)
-        if table.keys() != _TOKEN_KEYS:
+        if not table.keys() >= _TOKEN_KEYS - {"expires"}:
             raise self._error(
                 path, 'a token needs sha256 and may = ["decide"]; `headgate token` makes one and prints both'
             )
@@ -364,7 +379,15 @@ class _Reader:
         return TokenPolicy(
             digest,
             frozenset(self._choice(one, (*path, "may", place), PERMISSIONS) for place, one in enumerate(may)),
+            self._instant(table["expires"], (*path, "expires")) if "expires" in table else None,
         )
+
+    def _instant(self, value: object, path: Path) -> float:
+        """Return a date or a time as seconds since the epoch; without a zone it is UTC, and a date is its beginning."""
+        if not isinstance(value, date):
+            raise self._error(path, f"a date is wanted, as in expires = 2030-01-31, not {value!r}")
+        instant = value if isinstance(value, datetime) else datetime.combine(value, time.min)
+        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
 
     # Values
 
@@ -439,14 +462,16 @@ class _Reader:
 
     def _error(self, path: Path, message: str) -> PolicyError:
         towards_root = [path[:end] for end in range(len(path), 0, -1)]
-        for part in towards_root:
-            if part in self.variables:
-                return PolicyError(f"environment variable {self.variables[part]}: {message}")
-        for part in towards_root:
-            if part in self.places:
-                line, column = self.places[part]
-                return PolicyError(f"{self.source}:{line}:{column}: {message}", line, column)
-        return PolicyError(f"{self.source}: {message}")
+        variable = next((self.variables[part] for part in towards_root if part in self.variables), None)
+        place = next((self.places[part] for part in towards_root if part in self.places), None)
+        if variable is not None:
+            error = PolicyError(f"environment variable {variable}: {message}")
+        elif place is not None:
+            error = PolicyError(f"{self.source}:{place[0]}:{place[1]}: {message}", *place)
+        else:
+            error = PolicyError(f"{self.source}: {message}")
+        error.path, error.variable = path, variable
+        return error
 
     def _replace_from(self, environment: Mapping[str, str]) -> None:
         paths: dict[str, list[Path]] = {}
@@ -465,6 +490,7 @@ class _Reader:
 
 def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the paths of the values that an environment variable may set, whether the file sets them or not."""
+    yield ("allow_removal",)
     yield ("store", "url")
     limiters = document.get("limiters")
     for name in limiters if isinstance(limiters, dict) else ():
@@ -477,6 +503,11 @@ def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
     for name in tokens if isinstance(tokens, dict) else ():
         for key in sorted(_TOKEN_KEYS):
             yield ("server", "tokens", name, key)
+
+
+def variables_of(text: str) -> set[str]:
+    """Return the names of the environment variables that may set something in the policy of a text."""
+    return {_variable(path) for path in _replaceable(tomllib.loads(text))}
 
 
 def _put(table: object, path: Path, value: object) -> bool:

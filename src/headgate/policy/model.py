@@ -31,12 +31,16 @@ class PolicyError(ConfigError):
     Attributes:
         line: Line of the file, from 1; `None` if the error is not in the file (an environment variable).
         column: Column of that line, from 1.
+        path: What is wrong: the keys and places that lead to it; `None` if the text is no TOML.
+        variable: The environment variable that it is in, if it is in one.
     """
 
     def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(message)
         self.line = line
         self.column = column
+        self.path: tuple[str | int, ...] | None = None
+        self.variable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,12 @@ class TokenPolicy:
     Attributes:
         sha256: SHA-256 of the token, as 64 hexadecimal digits in lower case.
         may: `"decide"`: ask for decisions; `"administer"`: reset what was counted.
+        expires: When it ends, in seconds since the epoch; `None` for never.
     """
 
     sha256: str
     may: frozenset[Permission]
+    expires: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,7 @@ class ServerPolicy:
         record: The file that decisions are recorded to, for `headgate replay`; `None` records nothing.
         record_bytes: How large it may become.
         record_keys: `"plain"`: with the keys; `"hashed"`: with digests instead.
+        history: The file, beside the policy's, that keeps the figures of the last day over restarts; `None` for none.
     """
 
     host: str = "127.0.0.1"
@@ -143,6 +150,7 @@ class ServerPolicy:
     record: str | None = None
     record_bytes: int = 100_000_000
     record_keys: RecordKeys = "plain"
+    history: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +160,12 @@ class Policy:
     Attributes:
         limiters: All limiters by name.
         server: How they are served.
+        allow_removal: Whether a reload may take limiters away that the policy before had.
     """
 
     limiters: Mapping[str, LimiterPolicy]
     server: ServerPolicy = field(default_factory=ServerPolicy)
+    allow_removal: bool = False
 
 
 def known_tiers(rules: Iterable[Rule]) -> frozenset[str]:

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from headgate.clock import Clock, WallClock
+from headgate.costs import total
 from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.hooks import Call, Hook, logger
@@ -75,8 +76,9 @@ class DecisionRecorder(Hook):
             self._until_look = _LOOK_EVERY
         self._until_look -= 1
         key = call.key if self._salt is None else _hashed(call.key, self._salt)
+        cost = total(call.cost)  # a replay has one cost for all rules
         line = record_line(
-            self._clock.now_us(), call.limiter, call.operation, key, call.cost, call.tier, decision.allowed
+            self._clock.now_us(), call.limiter, call.operation, key, cost, call.tier, decision.allowed
         )
         os.write(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
 

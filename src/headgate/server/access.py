@@ -6,26 +6,28 @@ to one. The latter keeps out web pages that have had their own name resolved to 
 be `application/json` keeps out what a page may send without asking. What a proxy has passed on may come from anywhere, and
 is refused.
 
-All of it is read from the newest policy, so a token that was taken out of the file ends with the reload.
+All of it is read from the newest policy, so a token that was taken out of the file ends with the reload. A server that has
+had tokens is never open without them.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
+import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
 from headgate.server.problems import Field, Problem
 
+audit = logging.getLogger("headgate.audit")
+
 Needed = Literal["nothing", "token", "decide", "administer"]
 """What a request needs: `token` is any valid one."""
-
-_NOTHING: frozenset[Permission] = frozenset()
-_EVERYTHING: frozenset[Permission] = frozenset(PERMISSIONS)
 
 _PASSED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 """Fields by which proxies say that they have passed on a request of somebody else."""
@@ -35,18 +37,58 @@ _BAD_TOKEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="inva
 _TOO_LITTLE: Field = (b"www-authenticate", b'Bearer realm="headgate", error="insufficient_scope"')
 
 
-def check_access(policy: Policy, needed: Needed, scope: Mapping[str, Any]) -> frozenset[Permission]:
+class Access(NamedTuple):
+    """What a request may do, and who makes it.
+
+    Attributes:
+        may: All that the caller may do.
+        caller: The digest of the caller's token; empty without one.
+        name: What the policy calls that token.
+    """
+
+    may: frozenset[Permission]
+    caller: str = ""
+    name: str = ""
+
+
+def check_access(
+    policy: Policy, needed: Needed, scope: Mapping[str, Any], *, had_tokens: bool = False
+) -> Access:
     """Refuse a request that may not be made; return all that whoever made it may do.
+
+    Args:
+        policy: What holds now.
+        needed: What the request needs.
+        scope: The request.
+        had_tokens: Whether the policy has had tokens before. If they are gone, so is access: a file that was cut off must
+            not open the server.
 
     Raises:
         Problem: 401 without a valid token, 403 if it does not permit this, or if there are no tokens and the request
             may come from another machine, 421 if it was meant for another host.
     """
     tokens = policy.server.tokens
-    if not tokens:
+    if not tokens and not had_tokens:
         _check_local(scope)
         return _EVERYTHING
-    return _NOTHING if needed == "nothing" else _check_token(tokens, needed, scope["headers"])
+    if needed == "nothing":
+        return _NOTHING
+    if not tokens:
+        raise Problem(
+            403,
+            "there are no tokens in the policy any more; bring them back, or restart the server to do without them",
+        )
+    try:
+        return _check_token(tokens, needed, scope["headers"])
+    except Problem as problem:
+        if problem.fields != (_CHALLENGE,):  # to come without a token is how a browser begins
+            client = (scope.get("client") or ("an unknown address",))[0]
+            audit.warning("refused a request from %s: %s", client, problem.detail)
+        raise
+
+
+_NOTHING = Access(frozenset())
+_EVERYTHING = Access(frozenset(PERMISSIONS))
 
 
 def is_loopback(host: str) -> bool:
@@ -100,28 +142,31 @@ def _is_loopback_authority(authority: bytes) -> bool:
 
 def _check_token(
     tokens: Mapping[str, TokenPolicy], needed: Needed, headers: Iterable[tuple[bytes, bytes]]
-) -> frozenset[Permission]:
+) -> Access:
     scheme, _, token = _field(headers, b"authorization").partition(b" ")
     if scheme.lower() != b"bearer" or not token.strip():
         raise Problem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
-    may = _permissions(tokens, token.strip())
-    if may is None:
+    digest = sha256(token.strip()).hexdigest()
+    name = _find(tokens, digest)
+    if name is None:
         raise Problem(401, "this token is not in the policy", (_BAD_TOKEN,))
-    if needed not in ("token", *may):
+    found = tokens[name]
+    if found.expires is not None and time.time() >= found.expires:
+        raise Problem(401, f"the token {name!r} has expired", (_BAD_TOKEN,))
+    if needed not in ("token", *found.may):
         raise Problem(403, f"this token may not {needed}", (_TOO_LITTLE,))
-    return may
+    return Access(found.may, digest, name)
 
 
-def _permissions(tokens: Mapping[str, TokenPolicy], token: bytes) -> frozenset[Permission] | None:
-    """Return what the bearer of a token may do; `None` if nobody has it.
+def _find(tokens: Mapping[str, TokenPolicy], digest: str) -> str | None:
+    """Return the name of the token with this digest; `None` if there is none.
 
     Every token is compared, each in constant time, so that the answer's time says nothing about any of them.
     """
-    digest = sha256(token).hexdigest()
-    found: frozenset[Permission] | None = None
-    for entry in tokens.values():
+    found: str | None = None
+    for name, entry in tokens.items():
         if hmac.compare_digest(entry.sha256, digest):
-            found = entry.may if found is None else found | entry.may
+            found = name
     return found
 
 

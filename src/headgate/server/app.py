@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
@@ -15,11 +13,11 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.errors import StoreMisconfigured
-from headgate.hosting import METRICS_FOLDER
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
 from headgate.server.access import check_access
 from headgate.server.board import Board, Demo
+from headgate.server.candidates import Candidates
 from headgate.server.endpoints import endpoints
 from headgate.server.events import STALLED, Events
 from headgate.server.holds import HoldBook
@@ -74,12 +72,13 @@ class App:
         board.demo = demo
         self.live = live
         self._board = board
-        self._book = HoldBook(live, run=os.environ.get(METRICS_FOLDER) or secrets.token_hex(8))
+        self._book = HoldBook(live, run=board.run)
         self._events = Events(board)
+        self._candidates = Candidates(live, board.candidates_file)
         self._operations = Operations(live, self._book)
-        self._has_tokens = bool(live.policy.server.tokens)
+        self._had_tokens = bool(live.policy.server.tokens)
         live.on_change(self._heed_tokens)
-        table = endpoints(self._operations, self._events, metrics, demo)
+        table = endpoints(self._operations, self._events, board.past, self._candidates, metrics, demo)
         self._router = Router(table)
         self._decoders = {
             id(endpoint): msgspec.json.Decoder(endpoint.takes) for endpoint in table if endpoint.takes
@@ -116,8 +115,8 @@ class App:
         path = scope.get("raw_path") or quote(scope["path"]).encode()
         endpoint, values = self._router.find(scope["method"], path)
         policy = self.live.policy
-        may = check_access(policy, endpoint.needs, scope)
-        arguments: list[Any] = [Request(scope["headers"], may)] if endpoint.wants_request else []
+        access = check_access(policy, endpoint.needs, scope, had_tokens=self._had_tokens)
+        arguments: list[Any] = [Request(scope["headers"], *access)] if endpoint.wants_request else []
         if endpoint.takes is not None:
             body = await read_body(scope["headers"], receive, policy.server.largest_body)
             arguments.append(self._decoded(endpoint, body))
@@ -160,7 +159,7 @@ class App:
     def _may_read(self, scope: Scope) -> bool:
         """Return whether a stream's reader may still read it: its token may have been taken out of the policy."""
         try:
-            check_access(self.live.policy, "token", scope)
+            check_access(self.live.policy, "token", scope, had_tokens=self._had_tokens)
         except Problem:
             return False
         return True
@@ -168,12 +167,13 @@ class App:
     # What runs beside them
 
     def _heed_tokens(self) -> None:
-        """Warn when a reload has taken the last token out of the policy."""
-        had_tokens, self._has_tokens = self._has_tokens, bool(self.live.policy.server.tokens)
-        if had_tokens and not self._has_tokens:
-            logger.warning(
-                "there are no tokens in the policy any more: everything is open to this machine, and nothing to others"
+        """Say so when a reload has taken the last token out of the policy: nobody may do anything from then on."""
+        has_tokens = bool(self.live.policy.server.tokens)
+        if self._had_tokens and not has_tokens:
+            logger.error(
+                "there are no tokens in the policy any more: nobody may ask until there are, or until a restart"
             )
+        self._had_tokens |= has_tokens
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         tasks: list[asyncio.Task[None]] = []
@@ -189,6 +189,7 @@ class App:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self.live.aclose()
+                self._board.save()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
@@ -214,6 +215,7 @@ class App:
 
     async def _tick(self, at: int) -> None:
         try:
+            self._candidates.refresh()
             self._board.show(self.live)
             if self._board.is_shared:
                 await asyncio.sleep(SHOWING_SECONDS)

@@ -8,9 +8,11 @@ go backwards.
 
 from __future__ import annotations
 
-import os
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -18,28 +20,38 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from headgate.costs import Cost
+from headgate.costs import total as total_cost
 from headgate.decision import Decision
 from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.observe import TopKeys
-from headgate.policy import AsyncLivePolicy, in_words
+from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in_words
+from headgate.policy.model import OVERRIDE, known_tiers
+from headgate.rules import Rule
+from headgate.server.candidates import CANDIDATE
+from headgate.server.contacts import Contact, Times, quantile, total
 from headgate.server.describe import store_shown
+from headgate.server.files import replace_file
+from headgate.server.past import SAVE_EVERY, Past
 from headgate.server.wire import (
     DemoFigures,
     DemoService,
     Figures,
-    History,
     RefusedKey,
+    RuleRefusals,
     ShadowFigures,
     StoreShown,
     Tick,
+    wire_key,
 )
+from headgate.stores import MemoryStore
 
-TICKS_KEPT = 300
+logger = logging.getLogger("headgate.server")
+
+NOT_ASKED = ShadowCount(0, 0, 0)
 _FOLLOWED_PER_SHOWN = 20
-_LONGEST_KEY = 128
-_SAVE_EVERY = 10
-"""Ticks after which the history is saved for a worker that is yet to start."""
+_LONGEST_SHOWN = 128
 
 
 class Demo(Protocol):
@@ -60,6 +72,10 @@ class Snapshot(Struct):
     shadow: list[ShadowFigures] = []
     top: list[RefusedKey] | None = None
     policy_error: str | None = None
+    times: dict[str, Times] = {}
+    refusals: list[RuleRefusals] = []
+    held: dict[str, int] = {}
+    started: int = 0
 
 
 class Board(Hook):
@@ -67,37 +83,81 @@ class Board(Hook):
 
     Args:
         exchange: Where workers show each other what they have counted; `None` if there is just this process.
+
+    Attributes:
+        past: What was decided before now.
+        newest: The last tick; `None` before the first.
+        candidates_file: Where workers share the candidates; `None` if there is just this process.
+        run: The same text in all workers of a server, and in no other server.
     """
 
     def __init__(self, exchange: Exchange | None = None) -> None:
-        self.history: deque[Tick] = deque(maxlen=TICKS_KEPT)
+        self.past = Past()
+        self.newest: Tick | None = None
+        self.candidates_file = None if exchange is None else exchange.candidates
+        self.run = secrets.token_hex(8) if exchange is None else str(exchange.folder)
         self.demo: Demo | None = None
         self._exchange = exchange
         self._counts: dict[str, list[int]] = {}
-        self._refused: TopKeys[tuple[str, str]] | None = None
+        self._refusals: Counter[tuple[str, str, str | None]] = Counter()
+        self._tiers: dict[str, frozenset[str]] = {}
+        self._held: Counter[str] = Counter()
+        self._refused_before: dict[tuple[str, str, str], int] = {}
+        """What live rules had refused when their candidates came."""
+        self._contacts: dict[str, Contact] = {}
+        """Of limiters that do not count in memory."""
+        self._down_since: dict[str, float] = {}
+        self._started = int(time.time())
+        self._refused: TopKeys[tuple[str, Hashable]] | None = None
         self._shown = 0
         self._before: dict[str, Figures] = {}
         self._is_first = True
+        self._is_failing = False
         self._own = Snapshot({})
         if exchange is not None:
-            self.history.extend(exchange.saved_history())
-            if self.history:
-                self._before = self.history[-1].totals
+            self.past.keep_in(exchange.history)
 
     # What a hook is told
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        degraded = decision.degraded
+        if not degraded:
+            self._answered(call, seconds)
         if call.operation == "check":
             return
         counts = self._counts.get(call.limiter)
         if counts is None:
-            counts = self._counts.setdefault(call.limiter, [0, 0, 0])
-        allowed = decision.allowed
-        counts[0 if allowed else 1] += 1
-        if decision.degraded:
+            counts = self._counts.setdefault(call.limiter, [0, 0, 0, 0])
+        counts[0 if decision.allowed else 1] += 1
+        if degraded:
             counts[2] += 1
-        if self._refused is not None and not allowed:
-            self._refused.add((call.limiter, shown_key(call.key)))
+        if not decision.allowed:
+            counts[3] += degraded
+            self._note_refusal(call, decision)
+        elif call.operation == "hold":
+            self._held[call.limiter] += total_cost(call.cost)
+
+    def completed(self, call: Call, seconds: float) -> None:
+        self._answered(call, seconds)
+
+    def settled(self, call: Call, cost: Cost | None) -> None:
+        self._held[call.limiter] -= total_cost(call.cost)
+
+    def _answered(self, call: Call, seconds: float) -> None:
+        contact = self._contacts.get(call.limiter)
+        if contact is not None:
+            contact.add(seconds, time.time())
+
+    def _note_refusal(self, call: Call, decision: Decision) -> None:
+        # Tiers are what callers say, and there is no end of those that no rule knows.
+        tier = call.tier if call.tier in self._tiers.get(call.limiter, ()) else None
+        if call.tier is not None and call.tier.startswith(OVERRIDE):
+            tier = "override"
+        if not decision.degraded:  # then it was no rule that refused
+            self._refusals[call.limiter, decision.denied_by or "", tier] += 1
+        if self._refused is not None:
+            key = call.key
+            self._refused.add((call.limiter, tuple(key.items()) if isinstance(key, Mapping) else key))
 
     # What is made of it
 
@@ -114,23 +174,41 @@ class Board(Hook):
     def show(self, live: AsyncLivePolicy) -> None:
         """Show the other workers what this one has counted."""
         self._follow(live.policy.server.top_keys)
+        self._know(live)
         self._own = self._snapshot(live)
         if self._exchange is not None:
-            self._exchange.write(self._own)
+            self._write(self._exchange)
+
+    def _write(self, exchange: Exchange) -> None:
+        """Write what this worker has counted; that it cannot be written is logged once, until it can."""
+        try:
+            exchange.write(self._own)
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("figures cannot be shown to other workers: %s", error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
 
     def add_up(self, at: int) -> Tick:
         """Return what all have shown."""
-        present, gone = ([self._own], []) if self._exchange is None else self._exchange.read()
-        tick = merged(at, present, gone, self._shown, self._before)
+        others, gone = ([], []) if self._exchange is None else self._exchange.read()
+        tick = merged(at, [self._own, *others], gone, self._shown, self._before)
         if self._is_first:  # what the others had counted before is not of this second
             self._is_first = False
             tick.limiters = self._own.totals
         tick.demo = self._demo_figures()
         self._before = tick.totals
-        self.history.append(tick)
-        if self._exchange is not None and at % _SAVE_EVERY == 0:
-            self._exchange.save_history(self.history)
+        self.newest = tick
+        self.past.add(tick)
+        if at % SAVE_EVERY == 0:
+            self.save()
         return tick
+
+    def save(self) -> None:
+        """Keep what is known of the last day; of several workers, which all know the same, one does."""
+        if self._exchange is None or self._exchange.is_first:
+            self.past.save()
 
     def _follow(self, shown: int) -> None:
         """Follow as many refused keys as the policy now says."""
@@ -138,34 +216,62 @@ class Board(Hook):
             self._shown = shown
             self._refused = TopKeys(shown * _FOLLOWED_PER_SHOWN) if shown else None
 
+    def _know(self, live: AsyncLivePolicy) -> None:
+        """Know what matters of the limiters that there are now."""
+        self._tiers = {name: known_tiers(limiter.policy.rules) for name, limiter in live.items()}
+        self._contacts = {
+            name: self._contacts.get(name) or Contact()
+            for name, limiter in live.items()
+            if not isinstance(limiter.store, MemoryStore)
+        }
+
+    def _stores(self, live: AsyncLivePolicy, now: float) -> list[StoreShown]:
+        """Return how the stores are doing, and since when those are down that are."""
+        shown = [store_shown(limiter, limiter.policy) for limiter in live.values()]
+        self._down_since = {
+            store.limiter: self._down_since.get(store.limiter, now) for store in shown if not store.up
+        }
+        for store in shown:
+            store.since = self._down_since.get(store.limiter)
+            contact = self._contacts.get(store.limiter)
+            store.last_contact = None if contact is None else contact.last
+        return shown
+
     def _snapshot(self, live: AsyncLivePolicy) -> Snapshot:
-        limiters = dict(live)
+        limiters, now = dict(live), time.time()
         return Snapshot(
             totals={name: Figures(*self._counts.get(name, ())) for name in {**limiters, **self._counts}},
-            stores=[store_shown(limiter, limiter.policy) for limiter in limiters.values()],
+            started=self._started,
+            stores=self._stores(live, now),
+            times={name: contact.recent(now) for name, contact in self._contacts.items()},
+            refusals=[RuleRefusals(*place, count) for place, count in self._refusals.items()],
+            held=dict(self._held),
             shadow=[
-                ShadowFigures(
-                    name,
-                    rule.name,
-                    in_words(rule),
-                    (count := counts[rule.name]).asked,
-                    count.refused,
-                    count.failed,
-                )
-                for name, limiter in limiters.items()
-                if (counts := limiter.shadow_report())
-                for rule in limiter.policy.shadow
-                if rule.name in counts
+                self._shadow(limiter, shadow)
+                for limiter in limiters.values()
+                for shadow in limiter.policy.shadow
             ],
             top=None if self._refused is None else self._most_refused(),
             policy_error=live.last_error,
         )
 
+    def _shadow(self, limiter: AsyncPolicyLimiter, rule: Rule) -> ShadowFigures:
+        count = limiter.shadow_report().get(rule.name, NOT_ASKED)
+        figures = ShadowFigures(limiter.name, rule.name, in_words(rule), *count, str(rule.quota))
+        if rule.name.startswith(CANDIDATE):
+            figures.candidate_for = live = rule.name.removeprefix(CANDIDATE)
+            refused = sum(
+                n for (name, by, _), n in self._refusals.items() if (name, by) == (limiter.name, live)
+            )
+            before = self._refused_before.setdefault((limiter.name, rule.name, str(rule.quota)), refused)
+            figures.live_refused = refused - before
+        return figures
+
     def _most_refused(self) -> list[RefusedKey]:
         # A few more than are shown: what comes second everywhere may come first in the sum.
         assert self._refused is not None
         top = self._refused.top(self._shown * 2)
-        return [RefusedKey(limiter, key, count) for (limiter, key), count in top]
+        return [_refused_key(limiter, key, count) for (limiter, key), count in top]
 
     def _demo_figures(self) -> DemoFigures | None:
         if self.demo is None:
@@ -182,12 +288,20 @@ class Exchange:
     Args:
         folder: The folder; private, because it may name keys.
         worker: A name that no other worker ever has.
+
+    Attributes:
+        folder: The folder.
+        history: The file in it for what was decided before now.
+        candidates: The file in it for the candidates of all workers.
+        is_first: Whether this is the worker, of those that are there, that does what one has to do.
     """
 
     def __init__(self, folder: Path, worker: str) -> None:
-        self._folder = folder
+        self.folder = folder
+        self.history = folder / "history"
+        self.candidates = folder / "candidates"
+        self.is_first = False
         self._own = folder / f"{worker}.worker"
-        self._history = folder / "history"
         self._decoder = msgspec.json.Decoder(Snapshot)
         self._gone: dict[str, Snapshot] = {}
 
@@ -199,29 +313,20 @@ class Exchange:
 
     def write(self, snapshot: Snapshot) -> None:
         """Show what this worker has counted."""
-        _replace(self._own, msgspec.json.encode(snapshot))
+        replace_file(self._own, msgspec.json.encode(snapshot))
 
     def read(self) -> tuple[list[Snapshot], list[Snapshot]]:
-        """Return what the workers that are there have counted, and those that are gone."""
-        present = []
-        for path in sorted(self._folder.iterdir()):
+        """Return what the other workers that are there have counted, and those that are gone."""
+        present: list[Snapshot] = []
+        paths = sorted(self.folder.iterdir())
+        self.is_first = next((path for path in paths if path.suffix == ".worker"), None) == self._own
+        for path in paths:
             if path.suffix == ".gone" and path.name not in self._gone:
                 self._gone[path.name] = self._decoder.decode(path.read_bytes())
-            elif path.suffix == ".worker":
+            elif path.suffix == ".worker" and path != self._own:
                 with suppress(FileNotFoundError):  # just renamed; it counts again from the next tick on
                     present.append(self._decoder.decode(path.read_bytes()))
         return present, list(self._gone.values())
-
-    def save_history(self, history: Iterable[Tick]) -> None:
-        """Keep the ticks for a worker that is yet to start."""
-        _replace(self._history, msgspec.json.encode(History(list(history))))
-
-    def saved_history(self) -> list[Tick]:
-        """Return the ticks that another worker has kept."""
-        try:
-            return msgspec.json.decode(self._history.read_bytes(), type=History).ticks
-        except FileNotFoundError:
-            return []
 
 
 def merged(
@@ -251,6 +356,9 @@ def merged(
         top=_top(present, top) if top else None,
         policy_error=next((s.policy_error for s in present if s.policy_error), None),
         workers=len(present),
+        refusals=_refusals((*present, *gone)),
+        held=_held((*present, *gone)),
+        started=min((snapshot.started for snapshot in (*present, *gone)), default=at),
     )
 
 
@@ -260,46 +368,79 @@ def shown_key(key: Key | None) -> str:
         text = ", ".join(f"{scope}: {shown_key(part)}" for scope, part in key.items())
     else:
         text = "" if key is None else key if isinstance(key, str) else repr(key)
-    return text[:_LONGEST_KEY].encode("utf-8", "backslashreplace").decode()
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def _refused_key(limiter: str, key: Hashable, refused: int) -> RefusedKey:
+    """Return a key that was refused so often, to show and to inspect."""
+    found: Key | None = dict(key) if isinstance(key, tuple) else key  # type: ignore[assignment]
+    wire = wire_key(found)
+    try:
+        msgspec.json.encode(wire)
+    except UnicodeEncodeError:  # half of a character, which JSON cannot carry
+        wire = None
+    return RefusedKey(limiter, shown_key(found), refused, wire)
 
 
 def _sum(one: Figures, other: Figures) -> Figures:
-    return Figures(one.admitted + other.admitted, one.refused + other.refused, one.degraded + other.degraded)
+    return _combined(int.__add__, one, other)
 
 
 def _most(one: Figures, other: Figures) -> Figures:
-    return Figures(
-        max(one.admitted, other.admitted), max(one.refused, other.refused), max(one.degraded, other.degraded)
-    )
+    return _combined(max, one, other)
 
 
 def _difference(after: Figures, before: Figures | None) -> Figures:
-    if before is None:
-        return after
-    return Figures(
-        after.admitted - before.admitted, after.refused - before.refused, after.degraded - before.degraded
-    )
+    return after if before is None else _combined(int.__sub__, after, before)
+
+
+def _combined(combine: Callable[[int, int], int], one: Figures, other: Figures) -> Figures:
+    pairs = zip(msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True)
+    return Figures(*(combine(*pair) for pair in pairs))
 
 
 def _stores(present: list[Snapshot]) -> list[StoreShown]:
     """Return each limiter's store; down if any worker cannot reach it."""
-    found: dict[str, StoreShown] = {}
+    found: dict[str, list[StoreShown]] = {}
     for store in (store for snapshot in present for store in snapshot.stores):
-        known = found.get(store.limiter)
-        if known is None:
-            found[store.limiter] = store
-        else:
-            is_up = known.up and store.up
-            breaker = known.breaker if known.breaker == "open" else store.breaker
-            found[store.limiter] = StoreShown(
-                store.limiter,
-                store.store,
-                is_up,
-                breaker,
-                known.failures + store.failures,
-                known.reason or store.reason,
-            )
-    return list(found.values())
+        found.setdefault(store.limiter, []).append(store)
+    return [_one_store(stores, present) for stores in found.values()]
+
+
+def _one_store(stores: list[StoreShown], present: list[Snapshot]) -> StoreShown:
+    """Return the store of one limiter as several workers see it."""
+    limiter = stores[0].limiter
+    times = total(snapshot.times.get(limiter, {}) for snapshot in present)
+    return StoreShown(
+        limiter=limiter,
+        store=stores[-1].store,
+        up=all(store.up for store in stores),
+        breaker="open" if any(store.breaker == "open" for store in stores) else "closed",
+        failures=sum(store.failures for store in stores),
+        reason=next((store.reason for store in stores if store.reason is not None), None),
+        since=min((store.since for store in stores if store.since is not None), default=None),
+        last_contact=max(
+            (store.last_contact for store in stores if store.last_contact is not None), default=None
+        ),
+        p50=quantile(times, 0.5),
+        p99=quantile(times, 0.99),
+    )
+
+
+def _refusals(snapshots: Iterable[Snapshot]) -> list[RuleRefusals]:
+    counts: Counter[tuple[str, str, str | None]] = Counter()
+    for entry in (entry for snapshot in snapshots for entry in snapshot.refusals):
+        counts[entry.limiter, entry.rule, entry.tier] += entry.refused
+    return [RuleRefusals(*place, count) for place, count in counts.items()]
+
+
+def _held(snapshots: Iterable[Snapshot]) -> dict[str, int]:
+    """Return the units of open holds; one worker may settle what another has taken, so only the sum tells."""
+    units: Counter[str] = Counter()
+    for snapshot in snapshots:
+        units.update(snapshot.held)
+    return dict(units)
 
 
 def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures]:
@@ -308,27 +449,23 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
     for snapshot in present:
         for figures in snapshot.shadow:
             place = figures.limiter, figures.rule
-            found.setdefault(place, ShadowFigures(*place, figures.words, 0, 0, 0))
+            known = ShadowFigures(*place, figures.words, 0, 0, 0, figures.quota, figures.candidate_for)
+            found.setdefault(place, known)
     for snapshot in (*present, *gone):
         for figures in snapshot.shadow:
-            known = found.get((figures.limiter, figures.rule))
-            if known is not None:
-                known.asked += figures.asked
-                known.refused += figures.refused
-                known.failed += figures.failed
+            shown = found.get((figures.limiter, figures.rule))
+            if shown is not None:
+                shown.asked += figures.asked
+                shown.refused += figures.refused
+                shown.failed += figures.failed
+                shown.live_refused += figures.live_refused
     return list(found.values())
 
 
 def _top(present: list[Snapshot], number: int) -> list[RefusedKey]:
-    counts: Counter[tuple[str, str]] = Counter()
-    for snapshot in present:
-        for entry in snapshot.top or ():
-            counts[entry.limiter, entry.key] += entry.refused
-    return [RefusedKey(limiter, key, count) for (limiter, key), count in counts.most_common(number)]
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it sees the old or the new one, never a part."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_bytes(content)
-    new.replace(path)
+    found: dict[tuple[str, str, bytes], RefusedKey] = {}
+    for entry in (entry for snapshot in present for entry in snapshot.top or ()):
+        place = entry.limiter, entry.key, msgspec.json.encode(entry.inspect, order="sorted")
+        known = found.setdefault(place, RefusedKey(entry.limiter, entry.key, 0, entry.inspect))
+        known.refused += entry.refused
+    return sorted(found.values(), key=lambda entry: -entry.refused)[:number]

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from headgate.server.board import Demo
+from headgate.server.candidates import Candidates
 from headgate.server.events import Events
 from headgate.server.metrics import CONTENT_TYPE, Metrics
 from headgate.server.openapi import document
 from headgate.server.operations import Operations
 from headgate.server.pages import SECURITY, Page, find_page, is_known
+from headgate.server.past import Past
 from headgate.server.problems import Problem
-from headgate.server.replies import Reply, Stream, json_reply
+from headgate.server.replies import PRIVATE, Reply, Stream, json_reply
 from headgate.server.routing import Endpoint, Request
 from headgate.server.wire import (
     Ask,
     BatchAnswers,
     BatchAsk,
+    CandidateAnswer,
+    CandidateAsk,
     DecisionAnswer,
     FinishAnswer,
     Health,
@@ -25,6 +29,7 @@ from headgate.server.wire import (
     InspectAsk,
     LimiterShown,
     LimitersShown,
+    PastAnswer,
     Readiness,
     RecordAnswer,
     ReleaseAsk,
@@ -38,7 +43,12 @@ from headgate.server.wire import (
 
 
 def endpoints(
-    operations: Operations, events: Events, metrics: Metrics | None, demo: Demo | None
+    operations: Operations,
+    events: Events,
+    past: Past,
+    candidates: Candidates,
+    metrics: Metrics | None,
+    demo: Demo | None,
 ) -> list[Endpoint]:
     """Return the table of endpoints."""
     do = operations
@@ -47,9 +57,19 @@ def endpoints(
         Endpoint("POST", f"{limiter}/hit", "decide", do.hit, Ask, DecisionAnswer),
         Endpoint("POST", f"{limiter}/check", "decide", do.check, Ask, DecisionAnswer),
         Endpoint("POST", f"{limiter}/record", "decide", do.record, Ask, RecordAnswer),
-        Endpoint("POST", f"{limiter}/hold", "decide", do.hold, Ask, HoldAnswer),
+        Endpoint("POST", f"{limiter}/hold", "decide", do.hold, Ask, HoldAnswer, wants_request=True),
         Endpoint("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, Ask, WaitAnswer),
-        Endpoint("POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer),
+        Endpoint(
+            "POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True
+        ),
+        Endpoint(
+            "POST",
+            f"{limiter}/candidate",
+            "administer",
+            _candidate(candidates),
+            CandidateAsk,
+            CandidateAnswer,
+        ),
         Endpoint("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer),
         Endpoint("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer),
         Endpoint("POST", "/v1/batch", "decide", do.batch, BatchAsk, BatchAnswers, wants_request=True),
@@ -57,6 +77,7 @@ def endpoints(
         Endpoint("GET", "/v1/limiters", "token", do.limiters, gives=LimitersShown),
         Endpoint("GET", limiter, "token", do.limiter, gives=LimiterShown),
         Endpoint("GET", "/v1/events", "token", _events(events)),
+        Endpoint("GET", "/v1/history/{range}", "token", _past(past), gives=PastAnswer),
         Endpoint("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, Traffic),
         Endpoint("GET", "/healthz", "nothing", do.healthz, gives=Health),
         Endpoint("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True),
@@ -91,11 +112,29 @@ def _events(events: Events) -> Callable[[], Awaitable[Stream]]:
     return stream
 
 
+def _candidate(candidates: Candidates) -> Callable[[CandidateAsk, str], Awaitable[CandidateAnswer]]:
+    async def watch(ask: CandidateAsk, name: str) -> CandidateAnswer:
+        candidates.set(name, ask.rule, ask.quota)
+        return CandidateAnswer(name, ask.rule, ask.quota)
+
+    return watch
+
+
+def _past(past: Past) -> Callable[[str], Awaitable[PastAnswer]]:
+    async def range_of(name: str) -> PastAnswer:
+        found = past.range(name)
+        if found is None:
+            raise Problem(404, "there is /v1/history/hour and /v1/history/day")
+        return found
+
+    return range_of
+
+
 def _metrics(metrics: Metrics | None) -> Callable[[], Awaitable[Reply]]:
     async def text() -> Reply:
         if metrics is None:
             raise Problem(404, "this server keeps no metrics")
-        return Reply(200, ((b"content-type", CONTENT_TYPE),), metrics.text())
+        return Reply(200, ((b"content-type", CONTENT_TYPE), *PRIVATE), metrics.text())
 
     return text
 

@@ -1,4 +1,4 @@
-"""Server-sent events: the history first, then a tick a second.
+"""Server-sent events: the history first, then the newest tick and one a second.
 
 Nothing is queued for anybody. A stream remembers the tick it has sent last and looks for later ones in the history, which is
 bounded; the next piece is written only when the reader has taken enough of the last one. A reader that takes nothing for
@@ -14,12 +14,15 @@ import msgspec
 
 from headgate.server.board import Board
 from headgate.server.problems import Problem
-from headgate.server.wire import History, Tick
+from headgate.server.wire import Tick
 
 STALLED = 10.0
 """Seconds without a byte taken after which a reader is gone, or as good as."""
 
 MOST_STREAMS = 100
+PIECE_BYTES = 65_536
+"""How much of the history is written before the reader must have taken some of it."""
+
 RETRY_MS = 1000
 """What a browser waits before it asks again."""
 
@@ -37,7 +40,7 @@ class Events:
 
     def publish(self, tick: Tick) -> None:
         """Send a tick to everybody."""
-        self._latest = self._latest[0] + 1, _event("tick", tick)
+        self._latest = self._latest[0] + 1, b"event: tick\ndata: %b\n\n" % msgspec.json.encode(tick)
         self._wake()
 
     def end(self) -> None:
@@ -55,7 +58,9 @@ class Events:
         Raises:
             Problem: 503 if there are too many streams already, or no more.
         """
-        if self._has_ended or self._open >= MOST_STREAMS:
+        if self._has_ended:
+            raise Problem(503, "the server is about to stop", ((b"retry-after", b"1"),))
+        if self._open >= MOST_STREAMS:
             raise Problem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
         pieces = self._pieces()
         await anext(pieces)  # which waits for nothing, so that nobody is let in between
@@ -65,8 +70,12 @@ class Events:
         self._open += 1
         try:
             yield b""
-            new, (seen, _) = self._new, self._latest
-            yield b"retry: %d\n\n" % RETRY_MS + _event("history", History(list(self._board.history)))
+            new, (seen, event) = self._new, self._latest
+            yield b"retry: %d\n\nevent: history\ndata: " % RETRY_MS
+            whole = self._board.past.seconds.whole()  # one text for all who ask within a second
+            for start in range(0, len(whole), PIECE_BYTES):
+                yield whole[start : start + PIECE_BYTES]
+            yield b"\n\n" + event
             while not self._has_ended:
                 if self._latest[0] == seen:
                     await new.wait()
@@ -77,7 +86,3 @@ class Events:
                     yield event
         finally:
             self._open -= 1
-
-
-def _event(name: str, data: History | Tick) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -52,7 +53,7 @@ from headgate.stores.base import (
 )
 from headgate.stores.request import Request
 
-__all__ = ["Finished", "HoldBook", "HoldsUnsupported", "UnknownHold", "UnknownLimiter"]
+__all__ = ["Finished", "HoldBook", "HoldsUnsupported", "TooManyHolds", "UnknownHold", "UnknownLimiter"]
 
 logger = logging.getLogger("headgate")
 
@@ -64,6 +65,9 @@ MARGIN = 600.0
 MOST_OPEN = 20_000
 """How many open holds a process keeps an eye on, and how many it remembers itself while a store is down."""
 
+MOST_PER_CALLER = 10_000
+"""How many of them one caller may have open."""
+
 _LOOKED_AT = 64
 
 
@@ -73,6 +77,10 @@ class UnknownLimiter(HeadgateError, LookupError):
 
 class UnknownHold(HeadgateError, LookupError):
     """There is no hold of that id, or none any more."""
+
+
+class TooManyHolds(HeadgateError):
+    """The caller has too many holds open."""
 
 
 class Finished(NamedTuple):
@@ -113,16 +121,24 @@ class HoldBook:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def take(
-        self, limiter_name: str, key: Key | None = None, cost: int = 1, tier: str | None = None
+        self,
+        limiter_name: str,
+        key: Key | None = None,
+        cost: int = 1,
+        tier: str | None = None,
+        *,
+        caller: str = "",
     ) -> tuple[Decision, str | None, float | None]:
         """Take units that are not final yet; return the decision, the id of the hold, and after how long its units expire.
 
-        Id and seconds are `None` if the units were refused. The id is good for `MARGIN` seconds longer than the units
+        Id and seconds are `None` if the units were refused, or if there are none: of a cost of 0 nothing is kept, and
+        what it turns out to cost can be recorded. The id is good for `MARGIN` seconds longer than the units
         count. That of a degraded decision is known to this book alone.
 
         Raises:
             UnknownLimiter: There is no such limiter.
             HoldsUnsupported: Its store cannot remember holds.
+            TooManyHolds: The caller has too many open, of which none was settled.
             StoreError: The hold could not be remembered, so it was released.
             CostTooHigh: The cost is above what a rule could ever admit at once.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
@@ -130,8 +146,12 @@ class HoldBook:
         limiter = self._limiter(limiter_name)
         notes = _notes_of(limiter)
         rules = tuple(rule.identity for rule in limiter.rules)
+        if self._watched.of_caller(caller) >= MOST_PER_CALLER:
+            raise TooManyHolds(
+                f"{MOST_PER_CALLER} holds are open that nobody has settled; settle or release some, or let them expire"
+            )
         hold = await limiter.hold(key, cost, tier=tier)
-        if not hold:
+        if not hold or cost == 0:
             return hold.decision, None, None
         hold_id, expires_after = new_id(limiter_name), _expires_after(hold)
         kept_for = min(expires_after + MARGIN, LONGEST_NOTE)
@@ -148,7 +168,7 @@ class HoldBook:
             await self._to_the_end(_release(hold))
             raise
         if is_watched:
-            self._watched.add(hold_id, limiter_name, hold, due)
+            self._watched.add(hold_id, limiter_name, hold, due, caller)
         return hold.decision, hold_id, expires_after
 
     async def finish(self, hold_id: str, cost: int) -> Finished:
@@ -272,6 +292,7 @@ class _Open(NamedTuple):
     limiter: str
     hold: AsyncHold
     due: int
+    caller: str
 
 
 class _OpenHolds:
@@ -279,6 +300,11 @@ class _OpenHolds:
 
     def __init__(self) -> None:
         self._by_id: dict[str, _Open] = {}
+        self._by_caller: Counter[str] = Counter()
+
+    def of_caller(self, caller: str) -> int:
+        """Return how many a caller has open."""
+        return self._by_caller[caller]
 
     @property
     def is_full(self) -> bool:
@@ -288,28 +314,37 @@ class _OpenHolds:
     def is_half_full(self) -> bool:
         return len(self._by_id) >= MOST_OPEN // 2
 
-    def add(self, hold_id: str, limiter: str, hold: AsyncHold, due: int) -> None:
+    def add(self, hold_id: str, limiter: str, hold: AsyncHold, due: int, caller: str = "") -> None:
         """Remember a hold until it is due; if there are too many, forget the oldest."""
         if self.is_full:
             self.drop(next(iter(self._by_id)))
-        self._by_id[hold_id] = _Open(limiter, hold, due)
+        self._by_id[hold_id] = _Open(limiter, hold, due, caller)
+        self._by_caller[caller] += 1
 
     def get(self, hold_id: str) -> _Open | None:
         return self._by_id.get(hold_id)
 
     def drop(self, hold_id: str) -> None:
         """Forget a hold. If it was not settled, it tells its hooks so."""
-        self._by_id.pop(hold_id, None)
+        self._pop(hold_id)
 
     def disarm(self, hold_id: str) -> None:
         """Forget a hold that was settled by its id; whoever did that has told the hooks."""
-        found = self._by_id.pop(hold_id, None)
+        found = self._pop(hold_id)
         if found is not None:
             found.hold.forget()
 
+    def _pop(self, hold_id: str) -> _Open | None:
+        found = self._by_id.pop(hold_id, None)
+        if found is not None:
+            self._by_caller[found.caller] -= 1
+            if not self._by_caller[found.caller]:
+                del self._by_caller[found.caller]
+        return found
+
     def due(self, now: int) -> list[str]:
         """Return the ids of those that nobody can settle any more."""
-        return [hold_id for hold_id, (_, _, due) in self._by_id.items() if due <= now]
+        return [hold_id for hold_id, hold in self._by_id.items() if hold.due <= now]
 
     def is_due(self, hold_id: str, now: int) -> bool:
         return hold_id in self._by_id and self._by_id[hold_id].due <= now

@@ -94,6 +94,10 @@ _STORE = {
     "breaker": "closed",
     "failures": 0,
     "reason": None,
+    "since": None,
+    "last_contact": None,
+    "p50": None,
+    "p99": None,
 }
 
 
@@ -240,14 +244,35 @@ _TOLD: dict[tuple[str, str], Told] = {
     ),
     ("GET", "/v1/limiters"): Told("limiters", "List all limiters", answer={"limiters": [_LIMITER]}),
     ("GET", "/v1/limiters/{name}"): Told("limiter", "Show one limiter", values=_LOGIN, answer=_LIMITER),
+    ("POST", "/v1/limiters/{name}/candidate"): Told(
+        "candidate",
+        "Watch what a live rule would do with another quota",
+        "It becomes a shadow rule, which refuses nothing, until the server ends; a quota of null ends it at once. What it "
+        "would have refused is among the figures.",
+        values=_LOGIN,
+        ask={"rule": "sliding_window/1m", "quota": "3/minute"},
+        answer={"limiter": "login", "rule": "sliding_window/1m", "quota": "3/minute"},
+        problems=(404, 422),
+    ),
     ("GET", "/v1/events"): Told(
         "events",
         "Follow the figures, as server-sent events",
-        "First an event `history` with the ticks of the last five minutes (schema History), then an event `tick` every "
-        "second (schema Tick), of all workers together.",
+        "First an event `history` with up to five minutes by the second (schema History), then the newest `tick` and one "
+        "every second (schema Tick), of all workers together.",
         answer='event: tick\ndata: {"time":1763251200,"limiters":{},"totals":{},"stores":[],"shadow":[]}\n\n',
         media_type="text/event-stream",
         problems=(503,),
+    ),
+    ("GET", "/v1/history/{range}"): Told(
+        "history",
+        "Show what was decided in the last hour or day",
+        "`hour` in steps of a minute, `day` in steps of a quarter of an hour, of all workers together.",
+        values={"range": "hour"},
+        answer={
+            "step": 60,
+            "steps": [{"time": 1763251200, "seconds": 60, "limiters": {"login": [120, 3, 0, 0]}}],
+        },
+        problems=(404,),
     ),
     ("POST", "/v1/demo/traffic"): Told(
         "demo_traffic",

@@ -6,13 +6,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
+from time import perf_counter
 
 from msgspec import Struct
 
 from headgate.errors import HeadgateError, StoreError
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
+from headgate.server.board import shown_key
 from headgate.server.describe import limiter_shown, store_shown
-from headgate.server.holds import HoldBook, HoldsUnsupported, UnknownHold, UnknownLimiter
+from headgate.server.holds import HoldBook, HoldsUnsupported, TooManyHolds, UnknownHold, UnknownLimiter
 from headgate.server.inspect import state_of
 from headgate.server.problems import Problem, problem_of
 from headgate.server.routing import Request
@@ -42,6 +44,14 @@ from headgate.server.wire import (
 )
 
 logger = logging.getLogger("headgate.server")
+audit = logging.getLogger("headgate.audit")
+"""Who has taken away what was counted, and whose token was refused."""
+
+MOST_TOGETHER = 100
+"""Calls of a batch that are under way at once."""
+
+LONGEST_WORK = 0.002
+"""Seconds that a batch may keep the loop for itself."""
 
 _TOGETHER = frozenset({"hit", "check", "record", "wait-hint"})
 """Operations that may be under way together: stores answer them in the order in which they were asked."""
@@ -69,17 +79,21 @@ class Operations:
         await self._limiter(name).record(key_from(ask.key), ask.cost, tier=ask.tier)
         return RecordAnswer(ask.cost)
 
-    async def hold(self, ask: Ask, name: str) -> HoldAnswer:
+    async def hold(self, request: Request, ask: Ask, name: str) -> HoldAnswer:
         self._limiter(name)  # for the message that lists near names
-        decision, hold, expires_after = await self._book.take(name, key_from(ask.key), ask.cost, ask.tier)
+        decision, hold, expires_after = await self._book.take(
+            name, key_from(ask.key), ask.cost, ask.tier, caller=request.caller
+        )
         return HoldAnswer(decision_answer(decision), hold, expires_after)
 
     async def wait_hint(self, ask: Ask, name: str) -> WaitAnswer:
         decision = await self._limiter(name).check(key_from(ask.key), ask.cost, tier=ask.tier)
         return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)
 
-    async def reset(self, ask: ResetAsk, name: str) -> ResetAnswer:
-        await self._limiter(name).reset(key_from(ask.key))
+    async def reset(self, request: Request, ask: ResetAsk, name: str) -> ResetAnswer:
+        key = key_from(ask.key)
+        await self._limiter(name).reset(key)
+        audit.info("%s has reset %r in limiter %r", request.name or "somebody here", shown_key(key), name)
         return ResetAnswer()
 
     async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
@@ -119,29 +133,40 @@ class Operations:
     async def batch(self, request: Request, ask: BatchAsk) -> BatchAnswers:
         """Answer each call as it would be answered alone, in order.
 
-        What only asks a limiter leaves for the store together with its neighbours; everything else waits for what comes
-        before it: whether there is room may depend on what was settled, held or reset.
+        What only asks a limiter leaves for a remote store together with its neighbours; everything else waits for what
+        comes before it: whether there is room may depend on what was settled, held or reset.
         """
-        may_reset = "administer" in request.may
         answers: list[BatchAnswer] = []
         together: list[asyncio.Task[BatchAnswer]] = []
+        rested = perf_counter()
         for call in ask.calls:
-            if call.operation in _TOGETHER:
-                together.append(asyncio.ensure_future(self._answer(call, may_reset)))
+            if len(together) >= MOST_TOGETHER or (together and not self._may_join(call)):
+                answers += await asyncio.gather(*together)
+                together = []
+            if self._may_join(call):
+                together.append(asyncio.ensure_future(self._answer(call, request)))
                 continue
-            answers += await asyncio.gather(*together)
-            together = []
-            answers.append(await self._answer(call, may_reset))
+            answers.append(await self._answer(call, request))
+            if perf_counter() - rested > LONGEST_WORK:  # what never waits would keep everybody else waiting
+                await asyncio.sleep(0)
+                rested = perf_counter()
         return BatchAnswers(answers + await asyncio.gather(*together))
 
-    async def _answer(self, call: BatchCall, may_reset: bool) -> BatchAnswer:
+    def _may_join(self, call: BatchCall) -> bool:
+        """Return whether a call leaves together with its neighbours, for a store that takes time to answer."""
+        if call.operation not in _TOGETHER:
+            return False
+        limiter = self._live.get(call.limiter) if call.limiter is not None else None
+        return limiter is not None and limiter.store.remote
+
+    async def _answer(self, call: BatchCall, request: Request) -> BatchAnswer:
         try:
-            return BatchAnswer(200, await self._one(call, may_reset))
+            return BatchAnswer(200, await self._one(call, request))
         except Exception as error:  # noqa: BLE001  # one call must not take the answers of the others with it
             problem = problem_from(error)
             return BatchAnswer(problem.status, problem.document)
 
-    async def _one(self, call: BatchCall, may_reset: bool) -> Struct:
+    async def _one(self, call: BatchCall, request: Request) -> Struct:
         cost = 1 if call.cost is None else call.cost
         match call:
             case BatchCall(operation="settle" | "release", hold=str(hold), limiter=None, key=None, tier=None):
@@ -154,23 +179,25 @@ class Operations:
                 if name not in self._live:  # without near names: to look for a thousand of them takes seconds
                     raise Problem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
                 if call.operation == "reset":
-                    return await self._reset_one(call, name, may_reset)
-                return await self._by_name(call.operation)(Ask(call.key, cost, call.tier), name)
+                    return await self._reset_one(call, name, request)
+                one = Ask(call.key, cost, call.tier)
+                if call.operation == "hold":
+                    return await self.hold(request, one, name)
+                return await self._by_name(call.operation)(one, name)
         raise Problem(400, f"{call.operation} needs the name of a limiter, and no hold")
 
-    async def _reset_one(self, call: BatchCall, name: str, may_reset: bool) -> ResetAnswer:
-        if not may_reset:
+    async def _reset_one(self, call: BatchCall, name: str, request: Request) -> ResetAnswer:
+        if "administer" not in request.may:
             raise Problem(403, "this token may not administer")
         if call.cost is not None or call.tier is not None:
             raise Problem(400, "reset takes a key, but neither cost nor tier")
-        return await self.reset(ResetAsk(call.key), name)
+        return await self.reset(request, ResetAsk(call.key), name)
 
     def _by_name(self, operation: str) -> Callable[[Ask, str], Awaitable[Struct]]:
         return {
             "hit": self.hit,
             "check": self.check,
             "record": self.record,
-            "hold": self.hold,
             "wait-hint": self.wait_hint,
         }[operation]
 
@@ -190,6 +217,8 @@ def problem_from(error: Exception) -> Problem:
             return Problem(404, str(error))
         case HoldsUnsupported():
             return Problem(501, str(error))
+        case TooManyHolds():
+            return Problem(429, str(error), ((b"retry-after", b"10"),))
         case HeadgateError():
             return problem_of(error)
     logger.error("a request failed", exc_info=error)

@@ -10,7 +10,10 @@ import msgspec
 from headgate.server.problems import PROBLEM_JSON, Field, Problem
 
 _encode = msgspec.json.Encoder().encode
-_JSON: Field = (b"content-type", b"application/json")
+PRIVATE: tuple[Field, ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+"""On every answer of the API: it is true only now, and is nothing but what it says it is."""
+
+_JSON: tuple[Field, ...] = ((b"content-type", b"application/json"), *PRIVATE)
 
 
 class Reply(NamedTuple):
@@ -30,11 +33,10 @@ class Stream(NamedTuple):
 
 def json_reply(answer: Any, status: int = 200) -> Reply:
     """Return an answer as JSON."""
-    return Reply(status, (_JSON,), _encode(answer))
+    return Reply(status, _JSON, _encode(answer))
 
 
 def problem_reply(problem: Problem) -> Reply:
     """Return a problem as its document."""
-    return Reply(
-        problem.status, ((b"content-type", PROBLEM_JSON), *problem.fields), _encode(problem.document)
-    )
+    fields = ((b"content-type", PROBLEM_JSON), *PRIVATE, *problem.fields)
+    return Reply(problem.status, fields, _encode(problem.document))

@@ -46,6 +46,10 @@ class Request(NamedTuple):
 
     headers: list[tuple[bytes, bytes]]
     may: frozenset[Permission]
+    caller: str = ""
+    """The digest of the token; empty if there is none."""
+    name: str = ""
+    """What the policy calls the token."""
 
 
 @dataclass(slots=True)

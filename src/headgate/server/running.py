@@ -71,4 +71,6 @@ def open_app(
         hooks=[board, metrics.hook, *recorders(load_policy(config, environment).server)],
         shadow_hooks=[metrics.shadow_hook],
     )
+    if live.policy.server.history is not None:
+        board.past.keep_in(Path(config).parent / live.policy.server.history)
     return make_app(live, board=board, metrics=metrics, demo=demo)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
@@ -21,6 +22,11 @@ from headgate.server.problems import Problem
 MOST_CALLS = 1000
 """Calls in one batch."""
 
+LONGEST_KEY = 512
+"""Bytes of the longest key, or part of one, that is kept as it is; of a longer one only the digest is kept, everywhere."""
+
+LONGEST_TIER = 200
+
 BASE64 = "$base64"
 """The single entry of an object that stands for bytes."""
 
@@ -28,11 +34,15 @@ Cost = Annotated[int, Meta(ge=0, le=MAX_UNITS, description="Units, a whole numbe
 WireKey = Annotated[
     str | dict[str, str | dict[str, str]] | None,
     Meta(
-        description='Who: text, or an object with an entry per scope. Bytes are written {"$base64": "..."}.',
+        description='Who: text, or an object with an entry per scope. Bytes are written {"$base64": "..."}. '
+        f"What is longer than {LONGEST_KEY} bytes counts as its SHA-256, written sha256: and 64 digits.",
         examples=["alice", {"user": "42", "realm": "north"}, {"$base64": "AAEC"}],
     ),
 ]
-Tier = Annotated[str | None, Meta(description="The caller's tier; unknown ones count as the default.")]
+Tier = Annotated[
+    Annotated[str, Meta(max_length=LONGEST_TIER)] | None,
+    Meta(description="The caller's tier; unknown ones count as the default."),
+]
 Seconds = float
 
 
@@ -86,6 +96,21 @@ class BatchAsk(Body):
     """Calls that are answered each on its own, in order."""
 
     calls: Annotated[list[BatchCall], Meta(max_length=MOST_CALLS)]
+
+
+class CandidateAsk(Body):
+    """Another quota for a live rule, to be watched; null ends that."""
+
+    rule: str
+    quota: str | None
+
+
+class CandidateAnswer(Struct):
+    """What is watched now."""
+
+    limiter: str
+    rule: str
+    quota: str | None
 
 
 class TrafficAsk(Body):
@@ -236,7 +261,11 @@ class InspectAnswer(Struct):
 
 
 class StoreShown(Struct):
-    """How a limiter's store is doing; `up` if it counts, and otherwise the reason why it does not."""
+    """How a limiter's store is doing.
+
+    `since` (when it went down), `reason` and `last_contact` are null where nothing applies; `p50` and `p99` are the seconds
+    within which it has answered half and 99% of the calls of the last minute or two.
+    """
 
     limiter: str
     store: str
@@ -244,6 +273,10 @@ class StoreShown(Struct):
     breaker: Literal["closed", "open"]
     failures: int
     reason: str | None = None
+    since: Seconds | None = None
+    last_contact: Seconds | None = None
+    p50: Seconds | None = None
+    p99: Seconds | None = None
 
 
 class Health(Struct):
@@ -266,15 +299,22 @@ class Traffic(Struct):
 
 
 class Figures(Struct):
-    """Decisions; those that the failure policy made instead of the store are counted again as degraded."""
+    """Decisions; those that the failure policy made instead of the store are counted again as degraded.
+
+    `degraded_refused`: the refusals among those.
+    """
 
     admitted: int = 0
     refused: int = 0
     degraded: int = 0
+    degraded_refused: int = 0
 
 
 class ShadowFigures(Struct):
-    """What a rule that only watches would have done."""
+    """What a rule that only watches would have done.
+
+    `candidate_for`: the live rule that it is a candidate for; then `live_refused` is what that one has refused meanwhile.
+    """
 
     limiter: str
     rule: str
@@ -282,13 +322,29 @@ class ShadowFigures(Struct):
     asked: int
     refused: int
     failed: int
+    quota: str = ""
+    candidate_for: str | None = None
+    live_refused: int = 0
 
 
 class RefusedKey(Struct):
-    """One of the keys refused most; at least so often."""
+    """One of the keys refused most; at least so often.
+
+    `key` is text to show, `inspect` the key itself as `/v1/inspect` takes it; null if there is none, or no JSON for it.
+    """
 
     limiter: str
     key: str
+    refused: int
+    inspect: WireKey = None
+
+
+class RuleRefusals(Struct):
+    """How often a rule has refused callers of a tier; `tier` is null for those whose tier it does not know."""
+
+    limiter: str
+    rule: str
+    tier: str | None
     refused: int
 
 
@@ -309,7 +365,7 @@ class DemoFigures(Struct):
 
 
 class Tick(Struct):
-    """One second, all workers together."""
+    """One second, all workers together; `totals` and `refusals` count since `started`, `held` are units of open holds."""
 
     time: int
     limiters: dict[str, Figures]
@@ -320,22 +376,57 @@ class Tick(Struct):
     policy_error: str | None = None
     workers: int = 1
     demo: DemoFigures | None = None
+    refusals: list[RuleRefusals] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
+    started: int = 0
+
+
+Row = tuple[int, int, int, int]
+"""Figures in short: admitted, refused, degraded, and the refused among the degraded."""
+
+
+class Second(Struct):
+    """One second in short: of each limiter that decided something admitted, refused, degraded, degraded_refused."""
+
+    time: int
+    limiters: dict[str, Row]
 
 
 class History(Struct):
-    """The ticks of the last minutes, oldest first."""
+    """The last minutes, oldest first."""
 
-    ticks: list[Tick] = field(default_factory=list)
+    ticks: list[Second] = field(default_factory=list)
+
+
+class Step(Struct):
+    """What was decided in the `seconds` that are known of a step from `time` on, as in `Second`."""
+
+    time: int
+    seconds: int = 0
+    limiters: dict[str, Row] = field(default_factory=dict)
+
+
+class PastAnswer(Struct):
+    """A range of the past in steps of so many seconds, oldest first; a step of which nothing is known is missing."""
+
+    step: int
+    steps: list[Step]
+
+
+_SURELY_SHORT = LONGEST_KEY // 4
+"""Characters that fit into the bytes of the longest key, whatever they are."""
 
 
 def key_from(wire: str | dict[str, str | dict[str, str]] | None) -> Key | None:
-    """Return a key as limiters take it.
+    """Return a key as limiters take it; what is long is its digest.
 
     Raises:
         Problem: It is no key: 400.
     """
-    if type(wire) is str or wire is None:
-        return wire
+    if type(wire) is str:
+        return wire if len(wire) <= _SURELY_SHORT else _shortened(wire)
+    if wire is None:
+        return None
     assert isinstance(wire, dict)
     if wire.keys() == {BASE64}:
         return _plain(wire)
@@ -344,14 +435,20 @@ def key_from(wire: str | dict[str, str | dict[str, str]] | None) -> Key | None:
 
 def _plain(part: str | dict[str, str | dict[str, str]] | dict[str, str]) -> PlainKey:
     if isinstance(part, str):
-        return part
+        return part if len(part) <= _SURELY_SHORT else _shortened(part)
     encoded = part.get(BASE64)
     if len(part) != 1 or not isinstance(encoded, str):
         raise Problem(400, f'a key is text, or bytes as {{"{BASE64}": "..."}} - at `$.key`')
     try:
-        return base64.b64decode(encoded, validate=True)
+        raw = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Problem(400, f"not base64: {error} - at `$.key`") from error
+    return raw if len(raw) <= LONGEST_KEY else b"sha256:" + sha256(raw).hexdigest().encode()
+
+
+def _shortened(key: str) -> str:
+    raw = key.encode("utf-8", "surrogatepass")
+    return key if len(raw) <= LONGEST_KEY else f"sha256:{sha256(raw).hexdigest()}"
 
 
 def wire_key(key: Key | None) -> str | dict[str, Any] | None:

@@ -55,6 +55,31 @@ def test_a_refusal_is_a_problem() -> None:
     assert text.text.startswith("Too many requests.")
 
 
+def test_a_refused_head_has_no_body() -> None:
+    """It would be taken for the beginning of the next response on the connection."""
+    environ = {"REQUEST_METHOD": "HEAD", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.1"}
+    started: list[Any] = []
+    app = RateLimitMiddleware(echo_status, "0/minute")
+    assert list(app(environ, lambda *start: started.append(start) or (lambda body: None))) == []
+    ((status, headers),) = started
+    assert status == "429 Too Many Requests"
+    assert int(dict(headers)["Content-Length"]) > 0
+
+
+def test_fields_of_the_application_are_replaced() -> None:
+    def app(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        start_response("200 OK", [("X-RateLimit-Limit", "7"), ("x-ratelimit-used", "3"), ("X-Own", "kept")])
+        return [b""]
+
+    started: list[Any] = []
+    limited = RateLimitMiddleware(app, "5/minute")
+    list(limited({"PATH_INFO": "/"}, lambda *start: started.append(start) or (lambda body: None)))
+    names = [name.lower() for name, _ in started[0][1]]
+    assert [value for name, value in started[0][1] if name.lower() == "x-ratelimit-limit"] == ["5"]
+    assert "x-ratelimit-used" not in names
+    assert "x-own" in names
+
+
 def test_keys_costs_tiers_and_exemptions() -> None:
     limiter = Limiter(sliding_window("5/minute", tiers={"pro": "50/minute"}))
     app = application(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import re
 import sys
 from inspect import signature
@@ -63,6 +65,81 @@ def test_check_fails_if_a_store_cannot_count(
     assert "refused" in printed.out
     assert printed.err.endswith("1 of 2 stores cannot count\n")
     assert "s3cret" not in printed.out + printed.err
+
+
+BAD = """
+[limiters.login]
+rules = ["5/fortnight", "5/minute"]
+[limiters.api]
+rules = ["10/s"]
+headers = "some"
+dedline = 3
+[limiters.empty]
+[server]
+port = 99999
+[server.tokens.x]
+sha256 = "12"
+may = ["decide"]
+"""
+
+
+def test_check_says_everything_that_is_wrong_at_once(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_policy(BAD)
+    monkeypatch.setenv("HEADGATE_LIMITERS__API__DEADLINE", "soon")
+    assert main(["check"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    said = output.err.splitlines()
+    assert [re.match(r"headgate: (?:headgate.toml:(\d+):|environment)", line)[1] for line in said] == [  # type: ignore[index]
+        None,
+        "3",
+        "6",
+        "7",
+        "8",
+        "10",
+        "12",
+    ]
+
+
+def test_check_takes_a_policy_from_standard_input_and_writes_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(SMALLEST))
+    assert main(["check", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["mistakes"], found["warnings"]) == (True, [], [])
+    assert "at most 5 in any minute" in found["words"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[limiters.login]\nrules = [1]"))
+    assert main(["check", "-", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    assert [(each["line"], each["column"]) for each in found["mistakes"]] == [(2, 10)]
+    assert found["mistakes"][0]["message"].startswith("standard input:2:10: ")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[limiters"))
+    assert main(["check", "-"]) == 1
+    assert capsys.readouterr().err.startswith("headgate: standard input:1:")
+
+
+def test_check_warns_of_what_is_hardly_meant(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_policy(
+        '[server]\nhost = "0.0.0.0"\n[limiters.none]\nrules = []\n'
+        '[limiters.login]\nrules = [{ quota = "5/minute", tiers = { pro = "9/minute" } }]\ndefault_tier = "por"\n'
+    )
+    monkeypatch.setenv("HEADGATE_LIMITERS__LOGIN__RULS", "[]")
+    monkeypatch.setenv("HEADGATE_TOKEN", "x")
+    assert main(["check"]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix("headgate: warning: ")[:44] for line in warnings] == [
+        "limiter 'none' has no rules, so it admits ev",
+        "limiter 'login': no rule knows the default_t",
+        "[server] host = '0.0.0.0' can be reached fro",
+        "environment variable HEADGATE_LIMITERS__LOGI",
+    ]
+    assert warnings[-1].endswith("did you mean HEADGATE_LIMITERS__LOGIN__RULES?")
 
 
 # serve
@@ -135,7 +212,9 @@ def test_a_token_and_its_lines_for_the_policy_file(
     token = error.removeprefix("the token, shown only now: ").strip()
     assert len(token) >= 43
     assert token not in output
-    policy = load_policy(write_policy(SMALLEST + output)).server.tokens["gateway-1"]
+    policy = load_policy(write_policy(SMALLEST.rstrip() + output)).server.tokens[
+        "gateway-1"
+    ]  # no end of the last line
     assert policy.sha256 == hashlib.sha256(token.encode()).hexdigest()
     assert policy.may == may
 

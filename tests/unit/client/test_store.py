@@ -371,6 +371,14 @@ async def test_settling_is_repeated_once_when_the_connection_broke(
     assert server.paths[2:] == ["/v1/holds/id-bob/settle"] * 2
 
 
+async def test_looking_is_repeated_once_when_the_connection_broke(
+    server: ScriptedServer, store: ServerStore
+) -> None:
+    server.reply = lambda asked: lost(asked) if len(server.asked) == 1 else usual_reply(asked)
+    assert store.limiters()
+    assert server.paths == ["/v1/limiters"] * 2
+
+
 @pytest.mark.parametrize("reply", [refuse(503), lambda asked: _time_out()], ids=["503", "slow"])
 async def test_settling_is_not_repeated_for_a_server_that_is_overwhelmed(
     server: ScriptedServer, limiter: AnyLimiter, reply: Callable[[Asked], Any]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import ConfigError
-from headgate.http.address import Proxies, client_address
+from headgate.http.address import MALFORMED, Proxies, client_address
 from headgate.http.keys import by_address
 
 PROXY, INNER_PROXY, CLIENT = "10.0.0.1", "10.0.0.2", "198.51.100.7"
@@ -73,7 +73,7 @@ def test_forwarded_either_names_the_client_or_is_garbage(lines: list[str], clien
         return
     element = f'for="[{client}]:4711"' if ":" in client else f"for={client}"
     found = client_address(PROXY, [*lines, element], NAMED_FORWARDED)
-    assert found in (client_address(client, [], None), PROXY)
+    assert found in (client_address(client, [], None), MALFORMED)
 
 
 @given(
@@ -82,6 +82,8 @@ def test_forwarded_either_names_the_client_or_is_garbage(lines: list[str], clien
 def test_hostile_headers_never_raise(peer: str | None, lines: list[str], proxies: Proxies) -> None:
     found = client_address(peer, lines, proxies)
     fallback = client_address(peer, [], None)
+    if found == MALFORMED:
+        return
     assert found == fallback or ip_network(found)
 
 
@@ -101,14 +103,14 @@ def test_hostile_headers_never_raise(peer: str | None, lines: list[str], proxies
         ([f" ,{CLIENT} ,, "], CLIENT),
         ([f"{CLIENT}, 2001:db8:1::9"], CLIENT),
         ([""], PROXY),
-        (["unknown"], PROXY),
-        (["_hidden"], PROXY),
-        ([f"{CLIENT}, unknown"], PROXY),
-        (["198.51.100.007"], PROXY),
-        (["198.51.100.7.1"], PROXY),
-        (["1.2.3.4\u00b2"], PROXY),
-        (["[::1"], PROXY),
-        (["a" * 9000], PROXY),
+        (["unknown"], MALFORMED),
+        (["_hidden"], MALFORMED),
+        ([f"{CLIENT}, unknown"], MALFORMED),
+        (["198.51.100.007"], MALFORMED),
+        (["198.51.100.7.1"], MALFORMED),
+        (["1.2.3.4\u00b2"], MALFORMED),
+        (["[::1"], MALFORMED),
+        (["a" * 9000], MALFORMED),
         ([], PROXY),
     ],
 )
@@ -130,15 +132,15 @@ def test_x_forwarded_for_from_the_right(forwarded: list[str], key: str) -> None:
         (['for="198.51.100\\.7"'], CLIENT),
         ([f'for=1.2.3.4;note="a, for=6.6.6.6", for={CLIENT}'], CLIENT),
         ([f"for={CLIENT} , for={INNER_PROXY} ;by=x"], CLIENT),
-        (["for=unknown"], PROXY),
-        (["for=_secret"], PROXY),
-        (["proto=https"], PROXY),
-        ([f"for={CLIENT}, proto=https"], PROXY),
-        (['for="1.2.3.4, for=6.6.6.6'], PROXY),
-        (['for=6.6.6.6;x=", for="[2001:db8::1]:4711"'], PROXY),
-        (["for = 1.2.3.4"], PROXY),
-        (["nonsense"], PROXY),
-        ([""], PROXY),
+        (["for=unknown"], MALFORMED),
+        (["for=_secret"], MALFORMED),
+        (["proto=https"], MALFORMED),
+        ([f"for={CLIENT}, proto=https"], MALFORMED),
+        (['for="1.2.3.4, for=6.6.6.6'], MALFORMED),
+        (['for=6.6.6.6;x=", for="[2001:db8::1]:4711"'], MALFORMED),
+        (["for = 1.2.3.4"], MALFORMED),
+        (["nonsense"], MALFORMED),
+        ([""], MALFORMED),
     ],
 )
 def test_forwarded_from_the_right(forwarded: list[str], key: str) -> None:
@@ -152,7 +154,7 @@ def test_forwarded_from_the_right(forwarded: list[str], key: str) -> None:
         (2, f"{CLIENT}, 203.0.113.1", CLIENT),
         (2, f"1.2.3.4, {CLIENT}, 203.0.113.1", CLIENT),
         (2, CLIENT, PROXY),
-        (1, "garbage", PROXY),
+        (1, "garbage", MALFORMED),
         (1, "", PROXY),
     ],
 )

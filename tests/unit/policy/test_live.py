@@ -239,7 +239,13 @@ async def test_a_limiter_that_is_gone_goes_on_for_whoever_has_it(
     live = follow(LOGIN + '[limiters.api]\nrules = ["1/s"]\n')
     login = live["login"]
     assert await admitted(login, 2) == 2
-    author.write('[limiters.api]\nrules = ["1/s"]\n[limiters.new]\nrules = ["2/s"]')
+    without_login = '[limiters.api]\nrules = ["1/s"]\n[limiters.new]\nrules = ["2/s"]'
+    author.write(without_login)
+    with pytest.raises(PolicyError, match=r"'login' would be gone; .* write allow_removal = true"):
+        live.reload()
+    assert list(live) == ["login", "api"]
+    assert "'login' would be gone" in str(live.last_error)
+    author.write("allow_removal = true\n" + without_login)
     assert live.reload() is True
     assert list(live) == ["api", "new"]
     with pytest.raises(KeyError):
@@ -249,7 +255,7 @@ async def test_a_limiter_that_is_gone_goes_on_for_whoever_has_it(
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text for text in warnings if "'login'" in text and "no longer" in text] == warnings
     assert len(warnings) == 1
-    author.limit("6/minute")
+    author.write('allow_removal = true\n[limiters.login]\nrules = ["6/minute"]')
     live.reload()
     assert live["login"] is login, "and is that one again"
     assert await admitted(login, 9) == 1
@@ -629,6 +635,7 @@ async def test_the_log_says_what_changed(
     )
     author.write(
         """
+        allow_removal = true
         [limiters.login]
         rules = ["7/minute", { quota = "2/day", name = "candidate", shadow = true }]
         store = "memory://"

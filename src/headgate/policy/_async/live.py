@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from headgate._fork import watch
@@ -16,6 +17,7 @@ from headgate.policy._async.limiter import AsyncPolicyLimiter, AsyncVersion
 from headgate.policy.changes import changes
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
 from headgate.policy.watch import PolicyFile, hangups
+from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_async_store
 from headgate.stores.base import AsyncStore
 
@@ -61,6 +63,7 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
         self._ever: dict[str, AsyncPolicyLimiter] = {}
         self._limiters: dict[str, AsyncPolicyLimiter] = {}
         self._listeners: list[Callable[[], None]] = []
+        self._beside: Callable[[str, tuple[Rule, ...]], Iterable[Rule]] = lambda name, rules: ()
         self._reloading = watch(threading.RLock())
         self._reloader: threading.Thread | None = None
         self.policy = policy
@@ -115,6 +118,17 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
     def on_change(self, tell: Callable[[], None]) -> None:
         """Have a function called after every reload that changed something, on the thread that reloads."""
         self._listeners.append(tell)
+
+    def watch_beside(self, rules_for: Callable[[str, tuple[Rule, ...]], Iterable[Rule]]) -> None:
+        """Have shadow rules that are not in the file, from now on and after every reload.
+
+        Args:
+            rules_for: Called with the name and the live rules of each limiter; returns the shadow rules to add. Those that
+                cannot be added are left out.
+        """
+        with self._reloading:
+            self._beside = rules_for
+            self._use(self.policy)
 
     def reload(self) -> bool:
         """Read the file again, and return whether anything changed. Any thread may call it.
@@ -244,6 +258,12 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
     def _renew(self, file: PolicyFile) -> list[str]:
         """Put what the file says in force, and return what has changed."""
         policy = file.read()
+        lost = self.policy.limiters.keys() - policy.limiters.keys()
+        if lost and not policy.allow_removal:
+            names = ", ".join(map(repr, sorted(lost)))
+            raise PolicyError(
+                f"{file.path}: {names} would be gone; if the file was not cut off, write allow_removal = true at its top"
+            )
         changed = changes(self.policy, policy)
         try:
             self._use(policy)
@@ -254,12 +274,22 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
 
     def _use(self, policy: Policy) -> None:
         """Put a policy in force, or raise and change nothing."""
-        versions = {name: self._version(limiter) for name, limiter in policy.limiters.items()}
+        versions = {name: self._version(self._watched(limiter)) for name, limiter in policy.limiters.items()}
         # Everything is there; from here on nothing can fail.
         for name in self._limiters.keys() - versions.keys():
             logger.warning("limiter %r is no longer in the policy; whoever has it goes on as before", name)
         self._limiters = {name: self._limiter(version) for name, version in versions.items()}
         self.policy = policy
+
+    def _watched(self, policy: LimiterPolicy) -> LimiterPolicy:
+        """Return what the file says of a limiter, with the shadow rules that are not in it."""
+        try:
+            added = tuple(self._beside(policy.name, policy.rules))
+            rules_from([*policy.rules, *policy.shadow, *added])
+        except ConfigError as error:
+            logger.warning("limiter %r is not watched beside the file: %s", policy.name, error)
+            return policy
+        return replace(policy, shadow=(*policy.shadow, *added)) if added else policy
 
     def _version(self, policy: LimiterPolicy) -> AsyncVersion:
         known = self._ever.get(policy.name)

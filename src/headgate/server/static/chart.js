@@ -1,99 +1,117 @@
 // Drawings of rates: bars with a readout for a limiter, a line for a headline figure.
 
 import { setAttribute, setText, svg } from "./dom.js";
-import { BIN, BINS, SPAN } from "./history.js";
-import { clockTime, rate } from "./words.js";
+import { RANGES, decisionsOf } from "./history.js";
+import { rate, span } from "./words.js";
 
 const HEIGHT = 148;
 const TOP = 8;
 const BOTTOM = 22;
 const LEFT = 40;
-const NEWEST = BINS - 1;
+const PARTS = ["admitted", "refused", "degraded"]; // from the bottom up
 
 /**
- * Admitted and refused per second, stacked, as bars of five seconds.
+ * Decisions per second, stacked, as bars over a range of time: admitted and refused by the store, and degraded ones.
  *
- * Pointer and arrow keys choose a bar; `onRead(bin, chosen)` is told which bar to put into words, the newest while none
- * is chosen. To assistive technology the chart is a slider over time whose value is that text.
+ * Pointer and arrow keys choose a bar; `onRead(bin)` is told which bar to put into words, null while none is chosen. To assistive technology the chart is a slider over time whose value is that text.
  */
 export class RateChart {
   #svg;
   #grid = svg("g", { class: "grid" });
   #cursor = svg("rect", { class: "cursor", y: TOP, height: HEIGHT - TOP - BOTTOM, visibility: "hidden" });
-  #admitted = svg("path", { class: "bar-admitted" });
-  #refused = svg("path", { class: "bar-refused" });
+  #parts = PARTS.map((part) => svg("path", { class: `bar-${part}` }));
   #nothing = svg("text", { class: "nothing", y: (HEIGHT - BOTTOM + TOP) / 2 - 12, "text-anchor": "middle" });
+  #name;
   #bins = [];
+  #range = RANGES.minutes;
   #chosen = null;
   #width = 0;
+  #isInSight = false;
   #drawnScale = "";
   #onRead;
 
   constructor(node, name, onRead) {
     this.node = node;
+    this.#name = name;
     this.#onRead = onRead;
     this.#svg = svg("svg", { class: "bars", height: HEIGHT, "aria-hidden": "true", focusable: "false" });
-    this.#svg.append(this.#grid, this.#cursor, this.#admitted, this.#refused, this.#nothing);
+    this.#svg.append(this.#grid, this.#cursor, ...this.#parts, this.#nothing);
     node.append(this.#svg);
     for (const [attribute, value] of Object.entries({
       tabindex: 0,
       role: "slider",
-      "aria-label": `${name}: decisions per second in the last five minutes`,
       "aria-valuemin": 0,
-      "aria-valuemax": NEWEST,
-      "aria-valuenow": NEWEST,
       "aria-valuetext": "no figures yet",
     })) {
       node.setAttribute(attribute, value);
     }
+    this.#setRange(RANGES.minutes);
     this.#listen();
   }
 
-  /** Show these bars. Nothing is drawn while the chart has no width, that is, out of sight. */
-  draw(bins) {
-    const moved = this.#bins.length ? (bins[0].from - this.#bins[0].from) / BIN : 0;
-    // A chosen bar stays the same five seconds while time moves on, until it leaves on the left.
-    if (this.#chosen !== null && this.#chosen !== NEWEST && moved > 0) this.#chosen = Math.max(0, this.#chosen - moved);
+  /** Show these bars. Out of sight they are only put into words. */
+  draw(bins, range) {
+    if (range !== this.#range) this.#setRange(range);
+    const moved = this.#bins.length ? (bins[0].from - this.#bins[0].from) / range.bin : 0;
+    // A chosen bar stays the same time while time moves on, until it leaves on the left.
+    if (this.#chosen !== null && this.#chosen !== this.#newest && moved > 0) this.#chosen = Math.max(0, this.#chosen - moved);
     this.#bins = bins;
     this.#paint();
     this.#read(this.#chosen !== null && moved === 0 && document.activeElement === this.node);
   }
 
+  get #newest() {
+    return this.#range.bins - 1;
+  }
+
+  #setRange(range) {
+    this.#range = range;
+    this.#chosen = null;
+    this.#bins = [];
+    setAttribute(this.node, "aria-label", `${this.#name}: decisions per second in ${range.words}`);
+    setAttribute(this.node, "aria-valuemax", this.#newest);
+    setAttribute(this.node, "aria-valuenow", this.#newest);
+  }
+
   resize(width) {
     this.#width = Math.floor(width);
-    if (this.#bins.length) this.#paint();
+    this.#paint();
+  }
+
+  inSight(isInSight) {
+    this.#isInSight = isInSight;
+    this.#paint();
   }
 
   #paint() {
-    if (this.#width <= LEFT) return;
-    const highest = Math.max(...this.#bins.map((bin) => bin.admitted + bin.refused));
+    if (!this.#isInSight || !this.#bins.length || this.#width <= LEFT) return;
+    const highest = Math.max(...this.#bins.map(decisionsOf));
     const top = niceTop(highest);
     this.#paintGrid(top);
-    setText(this.#nothing, highest ? "" : "Nothing decided in these five minutes");
-    const step = (this.#width - LEFT) / BINS;
+    setText(this.#nothing, highest ? "" : `Nothing decided in ${this.#range.words}`);
+    const step = (this.#width - LEFT) / this.#range.bins;
     const gap = step > 4 ? 1.5 : step > 2.5 ? 1 : 0;
     const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
-    let admitted = "";
-    let refused = "";
+    const drawn = PARTS.map(() => "");
     this.#bins.forEach((bin, index) => {
-      const x = LEFT + index * step;
-      const middle = y(bin.admitted);
-      if (bin.admitted) admitted += bar(x, step - gap, middle, HEIGHT - BOTTOM);
-      if (bin.refused) refused += bar(x, step - gap, y(bin.admitted + bin.refused), middle);
+      let below = 0;
+      partsOf(bin).forEach((value, place) => {
+        if (value) drawn[place] += bar(LEFT + index * step, step - gap, y(below + value), y(below));
+        below += value;
+      });
     });
-    setAttribute(this.#admitted, "d", admitted);
-    setAttribute(this.#refused, "d", refused);
+    this.#parts.forEach((path, place) => setAttribute(path, "d", drawn[place]));
     this.#placeCursor(step);
   }
 
   #paintGrid(top) {
-    const scale = `${this.#width} ${top}`;
+    const scale = `${this.#width} ${top} ${this.#range.span}`;
     if (scale === this.#drawnScale) return;
     this.#drawnScale = scale;
     setAttribute(this.#svg, "viewBox", `0 0 ${this.#width} ${HEIGHT}`);
     setAttribute(this.#svg, "width", this.#width);
     setAttribute(this.#nothing, "x", LEFT + (this.#width - LEFT) / 2);
-    this.#grid.replaceChildren(...yAxis(top, this.#width), ...xAxis(this.#width));
+    this.#grid.replaceChildren(...yAxis(top, this.#width), ...xAxis(this.#width, this.#range));
   }
 
   #placeCursor(step) {
@@ -105,33 +123,33 @@ export class RateChart {
 
   /** Put the chosen bar into words; `quietly` leaves what a screen reader is told as it was. */
   #read(quietly = false) {
-    const index = this.#chosen ?? NEWEST;
+    const index = this.#chosen ?? this.#newest;
     const bin = this.#bins[index];
     if (!bin) return;
-    this.#onRead(bin, this.#chosen !== null);
+    this.#onRead(this.#chosen === null ? null : bin);
     if (quietly) return;
     setAttribute(this.node, "aria-valuenow", index);
-    setAttribute(this.node, "aria-valuetext", spoken(bin));
+    setAttribute(this.node, "aria-valuetext", spoken(bin, this.#range));
   }
 
   #choose(index) {
-    this.#chosen = index === null ? null : Math.min(NEWEST, Math.max(0, index));
+    this.#chosen = index === null ? null : Math.min(this.#newest, Math.max(0, index));
     if (!this.#bins.length) return;
-    this.#placeCursor((this.#width - LEFT) / BINS);
+    this.#placeCursor((this.#width - LEFT) / this.#range.bins);
     this.#read();
   }
 
   #listen() {
     const at = (event) => {
       const x = event.clientX - this.#svg.getBoundingClientRect().left - LEFT;
-      this.#choose(Math.floor((x / (this.#width - LEFT)) * BINS));
+      this.#choose(Math.floor((x / (this.#width - LEFT)) * this.#range.bins));
     };
     this.node.addEventListener("pointermove", at);
     this.node.addEventListener("pointerdown", at);
     this.node.addEventListener("pointerleave", () => this.#choose(null));
     this.node.addEventListener("blur", () => this.#choose(null));
     this.node.addEventListener("keydown", (event) => {
-      const from = this.#chosen ?? NEWEST;
+      const from = this.#chosen ?? this.#newest;
       const to = {
         ArrowLeft: from - 1,
         ArrowDown: from - 1,
@@ -140,7 +158,7 @@ export class RateChart {
         PageUp: from + 12,
         PageDown: from - 12,
         Home: 0,
-        End: NEWEST,
+        End: this.#newest,
         Escape: null,
       }[event.key];
       if (to === undefined) return;
@@ -150,10 +168,15 @@ export class RateChart {
   }
 }
 
-function spoken(bin) {
-  const when = `${clockTime(bin.from)} to ${clockTime(bin.from + BIN)}`;
+function spoken(bin, range) {
+  const when = span(bin.from, range.bin, "to");
   if (!bin.known) return `${when}: no figures`;
-  return `${when}: ${rate(bin.admitted)} admitted, ${rate(bin.refused)} refused per second`;
+  const degraded = bin.degraded ? `, ${rate(bin.degraded)} of both without the store` : "";
+  return `${when}: ${rate(bin.admitted)} admitted, ${rate(bin.refused)} refused${degraded} per second`;
+}
+
+function partsOf({ admitted, refused, degraded, degraded_refused: both }) {
+  return [admitted - (degraded - both), refused - both, degraded];
 }
 
 function bar(x, width, top, bottom) {
@@ -182,14 +205,16 @@ function compact(value) {
   return value >= 10_000 ? `${value / 1000}k` : value.toLocaleString("en");
 }
 
-function xAxis(width) {
-  const places = width < 420 ? [0, 2, 4, 5] : [0, 1, 2, 3, 4, 5]; // as many labels as fit
+function xAxis(width, { span: length }) {
+  const [unit, seconds] = length > 3600 ? ["h", 3600] : ["min", 60];
+  const parts = length === 300 ? 5 : 6;
+  const places = Array.from({ length: parts + 1 }, (_, index) => index).filter((index) => width >= 420 || index % 2 === 0 || index === parts);
   return places.map((index) => {
-    const minutes = SPAN / 60 - index;
-    const x = LEFT + ((width - LEFT) * index) / 5;
-    const anchor = index === 0 ? "start" : index === 5 ? "end" : "middle";
+    const before = Math.round((length * (parts - index)) / parts / seconds);
+    const x = LEFT + ((width - LEFT) * index) / parts;
+    const anchor = index === 0 ? "start" : index === parts ? "end" : "middle";
     const label = svg("text", { x, y: HEIGHT - 4, "text-anchor": anchor });
-    setText(label, minutes ? `−${minutes} min` : "now");
+    setText(label, before ? `−${before} ${unit}` : "now");
     return label;
   });
 }

@@ -1,64 +1,94 @@
-// The last five minutes, second by second, and sums over them.
+// What was decided, as far back as the page looks, and sums over it: the last five minutes second by second, an hour and a
+// day in longer steps.
+//
+// Every decision is admitted or refused. Those of both that the failure policy made, because the store could not be asked, are
+// counted again as degraded.
 
 import { entry } from "./dom.js";
 
-export const SPAN = 300; // seconds that the page looks back
-export const BIN = 5; // seconds that one bar of a chart stands for
-export const BINS = SPAN / BIN;
+export const RECENT = 10; // seconds that "now" means everywhere: long enough to be calm, short enough to be now
+
+/** How far the charts look back, in bars of `bin` seconds; `row` bars make a row of a table. */
+export const RANGES = {
+  minutes: { span: 300, bin: 5, row: 6, words: "the last five minutes" },
+  hour: { span: 3600, bin: 60, row: 5, words: "the last hour" },
+  day: { span: 86_400, bin: 900, row: 4, words: "the last day" },
+};
+export const SPAN = RANGES.minutes.span;
+for (const range of Object.values(RANGES)) range.bins = range.span / range.bin;
 
 export class History {
-  #ticks = []; // of each second only what charts need: when, and what was decided
+  #steps = []; // oldest first: when, of how many seconds, and what was decided
+  #past = new Map(); // the steps of the other ranges
   newest = null; // the last tick as a whole
+  isStale = false; // whether ticks have stopped coming: nothing is known about now
 
-  /** Begin anew: a server that was started again tells its own story. */
-  replace(ticks) {
-    this.#ticks = [];
+  /** Begin anew with the seconds of the server's history: one that was started again tells its own story. */
+  replace(seconds) {
+    this.#steps = seconds.map(unpacked);
     this.newest = null;
-    for (const tick of ticks) this.add(tick);
   }
 
+  /** Take note of a tick; it may repeat the last second of the history. */
   add(tick) {
-    if (this.newest && tick.time <= this.newest.time) this.#ticks = this.#ticks.filter(({ time }) => time < tick.time);
+    this.#steps = this.#steps.filter(({ time }) => time < tick.time && time > tick.time - SPAN);
+    this.#steps.push({ time: tick.time, seconds: 1, limiters: tick.limiters });
     this.newest = tick;
-    this.#ticks.push({ time: tick.time, limiters: tick.limiters });
-    if (this.#ticks.length > SPAN) this.#ticks.shift();
+  }
+
+  /** Take note of another range, as GET /v1/history/… tells it. */
+  know(range, { steps }) {
+    this.#past.set(range, steps.map(unpacked));
   }
 
   /** What was decided in the last `seconds`, by one limiter or, without a name, by all; and how many seconds are known. */
   sum(seconds, name) {
     const since = (this.newest?.time ?? 0) - seconds;
-    const recent = this.#ticks.filter((tick) => tick.time > since);
-    const sum = { admitted: 0, refused: 0, degraded: 0, seconds: recent.length };
-    for (const tick of recent) addTo(sum, tick, name);
+    const recent = this.isStale ? [] : this.#steps.filter(({ time }) => time > since);
+    const sum = { ...NOTHING, seconds: recent.length };
+    for (const step of recent) addTo(sum, countsOf(step, name));
     return sum;
   }
 
   /** The bars of a chart, oldest first: rates per second, or null where nothing is known. The newest is still growing. */
-  bins(name) {
-    const last = Math.floor((this.newest?.time ?? 0) / BIN);
-    const bins = Array.from({ length: BINS }, (_, index) => {
-      return { from: (last - BINS + 1 + index) * BIN, admitted: 0, refused: 0, degraded: 0, seconds: 0 };
+  bins(name, range = RANGES.minutes) {
+    const { bin: size, bins: number } = range;
+    const last = Math.floor((this.newest?.time ?? 0) / size);
+    const bins = Array.from({ length: number }, (_, index) => {
+      return { ...NOTHING, from: (last - number + 1 + index) * size, seconds: 0 };
     });
-    for (const tick of this.#ticks) {
-      const bin = bins[Math.floor(tick.time / BIN) - last + BINS - 1];
+    for (const step of range === RANGES.minutes ? this.#steps : (this.#past.get(range) ?? [])) {
+      const bin = bins[Math.floor(step.time / size) - last + number - 1];
       if (!bin) continue;
-      bin.seconds += 1;
-      addTo(bin, tick, name);
+      bin.seconds += step.seconds;
+      addTo(bin, countsOf(step, name));
     }
-    return bins.map((bin) => (bin.seconds ? toRates(bin) : { from: bin.from, known: false, admitted: 0, refused: 0 }));
+    return bins.map((bin) => (bin.seconds ? toRates(bin) : { ...NOTHING, from: bin.from, known: false }));
   }
 }
 
-function addTo(sum, tick, name) {
-  const counts = name === undefined ? Object.values(tick.limiters) : [entry(tick.limiters, name)];
-  for (const one of counts) {
-    if (!one) continue;
-    sum.admitted += one.admitted;
-    sum.refused += one.refused;
-    sum.degraded += one.degraded;
-  }
+const NOTHING = { admitted: 0, refused: 0, degraded: 0, degraded_refused: 0 };
+
+export const decisionsOf = ({ admitted, refused }) => admitted + refused;
+
+function addTo(sum, counts) {
+  for (const part of Object.keys(NOTHING)) sum[part] += counts?.[part] ?? 0;
+  return sum;
 }
 
-function toRates({ from, admitted, refused, seconds }) {
-  return { from, known: true, admitted: admitted / seconds, refused: refused / seconds };
+export const sumOf = (all) => all.reduce(addTo, { ...NOTHING });
+
+const countsOf = ({ limiters }, name) => (name === undefined ? sumOf(Object.values(limiters)) : entry(limiters, name));
+
+/** A step in which figures are rows, as the server keeps them in short. */
+function unpacked({ time, seconds = 1, limiters }) {
+  const counts = Object.entries(limiters).map(([name, row]) => {
+    return [name, Object.fromEntries(Object.keys(NOTHING).map((part, place) => [part, row[place]]))];
+  });
+  return { time, seconds, limiters: Object.fromEntries(counts) };
+}
+
+function toRates({ from, seconds, ...counts }) {
+  const rates = Object.keys(NOTHING).map((part) => [part, counts[part] / seconds]);
+  return { from, known: true, ...Object.fromEntries(rates) };
 }

@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { byId, el, keyed, setAttribute, setText, setVariable, show } from "./dom.js";
-import { keyOf } from "./keys.js";
+import { fits, keyOf, partOf, readKey, writtenKey } from "./keys.js";
 import { count, duration, plural, timeAfter } from "./words.js";
 
 let described = new Map();
@@ -13,7 +13,7 @@ let touched = new Set(); // limiters that have counted something: they stay on t
 export function setUpInspector() {
   byId("inspect-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    begin(byId("inspect-key").value, byId("inspect-tier").value);
+    begin(readKey(byId("inspect-key").value), byId("inspect-tier").value);
   });
 }
 
@@ -24,7 +24,7 @@ export function knowLimiters(limiters) {
 
 /** Inspect a key that was chosen elsewhere in the page, and go there. */
 export function inspect(key) {
-  byId("inspect-key").value = key;
+  byId("inspect-key").value = writtenKey(key);
   byId("inspect").scrollIntoView();
   byId("inspect-key").focus({ preventScroll: true });
   begin(key, byId("inspect-tier").value);
@@ -46,7 +46,8 @@ async function ask(wanted) {
   asking = true;
   try {
     const { limiters } = await call("POST", "/v1/inspect", wanted);
-    if (wanted === shown) draw(limiters);
+    const isFit = ({ name }) => !described.has(name) || fits(described.get(name), wanted.key);
+    if (wanted === shown) draw(limiters.filter(isFit));
   } catch (problem) {
     if (wanted !== shown) return;
     shown = null; // do not repeat what fails; the person may
@@ -130,10 +131,11 @@ async function askToReset(group) {
   const limiter = described.get(group.name);
   if (!shown || !limiter) return;
   const { key } = shown;
-  if (!(await confirmed(`Reset ${key}?`, resetWords(limiter, key), "Reset"))) return;
+  const words = writtenKey(key);
+  if (!(await confirmed(`Reset ${words}?`, resetWords(limiter, words), "Reset"))) return;
   try {
     const path = `/v1/limiters/${encodeURIComponent(limiter.name)}/reset`;
-    await call("POST", path, { key: keyOf(limiter, () => key) });
+    await call("POST", path, { key: keyOf(limiter, (scope) => partOf(key, scope)) });
     answer(group, "Reset.");
     await refreshInspector();
   } catch (problem) {

@@ -8,6 +8,28 @@ export function scopesOf({ rules, shadow }) {
   return [...scopes];
 }
 
+/** A key as people type it: text, or an object of texts by scope as JSON. */
+export function readKey(text) {
+  try {
+    const key = text.trimStart().startsWith("{") ? JSON.parse(text) : text;
+    const isKey = typeof key === "string" || Object.values(key).every((part) => typeof part === "string");
+    return isKey ? key : text;
+  } catch {
+    return text; // it only begins like an object
+  }
+}
+
+export const writtenKey = (key) => (typeof key === "string" ? key : JSON.stringify(key));
+
+const isOnePart = (key) => typeof key === "string" || "$base64" in key; // bytes are written so
+
+/** Tell whether a limiter can be asked about a key; one part stands for every scope. */
+export function fits(limiter, key) {
+  return isOnePart(key) || scopesOf(limiter).every((scope) => scope !== null && scope in key);
+}
+
+export const partOf = (key, scope) => (isOnePart(key) ? key : key[scope]);
+
 /** The key of a call in which `textOf(scope)` stands for each part; undefined if the limiter needs none. */
 export function keyOf(limiter, textOf) {
   const scopes = scopesOf(limiter);

@@ -2,34 +2,30 @@
 
 import { RateChart } from "./chart.js";
 import { byId, el, entry, keyed, setText, show } from "./dom.js";
-import { BIN } from "./history.js";
-import { clockTime, count, failureWords, plural, rate, share } from "./words.js";
+import { RANGES, RECENT, decisionsOf, sumOf } from "./history.js";
+import { count, failureWords, moment, plural, rate, rateOf, share, span } from "./words.js";
 
 const FILTER_FROM = 7; // limiters: fewer are seen at a glance
-const ROW_BINS = 6; // bars in one row of the table: half a minute
 
 let limiters = [];
 let onTry = () => {};
 let latest = null;
+let range = RANGES.minutes;
+let cards = new Map();
 const widths = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) target.chart.resize(contentRect.width);
 });
-// Cards out of sight are not drawn; they catch up when they are scrolled to.
-const visible = new Set();
+// Charts out of sight are not painted; they catch up when they are scrolled to. Text is always true: people print, search
+// and listen to what is out of sight.
 const sight = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) {
-    if (!isIntersecting) visible.delete(target.card);
-    else {
-      visible.add(target.card);
-      if (latest) drawCard(target.card, latest);
-    }
-  }
+  for (const { target, isIntersecting } of entries) target.chart.inSight(isIntersecting);
 }, { rootMargin: "200px" });
 
 /** `tryLimiter(name)` is what the button of a card does. */
 export function setUpLimiters(tryLimiter) {
   onTry = tryLimiter;
   byId("filter").addEventListener("input", showCards);
+  addEventListener("beforeprint", () => cards.forEach(({ chart }) => chart.inSight(true)));
 }
 
 /** Show these limiters, as GET /v1/limiters describes them. */
@@ -47,7 +43,8 @@ function showCards() {
   const empty = byId("no-limiters");
   if (limiters.length) setText(empty, shown.length ? "" : "No limiter has a name like that.");
   show(empty, shown.length === 0);
-  keyed(byId("cards"), shown, ({ name }) => name, createCard, describeCard);
+  cards = keyed(byId("cards"), shown, ({ name }) => name, createCard, describeCard);
+  if (latest) drawLimiters(latest);
 }
 
 function createCard({ name }) {
@@ -61,6 +58,7 @@ function createCard({ name }) {
     when: el("span", { class: "readout-time" }),
     admitted: el("b"),
     refused: el("b"),
+    degraded: el("b"),
     table: el("tbody"),
     details: el("details", { class: "figures-table" }, el("summary", {}, "Figures as a table")),
     chartNode: el("div", { class: "chart" }),
@@ -68,14 +66,18 @@ function createCard({ name }) {
   card.totalAdmitted = total(card.totals, "Admitted", "total-admitted");
   card.totalRefused = total(card.totals, "Refused", "total-refused");
   card.totalShare = total(card.totals, "Share refused", "total-share");
-  card.chart = new RateChart(card.chartNode, name, (bin, chosen) => readOut(card, bin, chosen));
+  card.totalDegraded = total(card.totals, "Without the store", "total-degraded");
+  card.totalHeld = total(card.totals, "Held now", "held");
+  card.chart = new RateChart(card.chartNode, name, (bin) => {
+    card.read = bin;
+    readOut(card);
+  });
   card.chartNode.chart = card.chart;
   widths.observe(card.chartNode);
   card.details.append(tableAround(card.table, name));
   card.details.addEventListener("toggle", () => latest && drawCard(card, latest));
   card.node = assemble(card);
-  card.node.card = card;
-  sight.observe(card.node);
+  sight.observe(card.chartNode);
   return card;
 }
 
@@ -92,6 +94,7 @@ function assemble(card) {
       { class: "readout" },
       legend("admitted", "Admitted ", card.admitted),
       legend("refused", "Refused ", card.refused),
+      (card.degradedLegend = legend("degraded", "of both without the store ", card.degraded)),
       card.when,
     ),
     card.chartNode,
@@ -106,19 +109,25 @@ function legend(name, label, value) {
 }
 
 function total(list, label, name) {
-  const value = el("dd", { "data-figure": name }, "0");
+  const value = el("dd", { "data-figure": name }, "–");
   list.append(el("div", {}, el("dt", {}, label), value));
   return value;
 }
 
+/** Write a figure that matters only if it is not zero. */
+function setRare(value, number) {
+  setText(value, count(number));
+  show(value.parentElement, number > 0);
+}
+
 function tableAround(body, name) {
-  const heads = ["From", "Admitted per second", "Refused per second"].map((text) => el("th", { scope: "col" }, text));
-  const caption = el("caption", { class: "visually-hidden" }, `${name}: means of half a minute each, newest first`);
+  const heads = ["From", "Admitted per second", "Refused per second", "Without the store"].map((text) => el("th", { scope: "col" }, text));
+  const caption = el("caption", { class: "visually-hidden" }, `${name}: means, newest first`);
   return el("table", {}, caption, el("thead", {}, el("tr", {}, ...heads)), body);
 }
 
 function describeCard(card, limiter) {
-  keyed(card.rules, limiter.rules, (rule) => JSON.stringify(rule), createRule);
+  card.ruleRows = keyed(card.rules, limiter.rules, (rule) => JSON.stringify(rule), createRule);
   const failure = `If it cannot be asked, ${failureWords(limiter.on_store_error)}.`;
   setText(card.store, `Counts in ${limiter.store}. ${failure}`);
 }
@@ -128,26 +137,39 @@ function createRule(rule) {
     el("span", { class: "tier", dir: "auto" }, `${tier} ${quota}`),
   );
   const words = el("span", { dir: "auto" }, rule.words);
-  return { node: el("li", {}, words, " ", el("code", {}, rule.name), " ", ...tiers) };
+  const refused = el("span", { class: "rule-refused", "data-rule": rule.name });
+  return { rule, refused, node: el("li", {}, words, " ", el("code", {}, rule.name), " ", ...tiers, refused) };
 }
 
-/** Draw what is in sight. */
+/** Let the charts look back as far as this. */
+export function showRange(chosen) {
+  range = chosen;
+  if (latest) drawLimiters(latest);
+}
+
 export function drawLimiters(history) {
   latest = history;
-  for (const card of visible) drawCard(card, history);
+  if (history.newest) setText(byId("totals-since"), `Totals since ${moment(history.newest.started)}.`);
+  for (const card of cards.values()) drawCard(card, history);
 }
 
 function drawCard(card, history) {
   const tick = history.newest;
   if (!tick) return;
-  const bins = history.bins(card.name);
-  card.chart.draw(bins);
-  const now = history.sum(10, card.name);
-  setText(card.now, `${rate(now.seconds ? (now.admitted + now.refused) / now.seconds : 0)}/s`);
-  const totals = entry(tick.totals, card.name) ?? { admitted: 0, refused: 0, degraded: 0 };
+  const bins = history.bins(card.name, range);
+  card.chart.draw(bins, range);
+  const now = history.sum(RECENT, card.name);
+  card.recent = now;
+  readOut(card);
+  setText(card.now, `${rateOf(now, decisionsOf)}/s`);
+  const totals = sumOf([entry(tick.totals, card.name)]);
   setText(card.totalAdmitted, count(totals.admitted));
   setText(card.totalRefused, count(totals.refused));
-  setText(card.totalShare, share(totals.refused, totals.admitted + totals.refused));
+  setText(card.totalShare, share(totals.refused, decisionsOf(totals)));
+  setRare(card.totalDegraded, totals.degraded);
+  setRare(card.totalHeld, entry(tick.held, card.name) ?? 0);
+  drawRefusals(card, tick.refusals.filter(({ limiter }) => limiter === card.name));
+  show(card.degradedLegend, bins.some((bin) => bin.degraded));
   drawBadge(card, tick, now);
   if (card.details.open) drawTable(card.table, bins);
 }
@@ -156,22 +178,36 @@ function drawBadge(card, tick, now) {
   const down = tick.stores.some((store) => store.limiter === card.name && !store.up);
   setText(card.badge, down ? "Store down" : now.degraded ? "Store was not asked" : "");
   show(card.badge, down || now.degraded > 0);
-  card.badge.title = now.degraded ? `${plural(now.degraded, "decision")} without the store in the last 10 s` : "";
+  card.badge.title = now.degraded ? `${plural(now.degraded, "decision")} without the store in the last ${RECENT} s` : "";
 }
 
-function readOut(card, bin, chosen) {
-  setText(card.when, chosen ? `${clockTime(bin.from)} – ${clockTime(bin.from + BIN)}` : "Now");
-  setText(card.admitted, bin.known ? `${rate(bin.admitted)}/s` : "–");
-  setText(card.refused, bin.known ? `${rate(bin.refused)}/s` : "–");
+/** Beside every rule: how often it has refused, and callers of which tiers. */
+function drawRefusals(card, refusals) {
+  for (const { rule, refused } of card.ruleRows.values()) {
+    const own = refusals.filter((entry) => entry.rule === rule.name);
+    const all = own.reduce((sum, entry) => sum + entry.refused, 0);
+    const byTier = own.map((entry) => `${entry.tier ?? "no tier"} ${count(entry.refused)}`).join(", ");
+    const tiers = own.some(({ tier }) => tier !== null) ? ` (${byTier})` : "";
+    setText(refused, all ? `refused ${count(all)}${tiers}` : "");
+  }
+}
+
+/** The chosen bar in words, or what "now" is: the same seconds as everywhere else in the page. */
+function readOut(card) {
+  const { read, recent } = card;
+  const parts = read ? { ...read, seconds: read.known ? 1 : 0 } : (recent ?? { seconds: 0 });
+  setText(card.when, read ? span(read.from, range.bin) : `Last ${RECENT} s`);
+  for (const part of ["admitted", "refused", "degraded"]) setText(card[part], `${rateOf(parts, (sum) => sum[part])}/s`);
 }
 
 function drawTable(body, bins) {
   const rows = [];
-  for (let end = bins.length; end > 0; end -= ROW_BINS) {
-    const part = bins.slice(end - ROW_BINS, end).filter((bin) => bin.known);
+  for (let end = bins.length; end > 0; end -= range.row) {
+    const part = bins.slice(end - range.row, end).filter((bin) => bin.known);
     if (!part.length) continue;
     const mean = (pick) => rate(part.reduce((sum, bin) => sum + pick(bin), 0) / part.length);
-    const cells = [clockTime(part[0].from), mean((bin) => bin.admitted), mean((bin) => bin.refused)];
+    const means = ["admitted", "refused", "degraded"].map((name) => mean((bin) => bin[name]));
+    const cells = [moment(part[0].from), ...means];
     rows.push({ index: rows.length, cells });
   }
   keyed(body, rows, ({ index }) => index, createTableRow, (row, { cells }) => {
@@ -180,5 +216,5 @@ function drawTable(body, bins) {
 }
 
 function createTableRow() {
-  return { node: el("tr", {}, el("th", { scope: "row" }), el("td"), el("td")) };
+  return { node: el("tr", {}, el("th", { scope: "row" }), el("td"), el("td"), el("td")) };
 }

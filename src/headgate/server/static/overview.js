@@ -1,26 +1,27 @@
 // The headline figures: all limiters together.
 
 import { Sparkline } from "./chart.js";
-import { byId, el, setText } from "./dom.js";
-import { SPAN } from "./history.js";
-import { count, rate, share } from "./words.js";
-
-const RECENT = 10; // seconds: long enough to be calm, short enough to be now
+import { byId, el, setText, show } from "./dom.js";
+import { RECENT, SPAN, decisionsOf, sumOf } from "./history.js";
+import { count, moment, rateOf, share } from "./words.js";
 
 const LEAST_SHARE = 0.1; // what the line of shares is at least drawn to, so that a flat one looks flat
 
+const UNIT = `per second, last ${RECENT} s`;
+
 const FIGURES = [
-  { id: "decisions", label: "Decisions", unit: "per second", of: (sum) => sum.admitted + sum.refused },
-  { id: "admitted", label: "Admitted", unit: "per second", of: (sum) => sum.admitted },
-  { id: "refused", label: "Refused", unit: "per second", of: (sum) => sum.refused },
+  { id: "decisions", label: "Decisions", of: decisionsOf },
+  { id: "admitted", label: "Admitted", of: (sum) => sum.admitted },
+  { id: "refused", label: "Refused", of: (sum) => sum.refused },
+  { id: "degraded", label: "Without the store", of: (sum) => sum.degraded },
 ];
 
-const tiles = [];
+const tiles = new Map();
 
 export function setUpOverview() {
-  for (const figure of FIGURES) tiles.push(tile(figure.id, figure.label, figure.unit));
-  tiles.push(tile("share", "Share refused", "last 5 min"));
-  byId("figures").append(...tiles.map(({ node }) => node));
+  for (const { id, label } of FIGURES) tiles.set(id, tile(id, label, UNIT));
+  tiles.set("share", tile("share", "Share refused", "last 5 min"));
+  byId("figures").append(...[...tiles.values()].map(({ node }) => node));
 }
 
 function tile(id, label, unit) {
@@ -44,26 +45,20 @@ export function drawOverview(history) {
   const bins = history.bins();
   const now = history.sum(RECENT);
   const totals = sumOf(Object.values(tick.totals));
-  FIGURES.forEach((figure, index) => {
-    setText(tiles[index].value, rate(now.seconds ? figure.of(now) / now.seconds : 0));
-    setText(tiles[index].total, `${count(figure.of(totals))} since start`);
-    tiles[index].spark.draw(bins.map((bin) => (bin.known ? figure.of(bin) : null)));
-  });
-  drawShare(tiles[FIGURES.length], history.sum(SPAN), totals, bins);
-}
-
-function drawShare(last, recent, totals, bins) {
-  setText(last.value, share(recent.refused, recent.admitted + recent.refused));
-  setText(last.total, `${share(totals.refused, totals.admitted + totals.refused)} since start`);
-  const shares = bins.map((bin) => (bin.known ? bin.refused / (bin.admitted + bin.refused || 1) : null));
-  last.spark.draw(shares, Math.max(LEAST_SHARE, ...shares));
-}
-
-function sumOf(counts) {
-  const sum = { admitted: 0, refused: 0 };
-  for (const one of counts) {
-    sum.admitted += one.admitted;
-    sum.refused += one.refused;
+  const since = `since ${moment(tick.started)}`;
+  for (const { id, of } of FIGURES) {
+    const { value, total, spark } = tiles.get(id);
+    setText(value, rateOf(now, of));
+    setText(total, `${count(of(totals))} ${since}`);
+    spark.draw(bins.map((bin) => (bin.known ? of(bin) : null)));
   }
-  return sum;
+  show(tiles.get("degraded").node, totals.degraded > 0);
+  drawShare(tiles.get("share"), history.sum(SPAN), totals, bins, since);
+}
+
+function drawShare({ value, total, spark }, recent, totals, bins, since) {
+  setText(value, share(recent.refused, decisionsOf(recent)));
+  setText(total, `${share(totals.refused, decisionsOf(totals))} ${since}`);
+  const shares = bins.map((bin) => (bin.known ? bin.refused / (decisionsOf(bin) || 1) : null));
+  spark.draw(shares, Math.max(LEAST_SHARE, ...shares));
 }

@@ -1,10 +1,8 @@
 // What is listed rather than drawn: stores, shadow rules, refused keys, the demo's services.
 
+import { snippet, watch } from "./candidates.js";
 import { byId, el, keyed, setText, setVariable, show } from "./dom.js";
-import { scopesOf } from "./keys.js";
-import { count, plural, share } from "./words.js";
-
-const SHOWN_LENGTH = 128; // characters of a refused key that the server tells at most
+import { count, latency, moment, plural, share } from "./words.js";
 
 /**
  * A table whose rows live as long as their key. On a narrow screen the style sheet stacks its cells under their labels;
@@ -42,7 +40,8 @@ class Table {
 }
 
 const text = (title, of) => ({ title, write: (cell, item) => setText(cell, of(item)) });
-const number = (title, of) => ({ ...text(title, (item) => count(of(item))), number: true });
+const number = (title, of) => ({ ...text(title, (item) => written(of(item))), number: true });
+const written = (value) => (typeof value === "string" ? value : count(value));
 const name = (title, of) => ({ title, write: (cell, item) => nameInto(cell, of(item)) });
 
 /** Somebody's own text: isolated, so that its direction does not turn the sentence around it. */
@@ -72,6 +71,9 @@ const stores = new Table("Stores and breakers, by limiter", [
   badge("State", (store) => ({ good: store.up, words: store.up ? "Up" : "Down" })),
   badge("Breaker", (store) => ({ good: store.breaker === "closed", words: capital(store.breaker) })),
   number("Failures", (store) => store.failures),
+  number("p50", (store) => latency(store.p50)),
+  number("p99", (store) => latency(store.p99)),
+  text("Last contact", (store) => (store.last_contact === null ? "–" : moment(store.last_contact))),
 ]);
 
 const shadows = new Table("Shadow rules and what they would have refused", [
@@ -95,6 +97,18 @@ const shadows = new Table("Shadow rules and what they would have refused", [
     },
   },
   text("Not decided", (shadow) => (shadow.failed ? plural(shadow.failed, "time") : "–")),
+  number("Live rule refused", (shadow) => (shadow.candidate_for === null ? "–" : shadow.live_refused)),
+  {
+    title: "Candidate",
+    write(cell, shadow) {
+      if (shadow.candidate_for === null || cell.firstChild) return;
+      const stop = el("button", { type: "button", class: "quiet" }, "Stop");
+      stop.setAttribute("aria-label", `Stop watching ${shadow.rule} in ${shadow.limiter}`);
+      stop.addEventListener("click", () => watch(shadow.limiter, shadow.candidate_for, null));
+      const lines = el("pre", { tabindex: 0, role: "group", "aria-label": "For the policy file" }, snippet(shadow));
+      cell.append(stop, el("details", {}, el("summary", {}, "For the file"), lines));
+    },
+  },
 ]);
 
 const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("_", " ");
@@ -106,11 +120,11 @@ export function setUpTables(inspect) {
   inspectKey = inspect;
 }
 
-/** Draw what a tick lists; `limiters` is how GET /v1/limiters describes them. */
-export function drawTables(tick, limiters) {
+/** Draw what a tick lists. */
+export function drawTables(tick) {
   drawStores(tick.stores);
   drawShadows(tick.shadow);
-  drawRefused(tick.top, new Map(limiters.map((limiter) => [limiter.name, limiter])));
+  drawRefused(tick.top);
   drawServices(tick.demo);
 }
 
@@ -133,35 +147,30 @@ function drawStores(list) {
 
 function drawShadows(list) {
   only(byId("shadow-body"), list.length ? shadows.node : noShadows);
-  shadows.draw(list, pair);
+  shadows.draw(list, (shadow) => JSON.stringify([shadow.limiter, shadow.rule, shadow.quota]));
 }
 
-function drawRefused(top, limiters) {
+function drawRefused(top) {
   only(byId("refused-body"), top === null ? refusedOff : top.length ? refusedList : noRefused);
   const most = Math.max(1, ...(top ?? []).map(({ refused }) => refused));
-  const items = (top ?? []).map((item) => ({ ...item, isPlain: isPlain(item, limiters.get(item.limiter)) }));
-  keyed(refusedList, items, (item) => `${item.isPlain} ${pair(item)}`, createRefused, (row, item) => {
+  const identity = (item) => JSON.stringify([item.limiter, item.key, item.inspect]);
+  keyed(refusedList, top ?? [], identity, createRefused, (row, item) => {
     setText(row.refused, count(item.refused));
     setVariable(row.node, "--share", item.refused / most);
   });
-}
-
-/** Tell whether the text that is shown is the key itself: not several scopes in one text, and not cut off. */
-function isPlain({ key }, limiter) {
-  return limiter !== undefined && scopesOf(limiter)[0] === null && key !== "" && [...key].length < SHOWN_LENGTH;
 }
 
 function createRefused(item) {
   const refused = el("b", { class: "refused-count" });
   const words = el("span", { class: "sub" }, "refused by ", el("bdi", {}, item.limiter));
   const bar = el("span", { class: "share-bar", "aria-hidden": "true" });
-  return { refused, node: el("li", {}, item.isPlain ? inspectButton(item.key) : shownKey(item.key), words, refused, bar) };
+  return { refused, node: el("li", {}, item.inspect === null ? shownKey(item.key) : inspectButton(item), words, refused, bar) };
 }
 
 const shownKey = (key) => el("bdi", { class: "name" }, key || "everybody together");
 
-function inspectButton(key) {
-  const button = el("button", { type: "button", class: "key", click: () => inspectKey(key) }, shownKey(key));
+function inspectButton({ key, inspect }) {
+  const button = el("button", { type: "button", class: "key", click: () => inspectKey(inspect) }, shownKey(key));
   button.setAttribute("aria-label", `Inspect ${key}`);
   return button;
 }

@@ -5,9 +5,13 @@ const oneDigit = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimum
 const threeDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const percent = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 1 });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const minute = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
 export const count = (number) => whole.format(number);
+
+/** The decisions of a sum that were of one kind, per second; a dash if nothing is known of any second. */
+export const rateOf = (sum, kind) => (sum.seconds ? rate(kind(sum) / sum.seconds) : "–");
 
 /** A rate per second: one digit after the point while that tells anything. */
 export function rate(perSecond) {
@@ -22,6 +26,21 @@ export function share(part, all) {
 }
 
 export const clockTime = (seconds) => clock.format(seconds * 1000);
+
+/** An instant of the past: its time, and its day if that is not today. */
+export function moment(seconds) {
+  const at = new Date(seconds * 1000);
+  return at.toDateString() === new Date().toDateString() ? clock.format(at) : day.format(at);
+}
+
+/** A span of so many seconds from an instant on; without seconds where they say nothing. */
+export function span(from, seconds, between = "–") {
+  const format = seconds < 60 ? clock : minute;
+  return `${format.format(from * 1000)} ${between} ${format.format((from + seconds) * 1000)}`;
+}
+
+/** How long a store takes: "0.42 ms". */
+export const latency = (seconds) => (seconds === null ? "–" : `${threeDigits.format(seconds * 1000)} ms`);
 
 /** When something `after` seconds from now will be. */
 export function timeAfter(after) {

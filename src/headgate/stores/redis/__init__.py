@@ -1,5 +1,8 @@
 """The store on a Redis or Valkey server."""
 
-from headgate.stores.redis.store import RedisStore
+from headgate._extras import needing
+
+with needing("headgate.stores.redis", "redis"):
+    from headgate.stores.redis.store import RedisStore
 
 __all__ = ["RedisStore"]

@@ -1,0 +1,42 @@
+// Stores that do not answer: which, since when, why, and what their limiters do meanwhile.
+
+import { byId, el, keyed, setText, show } from "./dom.js";
+import { failureWords, moment, plural } from "./words.js";
+
+/** The stores of a tick that are down, each with its limiters. */
+export function outages({ stores }) {
+  const down = Map.groupBy(stores.filter(({ up }) => !up), ({ store }) => store);
+  return [...down].map(([store, entries]) => ({
+    store,
+    limiters: entries.map(({ limiter }) => limiter),
+    since: Math.min(...entries.map(({ since }) => since ?? Infinity)),
+    error: (entries.find(({ reason }) => reason)?.reason ?? "it does not answer").replace(`${store}: `, ""),
+  }));
+}
+
+export const outageWords = (down) => (down.length ? `${plural(down.length, "store")} down` : "");
+
+/** Draw the banner; `limiters` is how GET /v1/limiters describes them. */
+export function drawOutage(down, limiters) {
+  show(byId("outage"), down.length > 0);
+  setText(byId("outage-title"), outageWords(down));
+  const policies = new Map(limiters.map((limiter) => [limiter.name, limiter.on_store_error]));
+  keyed(byId("outage-list"), down, ({ store }) => store, createStore, (row, outage) => {
+    setText(row.since, Number.isFinite(outage.since) ? ` has not answered since ${moment(outage.since)}: ` : ": ");
+    setText(row.error, outage.error);
+    keyed(row.limiters, outage.limiters, (name) => name, createLimiter, (item, name) => {
+      setText(item.words, policies.has(name) ? `: ${failureWords(policies.get(name))}` : "");
+    });
+  });
+}
+
+function createStore({ store }) {
+  const row = { since: el("span"), error: el("span"), limiters: el("ul", { class: "outage-limiters" }) };
+  row.node = el("li", {}, el("p", {}, el("bdi", { class: "name" }, store), row.since, row.error), row.limiters);
+  return row;
+}
+
+function createLimiter(name) {
+  const words = el("span");
+  return { words, node: el("li", {}, el("b", { dir: "auto" }, name), words) };
+}

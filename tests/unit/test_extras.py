@@ -1,0 +1,29 @@
+"""What is said when an extra is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None
+__import__(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "extra"),
+    [("redis", "headgate.stores.redis", "redis"), ("fastapi", "headgate.http.fastapi", "fastapi")],
+)
+def test_an_import_says_which_extra_to_install(package: str, module: str, extra: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT, package, module], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: ")
+    assert f"{module} needs the package '{package}" in last
+    assert last.endswith(f"pip install 'headgate[{extra}]'")

@@ -184,6 +184,21 @@ async def test_a_cancelled_hold_over_several_slots_is_released(async_store: Redi
     assert await left() == [3, 5, 7, 100]
 
 
+def test_a_hold_over_several_slots_is_confirmed_only_if_its_limiter_lies_in_one(
+    cluster: Cluster, store: RedisStore, name: str
+) -> None:
+    hold = limiter_on(store, *SCOPED, name=name).hold(WHO, 2)
+    with pytest.raises(ConfigError, match='hash_tag="limiter"'):
+        hold.confirm()
+    assert hold.final is None
+    hold.release()
+    assert limiter_on(store, *SCOPED, name=name).check(WHO, 0).remaining == 3
+    with RedisStore(cluster.url, cluster=True, hash_tag="limiter") as together:
+        limiter = limiter_on(together, *SCOPED, name=name)
+        assert limiter.hold(WHO, 2).confirm(1)
+        assert [result.remaining for result in limiter.check(WHO, 0).results] == [2, 4, 6, 99]
+
+
 def test_a_slot_in_conflict_leaves_nothing_charged(store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = limiter_on(store, *SCOPED, name=name)
     last = Keys(name, SCOPED, "headgate", "key").of(WHO)[1]  # the token bucket is charged last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from unittest.mock import MagicMock, create_autospec
 
@@ -317,6 +318,41 @@ async def test_n31_a_send_that_the_provider_failed_is_not_counted(start: Start, 
     service.provider.error = None
     assert await service.send_many(2) == [201, 429]
     assert (await service.messages())["total"] == 11
+
+
+@pytest.mark.requirement("N-23")
+async def test_n23_a_send_counts_from_when_the_provider_had_it(start: Start) -> None:
+    service = await start(**{PER_MINUTE: 5})
+    await _send_slowly(service, 5, seconds=25)
+    service.clock.advance(37)  # 62 s after they were admitted, 37 s after the provider had them
+    assert await service.send_many(1) == [429]
+    service.clock.advance(24)
+    assert await service.send_many(6) == [201] * 5 + [429]
+
+
+@pytest.mark.requirement("N-23")
+async def test_n23_a_send_that_outlasts_its_window_counts_when_it_is_done(start: Start) -> None:
+    service = await start(**{PER_MINUTE: 1})
+    slow = asyncio.create_task(_send_slowly(service, 1, seconds=0))
+    await service.provider.called.wait()
+    service.clock.advance(90)
+    service.provider.gate.set()
+    await slow
+    assert (await service.counts())["per-minute"] == 1
+    service.clock.advance(59)
+    assert await service.send_many(1) == [429]
+
+
+async def _send_slowly(service: Service, number: int, *, seconds: float) -> None:
+    """Send e-mails at once, which the provider has so much later."""
+    service.provider.gate.clear()
+    sends = [asyncio.create_task(service.send()) for _ in range(number)]
+    if seconds:
+        while len(service.provider.calls) < number:  # noqa: ASYNC110  # the provider has an event for the first only
+            await asyncio.sleep(0)
+        service.clock.advance(seconds)
+        service.provider.gate.set()
+    assert [answer.status_code for answer in await asyncio.gather(*sends)] == [201] * number
 
 
 @pytest.mark.requirement("N-32")

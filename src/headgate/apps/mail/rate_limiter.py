@@ -203,7 +203,7 @@ class GlobalRateLimiter:
     async def hold(self) -> SendHold:
         """Count one e-mail now, if there is room for it, until it is known whether it could be sent."""
         hold = await self._async.hold()
-        return _LimiterHold(self._logged(self._result(hold.decision)), hold)
+        return _LimiterHold(self._logged(self._result(hold.decision)), hold, self._async)
 
     async def usage(self) -> RateLimitResult:
         """Return what `check` would, without a line in the log."""
@@ -284,9 +284,14 @@ class _LimiterHold:
 
     result: RateLimitResult
     _hold: AsyncHold = field(repr=False)
+    _limiter: AsyncLimiter = field(repr=False)
 
     async def confirm(self) -> None:
-        await self._hold.settle(self._hold.cost)
+        """Let the send count from now on: the provider had it only now, however long that took."""
+        if not await self._hold.confirm():
+            # It took longer than the window, and others were sent meanwhile. It has gone all the same.
+            await self._hold.settle(self._hold.cost)
+            await self._limiter.record()
         if self.result.windows:
             _log_recorded(
                 tuple(WindowUsage(used.name, used.count + 1, used.limit) for used in self.result.windows)

@@ -396,7 +396,7 @@ local function decider(asked_kind)
   return DECIDE[asked_kind]
 end
 
-local function save(key, state, counted_for, explicit)
+local function save(kind, key, state, counted_for, explicit)
   if state == "" then
     call("DEL", key)
     return
@@ -410,7 +410,7 @@ local function save(key, state, counted_for, explicit)
   expires = ceil(min(expires, 8000000000000000) / 1000) + 1
   if type(state) == "table" then
     state = long("change", key, state[1], state[2], state[3], state[4], state[5])
-  elseif #state >= 4088 then
+  elseif #state >= 4088 and kind == 2 then
     state = long("lengthened", state)
   end
   if state then
@@ -781,7 +781,7 @@ local function giving_back()
         end
       end
       if after then
-        save(key, after, counted_for, explicit)
+        save(kind, key, after, counted_for, explicit)
       end
       place = place + 33
       receipt = receipt + 9 + 8 * numbers
@@ -800,7 +800,7 @@ local function decide_one(operation, request, key, now, cost, birth, explicit)
     return { 1, remaining }
   end
   if after and operation ~= PEEK then
-    save(key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
+    save(kind, key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
     if operation == HOLD then
       return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4, r5)
     end
@@ -856,7 +856,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   if operation ~= PEEK then
     for i = 1, rules do
       if after[i] then
-        save(KEYS[first_key + i], after[i], counted_for[i], explicit)
+        save(unpack("<B", request, 33 * i - 5), KEYS[first_key + i], after[i], counted_for[i], explicit)
       end
     end
   end

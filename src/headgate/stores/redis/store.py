@@ -72,7 +72,8 @@ class RedisStore:
 
     In a cluster, rules of one request that lie in several slots are charged one after the other, and refunded if a later
     one refuses: in between, others may see units that are then given back, and a client that dies there leaves them
-    counted until they expire. With `hash_tag="limiter"`, or where all rules count by the same key, that cannot happen.
+    counted until they expire. A hold over several slots can be neither confirmed nor renewed: that is a `ConfigError`. With
+    `hash_tag="limiter"`, or where all rules count by the same key, none of this can happen.
     """
 
     remote = True
@@ -96,14 +97,13 @@ class RedisStore:
         self.namespace = namespace
         self.deadline = check_deadline(deadline)
         self.clock = clock
-        self._is_cluster = (
-            cluster or place.is_cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
-        )
+        is_client_of_cluster = isinstance(target, (RedisCluster, AsyncRedisCluster))
+        self._is_cluster = cluster or place.is_cluster or is_client_of_cluster
         self._tag: Tag | None = cast(Tag, tag) if self._is_cluster else None
+        self._evicts: str | None = None  # not known yet
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
         self._cluster = Cluster(self.endpoint, self._threads, self._tasks)
-        self._evicts: str | None = None  # not known yet
 
     @property
     def guarantees(self) -> Guarantees:

@@ -261,7 +261,8 @@ class _Reader:
             if limit is not None and (span := _SPAN_NAMES.get(word)):
                 raise ConfigError(
                     f"quota {self.text!r}: a {span} has no length of its own; write the rule "
-                    f"calendar('{limit}/{span}', timezone='UTC'), or a period in days"
+                    f"calendar('{limit}/{span}', timezone='UTC'), in a policy file "
+                    f'{{ kind = "calendar", quota = "{limit}/{span}" }}, or a period in days'
                 )
             raise self._error("expected a unit of time (ms, s, m, h, d, w, second, minute, hour, day, week)")
         return _UNITS_US[name]

@@ -19,7 +19,6 @@ from headgate.stores.base import AsyncGate, Gate
 from headgate.testing import AsyncStoreContract, FakeClock, StoreContract
 from headgate.testing.contract import keys
 from headgate.testing.contract.base import Contract
-from headgate.testing.contract.traces import ALL_FEATURES
 from tests.server.loopback import LONGEST_WAIT, ThreadedServer, limiter_policy, policy_of
 
 MOST_LIMITERS = 8
@@ -93,7 +92,6 @@ class OnServer(Contract):
 
     own_time = True
     effort: ClassVar[float] = 0.1
-    missing_features = ALL_FEATURES
 
     @pytest.fixture(autouse=True)
     def _leave_out_half_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,6 +226,9 @@ async def test_limiters_are_listed_without_what_is_nobodys_business() -> None:
         "strict": True,
         "buckets": 60,
         "words": "at most 100 in any hour for each key",
+        "unit": "requests",
+        "lease": None,
+        "timezone": None,
     }
     assert (burst["burst"], burst["quota"], burst["period"]) == (20, "10/second burst 20", 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from time import monotonic
 from typing import TypeVar
@@ -25,6 +25,7 @@ from headgate.client.wire import (
     read_wait_hint,
     reading,
 )
+from headgate.costs import Cost
 from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
@@ -158,13 +159,13 @@ class ServerStore:
         return await self._acall(self._ask_for_limiters())
 
     def wait_hint(
-        self, limiter: str, key: Key | None = None, cost: int = 1, *, tier: str | None = None
+        self, limiter: str, key: Key | None = None, cost: Cost = 1, *, tier: str | None = None
     ) -> WaitHint:
         """Return when a call would be admitted, and take nothing."""
         return self._call(self._ask_for_hint(limiter, key, cost, tier))
 
     async def async_wait_hint(
-        self, limiter: str, key: Key | None = None, cost: int = 1, *, tier: str | None = None
+        self, limiter: str, key: Key | None = None, cost: Cost = 1, *, tier: str | None = None
     ) -> WaitHint:
         """As `wait_hint`, for coroutines."""
         return await self._acall(self._ask_for_hint(limiter, key, cost, tier))
@@ -202,8 +203,9 @@ class ServerStore:
         read = partial(find_limiter, self.endpoint.name, name)
         return Ask(HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read))
 
-    def _ask_for_hint(self, limiter: str, key: Key | None, cost: int, tier: str | None) -> Ask[WaitHint]:
-        check_whole(cost)
+    def _ask_for_hint(self, limiter: str, key: Key | None, cost: Cost, tier: str | None) -> Ask[WaitHint]:
+        for units in cost.values() if isinstance(cost, Mapping) else (cost,):
+            check_whole(units)
         members = {"key": packed_key(key), "cost": cost, "tier": tier}
         request = limiter_request(limiter, "wait-hint", members)
         return Ask(alone(request), reading(self.endpoint.name, read_wait_hint))

@@ -13,10 +13,12 @@ from urllib.parse import quote
 
 from headgate.client.values import KeyState, RuleState, ServerLimiter, WaitHint
 from headgate.clock import to_microseconds
+from headgate.costs import Cost
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreMisconfigured, StoreUnavailable
 from headgate.keys import Key, PlainKey
-from headgate.rules import Kind, Rule, make_rule
+from headgate.quota import Quotas
+from headgate.rules import REQUESTS, Kind, Rule, calendar, concurrent, make_rule
 from headgate.stores.failure import policy_from_data
 
 T = TypeVar("T")
@@ -112,15 +114,39 @@ def alone(request: HttpRequest) -> HttpRequest:
     return request._replace(entry=None)
 
 
-def settle_request(hold: str, cost: int) -> HttpRequest:
+def settle_request(hold: str, cost: Cost) -> HttpRequest:
     """Return the request to settle a hold; the first one counts, so it may be asked again."""
+    return _hold_request(hold, "settle", {"cost": cost})._replace(may_repeat=True)
+
+
+def confirm_request(hold: str, cost: Cost, anew: Mapping[str, object]) -> HttpRequest:
+    """Return the request to confirm a hold; if the server has forgotten it, its units are taken anew."""
+    return _hold_request(hold, "confirm", {"cost": cost, "anew": anew})
+
+
+def renew_request(hold: str, anew: Mapping[str, object]) -> HttpRequest:
+    """Return the request to renew a hold; if the server has forgotten it, its places are taken anew."""
+    return _hold_request(hold, "renew", {"anew": anew})
+
+
+def _hold_request(hold: str, operation: str, members: Mapping[str, object]) -> HttpRequest:
     return HttpRequest(
         "POST",
-        f"/v1/holds/{quote(hold, safe='')}/settle",
-        packed({"cost": cost}),
-        packed({"hold": hold, "operation": "settle", "cost": cost}),
-        may_repeat=True,
+        f"/v1/holds/{quote(hold, safe='')}/{operation}",
+        packed(members),
+        packed({"hold": hold, "operation": operation, **members}),
     )
+
+
+def packed_quotas(rules: tuple[Rule, ...], quotas: Quotas | None) -> dict[str, str | int] | None:
+    """Return the quotas of a call by the names of the rules, as a policy file would have them."""
+    if quotas is None:
+        return None
+    return {
+        rule.name: quota.limit if rule.kind == "concurrent" else rule.text_of(quota)
+        for rule, quota in zip(rules, quotas, strict=True)
+        if quota is not None
+    }
 
 
 def batch_request(entries: list[bytes]) -> HttpRequest:
@@ -151,7 +177,7 @@ def failure(server: str, answer: Response) -> HeadgateError:
     problem = body if isinstance(body, dict) else {}
     match problem:
         case {"cost": int(cost), "capacity": int(capacity), "rule": str(rule)}:
-            return CostTooHigh(cost, capacity, rule)
+            return CostTooHigh(cost, capacity, rule, problem.get("unit", REQUESTS))
     detail = problem.get("detail") or problem.get("title")
     said = f"{server} answered {status}{f': {detail}' if detail else ''}"
     if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
@@ -268,6 +294,12 @@ def read_limiter(body: dict[str, Any]) -> ServerLimiter:
 def _read_rule(body: dict[str, Any]) -> Rule:
     if body["kind"] not in get_args(Kind):
         raise ValueError(f"no such kind of rule: {body['kind']!r}")
+    unit = body.get("unit", REQUESTS)  # servers of an earlier version count nothing else
+    own = {"unit": unit, **{name: body[name] for name in ("scope", "tiers", "name")}}
+    if body["kind"] == "concurrent":
+        return concurrent(body["quota"], lease=body["lease"], **own)
+    if body["kind"] == "calendar":
+        return calendar(body["quota"], timezone=body["timezone"], **own)
     return make_rule(
         body["kind"],
         body["quota"],
@@ -276,6 +308,7 @@ def _read_rule(body: dict[str, Any]) -> Rule:
         body["name"],
         body["buckets"],
         body["strict"],
+        unit=unit,
     )
 
 

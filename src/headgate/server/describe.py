@@ -7,6 +7,7 @@ from headgate.clock import MICROSECONDS
 from headgate.observe import redact
 from headgate.policy import in_words
 from headgate.policy.model import OVERRIDE, LimiterPolicy
+from headgate.quota import Quota
 from headgate.rules import Rule
 from headgate.server.wire import LimiterShown, LocalPolicy, RuleShown, StoreShown
 from headgate.stores.failure import Local
@@ -31,16 +32,25 @@ def rule_shown(rule: Rule) -> RuleShown:
     return RuleShown(
         name=rule.name,
         kind=rule.kind,
-        quota=str(rule.quota),
+        quota=_quota(rule, rule.quota),
         limit=rule.quota.limit,
         period=rule.quota.period_us / MICROSECONDS,
         burst=rule.quota.burst,
         scope=rule.scope,
-        tiers={tier: str(quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)},
+        tiers={
+            tier: _quota(rule, quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)
+        },
         strict=rule.strict,
         buckets=rule.buckets,
         words=in_words(rule),
+        unit=rule.unit,
+        lease=rule.quota.period_us / MICROSECONDS if rule.kind == "concurrent" else None,
+        timezone=rule.timezone,
     )
+
+
+def _quota(rule: Rule, quota: Quota) -> str | int:
+    return quota.limit if rule.kind == "concurrent" else rule.text_of(quota)
 
 
 def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy, reason: str | None = None) -> StoreShown:

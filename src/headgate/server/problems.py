@@ -16,7 +16,7 @@ PROBLEM_JSON = b"application/problem+json"
 
 
 class ProblemAnswer(msgspec.Struct):
-    """What went wrong (RFC 9457). The last three are there if a cost can never be admitted."""
+    """What went wrong (RFC 9457). The last four are there if a cost can never be admitted."""
 
     type: str
     title: str
@@ -25,6 +25,7 @@ class ProblemAnswer(msgspec.Struct):
     cost: int | UnsetType = UNSET
     capacity: int | UnsetType = UNSET
     rule: str | UnsetType = UNSET
+    unit: str | UnsetType = UNSET
 
 
 class Problem(Exception):
@@ -52,11 +53,8 @@ class Problem(Exception):
         detail = self.detail.encode("utf-8", "backslashreplace").decode("utf-8")
         answer = ProblemAnswer("about:blank", HTTPStatus(self.status).phrase, self.status, detail)
         if self.excess is not None:
-            answer.cost, answer.capacity, answer.rule = (
-                self.excess.cost,
-                self.excess.capacity,
-                self.excess.rule,
-            )
+            answer.cost, answer.capacity = self.excess.cost, self.excess.capacity
+            answer.rule, answer.unit = self.excess.rule, self.excess.unit
         return answer
 
 

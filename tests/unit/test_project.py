@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "headgate"
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
-VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "quota", "rules"}
+VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "quota", "rules", "urls"}
 INSIDE = VALUES | {
     "hooks",
     "quotas",
@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "_asking": VALUES | {"_awaiting", "quotas", "stores"},
     "_awaiting": VALUES | {"stores"},
     "_build": set(),
+    "hosting": set(),
     "_fork": set(),
     "hooks": VALUES,
     "quotas": VALUES | {"_fork"},
@@ -61,9 +62,10 @@ MAY_IMPORT = {
     "policy": INSIDE | {"headgate", "observe"},
     "testing": INSIDE | {"headgate"},
     "client": INSIDE | {"headgate"},
-    "server": INSIDE | {"headgate", "circuit", "http", "observe", "policy"},
-    "apps": INSIDE | {"headgate", "circuit", "http", "observe", "policy"},
-    "demo": INSIDE | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing"},
+    "server": INSIDE | {"headgate", "circuit", "hosting", "http", "observe", "policy"},
+    "apps": INSIDE | {"headgate", "circuit", "hosting", "http", "observe", "policy"},
+    "demo": INSIDE
+    | {"headgate", "hosting", "http", "observe", "policy", "client", "server", "apps", "testing"},
     "cli": INSIDE
     | {"headgate", "http", "observe", "policy", "client", "server", "apps", "testing", "demo", "_build"},
 }
@@ -75,12 +77,16 @@ THIRD_PARTIES = {
     "client": {"httpx"},
     "stores.kv.redis": {"redis"},
     "stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
+    "hosting": {"uvicorn"},
     "http.fastapi": {"fastapi", "starlette"},
     "observe.prometheus": {"prometheus_client"},
     "testing": {"hypothesis", "pytest"},
     "testing.postgres_server": {"psycopg"},
     "server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
     "demo": {"httpx", "structlog", "uvicorn", "uvloop"},
+    "apps.common.databases": {"sqlalchemy"},
+    "apps.common.health": {"fastapi"},
+    "apps.common.postgres": {"psycopg"},
     "apps.mail": {
         "aiosmtplib",
         "fastapi",
@@ -88,9 +94,8 @@ THIRD_PARTIES = {
         "pydantic",
         "pydantic_settings",
         "sqlalchemy",
-        "uvicorn",
     },
-    "apps.telegram": {"fastapi", "httpx", "pydantic", "uvicorn"},
+    "apps.telegram": {"fastapi", "httpx", "pydantic"},
     "apps.tiers": {
         "fastapi",
         "httpx",
@@ -100,7 +105,6 @@ THIRD_PARTIES = {
         "redis",
         "sqlalchemy",
         "starlette",
-        "uvicorn",
     },
     "apps.petitions": {
         "blake3",
@@ -110,7 +114,6 @@ THIRD_PARTIES = {
         "psycopg_pool",
         "pydantic",
         "structlog",
-        "uvicorn",
     },
 }
 """What may be imported from outside the standard library, and where; everything else makes do without."""
@@ -192,9 +195,16 @@ def test_apps_do_not_import_each_other() -> None:
         for found in ALL_IMPORTS
         if found.importer.startswith("apps.")
         and found.imported.startswith("headgate.apps.")
-        and found.imported.split(".")[2] != found.importer.split(".")[1]
+        and found.imported.split(".")[2] not in ("common", found.importer.split(".")[1])
     ]
     assert crossing == []
+
+
+def test_only_one_module_configures_uvicorn() -> None:
+    """Each of its defaults that is wrong for us is set there once; believing X-Forwarded-For is one of them."""
+    users = {name for name, path in SOURCES.items() if "uvicorn.Config(" in path.read_text("utf-8")}
+    runners = {name for name, path in SOURCES.items() if "uvicorn.run(" in path.read_text("utf-8")}
+    assert (users, runners) == ({"hosting"}, {"hosting"})
 
 
 def test_third_parties_are_imported_only_where_they_belong() -> None:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.errors import StoreMisconfigured
+from headgate.hosting import METRICS_FOLDER
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
 from headgate.server.access import check_access
@@ -22,7 +23,7 @@ from headgate.server.board import Board, Demo
 from headgate.server.endpoints import endpoints
 from headgate.server.events import STALLED, Events
 from headgate.server.holds import HoldBook
-from headgate.server.metrics import METRICS_FOLDER, Metrics
+from headgate.server.metrics import Metrics
 from headgate.server.operations import Operations, problem_from
 from headgate.server.problems import Field, Problem
 from headgate.server.replies import Reply, Stream, json_reply, problem_reply

@@ -12,6 +12,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from headgate.hosting import configuration
 from headgate.server.app import ABORT, App
 
 HEAD_BYTES = 32_768
@@ -19,9 +20,6 @@ HEAD_BYTES = 32_768
 
 HEAD_SECONDS = 10.0
 """How long they may be awaited on a new connection, and how long they may take to arrive once they have begun."""
-
-GRACE_SECONDS = 10
-"""How long requests under way may take to finish when the server stops."""
 
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -36,17 +34,7 @@ def run(app: App, listener: socket.socket, started: Callable[[], None]) -> None:
         listener: Where; it is closed at the end.
         started: Called once requests are answered.
     """
-    config = uvicorn.Config(
-        app,
-        http=BoundedProtocol,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
+    config = configuration(app, http=BoundedProtocol, ws="none")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(Engine(config, app, started).serve([listener]))
 

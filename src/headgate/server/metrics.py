@@ -7,15 +7,9 @@ its environment.
 
 from __future__ import annotations
 
-import os
-
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 
-from headgate.observe.prometheus import PrometheusHook, ShadowHook
-
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the folder; its name is `prometheus_client`'s."""
+from headgate.observe.prometheus import PrometheusHook, ShadowHook, all_processes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
@@ -27,11 +21,8 @@ class Metrics:
         own = CollectorRegistry()
         self.hook = PrometheusHook(own)
         self.shadow_hook = ShadowHook(own)
-        self._shown = own
-        if METRICS_FOLDER in os.environ:
-            self._shown = CollectorRegistry()
-            MultiProcessCollector(self._shown)  # type: ignore[no-untyped-call]
-        else:
+        self._shown = all_processes(own)
+        if self._shown is own:
             ProcessCollector(registry=own)
 
     def text(self) -> bytes:

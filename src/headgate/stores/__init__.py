@@ -20,6 +20,7 @@ from headgate.stores.failure import Local, OnOverload, OnStoreError, local
 from headgate.stores.memory import MemoryStore
 from headgate.stores.outage import Health
 from headgate.stores.sqlite import SQLiteStore
+from headgate.urls import check_credentials
 
 __all__ = [
     "AsyncGate",
@@ -88,7 +89,7 @@ def check_url(url: str) -> None:
     """Refuse a URL that no store has. Nothing is opened, and no package needed.
 
     Raises:
-        ConfigError: No store has such URLs.
+        ConfigError: No store has such URLs, or its password needs to be percent-encoded.
     """
     _scheme(url)
 
@@ -104,6 +105,8 @@ def _open(url: str, deadline: float | None) -> Any:
 
 def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
+    if scheme.lower() in _REMOTE:
+        check_credentials(url)
     if scheme.lower() in {"memory", "sqlite", *_REMOTE}:
         return scheme.lower()
     if not colon:  # not quoted: it may be the connection string of a database, with a password in it

@@ -129,6 +129,7 @@ class Breaker:
             self.is_closed = self.is_well = False
             self._epoch += 1
             self._since = self._monotonic()
+            self._probed_by = self._since + self._deadline  # until then somebody begins to probe
             self.outages += 1
         logger.warning("%s is unavailable, its limiters answer by their policies: %s", self._name, reason)
         return prober

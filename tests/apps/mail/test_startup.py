@@ -56,7 +56,9 @@ def main_says(
 ) -> Callable[..., str]:
     """Return a function that starts a service which must not come as far as the server, and returns what it says."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("uvicorn.run", lambda *args, **options: pytest.fail("the server was started"))
+    monkeypatch.setattr(
+        "headgate.apps.common.starting.serve", lambda *args, **options: pytest.fail("the server was started")
+    )
     monkeypatch.setattr("logging.basicConfig", lambda **options: None)
 
     def start(**variables: str) -> str:

@@ -125,6 +125,14 @@ class TestCommands:
         assert "https://" in capsys.readouterr().err
         assert bot.calls == []
 
+    @pytest.mark.parametrize("path", ["/custom", "/telegram/webhook/", "/telegram/webhooks"])
+    def test_set_webhook_takes_no_path_that_answers_404(
+        self, path: str, bot: Bot, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command(["set-webhook", f"https://bot.example.org{path}"]) == 2
+        assert "/telegram/webhook only" in capsys.readouterr().err
+        assert bot.calls == []
+
     def test_set_webhook_says_why_telegram_refuses(
         self, bot: Bot, capsys: pytest.CaptureFixture[str]
     ) -> None:

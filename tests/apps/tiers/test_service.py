@@ -127,6 +127,14 @@ async def test_forwarded_addresses_are_believed_only_from_named_proxies(tmp_path
         assert "Redis URL not provided, using local fallback" in "".join(service.log)
 
 
+@pytest.mark.requirement("S-28", "S-29")
+@pytest.mark.parametrize(
+    "path", ["services/common/tests/test_rate_limit.py", "saju-engine/tests/test_rate_limit.py"]
+)
+def test_the_test_files_of_the_document_are_under_their_names(path: str) -> None:
+    assert "\nasync def test_" in (Path(__file__).parent / path).read_text(encoding="utf-8")
+
+
 @pytest.mark.requirement("S-26", "S-30")
 def test_s30_the_load_test_passes(capsys: pytest.CaptureFixture[str]) -> None:
     """Two processes and one Redis: capacity 1 and 100 requests at once admit exactly one, in both modes."""

@@ -79,7 +79,7 @@ def no_login(url: str, empty_url: str, name: str) -> str:
 async def test_what_never_worked_is_raised_and_not_admitted(
     url: str, empty_url: str, name: str, way: Any, hint: str, flavour: Flavour
 ) -> None:
-    store = PostgresStore(way(url, empty_url, name))
+    store = PostgresStore(way(url, empty_url, name), deadline=60.0)
     limiter = flavour("5/hour", name=name, store=store, on_store_error="open")
     for call in (limiter.ping, limiter.hit, limiter.hit):
         with pytest.raises(ConfigError, match=hint) as raised:

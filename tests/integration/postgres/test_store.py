@@ -22,6 +22,7 @@ from headgate import (
     StoreConflict,
     StoreMisconfigured,
     StoreUnavailable,
+    calendar,
     fixed_window,
     open_async_store,
     open_store,
@@ -139,6 +140,7 @@ async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: st
         sliding_window("7/minute", name="sliding"),
         sliding_log("6/minute", name="log"),
         token_bucket("8/minute", name="token"),
+        calendar("9/day", name="calendar"),
     )
     async with PostgresStore(url, deadline=PATIENT) as store:
         memory = MemoryStore()
@@ -163,14 +165,17 @@ async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: st
                 for _ in range(60)
             ]
             releases, held = held, []
-            ours = [pair[0].release() for pair in releases]
-            theirs = [pair[1].release() for pair in releases]
+            ours, theirs = [], []
+            for pair in releases:
+                used = chance.randint(-3, 3)
+                for hold, calls in zip(pair, (ours, theirs), strict=True):
+                    calls.append(hold.release() if used < 0 else hold.confirm(used))
             for (mine, other), key, cost, dice in trace:
                 for limiter, calls in ((mine, ours), (other, theirs)):
                     calls.append(
                         limiter.hit(key, cost)  # type: ignore[arg-type]
                         if dice < 0.4
-                        else limiter._take(key, cost, None, None)
+                        else limiter.hold(key, cost)
                         if dice < 0.6
                         else limiter.check(key, cost)
                         if dice < 0.8
@@ -242,6 +247,7 @@ def test_a_refusal_of_one_rule_leaves_no_row_of_the_others(
     "call",
     [
         "SELECT headgate_one_v2('x', 1, 1, 5, 60000000, 0, 0, -1, 1, 1, %s)",
+        "SELECT headgate_many_v3('{x}', 1, '{1,-1,1,1,1,1,5,60000000,0,0,1}', %s)",
         "SELECT headgate_many_v2('{x}', 1, '{1,-1,1,1,1,1,1,5,60000000,0,0}', %s)",
     ],
 )

@@ -35,7 +35,7 @@ class Twins:
 
     def __init__(self, url: str, name: str, *rules: Rule) -> None:
         self.clock = FakeClock()
-        self.store, self.reference = RedisStore(url), ReferenceStore(clock=self.clock)
+        self.store, self.reference = RedisStore(url, deadline=30), ReferenceStore(clock=self.clock)
         self.limiters = [
             Limiter(*rules, name=name, store=store, clock=self.clock, on_store_error="raise")
             for store in (self.store, self.reference)
@@ -243,8 +243,8 @@ def test_what_was_refunded_in_all_never_leaves_the_exact_range(
 
 def test_many_places_are_replayed_to_the_last_lease(twins: Any, client: redis.Redis, name: str) -> None:
     """Leases of two lengths, ended in any order, by a clock that also goes back."""
-    both = twins(concurrent(300, lease="60s", tiers={"other": 200}))
-    shorter = concurrent(300, lease="7s", tiers={"other": 200})
+    both = twins(concurrent(500, lease="60s", tiers={"other": 300}))
+    shorter = concurrent(500, lease="7s", tiers={"other": 300})
     versions = [
         both.limiters,
         [
@@ -255,11 +255,11 @@ def test_many_places_are_replayed_to_the_last_lease(twins: Any, client: redis.Re
     choose = random.Random(0)
     most = 0
     holds: list[Pair] = []
-    for _ in range(1_500):
+    for number in range(1_500):
         both.limiters = choose.choice(versions)
         match choose.choice(["hold", "hold", "hold", "renew", "release", "time"]):
             case "hold":
-                cost = choose.choice([1, 1, 2, 50])
+                cost = choose.choice([1] * 20 + [2, 30])
                 hold = both.both("hold", "alice", cost, tier=choose.choice([None, "other"]))
                 if hold.ours:
                     holds.append(hold)
@@ -270,12 +270,14 @@ def test_many_places_are_replayed_to_the_last_lease(twins: Any, client: redis.Re
                 hold = holds.pop(choose.randrange(len(holds)))
                 hold.settle(0)
             case "time":
-                both.clock.advance_us(choose.choice([1, 1_000, 1_000_000, -500_000]))
+                both.clock.advance_us(choose.choice([1, 1_000, 100_000, -50_000]))
+        if number % 10:
+            continue
         both.agree()
         most = max(most, *(len(state) for state, _ in both.reference.states.values()), 0)
         expected = [_as_kept(state) for state, _ in both.reference.states.values()]
-        assert [list(kept[1:]) for kept in _leases(client, name)] == expected
-    assert most > 200
+        assert [kept[1:] for kept in _leases(client, name)] == expected
+    assert most > 3 * 200
 
 
 def _as_kept(state: tuple[int, ...]) -> list[int]:

@@ -183,7 +183,9 @@ async def test_whenever_a_caller_is_cancelled_its_reply_is_somebodys(
 ) -> None:
     """Either the caller has it, or what cleans up does, or it was never asked for."""
     released: list[Any] = []
-    holding = asyncio.ensure_future(engine.call("hold", time.monotonic() + PATIENCE, "", released.append))
+    holding = asyncio.ensure_future(
+        engine.call_async("hold", time.monotonic() + PATIENCE, "", released.append)
+    )
     for _ in range(steps):
         await asyncio.sleep(0)
     holding.cancel()

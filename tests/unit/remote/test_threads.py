@@ -44,7 +44,7 @@ def call(engine: ThreadEngine, request: str, deadline: float = PATIENCE, **rest:
 
 def waiting(engine: ThreadEngine) -> int:
     """Return how many calls wait to be sent."""
-    return len(engine._crew._batcher._quick.waiting)
+    return len(engine._crew._batcher._quick.waiting) + len(engine._crew._new)
 
 
 def until(condition: Callable[[], object]) -> None:

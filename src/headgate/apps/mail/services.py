@@ -46,7 +46,7 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
         SettingsError: One of them cannot be made; the message names the variable.
     """
     times = WallClock() if clock is None else clock
-    database = Database(settings.sqlalchemy_url())
+    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
     return Services(
         settings=settings,
         clock=times,
@@ -67,7 +67,7 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
 
 
 def build_limiter(settings: Settings, clock: Clock | None = None) -> GlobalRateLimiter:
-    """Return the limiter of the settings.
+    """Return the limiter that the settings ask for.
 
     Raises:
         SettingsError: It cannot be made; the message names the variable.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import AskError, MovedError
@@ -21,7 +22,8 @@ from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import Endpoint
 from headgate.stores.redis.flows import Flow, Flows, slot_of
 from headgate.stores.redis.peer import AskingCall, Command, Redirected
-from headgate.stores.remote.gates import mention_failure
+from headgate.stores.remote.batching import Abandoned
+from headgate.stores.remote.gates import Ask
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -134,28 +136,38 @@ class Nodes(Generic[E]):
 
 
 class Cluster:
-    """Where the requests of an operation go.
+    """Where the requests of an operation go. It carries flows to all nodes as an engine carries requests to one.
 
-    Attributes:
-        for_threads: What carries the requests of threads to each node.
-        for_tasks: The same of tasks.
+    Args:
+        first: A node of it.
+        threads: What carries the requests of threads to each node.
+        tasks: The same of tasks.
     """
 
-    def __init__(
-        self, first: Endpoint, for_threads: Nodes[ThreadEngine], for_tasks: Nodes[AsyncEngine]
-    ) -> None:
+    def __init__(self, first: Endpoint, threads: Nodes[ThreadEngine], tasks: Nodes[AsyncEngine]) -> None:
         self._slots = SlotMap(first)
-        self.for_threads = for_threads
-        self.for_tasks = for_tasks
+        self._threads = threads
+        self._tasks = tasks
+        self._running: set[asyncio.Task[Any]] = set()
 
-    def run(self, flow: Flow[T], due: float, limiter: str) -> T:
-        """Make the calls that a flow asks for, from a thread, and return what it returns."""
+    def call(
+        self,
+        flow: Flow[T],
+        due: float,
+        source: str = "",
+        must_leave: bool = False,
+        abandoned: Abandoned | None = None,
+    ) -> T:
+        """Make the calls that a flow asks for, from a thread, and return what it returns.
+
+        If the thread is interrupted, what has been charged by then stays so until it expires.
+        """
         route = self._route(flow, due)
         try:
             step = next(route)
             while True:
                 try:
-                    reply = self.for_threads.at(step.endpoint).call(step.request, step.due, limiter)
+                    reply = self._threads.at(step.endpoint).call(step.request, step.due, source)
                 except StoreError as error:
                     step = route.throw(error)
                 else:
@@ -164,14 +176,47 @@ class Cluster:
             result: T = stop.value
             return result
 
-    async def run_async(self, flow: Flow[T], due: float, limiter: str) -> T:
-        """As `run`, from a task."""
+    def tell(self, flow: Flow[T], due: float, source: str) -> None:
+        """As `call`; what it returns is of no interest."""
+        self.call(flow, due, source)
+
+    def start(
+        self, flow: Flow[T], due: float, source: str = "", must_leave: bool = False
+    ) -> asyncio.Future[T]:
+        """Make the calls that a flow asks for, even if nobody waits for what it returns."""
+        return asyncio.shield(self._run(flow, due, source))
+
+    async def call_async(self, flow: Flow[T], due: float, source: str, abandoned: Abandoned) -> T:
+        """Return what a flow returns; if the caller is cancelled, `abandoned` gets it."""
+        task = self._run(flow, due, source)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(partial(self._hand_over, abandoned))
+            raise
+
+    def _hand_over(self, abandoned: Abandoned, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            abandoned(task.result())
+
+    def _run(self, flow: Flow[T], due: float, source: str) -> asyncio.Task[T]:
+        task = asyncio.create_task(self._follow_async(flow, due, source))
+        self._running.add(task)  # an event loop alone does not keep its tasks
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller has seen it, unless it was cancelled
+
+    async def _follow_async(self, flow: Flow[T], due: float, source: str) -> T:
         route = self._route(flow, due)
         try:
             step = next(route)
             while True:
                 try:
-                    reply = await self.for_tasks.at(step.endpoint).start(step.request, step.due, limiter)
+                    reply = await self._tasks.at(step.endpoint).start(step.request, step.due, source)
                 except StoreError as error:
                     step = route.throw(error)
                 else:
@@ -227,86 +272,21 @@ class Cluster:
         raise failure
 
 
-class ClusterGate:
-    """A limiter's rules in a cluster, for threads."""
+class ClusterAsks:
+    """What the operations of a limiter's gate ask of a cluster; see `Asks`. The reply to a flow is what it returns."""
 
-    def __init__(self, flows: Flows, cluster: Cluster, limiter: str, deadline: float) -> None:
+    def __init__(self, flows: Flows) -> None:
         self._flows = flows
-        self._cluster = cluster
-        self._limiter = limiter
-        self._deadline = deadline
 
-    def ask(self, request: Request) -> Answer:
-        return self._run(self._flows.ask(request))
+    def ask(self, request: Request) -> Ask[Answer]:
+        return Ask(self._flows.ask(request), _same)
 
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        self._run(self._flows.refund(receipts, cost, now))
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+        return Ask(self._flows.refund(receipts, cost, now), _same)
 
-    def reset(self, key: Key | None) -> None:
-        self._run(self._flows.reset(key))
-
-    def _run(self, flow: Flow[T]) -> T:
-        return self._cluster.run(flow, time.monotonic() + self._deadline, self._limiter)
+    def reset(self, key: Key | None) -> Ask[None]:
+        return Ask(self._flows.reset(key), _same)
 
 
-class AsyncClusterGate:
-    """A limiter's rules in a cluster, for tasks.
-
-    A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
-    released; and what has been used or is given back is sent.
-    """
-
-    def __init__(self, flows: Flows, cluster: Cluster, limiter: str, deadline: float) -> None:
-        self._flows = flows
-        self._cluster = cluster
-        self._limiter = limiter
-        self._deadline = deadline
-        self._running: set[asyncio.Task[Any]] = set()
-
-    async def ask(self, request: Request) -> Answer:
-        flow = self._flows.ask(request)
-        if request.operation == "peek" or (request.operation == "hit" and not self._flows.may_spread):
-            return await self._run(flow)
-        if not request.is_given_up:
-            return await self._to_the_end(flow)
-        return await self._to_the_end(
-            flow, lambda answer: self._release(answer[1], request.cost, request.now)
-        )
-
-    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        await self._to_the_end(self._flows.refund(receipts, cost, now))
-
-    async def reset(self, key: Key | None) -> None:
-        await self._to_the_end(self._flows.reset(key))
-
-    def _release(self, receipts: Receipts | None, cost: Costs, now: int | None) -> None:
-        """Give back a hold whose caller was cancelled; what cannot be given back counts until it expires."""
-        if receipts is not None:
-            task = self._start(self._run(self._flows.refund(receipts, cost, now)))
-            task.add_done_callback(mention_failure)
-
-    async def _run(self, flow: Flow[T]) -> T:
-        return await self._cluster.run_async(flow, time.monotonic() + self._deadline, self._limiter)
-
-    async def _to_the_end(self, flow: Flow[T], abandoned: Callable[[T], None] | None = None) -> T:
-        """As `_run`, even if the caller is cancelled; the result is then handed to `abandoned`."""
-        task = self._start(self._run(flow))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if abandoned is not None and not task.cancelled():
-                task.add_done_callback(
-                    lambda done: done.cancelled() or done.exception() or abandoned(done.result())
-                )
-            raise
-
-    def _start(self, running: Coroutine[object, object, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(running)
-        self._running.add(task)  # an event loop alone does not keep its tasks
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller has seen it, unless it was cancelled
+def _same(result: T) -> T:
+    return result

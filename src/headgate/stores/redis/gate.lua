@@ -51,7 +51,7 @@
 
 local MAX_UNITS = 9007199254740991
 local PEEK, HOLD, RECORD, REFUND, RESET, NOTE = 2, 3, 4, 5, 6, 7
-local FIXED, SLIDING, BUCKET, CONCURRENT, CALENDAR = 1, 2, 3, 4, 5
+local BUCKET = 3
 
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
@@ -60,12 +60,14 @@ local seconds_and_rest = call("TIME")
 local clock = tonumber(seconds_and_rest[1]) * 1000000 + tonumber(seconds_and_rest[2])
 
 -- What long windows need, by name. It is put together only when there is one: to make functions takes as long as a decision,
--- and every name from outside that they use makes it longer. (That is why the sizes are written out elsewhere.)
+-- and every name from outside that they use makes it longer. (That is why sizes are written out elsewhere, and what is rarely
+-- needed has its own names for what it calls.)
 local long_windows
 local function long(name, ...)
   if long_windows then
     return long_windows[name](...)
   end
+  local call, pack, unpack, sub, fmod = redis.call, struct.pack, struct.unpack, string.sub, math.fmod
   local HEAD = 56
   local READ = HEAD + 252 * 16 -- bytes that are read first: all of a short window; no bucket of a long one is cut in two
 
@@ -308,6 +310,9 @@ local DECIDE = { decide_fixed, decide_sliding, decide_bucket }
 
 -- Puts together what decides the other kinds, when there is one of them, and returns that of a kind.
 local function decider(asked_kind)
+  local CONCURRENT, CALENDAR, MAX_UNITS = 4, 5, 9007199254740991
+  local call, pack, unpack, sub, fmod, max = redis.call, struct.pack, struct.unpack, string.sub, math.fmod, math.max
+
   local function decide_concurrent(key, now, cost, birth, _, limit, lease, _, _, state)
     if state == nil then
       state = call("GET", key)
@@ -391,7 +396,7 @@ local function decider(asked_kind)
   return DECIDE[asked_kind]
 end
 
-local function save(key, state, counted_for, explicit)
+local function save(kind, key, state, counted_for, explicit)
   if state == "" then
     call("DEL", key)
     return
@@ -405,7 +410,7 @@ local function save(key, state, counted_for, explicit)
   expires = ceil(min(expires, 8000000000000000) / 1000) + 1
   if type(state) == "table" then
     state = long("change", key, state[1], state[2], state[3], state[4], state[5])
-  elseif #state >= 4088 then
+  elseif #state >= 4088 and kind == 2 then
     state = long("lengthened", state)
   end
   if state then
@@ -426,7 +431,15 @@ end
 
 -- Returns what gives units back, alone or in the place of others. It is put together only when it is needed: to make these
 -- functions takes as long as a decision.
+local refund_all, move
 local function giving_back()
+  if move then
+    return refund_all, move
+  end
+  local FIXED, SLIDING, BUCKET, CONCURRENT, MAX_UNITS = 1, 2, 3, 4, 9007199254740991
+  local call, pack, unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
+  local floor, ceil, fmod, min, max = math.floor, math.ceil, math.fmod, math.min, math.max
+
   -- Returns a window of one count with units given back (nil: the very same, "": a fresh one); of a fixed window by its index,
   -- of a calendar by its end.
   local function refund_window(state, cost, birth, index, held)
@@ -609,7 +622,7 @@ local function giving_back()
   local function move_sliding(key, now, cost, birth, limit, width, lifetime, held_birth, held_index, held)
     local window = window_after(key, held, held_birth, held_index, held)
     if not window then
-      return decide_sliding(key, now, cost, birth, false, limit, width, lifetime)
+      return DECIDE[SLIDING](key, now, cost, birth, false, limit, width, lifetime)
     end
     local at = max(now, window.latest * width)
     local horizon = at - lifetime
@@ -640,7 +653,7 @@ local function giving_back()
           offset = offset + 16
         until excess <= 0
       end
-      local _, remaining, _, reset_after = decide_sliding(key, now, 0, birth, false, limit, width, lifetime)
+      local _, remaining, _, reset_after = DECIDE[SLIDING](key, now, 0, birth, false, limit, width, lifetime)
       return 0, remaining, retry_after, reset_after, 0
     end
     local remaining = max(0, limit - count - cost)
@@ -672,7 +685,7 @@ local function giving_back()
 
   -- As a decide, in the place of a receipt's units. The time is read from the state that has them: by a clock that went back,
   -- units must not move to an earlier time.
-  local function move(kind, key, now, cost, birth, a, b, c, d, ...)
+  move = function(kind, key, now, cost, birth, a, b, c, d, ...)
     if kind == SLIDING then
       return move_sliding(key, now, cost, birth, a, b, c, ...)
     end
@@ -736,7 +749,7 @@ local function giving_back()
     return 0, remaining_as_is, retry_after, reset_as_is, lag_as_is
   end
 
-  local function refund_all(request, first_key, rules, now, explicit)
+  refund_all = function(request, first_key, rules, now, explicit)
     local place = 28
     local receipt = place + 33 * rules
     for i = 1, rules do
@@ -768,7 +781,7 @@ local function giving_back()
         end
       end
       if after then
-        save(key, after, counted_for, explicit)
+        save(kind, key, after, counted_for, explicit)
       end
       place = place + 33
       receipt = receipt + 9 + 8 * numbers
@@ -779,8 +792,6 @@ local function giving_back()
   return refund_all, move
 end
 
-local refund_all, move
-
 local function decide_one(operation, request, key, now, cost, birth, explicit)
   local kind, a, b, c, d = unpack("<Bdddd", request, 28)
   local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
@@ -789,7 +800,7 @@ local function decide_one(operation, request, key, now, cost, birth, explicit)
     return { 1, remaining }
   end
   if after and operation ~= PEEK then
-    save(key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
+    save(kind, key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
     if operation == HOLD then
       return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4, r5)
     end
@@ -810,11 +821,9 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
     end
     local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5
     if numbers > 0 then
-      if not move then
-        refund_all, move = giving_back()
-      end
+      local _, move_one = giving_back()
       allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5 =
-        move(kind, KEYS[first_key + i], now, own_cost, birth, a, b, c, d,
+        move_one(kind, KEYS[first_key + i], now, own_cost, birth, a, b, c, d,
           unpack(numbers == 9 and "<ddddddddd" or "<ddd", request, place))
       place = place + 8 * numbers
     else
@@ -847,7 +856,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   if operation ~= PEEK then
     for i = 1, rules do
       if after[i] then
-        save(KEYS[first_key + i], after[i], counted_for[i], explicit)
+        save(unpack("<B", request, 33 * i - 5), KEYS[first_key + i], after[i], counted_for[i], explicit)
       end
     end
   end
@@ -866,10 +875,7 @@ local function run(request, first_key)
     end
     return 0
   elseif operation == REFUND then
-    if not refund_all then
-      refund_all, move = giving_back()
-    end
-    return refund_all(request, first_key, rules, now, explicit)
+    return giving_back()(request, first_key, rules, now, explicit)
   elseif operation == NOTE then
     local key = KEYS[first_key + 1]
     if cost > 0 then

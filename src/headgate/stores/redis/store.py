@@ -33,13 +33,13 @@ from headgate.stores.base import (
 )
 from headgate.stores.breaker import stop_probes
 from headgate.stores.redis import codec, eviction
-from headgate.stores.redis.cluster import AsyncClusterGate, Cluster, ClusterGate, Nodes
+from headgate.stores.redis.cluster import Cluster, ClusterAsks, Nodes
 from headgate.stores.redis.codec import Reply, ScriptCall, Tag
 from headgate.stores.redis.endpoint import Endpoint, Target
 from headgate.stores.redis.flows import Flow, Flows, single
 from headgate.stores.redis.peer import RedisPeer
 from headgate.stores.redis.urls import place_of
-from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote.gates import Ask, Asks, AsyncRemoteGate, RemoteGate
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -72,7 +72,8 @@ class RedisStore:
 
     In a cluster, rules of one request that lie in several slots are charged one after the other, and refunded if a later
     one refuses: in between, others may see units that are then given back, and a client that dies there leaves them
-    counted until they expire. With `hash_tag="limiter"`, or where all rules count by the same key, that cannot happen.
+    counted until they expire. A hold over several slots can be neither confirmed nor renewed: that is a `ConfigError`. With
+    `hash_tag="limiter"`, or where all rules count by the same key, none of this can happen.
     """
 
     remote = True
@@ -96,14 +97,13 @@ class RedisStore:
         self.namespace = namespace
         self.deadline = check_deadline(deadline)
         self.clock = clock
-        self._is_cluster = (
-            cluster or place.is_cluster or isinstance(target, (RedisCluster, AsyncRedisCluster))
-        )
+        is_client_of_cluster = isinstance(target, (RedisCluster, AsyncRedisCluster))
+        self._is_cluster = cluster or place.is_cluster or is_client_of_cluster
         self._tag: Tag | None = cast(Tag, tag) if self._is_cluster else None
+        self._evicts: str | None = None  # not known yet
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
         self._cluster = Cluster(self.endpoint, self._threads, self._tasks)
-        self._evicts: str | None = None  # not known yet
 
     @property
     def guarantees(self) -> Guarantees:
@@ -146,11 +146,8 @@ class RedisStore:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         self.endpoint.connection(seconds)  # fails here rather than at the first call
-        flows = self._flows(limiter, rules)
-        if self._is_cluster:
-            return ClusterGate(flows, self._cluster, limiter, seconds)
-        engine = self._threads.at(self.endpoint)
-        return RemoteGate(self.endpoint.name, RedisAsks(flows), engine, limiter, seconds)
+        engine = self._cluster if self._is_cluster else self._threads.at(self.endpoint)
+        return RemoteGate(self.endpoint.name, self._asks(limiter, rules), engine, limiter, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
@@ -158,11 +155,8 @@ class RedisStore:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         self.endpoint.async_connection(seconds)  # fails here rather than at the first call
-        flows = self._flows(limiter, rules)
-        if self._is_cluster:
-            return AsyncClusterGate(flows, self._cluster, limiter, seconds)
-        engine = self._tasks.at(self.endpoint)
-        return AsyncRemoteGate(self.endpoint.name, RedisAsks(flows), engine, limiter, seconds)
+        engine = self._cluster if self._is_cluster else self._tasks.at(self.endpoint)
+        return AsyncRemoteGate(self.endpoint.name, self._asks(limiter, rules), engine, limiter, seconds)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """See `AsyncNotes.note`. The time is the server's, whatever `clock` the store has."""
@@ -195,14 +189,15 @@ class RedisStore:
     async def _ask(self, request: ScriptCall) -> Reply:
         due = time.monotonic() + self.deadline
         if self._is_cluster:
-            return await self._cluster.run_async(single(request), due, "")
+            return await self._cluster.start(single(request), due)
         return await self._tasks.at(self.endpoint).start(request, due)
 
     def _peer(self, endpoint: Endpoint) -> RedisPeer:
         return RedisPeer(endpoint, self._is_cluster)
 
-    def _flows(self, limiter: str, rules: tuple[Rule, ...]) -> Flows:
-        return Flows(limiter, rules, self.namespace, self._tag, self.clock)
+    def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> Asks:
+        flows = Flows(limiter, rules, self.namespace, self._tag, self.clock)
+        return ClusterAsks(flows) if self._is_cluster else RedisAsks(flows)
 
     def __enter__(self) -> RedisStore:
         return self

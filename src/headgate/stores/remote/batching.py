@@ -188,15 +188,16 @@ class Batcher(Generic[L]):
         self._usual = 0.0
         self._patience = SLOW if peer.lanes > 1 else _NEVER
 
-    def add(self, call: Call) -> None:
-        """Take a call."""
-        queue = self._queue_of(call)
+    def add(self, call: Call) -> bool:
+        """Take a call; return whether it might leave at once."""
+        queue = self._queue_of(call) if self._slow else self._quick
         queue.waiting.append(call)
         due, lane = call.due, queue.lane
         if lane is not None and lane.batch and lane.sent + self._patience < due:
             due = lane.sent + self._patience
         if due < self.alarm:
             self.alarm = due
+        return lane is None
 
     def next_lane(self, now: float) -> L | None:
         """Return a lane on which calls can leave now; it is theirs until `finish` or `lose`."""
@@ -321,6 +322,12 @@ class Batcher(Generic[L]):
         self.lose(lane, None)
         if is_silent:
             self.fail_waiting(None)
+
+    @property
+    def main_lane(self) -> L | None:
+        """The lane that those calls use whose limiters are not slow; `None` if nothing is under way there."""
+        lane: L | None = self._quick.lane
+        return lane
 
     def lane_of(self, call: Call) -> L | None:
         """Return the lane on which a call is under way, or for which it waits; `None` if there is none."""

@@ -13,9 +13,8 @@ from headgate.costs import Costs
 from headgate.errors import HeadgateError, StoreConflict
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
+from headgate.stores.remote.batching import Abandoned
 from headgate.stores.remote.peer import FAILURES
-from headgate.stores.remote.tasks import AsyncEngine
-from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
@@ -48,15 +47,40 @@ class Asks(Protocol):
         """Return what forgets what was counted."""
 
 
+class Engine(Protocol):
+    """What carries requests of threads; see `ThreadEngine`."""
+
+    def call(
+        self, request: Any, due: float, source: str, must_leave: bool, abandoned: Abandoned | None
+    ) -> Any: ...
+
+    def tell(self, request: Any, due: float, source: str) -> None: ...
+
+
+class EngineForTasks(Protocol):
+    """What carries requests of tasks; see `AsyncEngine`."""
+
+    def start(self, request: Any, due: float, source: str, must_leave: bool) -> asyncio.Future[Any]: ...
+
+    async def call_async(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any: ...
+
+
 class RemoteGate:
     """A limiter's rules, for threads.
 
     A thread may be interrupted at any time, by a signal handler that raises. What it had asked for then counts as charged if
     it has been sent; a hold is released when the reply is read, which the next call does; and what has been used or is given
     back is sent.
+
+    Args:
+        name: What the server is called in messages.
+        asks: What to ask of it.
+        engine: What carries that.
+        limiter: The limiter's name.
+        deadline: Seconds after which a call is given up.
     """
 
-    def __init__(self, name: str, asks: Asks, engine: ThreadEngine, limiter: str, deadline: float) -> None:
+    def __init__(self, name: str, asks: Asks, engine: Engine, limiter: str, deadline: float) -> None:
         self._name = name
         self._asks = asks
         self._engine = engine
@@ -65,40 +89,37 @@ class RemoteGate:
 
     def ask(self, request: Request) -> Answer:
         ask = self._asks.ask(request)
-        if request.is_given_up:
-            return self._call(ask, abandoned=partial(self._release, ask, request))
-        return self._call(ask, must_leave=request.is_completed)
+        release = partial(self._release, ask, request) if request.is_given_up else None
+        return self._carry(ask, request.is_completed, release)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        self._call(self._asks.refund(receipts, cost, now), must_leave=True)
+        self._carry(self._asks.refund(receipts, cost, now), True)
 
     def reset(self, key: Key | None) -> None:
-        self._call(self._asks.reset(key), must_leave=True)
+        self._carry(self._asks.reset(key), True)
 
-    def _call(
-        self, ask: Ask[T], *, must_leave: bool = False, abandoned: Callable[[Any], None] | None = None
-    ) -> T:
-        request, due = ask.request, monotonic() + self._deadline
+    def _carry(self, ask: Ask[T], must_leave: bool, abandoned: Abandoned | None = None) -> T:
+        request = ask.request
         if request is None:
             return ask.read(None)
-        reply = self._engine.call(request, due, self._limiter, must_leave, abandoned)
-        return read(self._name, ask, reply)
+        due = monotonic() + self._deadline
+        return read(self._name, ask, self._engine.call(request, due, self._limiter, must_leave, abandoned))
 
     def _release(self, ask: Ask[Answer], request: Request, reply: Any) -> None:
         """Give back what was held for a caller that has been interrupted meanwhile."""
-        with_units = taken(self._asks, ask, request, reply)
-        if with_units is not None and with_units.request is not None:
-            self._engine.start(with_units.request, monotonic() + self._deadline, self._limiter)
+        refund = giving_back(self._asks, ask, request, reply)
+        if refund is not None:
+            self._engine.tell(refund, monotonic() + self._deadline, self._limiter)
 
 
 class AsyncRemoteGate:
-    """A limiter's rules, for tasks.
+    """A limiter's rules, for tasks; see `RemoteGate`.
 
     A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
     released; and what has been used or is given back is sent.
     """
 
-    def __init__(self, name: str, asks: Asks, engine: AsyncEngine, limiter: str, deadline: float) -> None:
+    def __init__(self, name: str, asks: Asks, engine: EngineForTasks, limiter: str, deadline: float) -> None:
         self._name = name
         self._asks = asks
         self._engine = engine
@@ -107,35 +128,31 @@ class AsyncRemoteGate:
 
     async def ask(self, request: Request) -> Answer:
         ask = self._asks.ask(request)
-        if ask.request is None:
-            return ask.read(None)
+        if not request.is_given_up or ask.request is None:
+            return await self._carry(ask, request.is_completed)
+        release = partial(self._release, ask, request)
         due = monotonic() + self._deadline
-        if request.is_given_up:
-            abandoned = partial(self._release, ask, request)
-            reply = await self._engine.call(ask.request, due, self._limiter, abandoned)
-        else:
-            reply = await self._engine.start(ask.request, due, self._limiter, must_leave=request.is_completed)
-        return read(self._name, ask, reply)
+        return read(self._name, ask, await self._engine.call_async(ask.request, due, self._limiter, release))
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        await self._call(self._asks.refund(receipts, cost, now))
+        await self._carry(self._asks.refund(receipts, cost, now), True)
 
     async def reset(self, key: Key | None) -> None:
-        await self._call(self._asks.reset(key))
+        await self._carry(self._asks.reset(key), True)
 
-    async def _call(self, ask: Ask[None]) -> None:
-        if ask.request is not None:
-            due = monotonic() + self._deadline
-            reply = await self._engine.start(ask.request, due, self._limiter, must_leave=True)
-            read(self._name, ask, reply)
+    async def _carry(self, ask: Ask[T], must_leave: bool) -> T:
+        request = ask.request
+        if request is None:
+            return ask.read(None)
+        due = monotonic() + self._deadline
+        return read(self._name, ask, await self._engine.start(request, due, self._limiter, must_leave))
 
     def _release(self, ask: Ask[Answer], request: Request, reply: Any) -> None:
         """Give back what was held for a caller that has been cancelled meanwhile."""
-        with_units = taken(self._asks, ask, request, reply)
-        if with_units is not None and with_units.request is not None:
-            due = monotonic() + self._deadline
-            refund = self._engine.start(with_units.request, due, self._limiter, must_leave=True)
-            refund.add_done_callback(mention_failure)
+        refund = giving_back(self._asks, ask, request, reply)
+        if refund is not None:
+            sent = self._engine.start(refund, monotonic() + self._deadline, self._limiter, True)
+            sent.add_done_callback(mention_failure)
 
 
 def read(name: str, ask: Ask[T], reply: Any) -> T:
@@ -152,14 +169,13 @@ def read(name: str, ask: Ask[T], reply: Any) -> T:
         raise StoreConflict(f"{name} has answered something that cannot be read: {reply!r:.80}") from error
 
 
-def taken(asks: Asks, ask: Ask[Answer], request: Request, reply: Any) -> Ask[None] | None:
-    """Return what gives back the units that the reply to a hold says were taken; `None` if there were none."""
+def giving_back(asks: Asks, ask: Ask[Answer], request: Request, reply: Any) -> Any:
+    """Return what to send to give back what the reply to a hold says was taken; `None` if nothing was."""
     try:
-        _, receipts = ask.read(reply)
-        return None if receipts is None else asks.refund(receipts, request.cost, request.now)
-    except Exception as error:  # noqa: BLE001  # nobody waits for this, so there is nobody to tell
-        logger.warning("a hold whose caller has gone could not be released: %r", error)
-        return None
+        receipts = ask.read(reply)[1]
+        return None if receipts is None else asks.refund(receipts, request.cost, request.now).request
+    except HeadgateError:
+        return None  # nothing was taken
 
 
 def mention_failure(refund: asyncio.Future[Any]) -> None:

@@ -62,7 +62,6 @@ class AsyncEngine:
         request: Any,
         due: float,
         source: str = "",
-        *,
         must_leave: bool = False,
         abandoned: Abandoned | None = None,
     ) -> asyncio.Future[Any]:
@@ -79,11 +78,11 @@ class AsyncEngine:
         if self._is_closed and not must_leave:
             raise self._closed()
         call = TaskCall(request, time.monotonic(), due, source, must_leave, abandoned)
-        call.future = loop.create_future()
+        call.future = future = loop.create_future()
         engine.start(call)
-        return call.future
+        return future
 
-    async def call(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any:
+    async def call_async(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any:
         """Return the reply to a request; if the caller is cancelled `abandoned` gets it, even when it has just come."""
         future = self.start(request, due, source, abandoned=abandoned)
         try:
@@ -136,7 +135,7 @@ class LoopEngine:
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
+        self._timer_due = float("inf")
         self._drivers: set[asyncio.Task[None]] = set()
         self._keeper: AsyncGenerator[None, None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -144,9 +143,9 @@ class LoopEngine:
     def start(self, call: TaskCall) -> None:
         """Take a call. It leaves in the next turn of the event loop, together with all others of this turn."""
         batcher = self._batcher
-        batcher.add(call)
-        self._drive_free_lanes(call.since)
-        if self._timer is None or batcher.alarm < self._timer_due:
+        if batcher.add(call):
+            self._drive_free_lanes(call.since)
+        if batcher.alarm < self._timer_due:
             self._set_timer(call.since)
 
     async def aclose(self) -> None:
@@ -264,7 +263,7 @@ class LoopEngine:
             self._expire()
 
     def _expire(self) -> None:
-        self._timer = None
+        self._timer, self._timer_due = None, float("inf")
         now = time.monotonic()
         for lane in self._batcher.expire(now) if now >= self._batcher.alarm else ():
             driver, lane.driver = lane.driver, None

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreUnavailable
@@ -25,8 +25,6 @@ from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Talk, Wire
-
-T = TypeVar("T")
 
 PAUSE = 0.01
 """Seconds after which the server may have closed a connection, so that it is looked at before it is used."""
@@ -47,10 +45,14 @@ class ThreadCall(Call):
 
     __slots__ = ("baton", "error", "has_given_up", "reply")
 
-    baton: Baton | None
-    reply: Any
-    error: BaseException | None
-    has_given_up: bool
+    def __init__(
+        self, request: Any, due: float, source: str, must_leave: bool, abandoned: Abandoned | None
+    ) -> None:
+        super().__init__(request, time.monotonic(), due, source, must_leave, abandoned)
+        self.baton: Baton | None = None
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.has_given_up = False
 
     @property
     def is_abandoned(self) -> bool:
@@ -134,13 +136,13 @@ class ThreadEngine:
             raise StoreUnavailable(f"{self._peer.name}: the store was closed")
         if abandoned is not None:
             abandoned = partial(crew.keep_for_later, abandoned)
-        call = _new_call(request, due, source, must_leave, abandoned)
+        call = ThreadCall(request, due, source, must_leave, abandoned)
         try:
-            lane = crew.step(call, True)
+            lane = crew.join(call)
             while call.state != OVER:
                 crew.wait(call, lane)
                 if call.state != OVER:
-                    lane = crew.step(call, False)
+                    lane = crew.step(call)
         except BaseException:
             crew.leave(call)
             raise
@@ -148,11 +150,11 @@ class ThreadEngine:
             raise call.error
         return call.reply
 
-    def start(self, request: Any, due: float, source: str = "") -> None:
+    def tell(self, request: Any, due: float, source: str) -> None:
         """Send a request that no caller waits for; its reply is read by the next call that comes."""
-        call = _new_call(request, due, source, True, None)
+        call = ThreadCall(request, due, source, True, None)
         call.has_given_up = True
-        self._crew.step(call, True)
+        self._crew.join(call)
 
     def close(self) -> None:
         """Close all connections; calls that are under way end first."""
@@ -189,39 +191,23 @@ class Crew:
         self.lanes = self._batcher.lanes
         self._lock: Any = threading.RLock()
         self._is_busy = False
+        self._is_led = False
+        self._new: deque[ThreadCall] = deque()
         self._unclaimed: list[tuple[Abandoned, Any]] = []
 
-    def step(self, call: ThreadCall, is_new: bool) -> ThreadLane | None:
+    def join(self, call: ThreadCall) -> ThreadLane | None:
+        """Take a new call; else as `step`."""
+        if self._is_led:
+            call.baton = Baton()
+            self._new.append(call)
+            if self._is_led:  # so the leader looks for new calls once more before it leaves
+                return None
+        else:
+            self._new.append(call)
+        return self.step(call)
+
+    def step(self, call: ThreadCall) -> ThreadLane | None:
         """Do all that can be done without waiting; return the lane on which the caller has to wait for all, if it leads."""
-        return self._alone(self._step, call, is_new)
-
-    def wait(self, call: ThreadCall, lane: ThreadLane | None) -> None:
-        """Wait until there is something to do: on a lane, or for the thread that does so. It is never for long."""
-        seconds = min(LEASE, call.due - time.monotonic())
-        if lane is None:
-            if call.baton is not None:
-                call.baton.wait(seconds)
-        elif lane.connecting is not None:
-            lane.connected.wait(seconds)
-        elif (wire := lane.wire) is not None:
-            wire.wait(seconds)
-
-    def leave(self, call: ThreadCall) -> None:
-        """Let others go on without the thread of a call that was interrupted."""
-        if not self.is_inherited and not (self._is_busy and self._lock._is_owned()):
-            self._alone(self._leave, call)
-
-    def keep_for_later(self, abandoned: Abandoned, reply: Any) -> None:
-        """Take a reply whose caller was interrupted; what is to be done with it may need another call."""
-        self._unclaimed.append((abandoned, reply))
-
-    def close(self) -> None:
-        """Close the connections that are idle, and the others when they are."""
-        self.is_closed = True
-        self._alone(self._close)
-
-    def _alone(self, work: Callable[..., T], *args: Any) -> T:
-        """Return what some work returns that no other thread may interrupt."""
         lock = self._lock
         if self.is_inherited:
             raise StoreUnavailable(f"{self._peer.name}: the process was forked in the middle of a call")
@@ -231,7 +217,7 @@ class Crew:
             with lock:
                 self._is_busy = True
                 try:
-                    return work(*args)
+                    return self._step(call)
                 finally:
                     self._is_busy = False
         except BaseException:
@@ -245,29 +231,68 @@ class Crew:
                 abandoned, reply = self._unclaimed.pop()
                 abandoned(reply)
 
-    def _step(self, call: ThreadCall, is_new: bool) -> ThreadLane | None:
-        now = time.monotonic()
+    def wait(self, call: ThreadCall, lane: ThreadLane | None) -> None:
+        """Wait until there is something to do: on a lane, or for the thread that does so. It is never for long."""
+        seconds = min(LEASE, min(call.due, self._batcher.alarm) - time.monotonic())
+        if lane is None:
+            if call.baton is not None:
+                call.baton.wait(seconds)
+        elif lane.connecting is not None:
+            lane.connected.wait(seconds)
+        elif (wire := lane.wire) is not None:
+            wire.wait(seconds)
+
+    def leave(self, call: ThreadCall) -> None:
+        """Let others go on without the thread of a call that was interrupted."""
+        call.has_given_up = True
+        if not self.is_inherited and not (self._is_busy and self._lock._is_owned()):
+            self.step(call)
+
+    def keep_for_later(self, abandoned: Abandoned, reply: Any) -> None:
+        """Take a reply whose caller was interrupted; what is to be done with it may need another call."""
+        self._unclaimed.append((abandoned, reply))
+
+    def close(self) -> None:
+        """Close the connections that are idle, and the others when they are."""
+        self.is_closed = True
+        nobody = ThreadCall(None, 0.0, "", False, None)
+        nobody.state = OVER
+        self.step(nobody)
+
+    def _step(self, call: ThreadCall) -> ThreadLane | None:
         batcher = self._batcher
-        if is_new:
-            batcher.add(call)
-        for lane in self.lanes:
-            if lane.queue is not None:
-                self._look_at(lane, call, now)
-        if now >= batcher.alarm:
-            for lane in batcher.expire(now):
-                self._hang_up(lane)
-                batcher.give_up(lane)
-        while (idle := batcher.next_lane(now)) is not None:
-            self._begin(idle, now)
-        if call.state == OVER or call.has_given_up:
-            self._hand_on(call, now)
-            return None
-        own = batcher.lane_of(call)
-        if own is None or (own.leader is not call and own.led_until > now):
+        while True:
+            now = time.monotonic()
+            while self._new:
+                batcher.add(self._new[0])
+                self._new.popleft()
+            for lane in self.lanes:
+                if lane.queue is not None:
+                    self._look_at(lane, call, now)
+            if now >= batcher.alarm:
+                for lane in batcher.expire(now):
+                    self._hang_up(lane)
+                    batcher.give_up(lane)
+            while (idle := batcher.next_lane(now)) is not None:
+                self._begin(idle, now)
+            own = None
+            if call.state == OVER or call.has_given_up:
+                self._hand_on(call, now)
+            else:
+                own = self._own_lane(call, now)
+            main = batcher.main_lane
+            self._is_led = main is not None and main.led_until > now
+            if self._is_led or not self._new:
+                return own
+
+    def _own_lane(self, call: ThreadCall, now: float) -> ThreadLane | None:
+        """Return the lane that a call waits for if its thread is to lead there."""
+        lane = self._batcher.lane_of(call)
+        if lane is None or (lane.leader is not call and lane.led_until > now):
             call.baton = call.baton or Baton()
             return None
-        own.leader, own.led_until = call, now + 2 * LEASE
-        return own
+        lane.leader, lane.led_until = call, now + 2 * LEASE
+        return lane
 
     def _look_at(self, lane: ThreadLane, call: ThreadCall, now: float) -> None:
         """Go on with what is under way on a lane, if that is for this thread to do."""
@@ -344,25 +369,18 @@ class Crew:
 
     def _hand_on(self, call: ThreadCall, now: float) -> None:
         """Have another thread lead where this one did, or where nobody does."""
+        if call.has_given_up and call.reply is not None and call.abandoned is not None:
+            call.abandoned(call.reply)  # it has come, and the caller has not seen it
+            call.abandoned = None
         for lane in self.lanes:
-            if lane.queue is not None and (lane.leader is call or lane.led_until <= now):
+            if lane.queue is None:
+                if self.is_closed:
+                    self._hang_up(lane)
+            elif lane.leader is call or lane.led_until <= now:
                 lane.leader, lane.led_until = self._batcher.someone_on(lane), 0.0
                 if isinstance(lane.leader, ThreadCall) and lane.leader.baton is not None:
                     lane.led_until = now + LEASE
                     lane.leader.baton.set()
-        if self.is_closed:
-            self._close()
-
-    def _leave(self, call: ThreadCall) -> None:
-        if call.state == OVER and call.error is None and call.abandoned is not None:
-            call.abandoned(call.reply)  # it has come, and the caller has not seen it
-        call.has_given_up = True
-        self._step(call, False)
-
-    def _close(self) -> None:
-        for lane in self.lanes:
-            if lane.queue is None:
-                self._hang_up(lane)
 
     def _lose(self, lane: ThreadLane, cause: BaseException) -> None:
         self._hang_up(lane)
@@ -372,15 +390,6 @@ class Crew:
         wire, lane.wire, lane.talk, lane.is_in_doubt = lane.wire, None, None, False
         if wire is not None:
             wire.close()
-
-
-def _new_call(
-    request: Any, due: float, source: str, must_leave: bool, abandoned: Abandoned | None
-) -> ThreadCall:
-    call = ThreadCall(request, time.monotonic(), due, source, must_leave, abandoned)
-    call.baton = call.reply = call.error = None
-    call.has_given_up = False
-    return call
 
 
 _inherited: list[object] = []

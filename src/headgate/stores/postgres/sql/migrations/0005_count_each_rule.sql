@@ -311,9 +311,10 @@ BEGIN
         RETURN (state[cardinality(state) - 1] * b + c) || state;
 
     ELSIF kind = 4 THEN
-        place := 5;
-        WHILE state[place] <> receipt[2] LOOP
-            place := place + 3;
+        place := 4;
+        LOOP
+            place := array_position(state, receipt[2], place + 1);
+            EXIT WHEN place % 3 = 2 OR place IS NULL; -- not where an end or units happen to be that number
         END LOOP;
         count := state[place + 1];
         IF count IS NULL THEN

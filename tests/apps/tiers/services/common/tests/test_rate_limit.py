@@ -377,3 +377,14 @@ async def test_what_is_not_http_passes_through() -> None:
         scope = {"type": kind, "path": "/x"}
         await call(RateLimitMiddleware(inner, use_atomic_redis=False), scope)
         assert seen.pop() is scope
+
+
+async def test_the_line_about_a_refusal_says_who_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "headgate")
+    service = limited(None, rate_limits={"anonymous": TierLimit(1, 1), "free": TierLimit(1, 1)})
+    await service.statuses(2)
+    await service.statuses(2, user="ada.lovelace@example.org")
+    lines = [message for message in caplog.messages if "exceeded" in message]
+    assert f"exceeded: ip:{service.address} from {service.address}, tier anonymous" in lines[0]
+    assert f"exceeded: user:ada.… from {service.address}, tier free" in lines[1]
+    assert "lovelace" not in caplog.text

@@ -49,6 +49,7 @@ from headgate.server.wire import (
     key_from,
     wire_cost,
 )
+from headgate.stores.request import Request as Asked
 
 logger = logging.getLogger("headgate.server")
 audit = logging.getLogger("headgate.audit")
@@ -85,12 +86,13 @@ class Operations:
         )
 
     async def record(self, ask: RecordAsk, name: str) -> RecordAnswer:
-        limiter, key = self._limiter(name).current, key_from(ask.key)
-        request = limiter.request("record", key, 0 if isinstance(ask.cost, list) else ask.cost, ask.tier)
-        if isinstance(ask.cost, list):
-            if len(ask.cost) != len(limiter.rules):
-                raise Problem(422, f"{len(ask.cost)} costs for {len(limiter.rules)} rules - at `$.cost`")
-            request.cost = tuple(ask.cost)
+        limiter, key, cost = self._limiter(name).current, key_from(ask.key), ask.cost
+        if isinstance(cost, list):
+            if len(cost) != len(limiter.rules):
+                raise Problem(422, f"{len(cost)} costs for {len(limiter.rules)} rules - at `$.cost`")
+            request = Asked("record", key, tuple(cost), ask.tier)
+        else:
+            request = limiter.request("record", key, cost, ask.tier)
         await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
         return RecordAnswer(ask.cost)
 
@@ -145,10 +147,8 @@ class Operations:
         """Take the units of a hold that has expired; its places have been free for long."""
         limiter = self._limiter(ask.limiter).current
         held = limiter.units.costs(ask.cost)
-        request = limiter.request("hit", key_from(ask.key), 0, ask.tier)
-        request.cost = limiter.units.without_places(
-            held if cost is None else limiter.units.settled(cost, held)
-        )
+        costs = limiter.units.without_places(held if cost is None else limiter.units.settled(cost, held))
+        request = Asked("hit", key_from(ask.key), costs, ask.tier)
         decision, _ = await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
         return decision
 

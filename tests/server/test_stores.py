@@ -91,17 +91,12 @@ async def test_a_store_that_is_down_is_not_ready() -> None:
     down = Server('[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"')
     response = await down.client.get("/readyz")
     assert response.status_code == 503
-    assert response.json() == {
-        "status": "not ready",
-        "stores": [
-            {
-                "limiter": "far",
-                "store": "redis://***@127.0.0.1:1/0",
-                "up": False,
-                "breaker": "open",
-                "failures": 1,
-            }
-        ],
-    }
+    readiness = response.json()
+    assert readiness["status"] == "not ready"
+    (store,) = readiness["stores"]
+    assert (store["limiter"], store["store"]) == ("far", "redis://***@127.0.0.1:1/0")
+    assert (store["up"], store["breaker"], store["failures"]) == (False, "open", 1)
+    assert "127.0.0.1" in store["error"]
+    assert "secret" not in response.text
     assert (await down.client.get("/healthz")).json() == {"status": "ok"}
     await down.live.aclose()

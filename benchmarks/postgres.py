@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from benchmarks.contenders import HEADGATE
+from benchmarks.crowd import race
 from benchmarks.harness import (
     FULL,
     QUICK,
@@ -45,6 +46,7 @@ from benchmarks.harness import (
     number,
     table,
     target_table,
+    worst_of,
     write_chart,
     write_json,
 )
@@ -59,8 +61,10 @@ KEYS = 1_000
 BATCH = 64
 LIMIT = 1_000_000_000
 TASKS = (1, 64)
+CROWD = 32
 COMMITS = {"off": False, "on": True}
-STEPS = len(COMMITS) + len(TASKS) + 1
+COALESCED = f"upsert of {BATCH} keys, asyncpg"
+STEPS = len(COMMITS) + 1 + len(TASKS) + 1
 
 KINDS = ("fixed_window", "sliding_window", "sliding_log", "token_bucket")
 UPSERT = (
@@ -83,10 +87,11 @@ class Caller(NamedTuple):
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
-    """Measure one thread at both commit settings, then tasks, then a bucket table."""
+    """Measure one thread at both commit settings, then many, then tasks, then a bucket table."""
     with database_url() as url:
         for commit in COMMITS:
             yield _measure_threads(scale, progress, url, commit)
+        yield _measure_crowd(scale, progress, url)
         for tasks in TASKS:
             yield _measure_tasks(scale, progress, url, tasks)
         yield _measure_buckets(scale, progress, url)
@@ -205,6 +210,70 @@ THREADS: dict[str, Callable[[str, str], Caller]] = {
 }
 
 
+# --- Many threads ----------------------------------------------------------------------------------------------------
+
+
+def _measure_crowd(scale: Scale, progress: Progress, url: str) -> Section:
+    progress.begin(f"PostgreSQL: {CROWD} threads")
+    callers = each(CROWD_CALLERS, lambda build: build(url, "off"))
+    each(callers, lambda caller: _time(caller, KEYS))  # so that every key is there
+    cpu: dict[str, Result] = {name: Result() for name in callers}
+
+    def sample(name: str, caller: Caller) -> float:
+        rate, microseconds = race(caller.hit, CROWD, scale.calls, _keys)
+        cpu[name].samples.append(microseconds)
+        return rate
+
+    runners: dict[str, Runner | Result] = {
+        name: caller if isinstance(caller, Result) else partial(sample, name, caller)
+        for name, caller in callers.items()
+    }
+    measured = interleave(runners, scale.rounds, progress)
+    for caller in callers.values():
+        if isinstance(caller, Caller):
+            caller.close()
+    pool = measured[POOLED[1]]
+    rows = [
+        [name, found.cell, number(found.times(pool), 2), number(cpu[name].median)]
+        for name, found in measured.items()
+    ]
+    ratios = {name: measured[name].times(pool) for name in (f"{HEADGATE}: {kind}" for kind in KINDS)}
+    title = f"{CROWD} threads, synchronous_commit = off"
+    return Section(
+        f"postgres, {CROWD} threads",
+        tables=[
+            table(f"PostgreSQL, {title}: decisions a second", ["", "per second", "÷ pool", "CPU µs"], rows),
+            *notes([measured]),
+        ],
+        data={"rates": measured, "CPU microseconds": cpu},
+        targets=[worst_of(f"PostgreSQL, {title}, one rule ÷ pool of {POOL}", 4.0, ratios, at_most=False)],
+        panels=[_panel(f"PostgreSQL, {title}: decisions a second (more is better)", measured)],
+    )
+
+
+def upsert_pool(url: str, commit: str) -> Caller:
+    """Build the floor of many threads."""
+    from psycopg_pool import ConnectionPool
+
+    pool = ConnectionPool(
+        _committing(url, commit), min_size=POOL, max_size=POOL, open=True, kwargs={"autocommit": True}
+    )
+    pool.wait()
+    statement = UPSERT.format("%s").encode()
+
+    def hit(key: str) -> Any:
+        with pool.connection() as connection:
+            return connection.execute(statement, (key,), prepare=True).fetchone()
+
+    return Caller(hit, pool.close)
+
+
+CROWD_CALLERS: dict[str, Callable[[str, str], Caller]] = {
+    POOLED[1]: upsert_pool,
+    **{f"{HEADGATE}: {kind}": partial(headgate, kind) for kind in (*KINDS, "three rules")},
+}
+
+
 # --- Tasks -----------------------------------------------------------------------------------------------------------
 
 
@@ -265,8 +334,14 @@ def _task_targets(tasks: int, measured: Mapping[str, Result], floor: str, trips:
             Target("PostgreSQL, 1 task, one rule ÷ psycopg's upsert", 0.7, ratios[slowest], False, slowest),
             Target("PostgreSQL, 1 task, transactions per decision", 1.1, trips, True),
         ]
+    coalesced = {
+        name: measured[name].times(measured[COALESCED]) for name in (f"{HEADGATE}: {kind}" for kind in KINDS)
+    }
+    three = measured[f"{HEADGATE}: three rules"].times(measured[f"{HEADGATE}: fixed_window"])
     return [
         Target(f"PostgreSQL, {tasks} tasks, one rule ÷ {floor}", 4.0, ratios[slowest], False, slowest),
+        worst_of(f"PostgreSQL, {tasks} tasks, one rule ÷ {COALESCED}", 1.0, coalesced, at_most=False),
+        Target(f"PostgreSQL, {tasks} tasks, three rules ÷ one", 0.7, three, False),
         Target(f"PostgreSQL, {tasks} tasks, transactions per decision", 0.1, trips, True),
     ]
 
@@ -401,7 +476,7 @@ TASKS_CALLERS: dict[str, Callable[[str], Any]] = {
     "floor: upsert, asyncpg": upsert_asyncpg,
     POOLED[0]: upsert_asyncpg_pool,
     POOLED[1]: upsert_psycopg_pool,
-    f"upsert of {BATCH} keys, asyncpg": upsert_many,
+    COALESCED: upsert_many,
     **{f"{HEADGATE}: {kind}": partial(headgate_async, kind) for kind in (*KINDS, "three rules")},
 }
 

@@ -20,13 +20,24 @@ from headgate.errors import (
     RateLimited,
     StoreConflict,
     StoreError,
+    StoreMisconfigured,
+    StoreOverloaded,
+    StoreTimeout,
     StoreUnavailable,
 )
 from headgate.hooks import Hook
 from headgate.quota import Quota
-from headgate.rules import Rule, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate.rules import (
+    Rule,
+    calendar,
+    concurrent,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
 from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
-from headgate.stores.outage import local
+from headgate.stores.failure import local
 
 __version__ = "0.1.0"
 
@@ -48,8 +59,13 @@ __all__ = [
     "SQLiteStore",
     "StoreConflict",
     "StoreError",
+    "StoreMisconfigured",
+    "StoreOverloaded",
+    "StoreTimeout",
     "StoreUnavailable",
     "__version__",
+    "calendar",
+    "concurrent",
     "fixed_window",
     "local",
     "open_async_store",

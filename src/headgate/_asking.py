@@ -10,10 +10,12 @@ from typing import Any, NoReturn
 
 from headgate._awaiting import NOT_AWAITED, Awaiting, decided, is_asked_by_asyncio
 from headgate.clock import instant
+from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.keys import Key
+from headgate.quotas import QuotaValue
 from headgate.stores.base import AsyncGate, Gate, ImmediateGate
-from headgate.stores.request import Request, new_request
+from headgate.stores.request import Operation, Request, new_request
 
 
 class Asking:
@@ -25,8 +27,18 @@ class Asking:
 
     gate: Gate
 
+    def _ask(self, operation: Operation, key: Any, cost: Any, tier: Any, quota: Any, now: Any) -> Decision:
+        """As `hit` and `check`, with a cost by unit or a quota of the call's own; for the limiter to say."""
+        raise NotImplementedError
+
     def hit(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+        self,
+        key: Key | None = None,
+        cost: Cost = 1,
+        *,
+        tier: str | None = None,
+        quota: QuotaValue | None = None,
+        now: float | None = None,
     ) -> Decision:
         """Ask for units, and take them if all rules admit.
 
@@ -36,12 +48,22 @@ class Asking:
             CostTooHigh: The cost is above what a rule could ever admit at once.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
+        if type(cost) is not int or quota is not None:
+            return self._ask("hit", key, cost, tier, quota, now)
         return self.gate.ask(new_request("hit", key, cost, tier, None if now is None else instant(now)))[0]
 
     def check(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+        self,
+        key: Key | None = None,
+        cost: Cost = 1,
+        *,
+        tier: str | None = None,
+        quota: QuotaValue | None = None,
+        now: float | None = None,
     ) -> Decision:
-        """Return what `hit` would answer, and take nothing."""
+        """Return what `hit` would answer, and take nothing; of rules that count only holds, what `hold` would."""
+        if type(cost) is not int or quota is not None:
+            return self._ask("peek", key, cost, tier, quota, now)
         return self.gate.ask(new_request("peek", key, cost, tier, None if now is None else instant(now)))[0]
 
 
@@ -54,8 +76,20 @@ class AsyncAsking:
 
     gate: AsyncGate
 
+    async def _ask(
+        self, operation: Operation, key: Any, cost: Any, tier: Any, quota: Any, now: Any
+    ) -> Decision:
+        """As `hit` and `check`, with a cost by unit or a quota of the call's own; for the limiter to say."""
+        raise NotImplementedError
+
     def hit(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+        self,
+        key: Key | None = None,
+        cost: Cost = 1,
+        *,
+        tier: str | None = None,
+        quota: QuotaValue | None = None,
+        now: float | None = None,
     ) -> Awaiting[Decision]:
         """Ask for units, and take them if all rules admit: `await limiter.hit(key)`.
 
@@ -65,12 +99,22 @@ class AsyncAsking:
             CostTooHigh: The cost is above what a rule could ever admit at once.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
+        if type(cost) is not int or quota is not None:
+            return Awaiting(self._ask("hit", key, cost, tier, quota, now))
         return awaiting(self.gate, new_request("hit", key, cost, tier, None if now is None else instant(now)))
 
     def check(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+        self,
+        key: Key | None = None,
+        cost: Cost = 1,
+        *,
+        tier: str | None = None,
+        quota: QuotaValue | None = None,
+        now: float | None = None,
     ) -> Awaiting[Decision]:
-        """Return what `hit` would answer, and take nothing."""
+        """Return what `hit` would answer, and take nothing; of rules that count only holds, what `hold` would."""
+        if type(cost) is not int or quota is not None:
+            return Awaiting(self._ask("peek", key, cost, tier, quota, now))
         return awaiting(
             self.gate, new_request("peek", key, cost, tier, None if now is None else instant(now))
         )

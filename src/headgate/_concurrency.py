@@ -1,10 +1,14 @@
-"""Waiting for one another: the few primitives that differ between threads and tasks."""
+"""Waiting for one another, and for a time to come: the few primitives that differ between threads and tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any
+from weakref import WeakMethod
 
 
 class Event:
@@ -79,3 +83,45 @@ class AsyncEvent:
     def time(self) -> float:
         """Return the seconds on the clock that `wait` goes by."""
         return self._loop.time()
+
+
+def call_later(seconds: float, method: Callable[..., None], *args: object) -> bool:
+    """Call a method in a thread of its own after so many seconds, unless its object is gone by then.
+
+    Returns whether it will be called: there may be no more threads to be had.
+    """
+    wanted = WeakMethod(method)
+
+    def call() -> None:
+        found = wanted()
+        if found is not None:
+            found(*args)
+
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    try:
+        timer.start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def call_later_async(seconds: float, method: Callable[..., Coroutine[Any, Any, None]], *args: object) -> bool:
+    """As `call_later`, in a task of the running event loop."""
+    wanted = WeakMethod(method)
+    loop = asyncio.get_running_loop()
+
+    def call() -> None:
+        found = wanted()
+        if found is not None:
+            task = loop.create_task(found(*args))
+            _running.add(task)
+            task.add_done_callback(_running.discard)
+
+    # In a context of its own: it does not belong to the request of the caller.
+    loop.call_later(seconds, call, context=Context())
+    return True
+
+
+_running: set[asyncio.Task[None]] = set()
+"""An event loop alone does not keep its tasks."""

@@ -5,8 +5,11 @@
     ├── CostTooHigh         a cost above the capacity: no waiting would ever admit it
     ├── RateLimited         a refusal, for those who asked to have it raised; carries the decision
     └── StoreError          the store could not do its work
-        ├── StoreUnavailable    down, hanging, or refusing us
-        └── StoreConflict       it answered, but what it holds is not ours or not what we need
+        ├── StoreUnavailable    down or hanging
+        │   └── StoreTimeout        it did not answer within the deadline of the call
+        ├── StoreOverloaded     this process could not even send the call in time
+        ├── StoreConflict       it answered, but what it holds is not ours or not what we need
+        └── StoreMisconfigured  it answers, but refuses us: credentials, rights, schema; a ConfigError, too
 
 A refusal is a value, never an exception, unless the caller asked for one.
 """
@@ -34,19 +37,22 @@ class CostTooHigh(HeadgateError, ValueError):
         cost: What was asked for.
         capacity: The most that could ever be admitted at once.
         rule: Name of the rule that can never admit it.
+        unit: What the rule counts.
     """
 
-    def __init__(self, cost: int, capacity: int, rule: str) -> None:
+    def __init__(self, cost: int, capacity: int, rule: str, unit: str = "requests") -> None:
+        counted = "" if unit == "requests" else f" {unit}"
         super().__init__(
-            f"a cost of {cost} can never be admitted: rule {rule!r} holds {capacity} at most; "
+            f"a cost of {cost}{counted} can never be admitted: rule {rule!r} holds {capacity} at most; "
             f"split the work or raise the limit"
         )
         self.cost = cost
         self.capacity = capacity
         self.rule = rule
+        self.unit = unit
 
-    def __reduce__(self) -> tuple[type[CostTooHigh], tuple[int, int, str]]:
-        return CostTooHigh, (self.cost, self.capacity, self.rule)
+    def __reduce__(self) -> tuple[type[CostTooHigh], tuple[int, int, str, str]]:
+        return CostTooHigh, (self.cost, self.capacity, self.rule, self.unit)
 
 
 class RateLimited(HeadgateError):
@@ -69,8 +75,26 @@ class StoreError(HeadgateError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is down, hanging, out of connections, or refuses us."""
+    """The store is down or hanging."""
+
+
+class StoreTimeout(StoreUnavailable):
+    """The store did not answer within the deadline of the call.
+
+    If that deadline is shorter than the store's own, this says nothing about the store.
+    """
+
+
+class StoreOverloaded(StoreError):
+    """The call was not sent within its deadline, because this process has too many under way; nothing was charged."""
 
 
 class StoreConflict(StoreError):
     """The store answered, but what it holds under our name is not ours."""
+
+
+class StoreMisconfigured(ConfigError, StoreError):
+    """The store answers, but cannot count for us: wrong credentials, missing rights or schema, a read-only server.
+
+    Somebody has to change something; waiting does not help.
+    """

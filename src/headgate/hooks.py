@@ -16,12 +16,14 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
+from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.keys import Key
 
 logger = logging.getLogger("headgate")
 
-Operation = Literal["hit", "check", "hold", "record", "refund", "reset"]
+Operation = Literal["hit", "check", "hold", "move", "record", "refund", "reset"]
+"""What was asked. To move is to take the units of a hold anew: it is confirmed, or its lease renewed."""
 
 
 class Call(NamedTuple):
@@ -31,14 +33,14 @@ class Call(NamedTuple):
         limiter: The limiter's name; empty if it has none.
         operation: What was asked of the store.
         key: Whose units; `None` for a refund, which finds them by its receipt.
-        cost: How many units; 0 for a reset.
+        cost: How many units, of everything or by unit; 0 for a reset.
         tier: The caller's tier.
     """
 
     limiter: str
     operation: Operation
     key: Key | None
-    cost: int
+    cost: Cost
     tier: str | None
 
 
@@ -49,12 +51,12 @@ class Hook:
         """Hear of a limiter (`Limiter` or `AsyncLimiter`) that has been made with this hook."""
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
-        """Hear the answer to a hit, a check or a hold, and how long the store took for it."""
+        """Hear the answer to a hit, a check, a hold or a move, and how long the store took for it."""
 
     def completed(self, call: Call, seconds: float) -> None:
         """Hear that units were recorded, refunded or reset, and how long the store took for it."""
 
-    def settled(self, call: Call, cost: int | None) -> None:
+    def settled(self, call: Call, cost: Cost | None) -> None:
         """Hear that a hold is over, and at what cost; `None` if nobody settled it, so that it counts as it was taken."""
 
     def failed(self, call: Call, error: Exception, seconds: float) -> None:

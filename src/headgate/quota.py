@@ -3,6 +3,9 @@
     5/minute    5 per minute    100/15m    10/s burst 20    3 per 2 hours    2/week    0/minute
 
 A quota is a value. It knows nothing of algorithms; `burst` is kept for the one rule that has a use for it.
+
+A month and a year have no length of their own, so they are no periods; `calendar` rules count by them, and read their text
+with `parse_calendar`.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
+from typing import Literal
 
 from headgate.clock import to_microseconds
 from headgate.errors import ConfigError
@@ -40,6 +44,30 @@ _UNIT_NAMES = {
     **dict.fromkeys(("week", "weeks"), "w"),
 }
 _LONG_NAMES = {"ms": "millisecond", "s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week"}
+
+Span = Literal["day", "week", "month", "year"]
+"""What a calendar quota counts by."""
+
+SPANS_US: dict[Span, int] = {
+    "day": _UNITS_US["d"],
+    "week": _UNITS_US["w"],
+    "month": 31 * _UNITS_US["d"],
+    "year": MAX_PERIOD_US,
+}
+"""How long each is at most, where no clock is changed: the period of a calendar rule's quotas."""
+
+_SPAN_NAMES: dict[str, Span] = {
+    "d": "day",
+    "day": "day",
+    "days": "day",
+    "w": "week",
+    "week": "week",
+    "weeks": "week",
+    "month": "month",
+    "months": "month",
+    "year": "year",
+    "years": "year",
+}
 
 _EXAMPLES = "write for example '5/minute', '100 per 15 minutes' or '10/s burst 20'"
 
@@ -97,6 +125,10 @@ class Quota:
         return f"{self.limit}/{format_period(self.period_us, long=True)}{burst}"
 
 
+Quotas = tuple[Quota | None, ...]
+"""One quota per rule, in place of that of the tier; `None` leaves that one."""
+
+
 def parse_quotas(text: str) -> tuple[Quota, ...]:
     """Return the quotas of a text like `5/minute; 50/hour`, in order."""
     if not isinstance(text, str):
@@ -109,6 +141,32 @@ def parse_quotas(text: str) -> tuple[Quota, ...]:
         quotas.append(_Reader(text, start, start + len(part)).quota())
         start += len(part) + 1
     return tuple(quotas)
+
+
+def parse_calendar(text: str) -> tuple[int, Span]:
+    """Return limit and span of a text like `10000/month`.
+
+    Raises:
+        ConfigError: The text is anything else; the message points at the bad part.
+    """
+    return _Reader(text).calendar()
+
+
+def period_from(period: str | float | timedelta, what: str) -> int:
+    """Return a period in microseconds, from text like `60s` or `5 minutes`, seconds or a timedelta.
+
+    Raises:
+        ConfigError: It is none, or not from 1 ms to 366 days; `what` names it in the message.
+    """
+    if isinstance(period, str):
+        return _Reader(period, what=what).period()
+    seconds = period.total_seconds() if isinstance(period, timedelta) else period
+    if type(seconds) not in (int, float) or not isfinite(seconds):
+        raise ConfigError(f"a {what} is text like '60s', seconds or a timedelta, not {period!r}")
+    period_us = to_microseconds(seconds)
+    if not MIN_PERIOD_US <= period_us <= MAX_PERIOD_US or period_us % MILLISECOND:
+        raise ConfigError(f"a {what} is whole milliseconds, from 1 ms to 366 days, not {period!r}")
+    return period_us
 
 
 def format_period(period_us: int, *, long: bool = False) -> str:
@@ -125,24 +183,17 @@ def format_period(period_us: int, *, long: bool = False) -> str:
 class _Reader:
     """Reads one quota out of a text, remembering where it is."""
 
-    def __init__(self, text: str, start: int = 0, end: int | None = None) -> None:
+    def __init__(self, text: str, start: int = 0, end: int | None = None, what: str = "quota") -> None:
         if not isinstance(text, str):
             raise ConfigError(f"a quota is text, not {text!r}; {_EXAMPLES}")
         self.text = text
+        self.what = what
         self.at = start
         self.end = len(text) if end is None else end
 
     def quota(self) -> Quota:
-        limit = self._number("a whole number of units")
-        if self._take(_PER) is None:
-            raise self._error("expected '/' or 'per'")
-        count_at = self._skip_space()
-        count = _whole(self._take(_NUMBER) or "1")
-        unit_us = self._unit()
-        period_us = 0 if count is None else count * unit_us
-        if not MIN_PERIOD_US <= period_us <= MAX_PERIOD_US:
-            self.at = count_at
-            raise self._error("a period is from 1 ms to 366 days")
+        limit = self._limit()
+        period_us = self._period(limit)
         burst = None
         if (word := self._peek(_WORD)) and word.lower() == "burst":
             self._take(_WORD)
@@ -155,6 +206,37 @@ class _Reader:
             several = self.text[self.at] == ";"  # then this text may be one quota only
             raise self._error("expected one quota only" if several else "expected the end, ';' or 'burst'")
         return Quota(limit, period_us, burst)
+
+    def calendar(self) -> tuple[int, Span]:
+        limit = self._limit()
+        at = self._skip_space()
+        span = _SPAN_NAMES.get((self._take(_WORD) or "").lower())
+        if span is None or self._skip_space() < self.end:
+            self.at = at
+            raise self._error("expected day, week, month or year, and nothing else")
+        return limit, span
+
+    def period(self) -> int:
+        period_us = self._period(None)
+        if self._skip_space() < self.end:
+            raise self._error("expected the end")
+        return period_us
+
+    def _limit(self) -> int:
+        limit = self._number("a whole number of units")
+        if self._take(_PER) is None:
+            raise self._error("expected '/' or 'per'")
+        return limit
+
+    def _period(self, limit: int | None) -> int:
+        count_at = self._skip_space()
+        count = _whole(self._take(_NUMBER) or "1")
+        unit_us = self._unit(limit)
+        period_us = 0 if count is None else count * unit_us
+        if not MIN_PERIOD_US <= period_us <= MAX_PERIOD_US:
+            self.at = count_at
+            raise self._error("a period is from 1 ms to 366 days")
+        return period_us
 
     def _number(self, expected: str, least: int = 0) -> int:
         at = self._skip_space()
@@ -170,12 +252,18 @@ class _Reader:
             raise self._error(f"expected {expected}")
         return number
 
-    def _unit(self) -> int:
+    def _unit(self, limit: int | None) -> int:
         at = self._skip_space()
-        word = self._take(_WORD)
-        name = _UNIT_NAMES.get("" if word is None else word.lower())
+        word = (self._take(_WORD) or "").lower()
+        name = _UNIT_NAMES.get(word)
         if name is None:
             self.at = at
+            if limit is not None and (span := _SPAN_NAMES.get(word)):
+                raise ConfigError(
+                    f"quota {self.text!r}: a {span} has no length of its own; write the rule "
+                    f"calendar('{limit}/{span}', timezone='UTC'), in a policy file "
+                    f'{{ kind = "calendar", quota = "{limit}/{span}" }}, or a period in days'
+                )
             raise self._error("expected a unit of time (ms, s, m, h, d, w, second, minute, hour, day, week)")
         return _UNITS_US[name]
 
@@ -199,7 +287,10 @@ class _Reader:
         place = f"at {rest!r}" if rest.strip() else "at the end"
         if not self.text.strip():
             place = "the text is empty"
-        return ConfigError(f"quota {self.text!r}: {problem}, {place} (column {self.at + 1}); {_EXAMPLES}")
+        examples = _EXAMPLES if self.what == "quota" else "write for example '60s' or '5 minutes'"
+        return ConfigError(
+            f"{self.what} {self.text!r}: {problem}, {place} (column {self.at + 1}); {examples}"
+        )
 
 
 def _whole(digits: str) -> int | None:

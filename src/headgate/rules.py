@@ -3,23 +3,34 @@
 A rule is a value; it says what is wanted. `headgate.algorithms` turns it into something that decides.
 
 Whose units a rule counts is its scope: without one, those of the plain key of the call; with one, those of that entry of
-the call's mapping; with `"*"`, everybody's in one shared counter.
+the call's mapping; with `"*"`, everybody's in one shared counter. What it counts is its unit, by default requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
+from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
-from headgate.quota import Quota, format_period, parse_quotas
+from headgate.quota import SPANS_US, Quota, Span, format_period, parse_calendar, parse_quotas, period_from
 
-Kind = Literal["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
+Kind = Literal["fixed_window", "sliding_window", "sliding_log", "token_bucket", "concurrent", "calendar"]
+
+QuotaLike = str | int | Quota
+"""What a quota may be given as: text, a value, or of a `concurrent` rule the number."""
+
+RATES: tuple[Kind, ...] = ("fixed_window", "sliding_window", "sliding_log", "token_bucket")
+"""The kinds of rules that count what was used in a period."""
 
 SHARED = "*"
 """The scope of a rule that counts everybody's units together."""
+
+REQUESTS = "requests"
+"""The unit of a rule that names none."""
 
 DEFAULT_BUCKETS = 60
 MAX_BUCKETS = 100_000
@@ -27,16 +38,20 @@ MAX_BUCKETS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An algorithm with its quota, name and scope; made by the four functions below.
+    """An algorithm with its quota, name and scope; made by the functions below.
 
     Attributes:
         kind: The algorithm.
-        quota: What is allowed to everyone without a tier of their own.
+        quota: What is allowed to everyone without a tier of their own. Its period is the lease of a `concurrent` rule, and
+            the longest that the span of a `calendar` rule can be.
         name: Part of the identity of its state, together with kind and period; a changed limit keeps what was counted.
         scope: Whose units are counted.
         tiers: Quotas by tier; all count in the same state. An unknown tier has the rule's own quota.
         buckets: For a sliding window: into how many buckets the period is divided.
         strict: For a sliding window: whether a unit counts until the last instant at which it may have to.
+        unit: What is counted.
+        span: For a calendar: what its windows are.
+        timezone: For a calendar: where its windows begin at midnight.
     """
 
     kind: Kind
@@ -46,21 +61,17 @@ class Rule:
     tiers: Mapping[str, Quota] = field(default_factory=lambda: MappingProxyType({}))
     buckets: int = DEFAULT_BUCKETS
     strict: bool = True
+    unit: str = REQUESTS
+    span: Span | None = None
+    timezone: str | None = None
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.quota, self.name, self.scope, self.buckets, self.strict))
+        return hash((self.kind, self.quota, self.name, self.scope, self.buckets, self.strict, self.unit))
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         # The view of the tiers cannot be pickled or copied, so the dictionary goes instead.
-        return _restore, (
-            self.kind,
-            self.quota,
-            self.name,
-            self.scope,
-            dict(self.tiers),
-            self.buckets,
-            self.strict,
-        )
+        values = {own.name: getattr(self, own.name) for own in fields(self)}
+        return _restore, ({**values, "tiers": dict(self.tiers)},)
 
     @property
     def identity(self) -> str:
@@ -68,14 +79,57 @@ class Rule:
         shape = f"{self.kind}/{self.quota.period_us}"
         if self.kind == "sliding_window":
             shape += f"/{self.buckets}/{'strict' if self.strict else 'lenient'}"
+        elif self.kind == "concurrent":
+            shape = self.kind  # each lease has its own end, so a changed one keeps what is held
+        elif self.kind == "calendar":
+            shape = f"{self.kind}/{self.span}/{self.timezone}"
         return f"{shape}/{self.name}"
 
     def quota_for(self, tier: str | None) -> Quota:
         """Return the quota of a tier, or the rule's own if there is none for it."""
         return self.quota if tier is None else self.tiers.get(tier, self.quota)
 
+    def quota_from(self, value: QuotaLike) -> Quota:
+        """Return a quota that this rule can count by, from what a tier or a call gives.
+
+        Raises:
+            ConfigError: It is no quota, has another period, or a burst where there are none.
+        """
+        quota = self._read(value)
+        if quota.period_us != self.quota.period_us:
+            given = value if isinstance(value, str) else str(quota)
+            raise ConfigError(
+                f"rule {self.name!r} cannot count by {given!r}: all its quotas count in one state and so need the period of "
+                f"{self.text_of(self.quota)!r}"
+            )
+        if quota.burst is not None and self.kind != "token_bucket":
+            raise ConfigError(f"{self.kind} has no burst; use token_bucket({str(quota)!r})")
+        return quota
+
+    def _read(self, value: QuotaLike) -> Quota:
+        if isinstance(value, Quota):
+            return value
+        if self.kind == "concurrent":
+            if type(value) is not int:
+                raise ConfigError(
+                    f"rule {self.name!r} is concurrent, so its quotas are whole numbers, not {value!r}"
+                )
+            return Quota(value, self.quota.period_us)
+        if self.kind == "calendar":
+            limit, span = parse_calendar(value)  # type: ignore[arg-type]  # it says what is wrong with a number
+            return Quota(limit, SPANS_US[span])
+        return Quota.parse(value)  # type: ignore[arg-type]
+
+    def text_of(self, quota: Quota) -> str:
+        """Return a quota of this rule as people write it."""
+        if self.kind == "concurrent":
+            return f"{quota.limit} at once"
+        if self.kind == "calendar":
+            return f"{quota.limit}/{self.span}"
+        return str(quota)
+
     def __str__(self) -> str:
-        return f"{self.name} ({self.quota})"
+        return f"{self.name} ({self.text_of(self.quota)})"
 
 
 def fixed_window(
@@ -84,12 +138,13 @@ def fixed_window(
     scope: str | None = None,
     tiers: Mapping[str, str | Quota] | None = None,
     name: str | None = None,
+    unit: str = REQUESTS,
 ) -> Rule:
     """Return a rule that counts in windows aligned to the epoch.
 
     The cheapest rule. Around the edge of two windows up to twice the limit may pass within one period.
     """
-    return make_rule("fixed_window", quota, scope, tiers, name)
+    return make_rule("fixed_window", quota, scope, tiers, name, unit=unit)
 
 
 def sliding_window(
@@ -100,13 +155,14 @@ def sliding_window(
     name: str | None = None,
     buckets: int = DEFAULT_BUCKETS,
     strict: bool = True,
+    unit: str = REQUESTS,
 ) -> Rule:
     """Return a rule that counts in small buckets over the last period.
 
     Strict (the default), no span as long as the period ever holds more than the limit; a unit may count up to one bucket
     longer than the period. With `strict=False` a unit may be forgotten up to one bucket early instead.
     """
-    return make_rule("sliding_window", quota, scope, tiers, name, buckets, strict)
+    return make_rule("sliding_window", quota, scope, tiers, name, buckets, strict, unit=unit)
 
 
 def sliding_log(
@@ -115,9 +171,10 @@ def sliding_log(
     scope: str | None = None,
     tiers: Mapping[str, str | Quota] | None = None,
     name: str | None = None,
+    unit: str = REQUESTS,
 ) -> Rule:
     """Return a rule that remembers each admitted request: exact to the microsecond, and as large as its limit."""
-    return make_rule("sliding_log", quota, scope, tiers, name)
+    return make_rule("sliding_log", quota, scope, tiers, name, unit=unit)
 
 
 def token_bucket(
@@ -127,6 +184,7 @@ def token_bucket(
     scope: str | None = None,
     tiers: Mapping[str, str | Quota] | None = None,
     name: str | None = None,
+    unit: str = REQUESTS,
 ) -> Rule:
     """Return a rule that admits at a steady rate, and up to `burst` units at once (by default the limit).
 
@@ -135,7 +193,63 @@ def token_bucket(
     if burst is not None:
         quota = _with_burst(_quota(quota), burst)
         tiers = {t: _default_burst(_quota(q), burst) for t, q in (tiers or {}).items()}
-    return make_rule("token_bucket", quota, scope, tiers, name)
+    return make_rule("token_bucket", quota, scope, tiers, name, unit=unit)
+
+
+def concurrent(
+    limit: int,
+    *,
+    lease: str | float | timedelta,
+    scope: str | None = None,
+    tiers: Mapping[str, int | Quota] | None = None,
+    name: str | None = None,
+    unit: str = REQUESTS,
+) -> Rule:
+    """Return a rule for how many units may be held at once.
+
+    A place is taken by a hold and is free again when the hold ends, however it ends. `lease` bounds how long a holder that
+    crashed keeps its place; one that works for longer calls `hold.renew()` before the lease ends. Only holds can be asked
+    of this rule: a hit or a record has no end.
+
+    Args:
+        limit: Units at once.
+        lease: Text like `60s`, seconds or a timedelta.
+        scope: Whose units are counted.
+        tiers: Other limits by tier.
+        name: The rule's name.
+        unit: What is counted.
+    """
+    if type(limit) is not int:
+        raise ConfigError(f"concurrent counts whole units, as in concurrent(5, lease='60s'), not {limit!r}")
+    quota = Quota(limit, period_from(lease, "lease"))
+    return make_rule("concurrent", quota, scope, tiers, name, unit=unit)
+
+
+def calendar(
+    quota: str,
+    *,
+    timezone: str = "UTC",
+    scope: str | None = None,
+    tiers: Mapping[str, str | Quota] | None = None,
+    name: str | None = None,
+    unit: str = REQUESTS,
+) -> Rule:
+    """Return a rule that counts by the days, weeks, months or years of a time zone.
+
+    Each begins at midnight there, a week on Monday. As with `fixed_window`, up to twice the limit may pass around the edge
+    of two of them.
+
+    Args:
+        quota: Text like `10000/month`.
+        timezone: A name of the IANA time zone database, like `Europe/Berlin`.
+        scope: Whose units are counted.
+        tiers: Other quotas by tier, with the same span.
+        name: The rule's name.
+        unit: What is counted.
+    """
+    limit, span = parse_calendar(quota)
+    own = Quota(limit, SPANS_US[span])
+    return make_rule("calendar", own, scope, tiers, name, unit=unit, span=span, timezone=timezone)
 
 
 def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
@@ -172,47 +286,51 @@ def make_rule(
     kind: Kind,
     quota: str | Quota,
     scope: str | None,
-    tiers: Mapping[str, str | Quota] | None,
+    tiers: Mapping[str, Any] | None,
     name: str | None,
     buckets: int = DEFAULT_BUCKETS,
     strict: bool = True,
+    *,
+    unit: str = REQUESTS,
+    span: Span | None = None,
+    timezone: str | None = None,
 ) -> Rule:
-    """Return a rule of a kind that is known only at run time; the four functions above are the usual way.
+    """Return a rule of a kind that is known only at run time; the functions above are the usual way.
 
     Raises:
         ConfigError: The parts do not go together.
     """
-    quota = _quota(quota)
-    by_tier = {tier: _quota(tier_quota) for tier, tier_quota in (tiers or {}).items()}
-    for tier, tier_quota in by_tier.items():
-        if tier_quota.period_us != quota.period_us:
-            raise ConfigError(
-                f"tier {tier!r} has {str(tier_quota)!r}, but tiers count in one state and so need the period of "
-                f"{str(quota)!r}"
-            )
-    if kind != "token_bucket" and any(q.burst is not None for q in (quota, *by_tier.values())):
-        raise ConfigError(f"{kind} has no burst; use token_bucket({str(quota)!r})")
     if type(buckets) is not int or not 1 <= buckets <= MAX_BUCKETS:
         raise ConfigError(f"buckets must be a whole number from 1 to {MAX_BUCKETS}, not {buckets!r}")
-    if scope is not None and (not isinstance(scope, str) or not scope):
-        raise ConfigError(f"a scope is a word like 'user', or '*' for everybody together, not {scope!r}")
+    for what, text, example in (
+        ("scope", scope, "'user', or '*' for everybody together"),
+        ("unit", unit, "'tokens'"),
+    ):
+        if text is not None and (not isinstance(text, str) or not text):
+            raise ConfigError(f"a {what} is a word like {example}, not {text!r}")
+    if kind == "calendar":
+        check_timezone(timezone)
+    quota = _quota(quota)
     if name is None:
-        name = "/".join(filter(None, (kind, format_period(quota.period_us), scope)))
+        period = span or ("" if kind == "concurrent" else format_period(quota.period_us))
+        name = "/".join(filter(None, (kind, period, scope, "" if unit == REQUESTS else unit)))
     elif not isinstance(name, str) or not name:
         raise ConfigError(f"a rule's name is text, not {name!r}")
-    return Rule(kind, quota, name, scope, MappingProxyType(by_tier), buckets, strict)
+    rule = Rule(
+        kind, quota, name, scope, buckets=buckets, strict=strict, unit=unit, span=span, timezone=timezone
+    )
+    rule.quota_from(quota)
+    by_tier = {}
+    for tier, tier_quota in (tiers or {}).items():
+        try:
+            by_tier[tier] = rule.quota_from(tier_quota)
+        except ConfigError as error:
+            raise ConfigError(f"tier {tier!r}: {error}") from None
+    return replace(rule, tiers=MappingProxyType(by_tier))
 
 
-def _restore(
-    kind: Kind,
-    quota: Quota,
-    name: str,
-    scope: str | None,
-    tiers: dict[str, Quota],
-    buckets: int,
-    strict: bool,
-) -> Rule:
-    return Rule(kind, quota, name, scope, MappingProxyType(tiers), buckets, strict)
+def _restore(values: dict[str, Any]) -> Rule:
+    return Rule(**{**values, "tiers": MappingProxyType(values["tiers"])})
 
 
 def _quota(quota: str | Quota) -> Quota:

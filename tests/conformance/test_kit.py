@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import Phase, settings
 
-from headgate import MemoryStore, Rule
+from headgate import CostTooHigh, MemoryStore, Rule
+from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
@@ -38,7 +39,7 @@ class Defect:
     def ask(self, request: Request) -> Answer:
         return self.gate.ask(request)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self.gate.refund(receipts, cost, now)
 
     def reset(self, key: Key | None) -> None:
@@ -111,7 +112,7 @@ class TakesBytesForText(Defect):
 
 
 class GivesBackWhatWasReset(Defect):
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         states = self.bound.store.states
         for place, (birth, *_) in receipts:
             state, fresh_at = states[place]
@@ -133,6 +134,34 @@ class WritesWhenLooking(Defect):
         if request.operation == "peek":
             request = Request("hit", request.key, request.cost, request.tier, request.now)
         return super().ask(request)
+
+
+class ChargesEveryRuleTheFirstCost(Defect):
+    def ask(self, request: Request) -> Answer:
+        cost = request.cost[0] if isinstance(request.cost, tuple) else request.cost
+        return super().ask(Request(request.operation, request.key, cost, request.tier, request.now))
+
+
+class GivesBackTheSameOfEveryRule(Defect):
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        super().refund(receipts, max(cost) if isinstance(cost, tuple) else cost, now)
+
+
+class MovesWithoutGivingBack(Defect):
+    def ask(self, request: Request) -> Answer:
+        return super().ask(request.replacing(None))
+
+
+class GivesBackBeforeItKnows(Defect):
+    def ask(self, request: Request) -> Answer:
+        if request.replaces is not None:
+            super().refund(request.replaces, 2**53 - 1, request.now)
+        return super().ask(request.replacing(None))
+
+
+class IgnoresQuotas(Defect):
+    def ask(self, request: Request) -> Answer:
+        return super().ask(request.with_quotas(None))
 
 
 def recording(request: Request) -> Request:
@@ -161,6 +190,26 @@ def test_a_broken_store_is_noticed(defect: type[Defect], test: str, kind: str, t
     arguments = {"before": 0} if "reset" in test else {}
     with pytest.raises(AssertionError):
         getattr(contract, test)(kind, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("defect", "test"),
+    [
+        (ChargesEveryRuleTheFirstCost, "test_each_rule_is_charged_what_its_unit_costs"),
+        (GivesBackTheSameOfEveryRule, "test_a_hold_is_settled_by_unit"),
+        (MovesWithoutGivingBack, "test_a_confirmation_at_once_leaves_what_the_true_cost_would_have"),
+        (GivesBackBeforeItKnows, "test_a_refused_confirmation_gives_nothing_back"),
+        (GivesBackBeforeItKnows, "test_several_rules_move_together_or_not_at_all"),
+        (IgnoresQuotas, "test_a_quota_of_the_call_decides_it_and_keeps_what_was_counted"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"])
+def test_a_store_that_lacks_a_feature_is_noticed(
+    defect: type[Defect], test: str, kind: str, tmp_path: Path
+) -> None:
+    contract = broken_contract(defect, tmp_path)
+    with pytest.raises((AssertionError, CostTooHigh)):
+        getattr(contract, test)(kind)
 
 
 @pytest.fixture
@@ -236,18 +285,22 @@ def test_broken_notes_are_noticed(broken: type[MemoryStore], test: str, tmp_path
 OUTSIDE = """
 from headgate import MemoryStore
 from headgate.testing import AsyncStoreContract, StoreContract
+from headgate.testing.contract.traces import ALL_FEATURES
 
 class TestMine(StoreContract):
+    missing_features = ALL_FEATURES
     effort = 0.05
     def make_store(self):
         return MemoryStore()
 
 class TestMineInTasks(AsyncStoreContract):
+    missing_features = ALL_FEATURES
     effort = 0.05
     def make_store(self):
         return MemoryStore()
 
 class TestBroken(StoreContract):
+    missing_features = ALL_FEATURES
     def make_store(self):
         return MemoryStore()
     def test_a_burst_of_exactly_the_limit_is_admitted(self):

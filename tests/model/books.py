@@ -15,10 +15,13 @@ What both sides go by:
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor
 from typing import Protocol
+from zoneinfo import ZoneInfo
 
 HOUR = 3_600_000_000
 
@@ -67,6 +70,25 @@ class Book(Protocol):
     def give_back(self, charge: Charge, units: int, now: int) -> None:
         """Give back some of the units of a charge, as far as they still count."""
 
+    def instant(self, now: int) -> int:
+        """Return the instant that a time is read as."""
+
+    def can_move(self, charge: Charge, quota: Quota) -> bool:
+        """Return whether a charge can be given back and taken anew by somebody with this quota."""
+
+
+def used_without(book: Book, charge: Charge | None, quota: Quota) -> Callable[[int], Fraction]:
+    """Return a function from an instant to what would count if a charge were given back at that very instant."""
+
+    def used(now: int) -> Fraction:
+        other, own = deepcopy((book, charge))
+        at = other.instant(now)
+        if own is not None and other.can_move(own, quota):
+            other.give_back(own, ceil(own.held), at)
+        return other.used(quota)(at)
+
+    return used
+
 
 class WindowBook:
     """The log of a rule whose charges count whole until an instant of their own.
@@ -82,6 +104,12 @@ class WindowBook:
     def read(self, now: int) -> int:
         return max([now, *(charge.at for charge in self.charges)])
 
+    def instant(self, now: int) -> int:
+        return self.read(now)
+
+    def can_move(self, charge: Charge, quota: Quota) -> bool:
+        return True
+
     def used(self, quota: Quota) -> Callable[[int], Fraction]:
         return lambda now: sum(
             (charge.units for charge in self.charges if self.ends(charge.at) > self.read(now)), Fraction(0)
@@ -96,6 +124,51 @@ class WindowBook:
     def give_back(self, charge: Charge, units: int, now: int) -> None:
         charge.units -= min(units, charge.units)
         self.charges = [charge for charge in self.charges if charge.units]
+
+
+class LeaseBook:
+    """The log of a rule whose charges count until their lease ends or they are given back.
+
+    An instant is read as the latest at which a lease began since the book was last empty, if it is before that.
+    """
+
+    def __init__(self) -> None:
+        self.leases: list[tuple[int, Charge]] = []
+        self.latest = 0
+
+    def instant(self, now: int) -> int:
+        return max(now, self.latest) if self.leases else now
+
+    def can_move(self, charge: Charge, quota: Quota) -> bool:
+        return True
+
+    def used(self, quota: Quota) -> Callable[[int], Fraction]:
+        return lambda now: sum(
+            (charge.units for end, charge in self.leases if end > self.instant(now)), Fraction(0)
+        )
+
+    def charge(self, now: int, units: int, quota: Quota) -> Charge | None:
+        at = self.instant(now)
+        charge = Charge(at, Fraction(units), quota)
+        self.leases = [(end, old) for end, old in self.leases if end > at] + [(at + quota.period, charge)]
+        self.latest = at
+        return charge
+
+    def give_back(self, charge: Charge, units: int, now: int) -> None:
+        charge.units -= min(units, charge.units)
+        self.leases = [(end, charge) for end, charge in self.leases if charge.units]
+
+
+def calendar_end(span: str, timezone: str) -> Callable[[int], int]:
+    """Return a function from an instant to the end of its day, week, month or year, found by looking at local dates."""
+    zone, epoch = ZoneInfo(timezone), datetime(1970, 1, 1, tzinfo=UTC)
+
+    def window(now: int) -> object:
+        day = (epoch + timedelta(microseconds=now)).astimezone(zone).date()
+        year, week, _ = day.isocalendar()
+        return {"day": day, "week": (year, week), "month": (day.year, day.month), "year": day.year}[span]
+
+    return lambda now: now + first_offset(lambda t: window(now + t) > window(now))  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -127,6 +200,12 @@ class TokenBook:
 
     def read(self, now: int) -> int:
         return max([now // self.tick, *(event.at for event in self.events)])
+
+    def instant(self, now: int) -> int:
+        return max(now, self.read(now) * self.tick)
+
+    def can_move(self, charge: Charge, quota: Quota) -> bool:
+        return charge.quota.shape == quota.shape
 
     def level_after_last_event(self) -> Fraction:
         level, last = Fraction(0), None
@@ -209,15 +288,25 @@ class Figures:
     reset_after: int | None
 
 
-def figures(book: Book, quota: Quota, now: int, cost: int, *, allowed: bool, is_bucket: bool) -> Figures:
-    """Return what is to be said of a book as it stands."""
+def figures(
+    book: Book,
+    quota: Quota,
+    now: int,
+    cost: int,
+    *,
+    allowed: bool,
+    is_bucket: bool,
+    replaces: Charge | None = None,
+) -> Figures:
+    """Return what is to be said of a book as it stands, to somebody who wants units in place of a charge, or besides."""
     if is_bucket and not quota.limit:
         return Figures(allowed, 0, 0, None, None)
     used, capacity = book.used(quota), quota.capacity
     remaining = floor(max(Fraction(0), capacity - used(now)))
     retry_after = None
     if not allowed and capacity:
-        retry_after = first_offset(lambda t: used(now + t) + cost <= capacity)
+        used_then = used if replaces is None else used_without(book, replaces, quota)
+        retry_after = first_offset(lambda t: used_then(now + t) + cost <= capacity)
     return Figures(allowed, capacity, remaining, retry_after, first_offset(lambda t: used(now + t) == 0))
 
 

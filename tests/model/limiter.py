@@ -1,14 +1,29 @@
-"""Rules and a limiter over the books: several rules and keys, tiers, holds."""
+"""Rules and a limiter over the books: several rules, keys and units, tiers, holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 
-from tests.model.books import Book, Charge, Figures, Quota, TokenBook, WindowBook, figures
+from tests.model.books import (
+    Book,
+    Charge,
+    Figures,
+    LeaseBook,
+    Quota,
+    TokenBook,
+    WindowBook,
+    calendar_end,
+    figures,
+    used_without,
+)
 
 Key = str | Mapping[str, str]
+Cost = int | Mapping[str, int]
+Quotas = Mapping[str, Quota]
+"""Quotas of a call's own, by the names of rules."""
 
 
 @dataclass(frozen=True)
@@ -22,19 +37,32 @@ class Rule:
     tiers: Mapping[str, Quota] = field(default_factory=dict)
     buckets: int = 60
     strict: bool = True
+    unit: str = "requests"
+    span: str = ""
+    timezone: str = ""
 
-    def quota_for(self, tier: str | None) -> Quota:
-        return self.quota if tier is None else self.tiers.get(tier, self.quota)
+    def quota_for(self, tier: str | None, quotas: Quotas) -> Quota:
+        usual = self.quota if tier is None else self.tiers.get(tier, self.quota)
+        return quotas.get(self.name, usual)
 
     def key_of(self, key: Key) -> str:
         if self.scope == "*":
             return "everybody"
         return key if isinstance(key, str) else key[str(self.scope)]
 
+    def cost_of(self, cost: Cost) -> int:
+        if isinstance(cost, int):
+            return cost
+        return cost.get(self.unit, 1) if self.unit == "requests" else cost[self.unit]
+
     def new_book(self) -> Book:
         period = self.quota.period
         if self.kind == "token_bucket":
             return TokenBook(period)
+        if self.kind == "concurrent":
+            return LeaseBook()
+        if self.kind == "calendar":
+            return WindowBook(calendar_end(self.span, self.timezone))
         if self.kind == "fixed_window":
             return WindowBook(lambda at: (at // period + 1) * period)
         if self.kind == "sliding_log":
@@ -45,6 +73,18 @@ class Rule:
 
 
 Books = dict[tuple[str, str], Book]
+Charges = list[Charge | None]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Who asks for how much, at what time and by which quotas."""
+
+    now: int
+    key: Key
+    costs: tuple[int, ...]
+    tier: str | None
+    quotas: Quotas
 
 
 class ModelLimiter:
@@ -54,69 +94,78 @@ class ModelLimiter:
         self.rules = tuple(rules)
         self.books: Books = {} if books is None else books
 
-    def hit(self, now: int, key: Key, cost: int, tier: str | None = None) -> list[Figures]:
-        answers, admitted = self._decide(now, key, cost, tier)
-        if not admitted or not cost:
-            return answers
-        self.record(now, key, cost, tier)
-        return self._figures(now, key, cost, tier, [True] * len(self.rules))
+    def ask(
+        self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
+    ) -> Ask:
+        return Ask(now, key, tuple(rule.cost_of(cost) for rule in self.rules), tier, quotas or {})
 
-    def check(self, now: int, key: Key, cost: int, tier: str | None = None) -> list[Figures]:
-        answers, admitted = self._decide(now, key, cost, tier)
-        if not admitted or not cost:
-            return answers
-        shadow = ModelLimiter(self.rules, {place: copy(book) for place, book in self.books.items()})
-        return shadow.hit(now, key, cost, tier)
+    def hit(
+        self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
+    ) -> list[Figures]:
+        return self.take(self.ask(now, key, cost, tier, quotas))[0]
 
-    def hold(self, now: int, key: Key, cost: int, tier: str | None = None) -> tuple[list[Figures], Hold]:
-        answers, admitted = self._decide(now, key, cost, tier)
-        if not admitted or not cost:
-            return answers, Hold(self, cost, [], key, tier, settled=not admitted)
-        charges = self.record(now, key, cost, tier)
-        answers = self._figures(now, key, cost, tier, [True] * len(self.rules))
-        return answers, Hold(self, cost, charges, key, tier, settled=False)
+    def check(
+        self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
+    ) -> list[Figures]:
+        other = ModelLimiter(self.rules, {place: copy(book) for place, book in self.books.items()})
+        return other.hit(now, key, cost, tier, quotas)
 
-    def record(
-        self, now: int, key: Key, cost: int, tier: str | None = None
-    ) -> list[tuple[Book, Charge | None]]:
-        if not cost:
-            return []
+    def hold(
+        self, now: int, key: Key, cost: Cost, tier: str | None = None, quotas: Quotas | None = None
+    ) -> tuple[list[Figures], Hold]:
+        ask = self.ask(now, key, cost, tier, quotas)
+        answers, charges = self.take(ask)
+        admitted = all(answer.allowed for answer in answers)
+        return answers, Hold(self, ask, charges, settled=not admitted)
+
+    def record(self, ask: Ask) -> Charges:
         return [
-            (book, book.charge(now, cost, rule.quota_for(tier)))
-            for rule, book in zip(self.rules, self._books_of(key), strict=True)
+            book.charge(ask.now, cost, rule.quota_for(ask.tier, ask.quotas)) if cost else None
+            for rule, book, cost in zip(self.rules, self._books_of(ask.key), ask.costs, strict=True)
         ]
 
     def reset(self, key: Key) -> None:
         for rule in self.rules:
             self.books.pop((rule.name, rule.key_of(key)), None)
 
+    def take(self, ask: Ask, replaces: Charges | None = None) -> tuple[list[Figures], Charges]:
+        """Charge all rules or none; what is replaced is given back first, if all admit."""
+        old: Charges = replaces or [None] * len(self.rules)
+        admits = []
+        for rule, book, cost, charge in zip(self.rules, self._books_of(ask.key), ask.costs, old, strict=True):
+            quota = rule.quota_for(ask.tier, ask.quotas)
+            if cost > quota.capacity > 0:
+                raise ValueError(f"{rule.name} could never admit a cost of {cost}")
+            used = used_without(book, charge, quota)(ask.now) if cost else 0
+            admits.append(cost == 0 or (quota.limit > 0 and used + cost <= quota.capacity))
+        if not all(admits):
+            return self._figures(ask, admits, old), []
+        charges: Charges = []
+        for rule, book, cost, charge in zip(self.rules, self._books_of(ask.key), ask.costs, old, strict=True):
+            quota, at = rule.quota_for(ask.tier, ask.quotas), ask.now
+            if charge is not None and book.can_move(charge, quota):
+                at = book.instant(at)  # as it is read with the charge: units never move to an earlier time
+                book.give_back(charge, ceil(charge.held), at)
+            charges.append(book.charge(at, cost, quota) if cost else None)
+        return self._figures(ask, admits, old), charges
+
     def _books_of(self, key: Key) -> list[Book]:
         return [self.books.setdefault((rule.name, rule.key_of(key)), rule.new_book()) for rule in self.rules]
 
-    def _decide(self, now: int, key: Key, cost: int, tier: str | None) -> tuple[list[Figures], bool]:
-        """Return the answers of a call that is refused or costs nothing, and whether it is to be admitted."""
-        admits = []
-        for rule, book in zip(self.rules, self._books_of(key), strict=True):
-            quota = rule.quota_for(tier)
-            if cost > quota.capacity > 0:
-                raise ValueError(f"{rule.name} could never admit a cost of {cost}")
-            room = quota.limit > 0 and book.used(quota)(now) + cost <= quota.capacity
-            admits.append(cost == 0 or room)
-        return self._figures(now, key, cost, tier, admits), all(admits)
-
-    def _figures(
-        self, now: int, key: Key, cost: int, tier: str | None, admits: Sequence[bool]
-    ) -> list[Figures]:
+    def _figures(self, ask: Ask, admits: Sequence[bool], old: Charges) -> list[Figures]:
         return [
             figures(
                 book,
-                rule.quota_for(tier),
-                now,
+                rule.quota_for(ask.tier, ask.quotas),
+                ask.now,
                 cost,
                 allowed=allowed,
                 is_bucket=rule.kind == "token_bucket",
+                replaces=charge,
             )
-            for rule, book, allowed in zip(self.rules, self._books_of(key), admits, strict=True)
+            for rule, book, cost, allowed, charge in zip(
+                self.rules, self._books_of(ask.key), ask.costs, admits, old, strict=True
+            )
         ]
 
 
@@ -125,22 +174,55 @@ class Hold:
     """Units that were taken and not settled yet, of the limiter with the limits that were in force then."""
 
     limiter: ModelLimiter
-    cost: int
-    charges: list[tuple[Book, Charge | None]]
-    key: Key
-    tier: str | None
+    ask: Ask
+    charges: Charges
     settled: bool
 
-    def settle(self, now: int, cost: int) -> None:
+    @property
+    def places(self) -> list[bool]:
+        """Per rule, whether its units are free again when the hold ends."""
+        return [rule.kind == "concurrent" for rule in self.limiter.rules]
+
+    def final(self, cost: Cost | None) -> list[int]:
+        """Return what the hold has cost each rule; what is not named stays as it was held."""
+        if isinstance(cost, int):
+            return [cost] * len(self.limiter.rules)
+        named = cost or {}
+        return [
+            named.get(rule.unit, held) for rule, held in zip(self.limiter.rules, self.ask.costs, strict=True)
+        ]
+
+    def settle(self, now: int, cost: Cost) -> None:
         if self.settled:
             return
         self.settled = True
-        if cost > self.cost:
-            self.limiter.record(now, self.key, cost - self.cost, self.tier)
-        elif cost < self.cost:
-            for book, charge in self.charges:
-                if charge is not None:
-                    book.give_back(charge, self.cost - cost, now)
+        every = list(zip(self.ask.costs, self.final(cost), self.places, strict=True))
+        more = tuple(0 if is_place else max(0, used - held) for held, used, is_place in every)
+        self.limiter.record(replace(self.ask, now=now, costs=more))
+        for charge, book, (held, used, is_place) in zip(
+            self.charges, self.limiter._books_of(self.ask.key), every, strict=False
+        ):
+            if charge is not None:
+                book.give_back(charge, held if is_place else max(0, held - used), now)
+
+    def confirm(self, now: int, cost: Cost | None = None) -> list[Figures]:
+        costs = tuple(
+            0 if is_place else used for used, is_place in zip(self.final(cost), self.places, strict=True)
+        )
+        answers, _ = self.limiter.take(replace(self.ask, now=now, costs=costs), self.charges)
+        self.settled = all(answer.allowed for answer in answers)
+        return answers
+
+    def renew(self, now: int) -> list[Figures]:
+        costs = tuple(
+            held if is_place else 0 for held, is_place in zip(self.ask.costs, self.places, strict=True)
+        )
+        old = [
+            charge if is_place else None for charge, is_place in zip(self.charges, self.places, strict=True)
+        ]
+        answers, new = self.limiter.take(replace(self.ask, now=now, costs=costs), old)
+        self.charges = [newer or older for newer, older in zip(new or old, self.charges, strict=True)]
+        return answers
 
 
 def binding(answers: Sequence[Figures]) -> int:

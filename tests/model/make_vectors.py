@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.model.books import Figures, Quota, TokenBook
-from tests.model.limiter import Hold, Key, ModelLimiter, Rule, binding
+from tests.model.limiter import Cost, Hold, Key, ModelLimiter, Quotas, Rule, binding
 
 FOLDER = Path(__file__).resolve().parents[2] / "src" / "headgate" / "testing" / "vectors"
 START = 1_700_000_000_123_457  # on no edge of any window
@@ -45,26 +45,64 @@ class Script:
     def limiter(self) -> ModelLimiter:
         return self.limiters[self.version]
 
-    def hit(self, cost: int = 1, key: Key = "a", tier: str | None = None) -> bool:
-        return self._said("hit", self.limiter.hit(self.now, key, cost, tier), key, cost, tier)
+    def hit(
+        self, cost: Cost = 1, key: Key = "a", tier: str | None = None, quotas: Quotas | None = None
+    ) -> bool:
+        answers = self.limiter.hit(self.now, key, cost, tier, quotas)
+        return self._said("hit", answers, key, cost, tier, quotas=_quotas(quotas))
 
-    def check(self, cost: int = 1, key: Key = "a", tier: str | None = None) -> bool:
-        return self._said("check", self.limiter.check(self.now, key, cost, tier), key, cost, tier)
+    def check(
+        self, cost: Cost = 1, key: Key = "a", tier: str | None = None, quotas: Quotas | None = None
+    ) -> bool:
+        answers = self.limiter.check(self.now, key, cost, tier, quotas)
+        return self._said("check", answers, key, cost, tier, quotas=_quotas(quotas))
 
-    def hold(self, cost: int = 1, key: Key = "a", tier: str | None = None) -> int:
-        answers, hold = self.limiter.hold(self.now, key, cost, tier)
+    def hold(
+        self, cost: Cost = 1, key: Key = "a", tier: str | None = None, quotas: Quotas | None = None
+    ) -> int:
+        answers, hold = self.limiter.hold(self.now, key, cost, tier, quotas)
         self.holds.append(hold)
-        self._said("hold", answers, key, cost, tier, hold=len(self.holds) - 1)
-        return len(self.holds) - 1
+        number = len(self.holds) - 1
+        self._said("hold", answers, key, cost, tier, hold=number, quotas=_quotas(quotas))
+        return number
 
-    def settle(self, number: int, cost: int) -> None:
+    def taken(self, cost: Cost = 1, key: Key = "a", tier: str | None = None) -> int:
+        """Hold units, after a wait if that is needed."""
+        number = self.hold(cost, key, tier)
+        while self.holds[number].settled:
+            self.to_retry()
+            number = self.hold(cost, key, tier)
+        return number
+
+    def settle(self, number: int, cost: Cost) -> None:
         hold = self.holds[number]
         hold.settle(self.now, cost)
-        self._did("settle", hold.key, cost, hold=number)
-        self.check(0, hold.key, hold.tier)
+        self._did("settle", hold.ask.key, cost, hold=number)
+        self.check(0, hold.ask.key, hold.ask.tier)
 
-    def record(self, cost: int, key: Key = "a", tier: str | None = None) -> None:
-        self.limiter.record(self.now, key, cost, tier)
+    def confirm(self, number: int, cost: Cost | None = None) -> bool:
+        hold = self.holds[number]
+        if hold.settled:
+            return True  # a second time it says the same, which is not the store's doing
+        answers = hold.confirm(self.now, cost)
+        said = self._said("confirm", answers, hold.ask.key, cost or 0, None, hold=number)
+        self._look(hold)
+        return said
+
+    def renew(self, number: int) -> bool:
+        hold = self.holds[number]
+        said = self._said("renew", hold.renew(self.now), hold.ask.key, 0, None, hold=number)
+        self._look(hold)
+        return said
+
+    def _look(self, hold: Hold) -> None:
+        """Check what a call has left, without taking that for what it said."""
+        last, last_at = self.last, self.last_at
+        self.check(0, hold.ask.key, hold.ask.tier)
+        self.last, self.last_at = last, last_at
+
+    def record(self, cost: Cost, key: Key = "a", tier: str | None = None) -> None:
+        self.limiter.record(self.limiter.ask(self.now, key, cost, tier))
         self._did("record", key, cost, tier)
         self.check(0, key, tier)
 
@@ -102,7 +140,7 @@ class Script:
         return choices[int(self.chance.random() * len(choices))]
 
     def _said(
-        self, op: str, answers: list[Figures], key: Key, cost: int, tier: str | None, **more: int
+        self, op: str, answers: list[Figures], key: Key, cost: Cost, tier: str | None, **more: Any
     ) -> bool:
         binds = binding(answers)
         self.last, self.last_at = answers[binds], self.now
@@ -113,10 +151,17 @@ class Script:
         self._did(op, key, cost, tier, **more, binds=binds or None, verdicts=verdicts)
         return self.last.allowed
 
-    def _did(self, op: str, key: Key, cost: int, tier: str | None = None, **more: Any) -> None:
+    def _did(self, op: str, key: Key, cost: Cost, tier: str | None = None, **more: Any) -> None:
         step = {"op": op, "now": self.now, "key": key, "cost": cost or None, "tier": tier}
         step |= {"version": self.version or None, **more}
         self.steps.append({name: value for name, value in step.items() if value is not None})
+
+
+def _quotas(quotas: Quotas | None) -> dict[str, Any] | None:
+    return quotas and {
+        name: {"limit": quota.limit} | ({} if quota.burst is None else {"burst": quota.burst})
+        for name, quota in quotas.items()
+    }
 
 
 def rule(kind: str, limit: int, period: int, *, burst: int | None = None, **options: Any) -> Rule:
@@ -531,6 +576,8 @@ def scopes(script: Script) -> Script:
 
 def make_files() -> dict[str, str]:
     """Return the text of every vector file by its name."""
+    from tests.model import feature_scenarios  # which is written with what is in here
+
     files = {
         "fixed_window.json": scenarios("fixed_window"),
         "sliding_window.json": scenarios("sliding_window"),
@@ -539,6 +586,11 @@ def make_files() -> dict[str, str]:
         "sliding_log.json": scenarios("sliding_log"),
         "token_bucket.json": (*scenarios("token_bucket"), *token_bucket_scenarios()),
         "several_rules.json": several_rules(),
+        "units.json": feature_scenarios.units(),
+        "moves.json": feature_scenarios.moves(),
+        "concurrent.json": feature_scenarios.places(),
+        "calendar.json": feature_scenarios.calendars(),
+        "quotas.json": feature_scenarios.quotas(),
     }
     return {name: as_json(scripts) for name, scripts in files.items()}
 
@@ -562,6 +614,10 @@ def _rule(rule: Rule) -> dict[str, Any]:
         fields["scope"] = rule.scope
     if rule.kind == "sliding_window":
         fields |= {"buckets": rule.buckets, "strict": rule.strict}
+    if rule.kind == "calendar":
+        fields |= {"span": rule.span, "timezone": rule.timezone}
+    if rule.unit != "requests":
+        fields["unit"] = rule.unit
     if rule.tiers:
         fields["tiers"] = {
             tier: {"limit": quota.limit} | ({} if quota.burst is None else {"burst": quota.burst})

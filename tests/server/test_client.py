@@ -25,7 +25,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.client import ServerStore
-from headgate.client.tasks import LANES
+from headgate.client.peer import LANES
 from headgate.policy import AsyncLivePolicy
 from headgate.policy.model import TokenPolicy
 from headgate.server import make_app
@@ -60,7 +60,7 @@ LIMITERS = (
         ),
         shadow=(sliding_log("50/hour", scope="user", name="candidate"),),
         default_tier="free",
-        on_store_error=0.25,
+        on_store_error=local(0.25),
     ),
     limiter_policy("race", (sliding_window(f"{LIMIT}/hour"),)),
     limiter_policy("a/b: c%", (sliding_window("5/minute"),)),

@@ -209,7 +209,7 @@ async def test_limiters_are_listed_without_what_is_nobodys_business() -> None:
     assert limiter == (await server.client.get("/v1/limiters/api")).json()
     assert limiter["store"] == "redis://***@127.0.0.1:1/0"
     assert (limiter["on_store_error"], limiter["default_tier"], limiter["headers"]) == (
-        "local 25%",
+        {"local": 0.25},
         "free",
         "ietf",
     )
@@ -226,6 +226,9 @@ async def test_limiters_are_listed_without_what_is_nobodys_business() -> None:
         "strict": True,
         "buckets": 60,
         "words": "at most 100 in any hour for each key",
+        "unit": "requests",
+        "lease": None,
+        "timezone": None,
     }
     assert (burst["burst"], burst["quota"], burst["period"]) == (20, "10/second burst 20", 1)
 

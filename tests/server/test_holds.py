@@ -421,7 +421,7 @@ async def test_units_that_the_new_rules_cannot_count_are_mentioned(
     assert hold_id is not None
     scoped = sliding_window("1000/hour", scope="user")
     assert await book_on(store, scoped).finish(hold_id, 900) == Finished("llm", 800, 900, first=True)
-    assert "100 units above a hold could not be recorded" in caplog.text
+    assert "units above a hold of 800 could not be recorded" in caplog.text
 
 
 async def test_a_hold_of_a_limiter_that_is_gone_is_settled_without_units(open_store: OpenStore) -> None:

@@ -13,12 +13,12 @@ from headgate.rules import Rule
 from headgate.server import holds
 from headgate.server.holds import Finished, HoldBook, UnknownHold
 from headgate.server.noted import new_id
-from headgate.stores import local, outage
+from headgate.stores import OnStoreError, local
 from headgate.stores.base import AsyncGate, Gate, ImmediateGate, Receipts
-from headgate.stores.outage import Breaker, OnStoreError
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer, find_free_port
+from tests.unit.outage.later import Later
 
 
 def nowhere() -> RedisStore:
@@ -81,7 +81,7 @@ async def test_other_workers_do_not_know_it() -> None:
             with pytest.raises(StoreUnavailable):
                 await books[1].finish(hold_id, 1)
             server.start()
-            outage.breaker_of(other)._next_probe = 0
+            await until_available(books[1]._live["llm"])
             with pytest.raises(UnknownHold):
                 await books[1].finish(hold_id, 1)
             assert (await books[0].finish(hold_id, 4)).first
@@ -158,16 +158,14 @@ class FarGate(ImmediateGate):
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    return Later.instead_of_timers(monkeypatch)
 
 
 @pytest.fixture
-def far(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> FarMemory:
-    """A store whose breaker has a clock that can be set."""
-    store = FarMemory()
-    outage._breakers[store] = Breaker(store, lambda: clock.now_us() / 1_000_000)
-    return store
+def far(later: Later) -> FarMemory:
+    """A store that is probed when the test says so."""
+    return FarMemory()
 
 
 async def taken(store: FarMemory) -> tuple[AsyncLimiter, HoldBook, str]:
@@ -178,9 +176,7 @@ async def taken(store: FarMemory) -> tuple[AsyncLimiter, HoldBook, str]:
     return limiter, book, hold_id
 
 
-async def test_a_store_that_is_down_is_asked_once_and_then_now_and_then(
-    far: FarMemory, clock: FakeClock
-) -> None:
+async def test_a_store_that_is_down_is_asked_once_and_then_now_and_then(far: FarMemory, later: Later) -> None:
     limiter, book, hold_id = await taken(far)
     far.is_down = True
     far.asked = 0
@@ -189,21 +185,20 @@ async def test_a_store_that_is_down_is_asked_once_and_then_now_and_then(
             await book.finish(hold_id, 300)
     assert far.asked == 1
     assert not limiter.health.available
-    clock.advance(1)
+    await later.aprobe()
     for _ in range(5):
         with pytest.raises(StoreUnavailable):
             await book.finish(hold_id, 300)
     assert far.asked == 2
 
 
-async def test_settling_alone_brings_a_store_back(far: FarMemory, clock: FakeClock) -> None:
-    """If nobody asks for decisions, nobody else would ever look whether it is there."""
+async def test_settling_alone_brings_a_store_back(far: FarMemory, later: Later) -> None:
     limiter, book, hold_id = await taken(far)
     far.is_down = True
     with pytest.raises(StoreUnavailable):
         await book.finish(hold_id, 300)
     far.is_down = False
-    clock.advance(1)
+    await later.aprobe()
     assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
     assert limiter.health.available
     assert (await limiter.check("alice", 0)).remaining == 700
@@ -233,7 +228,9 @@ async def test_the_store_of_other_limiters_keeps_nobody_from_settling(far: FarMe
         await book.finish(new_id("llm"), 0)
 
 
-async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(far: FarMemory) -> None:
+async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(
+    far: FarMemory, later: Later
+) -> None:
     limiter, book, hold_id = await taken(far)
     keep = far.note
 
@@ -245,7 +242,7 @@ async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(far:
     far.note = note_and_go  # type: ignore[method-assign]
     assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
     far.is_down = False
-    outage.breaker_of(far).probed()
+    await later.aprobe()
     assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
     assert (await limiter.check("alice", 0)).remaining == 200
 
@@ -268,23 +265,7 @@ async def test_units_of_changed_rules_that_cannot_be_given_back_are_mentioned(
     assert (await changed.check("alice", 0)).results[0].remaining == 200
 
 
-async def test_a_caller_that_goes_away_says_nothing_of_the_store(far: FarMemory, clock: FakeClock) -> None:
-    """It was the one call that was tried; another one must be able to."""
-    limiter, book, hold_id = await taken(far)
-    far.is_down = True
-    with pytest.raises(StoreUnavailable):
-        await book.finish(hold_id, 300)
-    far.is_down = False
-    outage.breaker_of(far).probed()
-    keep = far.note
-
-    async def never(name: str, text: str, seconds: float) -> str:
-        raise asyncio.CancelledError
-
-    far.note = never  # type: ignore[method-assign]
-    with pytest.raises(asyncio.CancelledError):
-        await book.finish(hold_id, 300)
-    assert not limiter.health.available
-    far.note = keep  # type: ignore[method-assign]
-    assert (await book.finish(hold_id, 300)).first
-    assert limiter.health.available
+async def until_available(limiter: AsyncLimiter) -> None:
+    async with asyncio.timeout(60):
+        while not limiter.health.available:  # noqa: ASYNC110  # a probe sets no event
+            await asyncio.sleep(0.01)

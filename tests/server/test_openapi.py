@@ -51,12 +51,18 @@ async def test_every_schema_and_every_problem_is_used() -> None:
             assert f"#/components/{kind}/{name}'" in text or name in ("History", "Tick"), name
 
 
+JOBS = """
+[limiters.jobs]
+rules = [{ kind = "concurrent", quota = 5, lease = "60s", name = "in flight" }]
+"""
+
+
 @pytest.mark.parametrize(("method", "path"), list(_TOLD))
 async def test_examples_are_what_is_sent_and_answered(method: str, path: str) -> None:
     """The example request, on a server with such a policy, gets an answer of the example's status and shape."""
     whole = await document()
     operation = whole["paths"][path][method.lower()]
-    server = Server(POLICY, demo=Demo())
+    server = Server(POLICY + JOBS, demo=Demo())
     target = await concrete(server, path, operation)
     if path == "/v1/events":
         response = await server.client.head(target)
@@ -81,7 +87,8 @@ async def test_examples_are_what_is_sent_and_answered(method: str, path: str) ->
 async def concrete(server: Server, path: str, operation: dict[str, Any]) -> str:
     """Return the path with its examples in it; a hold must have been taken."""
     if "{id}" in path:
-        held = await server.answer("/v1/limiters/llm/hold", {"key": "alice", "cost": 800})
+        limiter, cost = ("jobs", 1) if path.endswith("/renew") else ("llm", 800)
+        held = await server.answer(f"/v1/limiters/{limiter}/hold", {"key": "alice", "cost": cost})
         return path.replace("{id}", held["hold"])
     for parameter in operation.get("parameters", []):
         path = path.replace(f"{{{parameter['name']}}}", parameter["example"])

@@ -20,6 +20,7 @@ from headgate.policy import parse_policy
 from headgate.server import workers
 from headgate.server.serving import check_address, check_workers, listen
 from headgate.server.workers import WorkersFailed, run_workers
+from headgate.testing.servers import RedisServer, find_free_port
 from tests.server.support import READ_SECONDS, Process, eventually, is_alive, refusal, serving
 
 MEMORY = '[limiters.login]\nrules = ["5/minute"]\n'
@@ -386,3 +387,20 @@ def test_an_address_that_is_none_is_refused() -> None:
 def test_a_store_that_there_is_not_is_said_in_one_line(tmp_path: Path) -> None:
     message = refusal(tmp_path, SHARED.replace("sqlite:", "nosuch:"), workers=2, port=0)
     assert "no store is known for 'nosuch'" in message
+
+
+# What is asked of stores before anything is served
+
+
+def test_a_store_that_refuses_is_refused(tmp_path: Path) -> None:
+    with RedisServer(options=("--requirepass", "s3cret")) as redis:
+        said = refusal(tmp_path, f'[limiters.login]\nrules = ["5/minute"]\nstore = "{redis.url}"\n')
+    assert "cannot be used" in said
+    assert "Authentication required" in said
+
+
+def test_a_store_that_is_down_keeps_nothing_from_starting(tmp_path: Path) -> None:
+    policy = f'[limiters.login]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:{find_free_port()}"\n'
+    with serving(tmp_path, policy) as server:
+        assert hit(server)
+        assert httpx.get(f"{server.url}/readyz", timeout=READ_SECONDS).status_code == 503

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from headgate import (
@@ -15,6 +16,8 @@ from headgate import (
     RateLimited,
     StoreError,
     StoreUnavailable,
+    calendar,
+    concurrent,
     fixed_window,
     sliding_log,
     sliding_window,
@@ -163,3 +166,21 @@ limiter.hit(42)  # type: ignore[arg-type]
 limiter.hit("alice", cost=1.5)  # type: ignore[arg-type]
 sliding_window("5/minute", burst=3)  # type: ignore[call-arg]
 decision.allowed = True  # type: ignore[misc]
+
+# --- Units, moved holds, places, calendars, quotas from data
+
+model = Limiter(
+    sliding_window("60/minute"),
+    token_bucket("100000/minute", unit="tokens"),
+    concurrent(5, lease="60s", tiers={"pro": 20}),
+    calendar("10000/month", timezone="Europe/Berlin"),
+    quotas=lambda key, tier: {"sliding_window/1m": "90/minute"} if tier == "pro" else None,
+)
+with model.hold("alice", {"tokens": 800}) as metered:
+    renewed: Decision = metered.renew()
+    standing: Mapping[str, int] = metered.settle({"tokens": 312})
+    whole: int = metered.settle(3)
+confirmed: Decision = model.hold("alice", 2).confirm({"tokens": 5})
+model.check("alice", quota={"calendar/month": "20000/month", "concurrent": 9})
+calendar(5)  # type: ignore[arg-type]
+concurrent(5)  # type: ignore[call-arg]

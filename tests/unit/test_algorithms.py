@@ -424,11 +424,20 @@ def test_a_level_above_the_burst_of_another_tier_is_waited_for_to_the_microsecon
     assert fast.decide(state, 152, 1, 7)[1].allowed
 
 
-def test_a_level_that_cannot_be_converted_exactly_is_the_largest_that_can() -> None:
-    """Only after units were recorded far beyond every burst, or the limits have changed."""
-    old, new = TokenBucket("x", 10, 1, 1, 1), TokenBucket("x", 4, 1, 1_000, 1)
-    state = old.record(None, 100, MAX_UNITS // 2, BIRTH)
-    assert new.record(state, 100, 0, 7) == (7, MAX_UNITS, 100, 0, 1, 1_000, 4)
+def test_a_level_that_cannot_be_counted_in_another_shape_is_owed_until_it_has_drained_in_its_own() -> None:
+    """Cut off at what can be counted, callers could get rid of what they owe by changing between quotas."""
+    old, new = TokenBucket("x", 10, 1, 1, 1), TokenBucket("x", 4, 1_000, 1_000_000, 1)
+    owed = MAX_UNITS // 1_000
+    state = old.record(None, 100, owed, BIRTH)
+    assert state is not None
+    for now in (100, 100 + owed // 2, 99 + owed):
+        wait = 100 + owed - now
+        assert new.decide(state, now, 1, 7) == (state, Verdict(False, 4, 0, wait, wait))
+        assert new.decide(state, now, 0, 7) == (state, Verdict(True, 4, 0, None, wait))
+        with pytest.raises(CostTooHigh) as raised:
+            new.record(state, now, 1, 7)
+        assert raised.value.capacity == 0
+    assert new.decide(state, 100 + owed, 4, 7)[1].allowed
 
 
 def test_a_state_that_has_drained_in_its_own_shape_is_fresh_in_every_shape() -> None:
@@ -481,10 +490,10 @@ def test_the_total_of_refunds_starts_anew_before_it_leaves_the_exact_range() -> 
 def test_several_rules_are_all_charged_or_none() -> None:
     states = [None, charged(LOG, (0, 2)), None]
     rules = [FIXED, LOG, BUCKET]
-    after, verdicts = decide_all(rules, states, T0, 1, BIRTH)
+    after, verdicts = decide_all(rules, states, T0, (1, 1, 1), BIRTH)
     assert [verdict.allowed for verdict in verdicts] == [True, True, True]
     assert None not in after
-    same, verdicts = decide_all(rules, states, T0, 2, BIRTH)
+    same, verdicts = decide_all(rules, states, T0, (2, 2, 2), BIRTH)
     assert same is states
     assert [verdict.allowed for verdict in verdicts] == [True, False, True]
     assert [verdict.remaining for verdict in verdicts] == [3, 1, 3]  # what is left without this call
@@ -492,6 +501,6 @@ def test_several_rules_are_all_charged_or_none() -> None:
 
 def test_several_rules_and_a_cost_of_nothing_write_nothing() -> None:
     states = [charged(FIXED, (0, 1)), None]
-    after, verdicts = decide_all([FIXED, LOG], states, T0, 0, BIRTH)
+    after, verdicts = decide_all([FIXED, LOG], states, T0, (0, 0), BIRTH)
     assert list(after) == states
     assert [verdict.remaining for verdict in verdicts] == [2, 3]

@@ -16,6 +16,9 @@ from headgate import (
     RateLimited,
     StoreConflict,
     StoreError,
+    StoreMisconfigured,
+    StoreOverloaded,
+    StoreTimeout,
     StoreUnavailable,
 )
 from headgate.decision import Verdict
@@ -30,6 +33,15 @@ def test_everything_that_is_raised_on_purpose_is_one_family() -> None:
     assert all(issubclass(error, HeadgateError) for error in errors)
     assert issubclass(StoreUnavailable, StoreError)
     assert issubclass(StoreConflict, StoreError)
+    assert issubclass(StoreOverloaded, StoreError)
+    assert not issubclass(StoreOverloaded, StoreUnavailable), "the store may be well"
+    assert issubclass(StoreTimeout, StoreUnavailable)
+
+
+def test_a_store_that_is_set_up_wrongly_is_a_mistake_in_what_was_written_too() -> None:
+    assert issubclass(StoreMisconfigured, ConfigError)
+    assert issubclass(StoreMisconfigured, StoreError)
+    assert not issubclass(StoreMisconfigured, StoreUnavailable)
 
 
 def test_mistakes_in_what_was_written_are_value_errors_too() -> None:
@@ -61,6 +73,9 @@ def test_a_raised_refusal_carries_its_decision() -> None:
         StoreError("no"),
         StoreUnavailable("no"),
         StoreConflict("no"),
+        StoreMisconfigured("no"),
+        StoreOverloaded("no"),
+        StoreTimeout("no"),
     ],
     ids=lambda error: type(error).__name__,
 )

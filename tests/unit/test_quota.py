@@ -5,13 +5,22 @@ from __future__ import annotations
 import copy
 import pickle
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import ConfigError, Quota
-from headgate.quota import MAX_PERIOD_US, MAX_UNITS, MIN_PERIOD_US, format_period, parse_quotas
+from headgate.quota import (
+    MAX_PERIOD_US,
+    MAX_UNITS,
+    MIN_PERIOD_US,
+    format_period,
+    parse_calendar,
+    parse_quotas,
+    period_from,
+)
 
 MILLISECOND, SECOND, MINUTE, HOUR = 1_000, 1_000_000, 60_000_000, 3_600_000_000
 DAY, WEEK = 24 * HOUR, 168 * HOUR
@@ -91,7 +100,7 @@ def test_every_word_for_a_unit_of_time_is_known(words: tuple[str, ...], period_u
         ("5/fortnight", "a unit of time", "at 'fortnight' (column 3)"),
         ("5/1.5m", "a unit of time", "at '1.5m' (column 3)"),
         ("5/-1m", "a unit of time", "at '-1m' (column 3)"),
-        ("5/month", "a unit of time", "at 'month' (column 3)"),
+        ("5/monat", "a unit of time", "at 'monat' (column 3)"),
         ("5/m2", "a unit of time", "at 'm2' (column 3)"),
         ("5/0s", "from 1 ms to 366 days", "at '0s' (column 3)"),
         ("5/367 days", "from 1 ms to 366 days", "at '367 days' (column 3)"),
@@ -260,3 +269,40 @@ def test_a_quota_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(quota)) == copy.deepcopy(quota) == quota
     with pytest.raises(AttributeError):
         quota.limit = 6  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"), [("5/month", "5/month"), ("12 per years", "12/year"), ("0/Month", "0/month")]
+)
+def test_months_and_years_are_for_calendars(text: str, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rf"write the rule calendar\('{rule}', timezone='UTC'\)"):
+        Quota.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("5/day", (5, "day")), ("7 per weeks", (7, "week")), ("0/Month", (0, "month")), ("1/year", (1, "year"))],
+)
+def test_a_calendar_quota_is_read(text: str, read: tuple[int, str]) -> None:
+    assert parse_calendar(text) == read
+
+
+@pytest.mark.parametrize(
+    "text", ["5/hour", "5/2 months", "5/month burst 3", "5/month; 6/day", "5", "/month", "5/fortnight"]
+)
+def test_what_is_no_calendar_quota_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        parse_calendar(text)
+
+
+@pytest.mark.parametrize("period", ["60s", "1 minute", "minute", 60, 60.0, timedelta(minutes=1)])
+def test_a_period_is_read_from_text_seconds_or_a_timedelta(period: Any) -> None:
+    assert period_from(period, "lease") == 60_000_000
+
+
+@pytest.mark.parametrize(
+    "period", ["60", "60s x", "month", 0, 0.0001, -1, True, None, float("nan"), 367 * 86_400, timedelta(0)]
+)
+def test_what_is_no_period_is_refused_by_its_name(period: Any) -> None:
+    with pytest.raises(ConfigError, match="lease"):
+        period_from(period, "lease")

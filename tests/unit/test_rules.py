@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from headgate import (
+    AsyncLimiter,
     ConfigError,
     Limiter,
     Quota,
     Rule,
+    calendar,
+    concurrent,
     fixed_window,
     sliding_log,
     sliding_window,
@@ -22,6 +25,7 @@ from headgate import (
 from headgate.algorithms import FixedWindow, SlidingWindow, TokenBucket, algorithm_for
 from headgate.quota import MAX_UNITS
 from headgate.rules import rules_from
+from headgate.stores.kv import KVStore, MemoryKV
 
 MAKERS = (fixed_window, sliding_window, sliding_log, token_bucket)
 every_kind = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
@@ -75,7 +79,7 @@ def test_a_tier_has_its_quota_and_any_other_the_rules_own(make: Make) -> None:
 
 @every_kind
 def test_a_tier_of_another_period_is_refused(make: Make) -> None:
-    with pytest.raises(ConfigError, match=r"tier 'pro' has '50/hour', .* '5/minute'"):
+    with pytest.raises(ConfigError, match=r"tier 'pro': .* '50/hour': .* '5/minute'"):
         make("5/minute", tiers={"pro": "50/hour"})
 
 
@@ -233,3 +237,42 @@ def test_tiers_that_cannot_count_each_other_s_bursts_are_refused_when_they_are_m
             ConfigError, match=r"'2400001/hour' cannot be counted exactly .*: burst 10000000 x"
         ):
             Limiter(token_bucket(quota, tiers={"pro": tier}))
+
+
+def test_a_concurrent_rule_has_limits_and_a_lease() -> None:
+    rule = concurrent(5, lease="90s", scope="user", tiers={"pro": 20}, unit="slots")
+    assert (rule.kind, rule.quota, rule.tiers["pro"].limit) == ("concurrent", Quota(5, 90_000_000), 20)
+    assert (rule.name, str(rule)) == ("concurrent/user/slots", "concurrent/user/slots (5 at once)")
+    assert rule.identity == concurrent(9, lease=1, scope="user", unit="slots").identity, (
+        "a changed lease keeps what is held"
+    )
+    assert pickle.loads(pickle.dumps(rule)) == copy.deepcopy(rule) == rule
+    for limit in (True, 5.0, "5", -1, 2**53):
+        with pytest.raises(ConfigError):
+            concurrent(limit, lease="60s")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="tier 'pro'"):
+        concurrent(5, lease="60s", tiers={"pro": "20/minute"})  # type: ignore[dict-item]
+
+
+def test_a_calendar_rule_has_a_span_and_a_time_zone() -> None:
+    rule = calendar("10000/month", timezone="Europe/Berlin", tiers={"pro": "50000/month"})
+    assert (rule.span, rule.timezone, rule.quota.limit, rule.tiers["pro"].limit) == (
+        "month",
+        "Europe/Berlin",
+        10000,
+        50000,
+    )
+    assert (rule.name, str(rule)) == ("calendar/month", "calendar/month (10000/month)")
+    assert rule.identity != calendar("10000/month", name=rule.name).identity, "another zone has other windows"
+    assert rule.identity == calendar("1/month", timezone="Europe/Berlin").identity
+    assert pickle.loads(pickle.dumps(rule)) == copy.deepcopy(rule) == rule
+    with pytest.raises(ConfigError, match="tier 'pro'"):
+        calendar("10000/month", tiers={"pro": "50000/day"})
+    with pytest.raises(ConfigError, match="expected day, week, month or year"):
+        calendar("5/hour")
+
+
+@pytest.mark.parametrize("rule", [concurrent(5, lease="60s"), calendar("5/day")], ids=lambda rule: rule.kind)
+def test_a_store_that_does_not_count_a_kind_of_rule_says_so_when_it_is_bound(rule: Rule) -> None:
+    with pytest.raises(ConfigError, match=f"does not count {rule.kind} rules"):
+        AsyncLimiter(rule, name="few", store=KVStore(MemoryKV()))

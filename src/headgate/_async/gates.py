@@ -1,16 +1,25 @@
-"""What stands around a gate: a clock, hooks; and the gate of a limiter without rules."""
+"""What stands around a gate: a clock, quotas from data, hooks; and the gate of a limiter without rules."""
 
 from __future__ import annotations
 
+# begin async only
+import inspect
+
+# end async only
+from collections.abc import Callable
+
 from headgate.clock import Clock, reading
+from headgate.costs import Costs, Units
 from headgate.decision import UNLIMITED
 from headgate.hooks import Call, Hooks, Operation
-from headgate.keys import Key
+from headgate.keys import Key, PlainKey
+from headgate.quota import Quotas
+from headgate.quotas import QuotaCache
 from headgate.stores.base import Answer, AsyncGate, Receipts
 from headgate.stores.request import Request
 
 _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
-"""What hooks call a request."""
+"""What hooks call a request that replaces no other."""
 
 
 class AsyncUnlimited:
@@ -19,7 +28,7 @@ class AsyncUnlimited:
     async def ask(self, request: Request) -> Answer:
         return UNLIMITED, None
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         return
 
     async def reset(self, key: Key | None) -> None:
@@ -36,8 +45,42 @@ class AsyncTimed:
     async def ask(self, request: Request) -> Answer:
         return await self._gate.ask(request.at(reading(self._clock)))
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
+
+    async def reset(self, key: Key | None) -> None:
+        await self._gate.reset(key)
+
+
+class AsyncQuoted:
+    """A gate whose callers have quotas that a function knows."""
+
+    def __init__(
+        self, gate: AsyncGate, quotas: QuotaCache, pick: Callable[[Key | None], tuple[PlainKey, ...]]
+    ) -> None:
+        self._gate = gate
+        self._quotas = quotas
+        self._pick = pick
+
+    async def ask(self, request: Request) -> Answer:
+        if request.quotas is None:
+            request = request.with_quotas(await self._look_up(request.key, request.tier))
+        return await self._gate.ask(request)
+
+    async def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
+        caller = self._pick(key), tier
+        is_known, quotas = self._quotas.get(caller)
+        if is_known:
+            return quotas
+        value = self._quotas.function(key, tier)
+        # begin async only
+        if inspect.isawaitable(value):
+            value = await value
+        # end async only
+        return self._quotas.keep(caller, value)
+
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        await self._gate.refund(receipts, cost, now)
 
     async def reset(self, key: Key | None) -> None:
         await self._gate.reset(key)
@@ -46,13 +89,15 @@ class AsyncTimed:
 class AsyncObserved:
     """A gate whose hooks hear of everything that passes through it."""
 
-    def __init__(self, gate: AsyncGate, limiter: str, hooks: Hooks) -> None:
+    def __init__(self, gate: AsyncGate, limiter: str, units: Units, hooks: Hooks) -> None:
         self._gate = gate
         self._limiter = limiter
+        self._by_unit = units.by_unit
         self._hooks = hooks
 
     async def ask(self, request: Request) -> Answer:
-        call = Call(self._limiter, _CALLED[request.operation], request.key, request.cost, request.tier)
+        called = _CALLED[request.operation] if request.replaces is None else "move"
+        call = Call(self._limiter, called, request.key, self._by_unit(request.cost), request.tier)
         with self._hooks.watch(call) as watch:
             answer = await self._gate.ask(request)
         if request.operation == "record":
@@ -61,8 +106,8 @@ class AsyncObserved:
             self._hooks.decided(call, answer[0], watch.seconds)
         return answer
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        with self._hooks.watch(Call(self._limiter, "refund", None, cost, None)) as watch:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        with self._hooks.watch(Call(self._limiter, "refund", None, self._by_unit(cost), None)) as watch:
             await self._gate.refund(receipts, cost, now)
         self._hooks.completed(watch.call, watch.seconds)
 

@@ -9,22 +9,25 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from headgate._asking import AsyncAsking
-from headgate._async.gates import AsyncObserved, AsyncTimed, AsyncUnlimited
+from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
-from headgate._async.resilience import bind
+from headgate._async.resilience import Asker, bind
 from headgate._async.turns import AsyncTurns
 from headgate._awaiting import Awaiting
 from headgate._concurrency import AsyncEvent
 from headgate.clock import Clock, SteadyClock, WallClock, instant, time_limit, to_microseconds
+from headgate.costs import Cost, Units
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
+from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_async_store
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
-from headgate.stores.outage import Health, OnStoreError
-from headgate.stores.request import Request
+from headgate.stores.failure import OnOverload, OnStoreError
+from headgate.stores.outage import Health
+from headgate.stores.request import Operation, Request
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,13 +45,22 @@ class AsyncLimiter(AsyncAsking):
             `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. By default a store over a network is
             `"open"`, and the errors of any other are raised.
         deadline: Seconds after which a call to a store over a network is given up; by default what the store says.
+            If it is shorter than the store's own, what it gives up says nothing about the store.
+        on_overload: What to answer when this process is too busy to send a call in time: `"refuse"`, or by `"policy"`
+            as if the store were down.
         hooks: What hears of the limiter's decisions; see `headgate.hooks`.
+        quotas: A function of a call's key and tier that says by which quota it is decided, if not by that of the tier: for
+            quotas that live in a database. It returns what `quota=` takes, or `None`.
+        quotas_for: Seconds for which that is believed; 0 asks the function at every call.
 
-    Keys are text or bytes, or a mapping with an entry per scope. Every method takes `now=`, a time in seconds since the
-    epoch to decide at; do not mix it with the store's own time on one key.
+    Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by what the
+    rules count, as in `{"tokens": 800}`; requests that are not named are one. Every method takes `now=`, a time in seconds
+    since the epoch to decide at; do not mix it with the store's own time on one key. `quota=` is a quota for this call
+    alone, text or a `Quota`; of a limiter with several rules, a mapping by their names. What was counted stays.
 
     Attributes:
         rules: The rules, in order.
+        units: What they count.
         name: The limiter's name; empty if it has none.
         store: Where it counts.
         new_hold: What makes a hold of its parts.
@@ -63,7 +75,10 @@ class AsyncLimiter(AsyncAsking):
         clock: Clock | None = None,
         on_store_error: OnStoreError | None = None,
         deadline: float | None = None,
+        on_overload: OnOverload = "refuse",
         hooks: Iterable[Hook] = (),
+        quotas: QuotaFunction | None = None,
+        quotas_for: float = 60.0,
     ) -> None:
         self.rules = rules_from(rules)
         if store is not None and not name:
@@ -71,26 +86,33 @@ class AsyncLimiter(AsyncAsking):
                 "a limiter on a given store needs a name=, to tell its counts from those of others"
             )
         self.name = name or ""
+        self.units = Units(self.name, self.rules)
         self._owns_store = store is None or isinstance(store, str)
         self.store: AsyncStore
         if store is None:
             self.store = MemoryStore(clock=clock)
         elif isinstance(store, str):
-            self.store = open_async_store(store)
+            self.store = open_async_store(store, deadline=deadline)
         elif hasattr(store, "bind_async"):
             self.store = store
         else:
             raise ConfigError(f"{store!r} is not a store that {type(self).__name__} can use")
         gate: AsyncGate = AsyncUnlimited()
         self.health = Health()
+        self._ping: Asker | None = None
         if self.rules or self.store.has_rules:
-            gate, self.health = bind(self.store, self.name, self.rules, on_store_error, deadline)
+            gate, self.health, self._ping = bind(
+                self.store, self.name, self.rules, on_store_error, deadline, on_overload
+            )
         if store is not None and clock is not None:
             gate = AsyncTimed(gate, clock)  # a memory of our own has the clock already
-        self.gate, self.new_hold = self._around(gate, hooks)
         self._clock: Clock = clock or _pace_of(self.store)
         self._turns = AsyncTurns()
         self._turn_of = key_picker(self.rules)
+        if quotas is not None:
+            known = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+            gate = AsyncQuoted(gate, known, self._turn_of)
+        self.gate, self.new_hold = self._around(gate, hooks)
 
     def _around(self, gate: AsyncGate, hooks: Iterable[Hook]) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
         """Return the gate with what calls have to pass around it, and what makes its holds."""
@@ -98,48 +120,104 @@ class AsyncLimiter(AsyncAsking):
             return gate, AsyncHold
         heard = Hooks(hooks)
         heard.attached(self)
-        return AsyncObserved(gate, self.name, heard), partial(AsyncObservedHold, heard, self.name)
+        return AsyncObserved(gate, self.name, self.units, heard), partial(AsyncObservedHold, heard, self.name)
 
     async def record(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+        self,
+        key: Key | None = None,
+        cost: Cost = 1,
+        *,
+        tier: str | None = None,
+        quota: QuotaValue | None = None,
+        now: float | None = None,
     ) -> None:
         """Count units that have been used already, even beyond the limit."""
-        await self.gate.ask(Request("record", key, cost, tier, instant(now)))
+        await self._ask("record", key, cost, tier, quota, now)
 
     # begin async only
     def hold(
-        self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+        self,
+        key: Key | None = None,
+        cost: Cost = 1,
+        *,
+        tier: str | None = None,
+        quota: QuotaValue | None = None,
+        now: float | None = None,
     ) -> AwaitingHold:
         """Take units that are not final yet: `async with limiter.hold(key) as hold`, or `hold = await …`.
 
-        Settle the hold at its true cost, or release it. If the holder crashes, its units count until they expire.
+        Settle the hold at its true cost, confirm it, or release it. If the holder crashes, its units count until they
+        expire, and its places in a `concurrent` rule until their lease ends.
         """
-        return AwaitingHold(self._take(key, cost, tier, now))
+        return AwaitingHold(self._take(key, cost, tier, quota, now))
 
     # end async only
     # begin sync only
     # def hold(
-    #     self, key: Key | None = None, cost: int = 1, *, tier: str | None = None, now: float | None = None
+    #     self,
+    #     key: Key | None = None,
+    #     cost: Cost = 1,
+    #     *,
+    #     tier: str | None = None,
+    #     quota: QuotaValue | None = None,
+    #     now: float | None = None,
     # ) -> Hold:
     #     """Take units that are not final yet: `with limiter.hold(key) as hold`, or `hold = …`.
     #
-    #     Settle the hold at its true cost, or release it. If the holder crashes, its units count until they expire.
+    #     Settle the hold at its true cost, confirm it, or release it. If the holder crashes, its units count until they
+    #     expire, and its places in a `concurrent` rule until their lease ends.
     #     """
-    #     return self._take(key, cost, tier, now)
+    #     return self._take(key, cost, tier, quota, now)
     #
     # end sync only
-    async def _take(self, key: Key | None, cost: int, tier: str | None, now: float | None) -> AsyncHold:
-        at = instant(now)
-        decision, receipts = await self.gate.ask(Request("hold", key, cost, tier, at))
-        return self.new_hold(self.settling(receipts), decision, receipts, key, cost, tier, at)
+    def request(
+        self,
+        operation: Operation,
+        key: Key | None,
+        cost: Cost = 1,
+        tier: str | None = None,
+        quota: QuotaValue | None = None,
+        now: float | None = None,
+    ) -> Request:
+        """Return what the gate is asked for a call, for those who ask it themselves.
+
+        Raises:
+            ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
+        """
+        request = Request(operation, key, self.units.costs(cost), tier, instant(now))
+        return request.with_quotas(quotas_of(self.rules, quota))
+
+    async def _ask(
+        self,
+        operation: Operation,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        quota: QuotaValue | None,
+        now: float | None,
+    ) -> Decision:
+        version = self.current  # rules, units and gate of one version
+        request = version.request(operation, key, cost, tier, quota, now)
+        return (await version.gate.ask(request))[0]
+
+    async def _take(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+    ) -> AsyncHold:
+        request = self.request("hold", key, cost, tier, quota, now)
+        decision, receipts = await self.gate.ask(request)
+        gate, quotas = self.settling(receipts), request.quotas
+        return self.new_hold(
+            gate, decision, receipts, key, cost, tier, request.now, units=self.units, quotas=quotas
+        )
 
     # begin async only
     def wait(
         self,
         key: Key | None = None,
-        cost: int = 1,
+        cost: Cost = 1,
         *,
         tier: str | None = None,
+        quota: QuotaValue | None = None,
         timeout: float | None = None,
     ) -> Awaiting[Decision]:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
@@ -151,16 +229,17 @@ class AsyncLimiter(AsyncAsking):
             RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
                 known, not when the time is up.
         """
-        return Awaiting(self._wait(key, cost, tier, timeout))
+        return Awaiting(self._wait(key, cost, tier, quota, timeout))
 
     # end async only
     # begin sync only
     # def wait(
     #     self,
     #     key: Key | None = None,
-    #     cost: int = 1,
+    #     cost: Cost = 1,
     #     *,
     #     tier: str | None = None,
+    #     quota: QuotaValue | None = None,
     #     timeout: float | None = None,
     # ) -> Decision:
     #     """Wait until the units are admitted and taken; first come, first served per key within this process.
@@ -172,23 +251,25 @@ class AsyncLimiter(AsyncAsking):
     #         RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
     #             known, not when the time is up.
     #     """
-    #     return self._wait(key, cost, tier, timeout)
+    #     return self._wait(key, cost, tier, quota, timeout)
     #
     # end sync only
-    async def _wait(self, key: Key | None, cost: int, tier: str | None, timeout: float | None) -> Decision:
+    async def _wait(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, timeout: float | None
+    ) -> Decision:
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
         if deadline is not None and self._turns.taken(turn):
             # Behind others nobody is admitted sooner than alone: if that is too late, queueing is in vain.
-            alone = await self.check(key, cost, tier=tier)
+            alone = await self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
         ticket = AsyncEvent()
         try:
             if not await self._turns.take(turn, ticket, timeout):
-                raise RateLimited((await self.check(key, cost, tier=tier)).as_refused())
-            while not (decision := await self.hit(key, cost, tier=tier)):
+                raise RateLimited((await self.check(key, cost, tier=tier, quota=quota)).as_refused())
+            while not (decision := await self.hit(key, cost, tier=tier, quota=quota)):
                 if self._is_in_vain(decision, deadline):
                     raise RateLimited(decision)
                 await self._clock.asleep(decision.retry_after or 0)
@@ -206,16 +287,30 @@ class AsyncLimiter(AsyncAsking):
         """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
         await self.gate.reset(key)
 
+    async def ping(self) -> None:
+        """Ask the store whether it can count for this limiter; for the start of a program.
+
+        It connects, and checks that rights, schema and everything else that counting needs are there. Nothing that the
+        limiter counts is changed.
+
+        Raises:
+            StoreUnavailable: The store is down. Whether to start all the same is up to `on_store_error`.
+            StoreMisconfigured: It refuses; the message says what to change.
+        """
+        if self._ping is not None:
+            await self._ping()
+
     def guard(
         self,
         key: Key | Callable[..., Key] | None = None,
-        cost: int | Callable[..., int] = 1,
+        cost: Cost | Callable[..., Cost] = 1,
         *,
         tier: str | Callable[..., str | None] | None = None,
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Return a decorator: the coroutine function is called only if the units are admitted.
 
-        Key, cost and tier are values, or functions of the call's arguments. A refused call raises `RateLimited`.
+        Key, cost and tier are values, or functions of the call's arguments. A refused call raises `RateLimited`. Places in a
+        `concurrent` rule are held for as long as the call takes.
         """
 
         def decorate(
@@ -234,13 +329,18 @@ class AsyncLimiter(AsyncAsking):
 
             @functools.wraps(function)
             async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                decision = await self.hit(
-                    key(*args, **kwargs) if callable(key) else key,
-                    cost(*args, **kwargs) if callable(cost) else cost,
-                    tier=tier(*args, **kwargs) if callable(tier) else tier,
-                )
-                decision.raise_if_denied()
-                return await function(*args, **kwargs)
+                own = key(*args, **kwargs) if callable(key) else key
+                units = cost(*args, **kwargs) if callable(cost) else cost
+                level = tier(*args, **kwargs) if callable(tier) else tier
+                if not self.units.has_places:
+                    (await self.hit(own, units, tier=level)).raise_if_denied()
+                    return await function(*args, **kwargs)
+                hold = await self.hold(own, units, tier=level)
+                hold.decision.raise_if_denied()
+                try:
+                    return await function(*args, **kwargs)
+                finally:  # whatever it raises, it was called: only its places are free again
+                    await hold.settle(hold.cost)
 
             return guarded
 

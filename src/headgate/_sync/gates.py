@@ -1,17 +1,22 @@
 # Generated from src/headgate/_async/gates.py by tools/unasync.py. Do not edit.
-"""What stands around a gate: a clock, hooks; and the gate of a limiter without rules."""
+"""What stands around a gate: a clock, quotas from data, hooks; and the gate of a limiter without rules."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate.clock import Clock, reading
+from headgate.costs import Costs, Units
 from headgate.decision import UNLIMITED
 from headgate.hooks import Call, Hooks, Operation
-from headgate.keys import Key
+from headgate.keys import Key, PlainKey
+from headgate.quota import Quotas
+from headgate.quotas import QuotaCache
 from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
 
 _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
-"""What hooks call a request."""
+"""What hooks call a request that replaces no other."""
 
 
 class Unlimited:
@@ -20,7 +25,7 @@ class Unlimited:
     def ask(self, request: Request) -> Answer:
         return UNLIMITED, None
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         return
 
     def reset(self, key: Key | None) -> None:
@@ -37,8 +42,38 @@ class Timed:
     def ask(self, request: Request) -> Answer:
         return self._gate.ask(request.at(reading(self._clock)))
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._gate.refund(receipts, cost, reading(self._clock) if now is None else now)
+
+    def reset(self, key: Key | None) -> None:
+        self._gate.reset(key)
+
+
+class AsyncQuoted:
+    """A gate whose callers have quotas that a function knows."""
+
+    def __init__(
+        self, gate: Gate, quotas: QuotaCache, pick: Callable[[Key | None], tuple[PlainKey, ...]]
+    ) -> None:
+        self._gate = gate
+        self._quotas = quotas
+        self._pick = pick
+
+    def ask(self, request: Request) -> Answer:
+        if request.quotas is None:
+            request = request.with_quotas(self._look_up(request.key, request.tier))
+        return self._gate.ask(request)
+
+    def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
+        caller = self._pick(key), tier
+        is_known, quotas = self._quotas.get(caller)
+        if is_known:
+            return quotas
+        value = self._quotas.function(key, tier)
+        return self._quotas.keep(caller, value)
+
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        self._gate.refund(receipts, cost, now)
 
     def reset(self, key: Key | None) -> None:
         self._gate.reset(key)
@@ -47,13 +82,15 @@ class Timed:
 class Observed:
     """A gate whose hooks hear of everything that passes through it."""
 
-    def __init__(self, gate: Gate, limiter: str, hooks: Hooks) -> None:
+    def __init__(self, gate: Gate, limiter: str, units: Units, hooks: Hooks) -> None:
         self._gate = gate
         self._limiter = limiter
+        self._by_unit = units.by_unit
         self._hooks = hooks
 
     def ask(self, request: Request) -> Answer:
-        call = Call(self._limiter, _CALLED[request.operation], request.key, request.cost, request.tier)
+        called = _CALLED[request.operation] if request.replaces is None else "move"
+        call = Call(self._limiter, called, request.key, self._by_unit(request.cost), request.tier)
         with self._hooks.watch(call) as watch:
             answer = self._gate.ask(request)
         if request.operation == "record":
@@ -62,8 +99,8 @@ class Observed:
             self._hooks.decided(call, answer[0], watch.seconds)
         return answer
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        with self._hooks.watch(Call(self._limiter, "refund", None, cost, None)) as watch:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        with self._hooks.watch(Call(self._limiter, "refund", None, self._by_unit(cost), None)) as watch:
             self._gate.refund(receipts, cost, now)
         self._hooks.completed(watch.call, watch.seconds)
 

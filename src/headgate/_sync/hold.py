@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from itertools import zip_longest
 from types import TracebackType
+from typing import Literal, overload
 
 from headgate.clock import instant
+from headgate.costs import Cost, Costs, Units
 from headgate.decision import Decision
+from headgate.errors import ConfigError, HeadgateError, StoreError
 from headgate.hooks import Call, Hooks
 from headgate.keys import Key
-from headgate.stores.base import Gate, Receipts, check_whole
+from headgate.quota import Quotas
+from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
 
 
@@ -19,6 +25,8 @@ class Hold:
 
     It can be asked like a decision: true if the units were taken. As a context manager it raises `RateLimited` on entry
     if they were not, releases them if the block raises, and keeps what was held if the block ends without settling.
+
+    However it ends, its places in a `concurrent` rule are free then.
 
     Attributes:
         decision: The answer to the hold.
@@ -37,18 +45,25 @@ class Hold:
         decision: Decision,
         receipts: Receipts | None,
         key: Key | None,
-        cost: int,
+        cost: Cost,
         tier: str | None,
         at: int | None = None,
+        *,
+        units: Units,
+        quotas: Quotas | None = None,
     ) -> None:
         self.decision = decision
-        self.cost = cost
+        self._units = units
+        self._costs = units.costs(cost)
+        self.cost: Cost = self._standing(cost, self._costs)
         self._gate = gate
         self.receipts = receipts
         self.key = key
         self.tier = tier
+        self._quotas = quotas
         self._at = at
-        self._final: int | None = None if decision.allowed else 0
+        self._final: Cost | None = None if decision.allowed else 0
+        self._confirmed: Decision | None = None
         self._lock = threading.Lock()
 
     @property
@@ -57,7 +72,7 @@ class Hold:
         return self.decision.allowed
 
     @property
-    def final(self) -> int | None:
+    def final(self) -> Cost | None:
         """The cost that stands; `None` while the hold is open."""
         return self._final
 
@@ -69,33 +84,125 @@ class Hold:
     def __bool__(self) -> bool:
         return self.decision.allowed
 
-    def settle(self, cost: int, *, now: float | None = None) -> int:
+    @overload
+    def settle(self, cost: int, *, now: float | None = None) -> int: ...
+
+    @overload
+    def settle(self, cost: Mapping[str, int], *, now: float | None = None) -> Mapping[str, int]: ...
+
+    def settle(self, cost: Cost, *, now: float | None = None) -> Cost:
         """Make the hold final at its true cost, and return the cost that stands.
 
         Units held beyond it are given back as far as they still count; units above what was held are recorded, even
-        beyond the limit. Only the first call of `settle` or `release` counts; later ones return its result. A hold that
-        was taken at a time of the caller's own is settled at that time unless another one is given.
+        beyond the limit. Of a cost by unit, what is not named stays as it was held. Only the first call of `settle`,
+        `confirm` or `release` counts; later ones return its result. A hold that was taken at a time of the caller's own is
+        settled at that time unless another one is given.
         """
-        check_whole(cost)
+        final = self._units.settled(cost, self._costs)
         at = self._at if now is None else instant(now)
         with self._lock:  # two threads may settle at once, and only one of them may give back
             if self._final is not None:
                 return self._final
             # Final before it is sent: if the outcome stays unknown, sending it again could give back twice.
-            self._final = cost
-        if cost < self.cost and self.receipts is not None:
-            self._gate.refund(self.receipts, self.cost - cost, at)
-        elif cost > self.cost:
-            self._gate.ask(Request("record", self.key, cost - self.cost, self.tier, at))
-        return cost
+            self._final = standing = self._standing(cost, final)
+        back, more = self._units.difference(self._costs, final)
+        try:
+            if _any(more):
+                self._ask("record", more, at)
+        finally:
+            if _any(back) and self.receipts is not None:
+                self._gate.refund(self.receipts, back, at)
+        return standing
 
-    def release(self, *, now: float | None = None) -> int:
+    def release(self, *, now: float | None = None) -> Cost:
         """Give all units back, as far as they still count; as `settle(0)`."""
         return self.settle(0, now=now)
+
+    def confirm(self, cost: Cost | None = None, *, now: float | None = None) -> Decision:
+        """Make the hold final as of now, for work that counts when it is done, not when it began.
+
+        The units are given back and taken anew, at their true cost if one is given, in one step. If there is no room for
+        them now, the decision is a refusal that says how long to wait; nothing has changed then, and the hold is still open.
+        Never more than the limit is admitted in a window, whether units count when they were held or when they were
+        confirmed. A hold that is final already stays so: true if its units stand.
+
+        Raises:
+            CostTooHigh: The cost is above what a rule could ever admit at once.
+        """
+        final = self._costs if cost is None else self._units.settled(cost, self._costs)
+        at = self._at if now is None else instant(now)
+        with self._lock:
+            if self._final is not None:
+                return self._ended()
+            self._final = self._standing(self.cost if cost is None else cost, final)
+        try:
+            decision, _ = self._ask("hold", self._units.without_places(final), at, self.receipts)
+        except HeadgateError as error:
+            if not isinstance(error, StoreError):  # which may have taken them
+                self._final = None
+            raise
+        if decision.allowed:
+            self._confirmed = decision
+        else:
+            self._final = None
+        return decision
+
+    def renew(self, *, now: float | None = None) -> Decision:
+        """Extend the lease of the hold's places, counted from now; other rules are neither asked nor charged.
+
+        If the lease had ended, places are taken anew if there are any. Otherwise the decision is a refusal, and nothing has
+        changed. The renewal of a hold that has ended is refused.
+
+        Raises:
+            ConfigError: No rule of the limiter is `concurrent`.
+        """
+        if not self._units.has_places:
+            raise ConfigError(
+                "nothing to renew: no rule of this limiter is concurrent, so the hold has no lease"
+            )
+        if self._final is not None:
+            return self.decision.as_refused()
+        places = self._units.only_places(self._costs)
+        old = self.receipts and tuple(
+            (place, receipt if cost else ())
+            for (place, receipt), cost in zip(self.receipts, places, strict=False)
+        )
+        at = self._at if now is None else instant(now)
+        decision, new = self._ask("hold", places, at, old)
+        if new is None:
+            return decision
+        with self._lock:
+            has_ended = self._final is not None
+            if not has_ended:
+                self.receipts = _merged(self.receipts, new)
+        if has_ended:  # by another thread or task, which did not know of the new lease
+            self._gate.refund(new, places, at)
+            return decision.as_refused()
+        return decision
 
     def forget(self) -> None:
         """Take the hold to be settled elsewhere, by its receipts: it does nothing more, and hooks hear no more of it."""
         self._final = self.cost
+
+    def _ask(
+        self,
+        operation: Literal["hold", "record"],
+        costs: Costs,
+        at: int | None,
+        replaces: Receipts | None = None,
+    ) -> Answer:
+        if self._quotas is not None and isinstance(costs, int):
+            costs = (costs,) * len(self._quotas)
+        return self._gate.ask(Request(operation, self.key, costs, self.tier, at, self._quotas, replaces))
+
+    def _standing(self, cost: Cost, final: Costs) -> Cost:
+        """Return a cost that stands as the caller would write it."""
+        return self._units.named(final) if isinstance(cost, Mapping) else cost
+
+    def _ended(self) -> Decision:
+        if self._confirmed is not None or not self.decision.allowed:
+            return self._confirmed or self.decision
+        return self.decision if self._final else self.decision.as_refused()
 
     def __enter__(self) -> Hold:
         self.decision.raise_if_denied()
@@ -127,23 +234,53 @@ class ObservedHold(Hold):
         decision: Decision,
         receipts: Receipts | None,
         key: Key | None,
-        cost: int,
+        cost: Cost,
         tier: str | None,
         at: int | None = None,
+        *,
+        units: Units,
+        quotas: Quotas | None = None,
     ) -> None:
-        super().__init__(gate, decision, receipts, key, cost, tier, at)
+        super().__init__(gate, decision, receipts, key, cost, tier, at, units=units, quotas=quotas)
         self._hooks = hooks
         self._call = Call(limiter, "hold", key, cost, tier)
 
-    def settle(self, cost: int, *, now: float | None = None) -> int:
+    @overload
+    def settle(self, cost: int, *, now: float | None = None) -> int: ...
+
+    @overload
+    def settle(self, cost: Mapping[str, int], *, now: float | None = None) -> Mapping[str, int]: ...
+
+    def settle(self, cost: Cost, *, now: float | None = None) -> Cost:
         was_open = self._final is None
         try:
             return super().settle(cost, now=now)
         finally:
-            # Also if the store failed: the hold is final then, too.
-            if was_open and self._final is not None:
-                self._hooks.settled(self._call, self._final)
+            self._tell(was_open)
+
+    def confirm(self, cost: Cost | None = None, *, now: float | None = None) -> Decision:
+        was_open = self._final is None
+        try:
+            return super().confirm(cost, now=now)
+        finally:
+            self._tell(was_open)
+
+    def _tell(self, was_open: bool) -> None:
+        # Also if the store failed: the hold is final then, too.
+        if was_open and self._final is not None:
+            self._hooks.settled(self._call, self._final)
 
     def __del__(self) -> None:
         if self._final is None:
             self._hooks.settled(self._call, None)
+
+
+def _any(costs: Costs) -> bool:
+    return any(costs) if isinstance(costs, tuple) else costs > 0
+
+
+def _merged(old: Receipts | None, new: Receipts) -> Receipts:
+    """Return receipts with those of places renewed."""
+    if old is None:
+        return new
+    return tuple(newer if newer[1] else entry for entry, newer in zip_longest(old, new, fillvalue=(None, ())))

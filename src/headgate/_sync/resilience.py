@@ -3,14 +3,41 @@
 
 from __future__ import annotations
 
-import threading
+import logging
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
 
-from headgate.errors import ConfigError, HeadgateError, StoreError, StoreUnavailable
+from headgate._concurrency import call_later
+from headgate.costs import Costs
+from headgate.errors import (
+    ConfigError,
+    HeadgateError,
+    StoreError,
+    StoreMisconfigured,
+    StoreOverloaded,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from headgate.keys import Key
-from headgate.rules import Rule
-from headgate.stores.base import Answer, Gate, Receipts, Store
-from headgate.stores.outage import Breaker, Health, OnStoreError, StandIn, breaker_of, check_policy
+from headgate.quota import MAX_UNITS
+from headgate.rules import SHARED, Rule, fixed_window
+from headgate.stores.base import Answer, Gate, Receipts, Store, check_deadline
+from headgate.stores.breaker import Breaker, breaker_of
+from headgate.stores.failure import OnOverload, OnStoreError, check_overload, check_policy
+from headgate.stores.outage import Health, StandIn
 from headgate.stores.request import Request
+
+logger = logging.getLogger("headgate")
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+Asker = Callable[[], None]
+"""Asks a store whether it can count, and raises if it cannot."""
+
+_PING_KEY = "ping"
+_PING_RULE = fixed_window("1/second", name="headgate.ping")
+"""What a ping records a unit of: a tiny state of its own, which is gone after a second."""
 
 
 def bind(
@@ -19,8 +46,9 @@ def bind(
     rules: tuple[Rule, ...],
     on_store_error: OnStoreError | None,
     deadline: float | None,
-) -> tuple[Gate, Health]:
-    """Return a limiter's gate on a store, and what is known of the store's health.
+    on_overload: OnOverload = "refuse",
+) -> tuple[Gate, Health, Asker | None]:
+    """Return a limiter's gate on a store, what is known of the store's health, and what asks whether it can count.
 
     A store over a network admits by default when it cannot be asked (`"open"`); the errors of any other are raised.
 
@@ -28,91 +56,243 @@ def bind(
         ConfigError: There is no such policy, or the store takes no deadline.
     """
     policy = check_policy(on_store_error or ("open" if store.remote else "raise"))
+    check_overload(on_overload)
     if deadline is not None and not store.remote and store.guarantees.shared:
         raise ConfigError(f"deadline= is for stores over a network; {type(store).__name__} has no use for it")
     gate = store.bind(limiter, rules, deadline=deadline)
-    if not store.remote and (policy == "raise" or not store.guarantees.shared):
-        return gate, Health()
+    if not store.remote and not store.guarantees.shared:
+        return gate, Health(), None
+    is_tight = deadline is not None and check_deadline(deadline) < getattr(store, "deadline", deadline)
+    patience = None if is_tight else deadline
+    ping = Ping(store, limiter, rules, patience)
+    if not store.remote and policy == "raise":
+        return gate, Health(), ping
     breaker = breaker_of(store)
-    stand_in = StandIn(limiter, rules, policy, breaker.memory)
-    return Resilient(gate, breaker, stand_in), Health(breaker, stand_in)
+    stand_in = StandIn(limiter, rules, policy, breaker.memory, on_overload)
+    health = Health(breaker, stand_in)
+    patient = store.bind(limiter, rules) if is_tight else gate
+    resilient = Resilient(gate, patient, ping, stand_in, health, is_tight)
+    return resilient, health, resilient.ping
 
 
-class Resilient:
-    """A gate that asks its store while that is worth it, and a stand-in otherwise."""
+class Ping:
+    """Finds out whether a store can count for a limiter: that it answers, and grants all that counting needs."""
 
-    def __init__(self, gate: Gate, breaker: Breaker, stand_in: StandIn) -> None:
+    def __init__(self, store: Store, limiter: str, rules: tuple[Rule, ...], deadline: float | None) -> None:
+        self.store = store
+        if store.has_rules or getattr(store, "pings_by_looking", False):
+            # A server whose own store is down answers by its policy, so to look is enough.
+            self._gate = store.bind(limiter, rules, deadline=deadline)
+            self._request = Request("peek", _key_for(rules), 0)
+        else:
+            self._gate = store.bind(limiter, (_PING_RULE,), deadline=deadline)
+            self._request = Request("record", _PING_KEY, 1)
+
+    def __call__(self) -> None:
+        """Ask the store, for as long as that may take at least by its own deadline.
+
+        Raises:
+            StoreUnavailable: It is down.
+            StoreMisconfigured: It is there and refuses.
+        """
+        self._gate.ask(self._request)
+
+    def inspect_server(self) -> None:
+        """Let the store find out what else is to be known of its server, and warn of it."""
+        inspect = getattr(self.store, "inspect_server", None)
+        if inspect is not None:
+            inspect()
+
+
+def _key_for(rules: tuple[Rule, ...]) -> Key:
+    """Return a key that fits rules."""
+    scopes = [rule.scope for rule in rules if rule.scope not in (None, SHARED)]
+    return {str(scope): _PING_KEY for scope in scopes} if scopes else _PING_KEY
+
+
+class Circuit:
+    """Calls to a store through its breaker, with probes in the background while it is open.
+
+    Args:
+        breaker: The store's.
+        probe: Asks the store for something that it can do only if it is back; raises `StoreUnavailable` if it is not.
+        is_tight: Whether calls have a deadline that is shorter than the store's own.
+    """
+
+    def __init__(self, breaker: Breaker, probe: Asker, *, is_tight: bool = False) -> None:
         self.breaker = breaker
-        self.stand_in = stand_in
-        self._gate = gate
+        self._ask_whether_back = probe
+        self._is_tight = is_tight
 
-    def ask(self, request: Request) -> Answer:
-        """Ask the store, or the stand-in if the store is not worth asking or fails."""
-        breaker, charges = self.breaker, request.operation != "peek"
+    def call(self, charges: bool, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Return what a function returns that asks the store.
+
+        Raises:
+            StoreUnavailable: The store was not asked, because it is known to be down.
+            StoreError: What the function has raised; the breaker has taken note of it.
+        """
+        breaker = self.breaker
         ticket = breaker.admit(charges)
         if ticket is None:
-            if breaker.wants_probe():
-                self._probe(request)
-            return self.stand_in.ask(request, breaker.error())
+            raise breaker.error()
         try:
-            answer = self._gate.ask(request)
+            result = function(*args)
         except StoreError as error:
-            breaker.failed(ticket, error)
-            return self.stand_in.ask(request, error)
-        except BaseException:
-            breaker.gave_up(ticket)
+            self._failed(ticket, error, self._is_tight)
             raise
-        if not breaker.is_closed:
-            breaker.succeeded(ticket, charges)
-        return answer
+        if charges and not breaker.is_well:
+            breaker.succeeded(ticket)
+        return result
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        """Give units back where they were taken; if that is the store and it is down, they stay counted."""
-        if self.stand_in.refund_local(receipts, cost, now):
-            return
-        ticket = self.breaker.admit()
-        if ticket is None:
-            self.stand_in.refund_failed(self.breaker.error())
-            return
+    def ping(self, ask: Asker) -> None:
+        """Ask the store whatever is known of it, by its own deadline, and take note of what comes of that."""
+        ticket = self.breaker.ticket
         try:
-            self._gate.refund(receipts, cost, now)
+            ask()
         except StoreError as error:
-            self.breaker.failed(ticket, error)
-            self.stand_in.refund_failed(error)
-        except BaseException:
-            self.breaker.gave_up(ticket)
-            raise
-        else:
-            self.breaker.succeeded(ticket)
-
-    def reset(self, key: Key | None) -> None:
-        """Forget; no policy can stand in for that, so a store that is down raises."""
-        self.stand_in.reset(key)
-        ticket = self.breaker.admit()
-        if ticket is None:
-            raise self.breaker.error()
-        try:
-            self._gate.reset(key)
-        except StoreError as error:
-            self.breaker.failed(ticket, error)
-            raise
-        except BaseException:
-            self.breaker.gave_up(ticket)
+            self._failed(ticket, error, is_tight=False)
             raise
         self.breaker.succeeded(ticket)
 
-    def _probe(self, request: Request) -> None:
-        """Look in the background whether the store is back."""
-        threading.Thread(target=self._look, args=(request,), daemon=True).start()
-
-    def _look(self, request: Request) -> None:
-        try:
-            self._gate.ask(Request("peek", request.key, 0, request.tier, request.now))
-        except StoreUnavailable:
-            return  # the next probe is due by itself
-        except StoreError:
-            self.breaker.probed()  # it is there, whatever it holds
-        except HeadgateError:
-            return  # the caller has asked for something impossible, and has an error for it; the next one may not
+    def _failed(self, ticket: int, error: StoreError, is_tight: bool) -> None:
+        """Take note of what an error says about the store."""
+        if isinstance(error, StoreOverloaded):
+            self.breaker.overloaded(error)
+        elif isinstance(error, StoreTimeout) and is_tight:
+            if self.breaker.suspected():
+                call_later(0, self._probe, None)
+        elif isinstance(error, StoreUnavailable):
+            self._go_on_probing(self.breaker.failed(ticket, error))
         else:
-            self.breaker.probed()
+            self.breaker.answered(ticket)
+            if not isinstance(error, StoreMisconfigured):
+                self.breaker.report(error)
+
+    def _go_on_probing(self, prober: int | None) -> None:
+        pause = None if prober is None else self.breaker.next_probe(prober)
+        if pause is not None:
+            call_later(pause, self._probe, prober)
+
+    def _probe(self, prober: int | None) -> None:
+        """Look whether the store is back, and go on doing so until it is."""
+        ticket = self.breaker.ticket
+        try:
+            self._ask_whether_back()
+        except StoreUnavailable as error:
+            self._go_on_probing(self.breaker.failed(ticket, error, is_probe=True))
+        except StoreOverloaded:
+            self._go_on_probing(prober)
+        except HeadgateError:
+            self.breaker.answered(ticket)
+        else:
+            self.breaker.succeeded(ticket)
+
+
+class Resilient:
+    """A gate that asks its store while that is worth it, and a stand-in otherwise.
+
+    Args:
+        gate: The limiter's gate on the store.
+        patient: The same with the store's own deadline.
+        ping: Whether the store can count.
+        stand_in: Who answers otherwise.
+        health: What is seen of all this from outside.
+        is_tight: Whether the gate's deadline is shorter than the store's.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        patient: Gate,
+        ping: Ping,
+        stand_in: StandIn,
+        health: Health,
+        is_tight: bool,
+    ) -> None:
+        self.breaker = breaker_of(ping.store)
+        self._gate = gate
+        self._patient = patient
+        self._ping = ping
+        self._stand_in = stand_in
+        self._health = health
+        self._circuit = Circuit(self.breaker, self._probe, is_tight=is_tight)
+        self._lost: Request | None = None
+
+    def ask(self, request: Request) -> Answer:
+        """Ask the store, or the stand-in if the store is not worth asking or fails."""
+        charges = request.operation != "peek" and request.charges
+        try:
+            answer = self._circuit.call(charges, self._ask, request)
+        except StoreError as error:
+            if isinstance(error, StoreUnavailable) and self._lost is None:
+                self._lost = request
+            self._note_misconfiguration(error)
+            return self._stand_in.ask(request, error)
+        if charges and self._health.misconfiguration is not None:
+            self._works()
+        return answer
+
+    def _ask(self, request: Request) -> Answer:
+        """Ask the store; units that it never saw are given back where they were taken, once it has taken them."""
+        if request.replaces is None or not self._stand_in.has_taken(request.replaces):
+            return self._gate.ask(request)
+        answer = self._gate.ask(request.replacing(None))
+        if answer[0].allowed:
+            self._stand_in.refund_local(request.replaces, MAX_UNITS, request.now)
+        return answer
+
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        """Give units back where they were taken; if that is the store and it is down, they stay counted."""
+        if self._stand_in.refund_local(receipts, cost, now):
+            return
+        try:
+            self._circuit.call(True, self._gate.refund, receipts, cost, now)
+        except StoreError as error:
+            self._note_misconfiguration(error)
+            self._stand_in.refund_failed(error)
+
+    def reset(self, key: Key | None) -> None:
+        """Forget; no policy can stand in for that, so a store that is down raises.
+
+        It may take rights that counting does not: that they are missing says nothing about the store.
+        """
+        self._stand_in.reset(key)
+        self._circuit.call(True, self._gate.reset, key)
+
+    def ping(self) -> None:
+        """Ask the store whether it can count, however long it is known to be down, and take note of the answer.
+
+        Raises:
+            StoreUnavailable: It is down.
+            StoreMisconfigured: It is there and refuses.
+        """
+        try:
+            self._circuit.ping(self._ping)
+        except StoreMisconfigured as error:
+            if self.breaker.has_worked:
+                self._note_misconfiguration(error)
+            raise
+        self._works()
+        self._ping.inspect_server()
+
+    def _probe(self) -> None:
+        """Ask what the store failed to answer, for another node of a cluster may be well; then whether it can count."""
+        if self._lost is not None:
+            self._patient.ask(Request("peek", self._lost.key, 0, self._lost.tier, self._lost.now))
+        self._ping()
+        self._lost = None
+
+    def _note_misconfiguration(self, error: StoreError) -> None:
+        """Log, once, that the store refuses us; raise that if it has never worked: it is still being set up."""
+        if not isinstance(error, StoreMisconfigured):
+            return
+        if not self.breaker.has_worked:
+            raise error
+        if self._health.misconfiguration is None:
+            logger.error("the store is misconfigured, its limiters answer by their policies: %s", error)
+        self._health.misconfiguration = str(error)
+
+    def _works(self) -> None:
+        if self._health.misconfiguration is not None:
+            self._health.misconfiguration = None
+            logger.warning("the store is configured well again: %r", self._ping.store)

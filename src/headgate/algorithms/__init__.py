@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import gcd
 
 from headgate.algorithms.base import Algorithm, Receipt, State, check_cost, decide_all
+from headgate.algorithms.calendar import Calendar
+from headgate.algorithms.concurrent import Concurrent
 from headgate.algorithms.fixed_window import FixedWindow
 from headgate.algorithms.sliding_window import SlidingWindow
 from headgate.algorithms.token_bucket import TokenBucket
@@ -14,6 +16,8 @@ from headgate.rules import Rule
 
 __all__ = [
     "Algorithm",
+    "Calendar",
+    "Concurrent",
     "FixedWindow",
     "Receipt",
     "SlidingWindow",
@@ -41,6 +45,10 @@ def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
         return SlidingWindow(rule.name, quota.limit, width, quota.period_us + (width if rule.strict else 0))
     if rule.kind == "sliding_log":
         return SlidingWindow(rule.name, quota.limit, 1, quota.period_us)
+    if rule.kind == "concurrent":
+        return Concurrent(rule.name, quota.limit, quota.period_us)
+    if rule.span is not None and rule.timezone is not None:
+        return Calendar(rule.name, quota.limit, rule.span, rule.timezone)
     return _token_bucket(rule, quota)
 
 

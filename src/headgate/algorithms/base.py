@@ -40,6 +40,14 @@ class Algorithm(Protocol):
         `birth` becomes that of the state if the one given is fresh.
         """
 
+    def move(
+        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+    ) -> tuple[State | None, Verdict]:
+        """As `decide`, for units that take the place of a receipt's: those are given back first.
+
+        A refusal returns the very same state and speaks of it; only its wait is that of the same call.
+        """
+
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
         """Return the state with the units counted, even beyond the limit."""
 
@@ -49,8 +57,34 @@ class Algorithm(Protocol):
     def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
         """Return the state with up to `cost` of the receipt's units given back, as far as they still count."""
 
+    def read(self, state: State, now: int) -> int:
+        """Return the time as the state reads it: `now`, or that of its newest entry if that is later."""
+
     def fresh_at(self, state: State) -> int:
         """Return the first time at which the state equals a fresh one."""
+
+
+def moved(
+    algorithm: Algorithm, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+) -> tuple[State | None, Verdict]:
+    """Give back a receipt's units and decide, for a rule whose units do not fade while they are held.
+
+    The time is read from the state that has them: by a clock that went back, units must not move to an earlier time.
+    """
+    at = now if state is None else algorithm.read(state, now)
+    after, verdict = algorithm.decide(algorithm.refund(state, receipt, receipt[-1], at), at, cost, birth)
+    if verdict.allowed:
+        reset_after = verdict.reset_after_us
+        return after, verdict._replace(reset_after_us=reset_after and reset_after + at - now)
+    return refused_move(algorithm, state, now, verdict.retry_after_us and verdict.retry_after_us + at - now)
+
+
+def refused_move(
+    algorithm: Algorithm, state: State | None, now: int, retry_after_us: int | None
+) -> tuple[State | None, Verdict]:
+    """Return the refusal of a move: the state stays, and is what the verdict shows."""
+    as_is = algorithm.decide(state, now, 0, 0)[1]
+    return state, as_is._replace(allowed=False, retry_after_us=retry_after_us)
 
 
 def check_cost(algorithms: Sequence[Algorithm], cost: int) -> None:
@@ -65,24 +99,35 @@ def check_cost(algorithms: Sequence[Algorithm], cost: int) -> None:
 
 
 def decide_all(
-    algorithms: Sequence[Algorithm], states: Sequence[State | None], now: int, cost: int, birth: int
+    algorithms: Sequence[Algorithm],
+    states: Sequence[State | None],
+    now: int,
+    costs: Sequence[int],
+    birth: int,
+    replaces: Sequence[Receipt | None] | None = None,
 ) -> tuple[Sequence[State | None], list[Verdict]]:
     """Decide several rules together: all are charged, or none.
 
-    Returns the states after the call (the very same sequence if nothing is to be written) and a verdict per rule. In a
-    refusal, a rule that would have admitted shows what it has left without this call.
+    Each rule has its cost, and may have a receipt whose units it gives back first. Returns the states after the call (the
+    very same sequence if nothing is to be written) and a verdict per rule. In a refusal, a rule that would have admitted
+    shows what it has left without this call.
     """
-    if len(algorithms) == 1:
-        new_state, verdict = algorithms[0].decide(states[0], now, cost, birth)
-        return [new_state] if verdict.allowed else states, [verdict]
     after: list[State | None] = []
     verdicts: list[Verdict] = []
-    for algorithm, state in zip(algorithms, states, strict=True):
-        new_state, verdict = algorithm.decide(state, now, cost, birth)
+    for algorithm, state, cost, receipt in zip(
+        algorithms, states, costs, replaces or (None,) * len(states), strict=True
+    ):
+        new_state, verdict = (
+            algorithm.decide(state, now, cost, birth)
+            if receipt is None
+            else algorithm.move(state, receipt, now, cost, birth)
+        )
         after.append(new_state)
         verdicts.append(verdict)
     if all(verdict.allowed for verdict in verdicts):
         return after, verdicts
+    if len(verdicts) == 1:
+        return states, verdicts
     return states, [
         algorithm.decide(state, now, 0, birth)[1] if verdict.allowed else verdict
         for algorithm, state, verdict in zip(algorithms, states, verdicts, strict=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.algorithms.base import Receipt, State, check_countable
+from headgate.algorithms.base import Receipt, State, check_countable, moved
 from headgate.decision import Verdict
 
 
@@ -35,6 +35,11 @@ class FixedWindow:
         verdict = Verdict(True, self.limit, max(0, self.limit - count), None, reset_after if count else 0)
         return (birth, index, count) if cost else state, verdict
 
+    def move(
+        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+    ) -> tuple[State | None, Verdict]:
+        return moved(self, state, receipt, now, cost, birth)
+
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
         birth, index, count = self._current(state, now, birth)
         check_countable(count, cost, self.name)
@@ -50,6 +55,9 @@ class FixedWindow:
             return state
         count = state[2] - min(cost, held)
         return (birth, index, count) if count > 0 else None
+
+    def read(self, state: State, now: int) -> int:
+        return max(now, state[1] * self.period)
 
     def fresh_at(self, state: State) -> int:
         return (state[1] + 1) * self.period

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.algorithms.base import Receipt, State, check_countable
+from headgate.algorithms.base import Receipt, State, check_countable, moved
 from headgate.decision import Verdict
 
 
@@ -52,6 +52,11 @@ class SlidingWindow:
         )
         return after if cost else state, verdict
 
+    def move(
+        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+    ) -> tuple[State | None, Verdict]:
+        return moved(self, state, receipt, now, cost, birth)
+
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
         live = self._live(state, now, birth)
         check_countable(sum(live[2::2]), cost, self.name)
@@ -71,6 +76,9 @@ class SlidingWindow:
                 after += i, kept
         return (birth, *after) if after else None
 
+    def read(self, state: State, now: int) -> int:
+        return max(now, state[-2] * self.width)
+
     def fresh_at(self, state: State) -> int:
         return state[-2] * self.width + self.lifetime
 
@@ -78,7 +86,7 @@ class SlidingWindow:
         """Return the state without the buckets that no longer count; a new one if none is left."""
         if state is None:
             return (birth,)
-        now = max(now, state[-2] * self.width)
+        now = self.read(state, now)
         first = 1
         while first < len(state) and state[first] * self.width + self.lifetime <= now:
             first += 2

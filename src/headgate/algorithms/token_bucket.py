@@ -9,7 +9,11 @@ State: birth, level, time in ticks, refunded, n, d, burst.
 The last three are the *shape* that the level was measured in. A call with another shape (a changed limit, another tier)
 converts the level, rounding against the caller. It may then be above the caller's own capacity, and is kept so: cut off at
 it, callers could get rid of what they owe by changing between tiers. But a state that has drained away in its own shape is
-fresh for every caller: a store may have forgotten it by then, and no caller must be able to tell.
+fresh for every caller: a store may have forgotten it by then, and no caller must be able to tell. A level that is more than
+can be counted in the caller's shape stays above its capacity until then.
+
+So in any span no more is admitted than the burst of its last call and the largest rate of its calls allow: between two
+charges the level drains at the rate of one of their quotas, and the last of them was within its own burst.
 
 `refunded` is the total ever given back to this state. It tells overlapping holds apart: what one hold gave back must not
 be taken for what has drained away under another. Before it leaves the exact range the state is given a new birth, so that
@@ -26,7 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.algorithms.base import Receipt, State
+from headgate.algorithms.base import Receipt, State, moved, refused_move
 from headgate.decision import Verdict
 from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
@@ -65,16 +69,40 @@ class TokenBucket:
             after = (birth, level, time, refunded, self.n, self.d, self.burst)
             return after, Verdict(True, self.burst, self._remaining(level), None, reset_after)
         # Nothing is written, so the state keeps its shape, and is fresh as soon as it is so in one of the two.
-        fresh_at = min(self._drained_at(level, time), self.fresh_at(state)) if state and level else now
-        retry_after = min(self._drained_at(excess, time), fresh_at) - now if cost else None
+        fresh_at = now
+        if state and level:
+            fresh_at = self.fresh_at(state)
+            if level <= MAX_UNITS:
+                fresh_at = min(self._drained_at(level, time), fresh_at)
+        retry_after = None
+        if cost:
+            free_at = self._drained_at(excess, time) if level <= MAX_UNITS else fresh_at
+            retry_after = min(free_at, fresh_at) - now
         return state, Verdict(not cost, self.burst, self._remaining(level), retry_after, fresh_at - now)
+
+    def move(
+        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+    ) -> tuple[State | None, Verdict]:
+        if receipt[5:8] != (self.n, self.d, self.burst):
+            # Units of another shape stay where they are, and drain away: no one could say how long to wait for both.
+            return self.decide(state, now, cost, birth)
+        after, verdict = moved(self, state, receipt, now, cost, birth)
+        if state is None or verdict.retry_after_us is None:
+            return after, verdict
+        # From some time on what drains is what would be given back, so waiting for that gains nothing. Then the wait is as
+        # long as if nothing were given back.
+        at = now + verdict.retry_after_us
+        later = self.refund(state, receipt, receipt[-1], at)
+        if self.decide(later, at, cost, birth)[1].allowed:
+            return after, verdict
+        return refused_move(self, state, now, self.decide(state, now, cost, birth)[1].retry_after_us)
 
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
         if not self.n:
             return state
         birth, level, time, refunded = self._drained(state, now // self.tick, birth)
         if level + cost * self.d > MAX_UNITS:
-            raise CostTooHigh(cost, (MAX_UNITS - level) // self.d, self.name)
+            raise CostTooHigh(cost, max(0, MAX_UNITS - level) // self.d, self.name)
         return birth, level + cost * self.d, time, refunded, self.n, self.d, self.burst
 
     def receipt(self, before: State | None, after: State, cost: int) -> Receipt:
@@ -105,6 +133,9 @@ class TokenBucket:
             birth, refunded = (birth + 1) % MAX_UNITS, 0
         return birth, level, time, refunded, n, d, burst
 
+    def read(self, state: State, now: int) -> int:
+        return max(now, state[2] * self.tick)
+
     def fresh_at(self, state: State) -> int:
         _, level, time, _, n, *_ = state
         return (time - level // -n) * self.tick
@@ -118,7 +149,9 @@ class TokenBucket:
         if level <= n * (now - time):
             return birth, 0, now, 0
         if (n, d, burst) != (self.n, self.d, self.burst):
-            level = min(-(level * self.d // -d), MAX_UNITS)
+            level = -(level * self.d // -d)
+            if level > MAX_UNITS:
+                return birth, MAX_UNITS + 1, now, 0
             # Receipts name units of the other shape: they must not be given back in this one.
             old_birth, refunded = birth, 0
         level -= self.n * (now - time)

@@ -12,7 +12,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headgate.cli import benchmark, completion, counts, databases, policies, services, starting, top
+from headgate.cli import (
+    benchmark,
+    completion,
+    counts,
+    databases,
+    policies,
+    replays,
+    services,
+    starting,
+    top,
+)
 from headgate.cli.common import DEBUG_HELP, Commands, Failure, Parser, redacted
 from headgate.errors import HeadgateError
 
@@ -49,6 +59,8 @@ def make_parser() -> Parser:
     policies.add(commands)
     counts.add(commands)
     top.add(commands)
+    commands.group("traffic of a log")
+    replays.add(commands)
     commands.group("stores")
     databases.add(commands)
     benchmark.add(commands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headgate.cli.common import Commands, optional
+from headgate.stores import check_url
 
 
 def add(commands: Commands) -> None:
@@ -21,6 +22,7 @@ def add(commands: Commands) -> None:
 
 
 def _migrate(options: argparse.Namespace) -> None:
+    check_url(options.url)
     postgres = optional("headgate.stores.postgres", "PostgreSQL", "postgres")
     for line in postgres.migrate(options.url) or ["nothing to do"]:
         print(line)

@@ -10,17 +10,22 @@ import re
 import secrets
 import sys
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from headgate.cli.common import (
     POLICY_FILE,
     SMALLEST_POLICY,
     Commands,
+    Failure,
     add_config,
     existing_policy,
     optional,
     port,
     redacted,
 )
+
+if TYPE_CHECKING:
+    from headgate.policy import Policy
 
 PERMISSIONS = ("decide", "administer")
 """What a token may be good for."""
@@ -37,7 +42,7 @@ def add(commands: Commands) -> None:
         "single values, as they do for the server; docs/how-to/policy.md says how.",
         examples=[
             "headgate check",
-            "headgate check other.toml",
+            "headgate check --connect other.toml",
             "cat other.toml | headgate check --json -",
             "HEADGATE_STORE__URL=redis://localhost headgate check",
         ],
@@ -48,6 +53,9 @@ def add(commands: Commands) -> None:
         nargs="?",
         default=POLICY_FILE,
         help=f"the policy file, or - for standard input (default: {POLICY_FILE})",
+    )
+    check.add_argument(
+        "--connect", action="store_true", help="also ask every store whether it can count; fail if one cannot"
     )
     check.add_argument("--json", action="store_true", help="print what was found as JSON")
 
@@ -124,7 +132,28 @@ def _check(options: argparse.Namespace) -> int:
             print(f"headgate: warning: {warning}", file=sys.stderr)
         if policy is not None:
             print(explain(policy))
+    if policy is not None and options.connect:
+        _connect(policy)
     return 1 if mistakes else 0
+
+
+def _connect(policy: Policy) -> None:
+    """Say of every store whether it can count.
+
+    Raises:
+        Failure: One cannot.
+    """
+    from headgate.observe import redact
+    from headgate.policy import LivePolicy
+
+    print()
+    with LivePolicy(policy) as live:
+        found = live.ping()
+        for url, error in found.items():
+            print(f"{redact(url)}: {'can count' if error is None else redact(str(error))}")
+    failures = sum(error is not None for error in found.values())
+    if failures:
+        raise Failure(f"{failures} of {len(found)} stores cannot count")
 
 
 def _serve(options: argparse.Namespace) -> int:

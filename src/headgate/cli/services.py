@@ -1,4 +1,4 @@
-"""`run` and what belongs to single services: `telegram`, `tiers`, `petitions`."""
+"""`run` and what belongs to single services: `mail`, `telegram`, `tiers`, `petitions`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import secrets
 from collections.abc import Callable
 from types import ModuleType
+from uuid import UUID
 
 from headgate.cli.common import Commands, Failure, optional, port
 
@@ -21,6 +22,7 @@ SERVICES = {
 def add(commands: Commands) -> None:
     """Add the commands of the services."""
     _add_run(commands)
+    _add_mail(commands)
     _add_telegram(commands)
     _add_tiers(commands)
     _add_petitions(commands)
@@ -44,6 +46,14 @@ def _add_run(commands: Commands) -> None:
             type=port,
             help="which port; 0 for any free one (default: the setting PORT, or 8000)",
         )
+        if name != "telegram":
+            service.add_argument(
+                "--workers",
+                metavar="N",
+                type=int,
+                default=1,
+                help="how many processes share the work; then limits must be counted outside of them (default: 1)",
+            )
         service.set_defaults(service=name)
     everything = services.add(
         "all",
@@ -54,6 +64,22 @@ def _add_run(commands: Commands) -> None:
         examples=["headgate run all"],
     )
     everything.add_argument("--host", help="where all of them listen (default: their own settings)")
+
+
+def _add_mail(commands: Commands) -> None:
+    actions = Commands(commands.add("mail", "look at and reset the send limit of the mail service"), "ACTION")
+    actions.add(
+        "inspect",
+        "show what was counted of the send limit",
+        lambda options: print(_service("mail").inspect_limit()),
+        examples=["headgate mail inspect"],
+    )
+    actions.add(
+        "reset",
+        "forget what was counted of the send limit",
+        lambda options: _service("mail").reset_limit(),
+        examples=["headgate mail reset"],
+    )
 
 
 def _add_telegram(commands: Commands) -> None:
@@ -67,15 +93,50 @@ def _add_telegram(commands: Commands) -> None:
     )
     action.add_argument("url", metavar="URL", help="where the service is reached, as https://bot.example.org")
     actions.add(
+        "webhook-info",
+        "show what Telegram says about the webhook",
+        lambda options: print(_service("telegram").webhook_info()),
+        examples=["headgate telegram webhook-info"],
+    )
+    actions.add(
+        "delete-webhook",
+        "have updates delivered nowhere, so that they can be polled",
+        lambda options: print(_service("telegram").delete_webhook()),
+        examples=["headgate telegram delete-webhook"],
+    )
+    actions.add(
+        "poll",
+        "run the bot without a public address, for development",
+        lambda options: _service("telegram").poll(),
+        about="Updates are fetched instead of delivered; Ctrl-C stops. Telegram refuses while a webhook is set.",
+        examples=["headgate telegram poll"],
+    )
+    actions.add(
         "purge",
         "forget what was counted for every user",
         lambda options: print(f"entries removed: {_service('telegram').purge_limits()}"),
         examples=["headgate telegram purge"],
     )
+    action = actions.add(
+        "inspect",
+        "show what was counted for a user",
+        lambda options: print(_service("telegram").inspect_user(options.user)),
+        examples=["headgate telegram inspect 42"],
+    )
+    action.add_argument("user", metavar="USER", help="the user's id at Telegram")
+    action = actions.add(
+        "reset",
+        "forget what was counted for a user",
+        lambda options: _service("telegram").reset_user(options.user),
+        examples=["headgate telegram reset 42"],
+    )
+    action.add_argument("user", metavar="USER", help="the user's id at Telegram")
 
 
 def _add_tiers(commands: Commands) -> None:
-    actions = Commands(commands.add("tiers", "API keys and load test of the tiers service"), "ACTION")
+    actions = Commands(
+        commands.add("tiers", "API keys, callers and load test of the tiers service"), "ACTION"
+    )
     keys = Commands(actions.add("keys", "make, list and revoke API keys"), "ACTION")
     action = keys.add(
         "create",
@@ -99,6 +160,20 @@ def _add_tiers(commands: Commands) -> None:
     )
     action.add_argument("id", metavar="ID", help="the key's id, as `list` shows it")
     action = actions.add(
+        "inspect",
+        "show what is left to a caller",
+        lambda options: _service("tiers").inspect_caller(options.caller),
+        examples=["headgate tiers inspect user:ada", "headgate tiers inspect ip:203.0.113.7"],
+    )
+    action.add_argument("caller", metavar="CALLER", help="user:ID or ip:ADDRESS")
+    action = actions.add(
+        "reset",
+        "fill the bucket of a caller",
+        lambda options: _service("tiers").reset_caller(options.caller),
+        examples=["headgate tiers reset user:ada"],
+    )
+    action.add_argument("caller", metavar="CALLER", help="user:ID or ip:ADDRESS")
+    action = actions.add(
         "load-test",
         "two instances, one Redis, flag off and on, on loopback",
         _load_test,
@@ -118,7 +193,7 @@ def _add_tiers(commands: Commands) -> None:
 
 
 def _add_petitions(commands: Commands) -> None:
-    group = commands.add("petitions", "clean up, halt and resume the petitions service")
+    group = commands.add("petitions", "clean up, halt and resume the petitions service; look at submitters")
     actions = Commands(group, "ACTION")
     actions.add(
         "cleanup",
@@ -139,10 +214,25 @@ def _add_petitions(commands: Commands) -> None:
         lambda options: _service("petitions").resume(),
         examples=["headgate petitions resume"],
     )
+    action = actions.add(
+        "inspect",
+        "show what was counted for a submitter",
+        lambda options: print(_service("petitions").inspect_submitter(options.submitter)),
+        examples=["headgate petitions inspect 0b324585-f12d-47b9-92c8-9b2e14075dd1"],
+    )
+    action.add_argument("submitter", metavar="UUID", type=UUID, help="the submitter's id")
+    action = actions.add(
+        "reset",
+        "forget what was counted for a submitter",
+        lambda options: print(f"units removed: {_service('petitions').reset_submitter(options.submitter)}"),
+        examples=["headgate petitions reset 0b324585-f12d-47b9-92c8-9b2e14075dd1"],
+    )
+    action.add_argument("submitter", metavar="UUID", type=UUID, help="the submitter's id")
 
 
 def _run(options: argparse.Namespace) -> int:
-    exit_code: int = _service(options.service).main(options.host, options.port)
+    workers = {"workers": options.workers} if "workers" in options else {}
+    exit_code: int = _service(options.service).main(options.host, options.port, **workers)
     return exit_code
 
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
+from operator import gt, sub
 from types import NoneType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from headgate.client.wire import (
     NOT_FOUND,
-    Ask,
     Response,
     alone,
+    confirm_request,
     limiter_request,
     packed_key,
+    packed_quotas,
     read_decision,
     reading,
+    renew_request,
     settle_request,
     success,
 )
+from headgate.costs import Cost, Costs, Units
 from headgate.decision import Decision
-from headgate.errors import ConfigError, CostTooHigh
+from headgate.errors import ConfigError
 from headgate.keys import Key, key_picker
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts, check_whole
+from headgate.stores.remote.gates import Ask
 from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
@@ -35,11 +39,19 @@ _PATHS = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
 """What each operation is called in the server's addresses."""
 
 
-class Held(NamedTuple):
-    """Where units are held: under this id, on the server."""
+class Held:
+    """Where units are held: under an id, on the server. A renewed hold has another one.
 
-    hold: str
-    cost: int
+    Attributes:
+        hold: The id.
+        costs: What each rule was charged.
+    """
+
+    __slots__ = ("costs", "hold")
+
+    def __init__(self, hold: str, costs: tuple[int, ...]) -> None:
+        self.hold = hold
+        self.costs = costs
 
 
 class LimiterAsks:
@@ -53,17 +65,14 @@ class LimiterAsks:
         server: What the server is called in messages.
         limiter: The limiter's name.
         rules: Its rules, as they are believed to be.
-        is_there: Called when the server has refused a question, and so is there. After an outage it would not be found
-            out otherwise: whoever looks whether it is back sees an error that is no answer.
     """
 
-    def __init__(
-        self, server: str, limiter: str, rules: tuple[Rule, ...], is_there: Callable[[], None]
-    ) -> None:
+    def __init__(self, server: str, limiter: str, rules: tuple[Rule, ...]) -> None:
         self._server = server
-        self._is_there = is_there
         self._limiter = limiter
         self._pick = key_picker(rules)
+        self._rules = rules
+        self._units = Units(limiter, rules)
         self._names = tuple(rule.name for rule in rules)
         self._is_checked = False
         self._mismatch: str | None = None
@@ -80,46 +89,71 @@ class LimiterAsks:
         if self._mismatch is not None:
             raise ConfigError(self._mismatch)  # before it charges once more by rules that are not meant here
         _check_time(request.now)
-        check_whole(request.cost)
+        self._check_cost(request.cost)
         self._pick(request.key)  # says what is wrong with it, before anything is sent
-        members = {"key": packed_key(request.key), "cost": request.cost, "tier": request.tier}
+        # The costs of a hold, though not of what is recorded above it, are the same for all rules that count the same.
+        by_rule = request.operation == "record" and isinstance(request.cost, tuple)
+        members = {
+            "key": packed_key(request.key),
+            "cost": request.cost if by_rule else self._units.by_unit(request.cost),
+            "tier": request.tier,
+            "quota": packed_quotas(self._rules, request.quotas),
+        }
         question = limiter_request(self._limiter, _PATHS[request.operation], members)
         if request.operation == "record":
             return Ask(question, self._read_recorded)
-        read = (
-            partial(self._with_receipts, request.cost)
-            if request.operation == "hold"
-            else self._without_receipts
-        )
-        return Ask(question, partial(self._heard, read))
+        if request.operation != "hold":
+            return Ask(question, self._without_receipts)
+        costs = request.costs(
+            len(self._rules) or 1
+        )  # shadow rules, which are not known here, may be all there are
+        held = request.replaces[0][0] if request.replaces else None
+        if not isinstance(held, Held):
+            return Ask(question, partial(self._with_receipts, costs))
+        anew = {**members, "cost": self._units.by_unit(held.costs), "limiter": self._limiter}
+        if any(self._units.only_places(costs)):
+            return Ask(renew_request(held.hold, anew), partial(self._renewed, held, costs))
+        return Ask(confirm_request(held.hold, self._final(costs), anew), self._without_receipts)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Ask[None] | None:
-        """Return what gives units back; `None` if they do not belong to this hold."""
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+        """Return what gives units back; nothing is asked if they do not belong to this hold."""
         _check_time(now)
         held = receipts[0][0]
-        if not isinstance(held, Held) or cost > held.cost:
-            return None
-        return Ask(settle_request(held.hold, held.cost - cost), self._read_settled)
+        costs = cost if isinstance(cost, tuple) else (cost,) * len(receipts)
+        if not isinstance(held, Held) or any(map(gt, costs, held.costs)):
+            return Ask(None, _nothing)
+        final = self._final(tuple(map(sub, held.costs, costs)))
+        return Ask(settle_request(held.hold, final), self._read_settled)
+
+    def _final(self, costs: tuple[int, ...]) -> Cost:
+        """Return what a hold has cost, without its places: they are free when it ends."""
+        if len(set(costs)) == 1 and not self._units.has_places:
+            return costs[0]
+        every = zip(self._rules, costs, strict=True)
+        return {rule.unit: cost for rule, cost in every if rule.kind != "concurrent"}
+
+    def _check_cost(self, cost: Costs) -> None:
+        for units in cost if isinstance(cost, tuple) else (cost,):
+            check_whole(units)
 
     def reset(self, key: Key | None) -> Ask[None]:
         self._pick(key)
         request = limiter_request(self._limiter, "reset", {"key": packed_key(key)})
         return Ask(alone(request), self._read_nothing)  # it takes a permission that a batch need not have
 
-    def _heard(self, read: Callable[[Response], T], answer: Response) -> T:
-        """Read an answer; one that says what is wrong with the question comes from a server that is there."""
-        try:
-            return read(answer)
-        except (ConfigError, CostTooHigh):
-            self._is_there()
-            raise
-
     def _without_receipts(self, response: Response) -> Answer:
         return self._read_decision(response), None
 
-    def _with_receipts(self, cost: int, response: Response) -> Answer:
+    def _with_receipts(self, costs: tuple[int, ...], response: Response) -> Answer:
         decision, hold = self._read_hold(response)
-        return decision, None if hold is None else ((Held(hold, cost), ()),)
+        return decision, None if hold is None else _receipts(Held(hold, costs), costs)
+
+    def _renewed(self, held: Held, costs: tuple[int, ...], response: Response) -> Answer:
+        decision, hold = self._read_hold(response)
+        if hold is None:
+            return decision, None
+        held.hold = hold
+        return decision, _receipts(held, costs)
 
     def _read_recorded(self, response: Response) -> Answer:
         self._read_nothing(response)
@@ -157,9 +191,17 @@ class LimiterAsks:
             raise ConfigError(self._mismatch)
 
 
+def _receipts(held: Held, costs: tuple[int, ...]) -> Receipts:
+    return tuple((held, (units,) if units else ()) for units in costs)
+
+
 def _check_time(now: int | None) -> None:
     if now is not None:
         raise ConfigError("a server decides by its own time: leave out now= and clock=")
+
+
+def _nothing(response: Response) -> None:
+    """Read what was not asked for."""
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import httpx
 
 from headgate.client.wire import HttpRequest, Response
-from headgate.errors import ConfigError, StoreUnavailable
+from headgate.errors import ConfigError, StoreTimeout, StoreUnavailable
 
 Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
 
@@ -32,6 +32,7 @@ class Endpoint:
 
     Attributes:
         name: What it is called in messages; without credentials.
+        is_transport_given: Whether requests are sent by a transport of the user's, which is not ours to close.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Endpoint:
             raise ConfigError(f"{base} has a token in its URL and another in token=; say it once")
         self.name = str(base).rstrip("/")
         self._given = transport
+        self.is_transport_given = transport is not None
         self._tls: ssl.SSLContext | bool = (
             False  # for http:// none is made: that takes longer than many calls
         )
@@ -92,12 +94,8 @@ class Endpoint:
     def error(self, cause: BaseException) -> StoreUnavailable:
         """Return what it means to us that there was no answer."""
         if isinstance(cause, (httpx.TimeoutException, TimeoutError)):
-            return StoreUnavailable(f"{self.name} did not answer in time")
+            return StoreTimeout(f"{self.name} did not answer in time")
         return StoreUnavailable(f"{self.name}: {str(cause) or type(cause).__name__}")
-
-    def closed(self) -> StoreUnavailable:
-        """Return the error of a call after the store was closed."""
-        return StoreUnavailable(f"{self.name}: the store was closed")
 
 
 def unpacked(response: httpx.Response) -> Response:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 from headgate import AsyncLimiter, Limiter
 from headgate.client.asks import LimiterAsks
 from headgate.client.endpoint import Endpoint, Transport
-from headgate.client.tasks import Pipes
-from headgate.client.threads import Lines
+from headgate.client.peer import ServerPeer
 from headgate.client.values import KeyState, ServerLimiter, WaitHint
 from headgate.client.wire import (
-    Ask,
     HttpRequest,
-    Response,
     alone,
     find_limiter,
     limiter_request,
@@ -28,13 +25,16 @@ from headgate.client.wire import (
     read_wait_hint,
     reading,
 )
-from headgate.errors import ConfigError, HeadgateError
+from headgate.costs import Cost
 from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts, check_whole
-from headgate.stores.outage import OnStoreError, breaker_of, local
-from headgate.stores.request import Request
+from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline, check_whole
+from headgate.stores.breaker import stop_probes
+from headgate.stores.failure import OnStoreError
+from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote.tasks import AsyncEngine
+from headgate.stores.remote.threads import ThreadEngine
 
 T = TypeVar("T")
 
@@ -48,8 +48,7 @@ class ServerStore:
     Args:
         url: Where it is, as `http://127.0.0.1:8080`; `https://:TOKEN@host` has the token in it.
         token: The bearer token to log in with, if the server has tokens.
-        deadline: Seconds after which a call is given up, with `StoreUnavailable`. Threads wait so long for each step of a
-            call (connecting, sending, reading), tasks for the whole of it.
+        deadline: Seconds after which a call is given up, with `StoreUnavailable`.
         tls: How to check the certificate of an https:// server, if not as the operating system does.
         transport: What to send requests with, instead of httpx's own: a test's.
 
@@ -87,24 +86,29 @@ class ServerStore:
         transport: Transport | None = None,
     ) -> None:
         self.endpoint = Endpoint(url, token, tls, transport)
-        self.deadline = _checked(deadline)
-        self._lines = Lines(self.endpoint)
-        self._pipes: dict[float, Pipes] = {}
+        self.deadline = check_deadline(deadline)
+        peer = ServerPeer(self.endpoint)
+        self._threads = ThreadEngine(peer, self.deadline)
+        self._tasks = AsyncEngine(peer, self.deadline)
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         """Return the operations of the server's limiter of that name; calls are given up after `deadline` seconds.
 
         The first decision raises ConfigError if the server's rules have other names.
         """
-        seconds = self.deadline if deadline is None else _checked(deadline)
-        return _ServerGate(self._asks(limiter, rules), partial(self._lines.call, deadline=seconds))
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
+        if self.endpoint.is_transport_given:
+            self.endpoint.transport()  # fails here rather than at the first call
+        return RemoteGate(self.endpoint.name, self._asks(limiter, rules), self._threads, limiter, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """As `bind`, for coroutines."""
-        seconds = self.deadline if deadline is None else _checked(deadline)
-        return _AsyncServerGate(self._asks(limiter, rules), self._pipes_within(seconds))
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
+        if self.endpoint.is_transport_given:
+            self.endpoint.async_transport()  # fails here rather than at the first call
+        return AsyncRemoteGate(self.endpoint.name, self._asks(limiter, rules), self._tasks, limiter, seconds)
 
     def limiter(
         self,
@@ -123,7 +127,7 @@ class ServerStore:
             StoreUnavailable: It cannot be asked.
         """
         found = self._call(self._ask_for_limiter(name))
-        policy = on_store_error or _policy_of(found)
+        policy = on_store_error or found.on_store_error
         return Limiter(
             *found.rules, name=name, store=self, on_store_error=policy, deadline=deadline, hooks=hooks
         )
@@ -138,7 +142,7 @@ class ServerStore:
     ) -> AsyncLimiter:
         """As `limiter`, for coroutines."""
         found = await self._acall(self._ask_for_limiter(name))
-        policy = on_store_error or _policy_of(found)
+        policy = on_store_error or found.on_store_error
         return AsyncLimiter(
             *found.rules, name=name, store=self, on_store_error=policy, deadline=deadline, hooks=hooks
         )
@@ -155,13 +159,13 @@ class ServerStore:
         return await self._acall(self._ask_for_limiters())
 
     def wait_hint(
-        self, limiter: str, key: Key | None = None, cost: int = 1, *, tier: str | None = None
+        self, limiter: str, key: Key | None = None, cost: Cost = 1, *, tier: str | None = None
     ) -> WaitHint:
         """Return when a call would be admitted, and take nothing."""
         return self._call(self._ask_for_hint(limiter, key, cost, tier))
 
     async def async_wait_hint(
-        self, limiter: str, key: Key | None = None, cost: int = 1, *, tier: str | None = None
+        self, limiter: str, key: Key | None = None, cost: Cost = 1, *, tier: str | None = None
     ) -> WaitHint:
         """As `wait_hint`, for coroutines."""
         return await self._acall(self._ask_for_hint(limiter, key, cost, tier))
@@ -175,19 +179,19 @@ class ServerStore:
         return await self._acall(self._ask_for_states(key, tier))
 
     def close(self) -> None:
-        """Close all connections; those of event loops as soon as these run. Calls of other threads under way may fail."""
-        self._lines.close()
-        for pipes in self._pipes.values():
-            pipes.close()
+        """Close all connections; those of event loops as soon as these run."""
+        stop_probes(self)
+        self._threads.close()
+        self._tasks.close()
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
-        for pipes in self._pipes.values():
-            await pipes.aclose()
-        self._lines.close()
+        stop_probes(self)
+        await self._tasks.aclose()
+        self._threads.close()
 
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> LimiterAsks:
-        return LimiterAsks(self.endpoint.name, limiter, rules, breaker_of(self).probed)
+        return LimiterAsks(self.endpoint.name, limiter, rules)
 
     def _ask_for_limiters(self) -> Ask[tuple[ServerLimiter, ...]]:
         return Ask(
@@ -199,8 +203,9 @@ class ServerStore:
         read = partial(find_limiter, self.endpoint.name, name)
         return Ask(HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read))
 
-    def _ask_for_hint(self, limiter: str, key: Key | None, cost: int, tier: str | None) -> Ask[WaitHint]:
-        check_whole(cost)
+    def _ask_for_hint(self, limiter: str, key: Key | None, cost: Cost, tier: str | None) -> Ask[WaitHint]:
+        for units in cost.values() if isinstance(cost, Mapping) else (cost,):
+            check_whole(units)
         members = {"key": packed_key(key), "cost": cost, "tier": tier}
         request = limiter_request(limiter, "wait-hint", members)
         return Ask(alone(request), reading(self.endpoint.name, read_wait_hint))
@@ -210,16 +215,10 @@ class ServerStore:
         return Ask(request, reading(self.endpoint.name, read_key_states))
 
     def _call(self, ask: Ask[T]) -> T:
-        return ask.read(self._lines.call(ask.request, self.deadline))
+        return ask.read(self._threads.call(ask.request, monotonic() + self.deadline))
 
     async def _acall(self, ask: Ask[T]) -> T:
-        return ask.read(await self._pipes_within(self.deadline).call(ask.request))
-
-    def _pipes_within(self, deadline: float) -> Pipes:
-        pipes = self._pipes.get(deadline)
-        if pipes is None:
-            pipes = self._pipes.setdefault(deadline, Pipes(self.endpoint, deadline))
-        return pipes
+        return ask.read(await self._tasks.start(ask.request, monotonic() + self.deadline))
 
     def __enter__(self) -> ServerStore:
         return self
@@ -235,78 +234,3 @@ class ServerStore:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.endpoint.name}>"
-
-
-class _ServerGate:
-    """A limiter's rules, for threads."""
-
-    def __init__(self, asks: LimiterAsks, send: Callable[[HttpRequest], Response]) -> None:
-        self._asks = asks
-        self._send = send
-
-    def ask(self, request: Request) -> Answer:
-        ask = self._asks.ask(request)
-        return ask.read(self._send(ask.request))
-
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        ask = self._asks.refund(receipts, cost, now)
-        if ask is not None:
-            ask.read(self._send(ask.request))
-
-    def reset(self, key: Key | None) -> None:
-        ask = self._asks.reset(key)
-        ask.read(self._send(ask.request))
-
-
-class _AsyncServerGate:
-    """A limiter's rules, for tasks.
-
-    A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
-    released; and what has been used or is given back is sent to the end.
-    """
-
-    def __init__(self, asks: LimiterAsks, pipes: Pipes) -> None:
-        self._asks = asks
-        self._pipes = pipes
-
-    async def ask(self, request: Request) -> Answer:
-        ask = self._asks.ask(request)
-        if request.operation == "record":
-            return ask.read(await self._pipes.call_to_the_end(ask.request))
-        if request.operation == "hold":
-            release = partial(self._release, ask, request.cost)
-            return ask.read(await self._pipes.call_watched(ask.request, release))
-        return ask.read(await self._pipes.call(ask.request))
-
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        ask = self._asks.refund(receipts, cost, now)
-        if ask is not None:
-            ask.read(await self._pipes.call_to_the_end(ask.request))
-
-    async def reset(self, key: Key | None) -> None:
-        ask = self._asks.reset(key)
-        ask.read(await self._pipes.call_to_the_end(ask.request))
-
-    def _release(self, ask: Ask[Answer], cost: int, response: Response) -> None:
-        """Give back a hold whose caller was cancelled; what cannot be given back counts until it expires."""
-        try:
-            _, receipts = ask.read(response)
-            release = None if receipts is None else self._asks.refund(receipts, cost, None)
-            if release is not None:
-                self._pipes.start(release.request)
-        except HeadgateError:
-            return  # nothing was taken, or the store was closed
-
-
-def _policy_of(limiter: ServerLimiter) -> OnStoreError:
-    """Return the failure policy of a limiter's policy file; a share of less than one percent is told as none."""
-    if limiter.on_store_error == "closed":
-        return "closed"
-    share = re.fullmatch(r"local ([0-9.]+)%", limiter.on_store_error)
-    return local(max(1.0, float(share[1])) / 100) if share else "open"
-
-
-def _checked(deadline: float) -> float:
-    if not 0 < deadline < 3600:  # also false for NaN
-        raise ConfigError(f"a deadline is a number of seconds above 0, not {deadline!r}")
-    return float(deadline)

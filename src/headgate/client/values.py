@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headgate.rules import Rule
+from headgate.stores.failure import OnStoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class ServerLimiter:
         rules: The rules that decide.
         shadow: Rules that only count what they would have refused.
         store: Where the server counts; without credentials.
-        on_store_error: What the server answers when that store cannot be asked: `open`, `closed` or `local 25%`.
+        on_store_error: What the server answers when that store cannot be asked: its failure policy.
         default_tier: The tier of callers that have none, or one that no rule knows.
         headers: Which headers HTTP edges send.
     """
@@ -26,7 +27,7 @@ class ServerLimiter:
     rules: tuple[Rule, ...]
     shadow: tuple[Rule, ...]
     store: str
-    on_store_error: str
+    on_store_error: OnStoreError
     default_tier: str | None
     headers: str
 

@@ -1,7 +1,6 @@
 """What is said to a server and what its answers mean; nothing here sends anything.
 
-An `Ask` is a request together with the way to read its answer, so that threads and tasks differ in nothing but how they
-carry one to the server and the other back.
+A request comes together with the way to read its answer (`Ask`).
 """
 
 from __future__ import annotations
@@ -9,16 +8,18 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 from urllib.parse import quote
 
 from headgate.client.values import KeyState, RuleState, ServerLimiter, WaitHint
 from headgate.clock import to_microseconds
+from headgate.costs import Cost
 from headgate.decision import Decision, Verdict
-from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreConflict, StoreUnavailable
+from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreMisconfigured, StoreUnavailable
 from headgate.keys import Key, PlainKey
-from headgate.rules import Kind, Rule, make_rule
+from headgate.quota import Quotas
+from headgate.rules import REQUESTS, Kind, Rule, calendar, concurrent, make_rule
+from headgate.stores.failure import policy_from_data
 
 T = TypeVar("T")
 
@@ -60,14 +61,6 @@ class Response(NamedTuple):
 
     status: int
     body: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Ask(Generic[T]):
-    """A request, and how to read its answer; reading raises what the answer means if it is no success."""
-
-    request: HttpRequest
-    read: Callable[[Response], T]
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
@@ -121,15 +114,39 @@ def alone(request: HttpRequest) -> HttpRequest:
     return request._replace(entry=None)
 
 
-def settle_request(hold: str, cost: int) -> HttpRequest:
+def settle_request(hold: str, cost: Cost) -> HttpRequest:
     """Return the request to settle a hold; the first one counts, so it may be asked again."""
+    return _hold_request(hold, "settle", {"cost": cost})._replace(may_repeat=True)
+
+
+def confirm_request(hold: str, cost: Cost, anew: Mapping[str, object]) -> HttpRequest:
+    """Return the request to confirm a hold; if the server has forgotten it, its units are taken anew."""
+    return _hold_request(hold, "confirm", {"cost": cost, "anew": anew})
+
+
+def renew_request(hold: str, anew: Mapping[str, object]) -> HttpRequest:
+    """Return the request to renew a hold; if the server has forgotten it, its places are taken anew."""
+    return _hold_request(hold, "renew", {"anew": anew})
+
+
+def _hold_request(hold: str, operation: str, members: Mapping[str, object]) -> HttpRequest:
     return HttpRequest(
         "POST",
-        f"/v1/holds/{quote(hold, safe='')}/settle",
-        packed({"cost": cost}),
-        packed({"hold": hold, "operation": "settle", "cost": cost}),
-        may_repeat=True,
+        f"/v1/holds/{quote(hold, safe='')}/{operation}",
+        packed(members),
+        packed({"hold": hold, "operation": operation, **members}),
     )
+
+
+def packed_quotas(rules: tuple[Rule, ...], quotas: Quotas | None) -> dict[str, str | int] | None:
+    """Return the quotas of a call by the names of the rules, as a policy file would have them."""
+    if quotas is None:
+        return None
+    return {
+        rule.name: quota.limit if rule.kind == "concurrent" else rule.text_of(quota)
+        for rule, quota in zip(rules, quotas, strict=True)
+        if quota is not None
+    }
 
 
 def batch_request(entries: list[bytes]) -> HttpRequest:
@@ -144,7 +161,8 @@ def success(server: str, answer: Response) -> Any:
     """Return the body of an answer.
 
     Raises:
-        ConfigError: What was asked can never be answered: a bad key, an unknown limiter, a missing permission.
+        ConfigError: What was asked can never be answered: a bad key, an unknown limiter.
+        StoreMisconfigured: The server does not let us in, or is elsewhere.
         CostTooHigh: No waiting would ever admit the cost.
         StoreUnavailable: The server cannot answer now.
     """
@@ -159,17 +177,17 @@ def failure(server: str, answer: Response) -> HeadgateError:
     problem = body if isinstance(body, dict) else {}
     match problem:
         case {"cost": int(cost), "capacity": int(capacity), "rule": str(rule)}:
-            return CostTooHigh(cost, capacity, rule)
+            return CostTooHigh(cost, capacity, rule, problem.get("unit", REQUESTS))
     detail = problem.get("detail") or problem.get("title")
     said = f"{server} answered {status}{f': {detail}' if detail else ''}"
     if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
         return StoreUnavailable(said)
     if status == 401:
-        return ConfigError(f"{said}; give the store a token= that the server knows")
+        return StoreMisconfigured(f"{said}; give the store a token= that the server knows")
     if status == 403:
-        return ConfigError(f"{said}; what the token may do is said in the server's policy file")
-    if 300 <= status < 400:
-        return ConfigError(f"{said}; give the store the URL that this one redirects to")
+        return StoreMisconfigured(f"{said}; what the token may do is said in the server's policy file")
+    if status == 421 or 300 <= status < 400:
+        return StoreMisconfigured(f"{said}; give the store the URL of the server itself")
     return ConfigError(said)
 
 
@@ -193,7 +211,7 @@ def batch_answers(answer: Response, count: int) -> list[Response]:
 def reading(server: str, read: Callable[[Any], T]) -> Callable[[Response], T]:
     """Return a way to read an answer, from the way to read its body.
 
-    It raises what `success` raises, and StoreConflict if the body is not what a Headgate server says.
+    It raises what `success` raises, and StoreMisconfigured if the body is not what a Headgate server says.
     """
 
     def read_answer(answer: Response) -> T:
@@ -203,7 +221,7 @@ def reading(server: str, read: Callable[[Any], T]) -> Callable[[Response], T]:
         except HeadgateError:
             raise
         except _UNREADABLE as error:
-            raise StoreConflict(f"{server} did not answer as a Headgate server does") from error
+            raise StoreMisconfigured(f"{server} did not answer as a Headgate server does") from error
 
     return read_answer
 
@@ -267,7 +285,7 @@ def read_limiter(body: dict[str, Any]) -> ServerLimiter:
         rules=tuple(map(_read_rule, body["rules"])),
         shadow=tuple(map(_read_rule, body["shadow"])),
         store=body["store"],
-        on_store_error=body["on_store_error"],
+        on_store_error=policy_from_data(body["on_store_error"]),
         default_tier=body["default_tier"],
         headers=body["headers"],
     )
@@ -276,6 +294,12 @@ def read_limiter(body: dict[str, Any]) -> ServerLimiter:
 def _read_rule(body: dict[str, Any]) -> Rule:
     if body["kind"] not in get_args(Kind):
         raise ValueError(f"no such kind of rule: {body['kind']!r}")
+    unit = body.get("unit", REQUESTS)  # servers of an earlier version count nothing else
+    own = {"unit": unit, **{name: body[name] for name in ("scope", "tiers", "name")}}
+    if body["kind"] == "concurrent":
+        return concurrent(body["quota"], lease=body["lease"], **own)
+    if body["kind"] == "calendar":
+        return calendar(body["quota"], timezone=body["timezone"], **own)
     return make_rule(
         body["kind"],
         body["quota"],
@@ -284,6 +308,7 @@ def _read_rule(body: dict[str, Any]) -> Rule:
         body["name"],
         body["buckets"],
         body["strict"],
+        unit=unit,
     )
 
 

@@ -17,6 +17,7 @@ import uvicorn
 
 from headgate.demo.errors import DemoError
 from headgate.demo.ports import url_of
+from headgate.hosting import configuration
 
 _GOODBYE_SECONDS = 2  # for requests under way
 _POLL_SECONDS = 0.01
@@ -46,17 +47,7 @@ class Hosted:
         self._listener = listener
         self._before_stop = before_stop
         self._server = _Server(
-            uvicorn.Config(
-                app,
-                http=http,
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # whom to believe is for the applications to say
-                timeout_graceful_shutdown=_GOODBYE_SECONDS,
-            )
+            configuration(app, http=http, ws="none", timeout_graceful_shutdown=_GOODBYE_SECONDS)
         )
         self._task: asyncio.Task[None] | None = None
 

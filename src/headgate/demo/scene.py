@@ -17,7 +17,7 @@ from uuid import uuid4
 import httpx
 
 from headgate.apps.telegram.webhook import REFUSAL
-from headgate.apps.tiers.config import sqlalchemy_url
+from headgate.apps.tiers.config import Settings as TiersSettings
 from headgate.apps.tiers.keys import KeyTable
 from headgate.demo.customers import Customers
 from headgate.demo.hosting import Hosted
@@ -183,7 +183,7 @@ async def _start_all(stack: AsyncExitStack, hosted: list[Hosted]) -> None:
 
 async def _api_keys(database_url: str) -> dict[str, str]:
     """Make a key for each tier, and one for whoever tries the demo."""
-    table = KeyTable(sqlalchemy_url(database_url))
+    table = KeyTable(TiersSettings(database_url=database_url).database)
     try:
         keys = {tier: (await table.create(f"{tier}-user", tier)).key for tier in _TIERS}
         keys["you"] = (await table.create("you", "plus")).key

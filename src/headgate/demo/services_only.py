@@ -12,13 +12,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from headgate.apps.mail.config import SettingsError as MailSettingsError
 from headgate.demo.hosting import Hosted
 from headgate.demo.logs import log_everything
 from headgate.demo.ports import listen
 from headgate.demo.services import PORTS, make_service
 from headgate.demo.signals import StopSignals
 from headgate.errors import HeadgateError
+from headgate.observe import redact
 
 __all__ = ["run", "variables_of"]
 
@@ -45,7 +45,7 @@ async def _run(host: str | None) -> int:
             each.on_end(lambda gone: _tell(gone.name, ended, stop))
         await stop.wait()
     except _Unusable as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         return 2
     finally:
         await asyncio.gather(*(each.stop() for each in hosted))
@@ -66,7 +66,7 @@ def _hosted(name: str, variables: Mapping[str, str], host: str | None) -> Hosted
 def _made(name: str, variables: Mapping[str, str]) -> Any:
     try:
         return make_service(name, variables)
-    except (HeadgateError, MailSettingsError) as error:
+    except HeadgateError as error:
         raise _Unusable("\n".join(f"{name}: {line}" for line in str(error).splitlines())) from error
 
 

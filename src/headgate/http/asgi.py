@@ -108,6 +108,9 @@ class RateLimitMiddleware:
                 if scope["type"] == "http" and self._answers_for(outer):
                     await respond(scope, receive, send, _EXCEPTION)
             raise
+        finally:
+            if is_first and exchange.places:
+                await exchange.end()
 
     def _answers_for(self, outer: Any) -> bool:
         """Return whether no one else would answer to an exception with more than a plain 500.

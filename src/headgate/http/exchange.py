@@ -2,12 +2,14 @@
 
 Several limits may be asked about one request, some of them deep inside of the application. The first one begins the exchange
 and puts it into the scope (in WSGI, the environment); the others find it there. When the response starts, the exchange
-settles what depends on its status, and adds the fields of all limits.
+settles what depends on its status, and adds the fields of all limits. Places in `concurrent` rules are held until the
+request is over: what began the exchange ends it, whatever happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Generic
 
 from headgate import AsyncLimiter
@@ -36,7 +38,7 @@ SWITCHING_PROTOCOLS = 101
 SERVER_ERROR = 500
 POLICY_VIOLATION = 1008
 
-NOT_GIVEN_BACK = "%d held units could not be given back"
+NOT_GIVEN_BACK = "%s held units could not be given back"
 """Logged instead of raised: the response is worth more than the units, which expire by themselves."""
 
 
@@ -46,13 +48,15 @@ class Exchange(Generic[AnyLimiter]):
     Attributes:
         asked: What each limit has answered, in order.
         holds: What is held until the status of the response is known: the place in `asked`, the limit and the hold.
+        places: Holds with places, which end when the request is over, each with its cost as far as it is known.
     """
 
-    __slots__ = ("asked", "holds")
+    __slots__ = ("asked", "holds", "places")
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.holds: list[tuple[int, RequestLimit[AnyLimiter], Any]] = []
+        self.places: dict[Any, Any] = {}
 
     def add(self, version: Version[AnyLimiter], question: Request, decision: Decision) -> None:
         """Note a limit's decision for the response."""
@@ -67,15 +71,31 @@ class Exchange(Generic[AnyLimiter]):
         names = writer.names if len(self.asked) == 1 else distinct_names(self.asked)[-1]
         return refusal(decision, names, accept)
 
-    def final_costs(self, status: int) -> Iterator[tuple[Any, int]]:
-        """Yield each hold with the units that stay taken: none if its limit does not count this status."""
+    def hold(self, version: Version[AnyLimiter], limit: RequestLimit[AnyLimiter], hold: Any) -> Decision:
+        """Keep a hold for the response, and return its decision."""
+        self.holds.append((len(self.asked), limit, hold))
+        if hold.allowed and version.limiter.units.has_places:
+            self.places[hold] = hold.cost  # a request that ends without a status counts
+        decision: Decision = hold.decision
+        return decision
+
+    def final_costs(self, status: int) -> Iterator[tuple[Any, Any]]:
+        """Yield each hold that ends now, with the units that stay taken: none if its limit does not count this status."""
         holds, self.holds = self.holds, []
         for place, limit, hold in holds:
-            if not hold.allowed or limit.counts is None or limit.counts(status):
-                yield hold, hold.cost
-            else:
+            cost = hold.cost
+            if hold.allowed and limit.counts is not None and not limit.counts(status):
                 self.asked[place] = released(self.asked[place], hold.cost)
-                yield hold, 0
+                cost = 0
+            if hold in self.places:
+                self.places[hold] = cost
+            else:
+                yield hold, cost
+
+    def over(self) -> list[tuple[Any, Any]]:
+        """Return the holds with places, now that the request is over, with the units that stay taken."""
+        places, self.places = self.places, {}
+        return list(places.items())
 
 
 class ASGIExchange(Exchange[AsyncLimiter]):
@@ -88,7 +108,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     __slots__ = ("_send", "started")
 
     def __init__(self, send: Send) -> None:
-        self.asked, self.holds = [], []
+        self.asked, self.holds, self.places = [], [], {}
         self.started = False
         self._send = send
 
@@ -106,7 +126,10 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         try:
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
             version = limit.version  # once: the limiter's policy may change while it decides
-            if limit.counts is None:
+            units = version.limiter.units
+            if limit.counts is None and not units.has_places:
+                if type(question.cost) is not int:
+                    question.cost = units.costs(question.cost)
                 gate = version.limiter.gate
                 # One that never waits needs no coroutine.
                 decision, _ = (
@@ -114,8 +137,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
                 )
             else:
                 hold = await version.limiter.hold(question.key, question.cost, tier=question.tier)
-                decision = hold.decision
-                self.holds.append((len(self.asked), limit, hold))
+                decision = self.hold(version, limit, hold)
         except CostTooHigh as error:
             return too_costly(error, accepted_by(scope))
         self.add(version, question, decision)
@@ -134,11 +156,15 @@ class ASGIExchange(Exchange[AsyncLimiter]):
 
     async def settle(self, status: int) -> None:
         """Make final what was held."""
-        for hold, cost in self.final_costs(status):
-            try:
-                await hold.settle(cost)
-            except StoreError:
-                logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
+        await _settle_all(self.final_costs(status))
+
+    async def end(self) -> None:
+        """Free the places of the request, which is over; also if it was cancelled, and is so again meanwhile."""
+        if self.places:
+            task = asyncio.ensure_future(_settle_all(self.over()))
+            _ending.add(task)  # an event loop alone does not keep its tasks
+            task.add_done_callback(_ending.discard)
+            await asyncio.shield(task)
 
     async def _settle_and_send(self, message: Message) -> None:
         await self.settle(message.get("status", SWITCHING_PROTOCOLS))
@@ -147,6 +173,17 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     def _with_fields(self, message: Message) -> Message:
         # A new message: the application may send the very same one every time.
         return dict(message, headers=replaced(message.get("headers", ()), all_fields(self.asked)))
+
+
+_ending: set[asyncio.Future[None]] = set()
+
+
+async def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
+    for hold, cost in finals:
+        try:
+            await hold.settle(cost)
+        except StoreError:
+            logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:

@@ -200,6 +200,10 @@ class Limit:
     def _unsent(self, scope: Scope) -> Unsent:
         if self.request_limit.counts is not None:
             raise ConfigError("count= needs the status of the response: call install(app) once")
+        if self.request_limit.version.limiter.units.has_places:
+            raise ConfigError(
+                "a concurrent rule holds until the response is sent, which only install(app) can see: call it once"
+            )
         exchange = scope[EXCHANGE] = Unsent()
         return exchange
 
@@ -263,6 +267,8 @@ class _Exchanges:
             if not exchange.started:
                 await exchange.settle(SERVER_ERROR)
             raise
+        finally:
+            await exchange.end()
 
 
 def active_limits(dependant: Any) -> list[Limit]:

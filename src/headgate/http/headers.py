@@ -23,10 +23,11 @@ from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from headgate.clock import MICROSECONDS
+from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.quota import Quota
-from headgate.rules import Rule
+from headgate.rules import REQUESTS, Rule
 
 Field = tuple[bytes, bytes]
 Header = TypeVar("Header", bound=tuple[bytes | str, bytes | str])
@@ -135,10 +136,16 @@ class Writer:
 
     def policy_field(self, tier: str | None, strings: Sequence[bytes]) -> Field:
         items = (
-            _policy_item(string if self._revision == 11 else b"", rule.quota_for(tier))
+            _policy_item(string if self._revision == 11 else b"", rule, rule.quota_for(tier))
             for string, rule in zip(strings, self._rules, strict=True)
         )
         return b"ratelimit-policy", b", ".join(items)
+
+    def costs(self, cost: Cost, count: int) -> list[int]:
+        """Return what a call costs each of the rules that decided."""
+        if isinstance(cost, int) or count != len(self._rules):  # a server decides by its own rules
+            return [cost if isinstance(cost, int) else 0] * count
+        return [cost.get(rule.unit, 0) for rule in self._rules]
 
     def _earlier_draft(self, decision: Decision, reset_us: int | None, wait: int | None) -> list[Field]:
         """Return the fields of revisions that show the rule that binds only."""
@@ -199,16 +206,16 @@ def _is_legacy(name: bytes | str) -> bool:
     return name[:12].lower() in (b"x-ratelimit-", "x-ratelimit-")
 
 
-def released(asked: Asked, cost: int) -> Asked:
+def released(asked: Asked, cost: Cost) -> Asked:
     """Return the same after the units have been given back: nothing was taken."""
     writer, decision, tier, now = asked
-    return writer, _without(decision, cost), tier, now
+    return writer, _without(decision, writer.costs(cost, len(decision.names))), tier, now
 
 
-def _without(decision: Decision, cost: int) -> Decision:
+def _without(decision: Decision, costs: Sequence[int]) -> Decision:
     verdicts = [
         verdict._replace(remaining=min(verdict.limit, verdict.remaining + cost))
-        for verdict in decision.verdicts
+        for verdict, cost in zip(decision.verdicts, costs, strict=True)
     ]
     return Decision.make(decision.names, verdicts, degraded=decision.degraded)
 
@@ -262,12 +269,17 @@ def _string(name: str) -> bytes:
     return b'"%b"' % name.encode("ascii").replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
-def _policy_item(string: bytes, quota: Quota) -> bytes:
+def _policy_item(string: bytes, rule: Rule, quota: Quota) -> bytes:
     limit = min(quota.limit, LARGEST_INTEGER)
     item = b"%b;q=%d" % (string, limit) if string else b"%d" % limit
+    unit = f"concurrent-{rule.unit}" if rule.kind == "concurrent" else rule.unit
+    if string and unit != REQUESTS:
+        item = b"%b;qu=%b" % (item, _string(wire_name(unit)))
     seconds, fraction = divmod(quota.period_us, MICROSECONDS)
     # A window is whole seconds or not mentioned: 1 for 0.1 would promise a tenth of what is allowed.
-    return item if fraction else b"%b;w=%d" % (item, seconds)
+    # A lease is no window, and months have no one length.
+    has_window = not fraction and rule.kind not in ("concurrent", "calendar")
+    return b"%b;w=%d" % (item, seconds) if has_window else item
 
 
 def _left(decision: Decision, wait: int | None, strings: Sequence[bytes]) -> bytes:

@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 
 from headgate import AsyncLimiter, Limiter
 from headgate.clock import SteadyClock, WallClock
+from headgate.costs import Cost as Units
 from headgate.errors import ConfigError
 from headgate.http.headers import Fields, Writer
 from headgate.http.keys import KeyFunction, by_address
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import check_whole
 from headgate.stores.request import Request
 
 AnyLimiter = TypeVar("AnyLimiter", Limiter, AsyncLimiter)
@@ -28,7 +28,8 @@ AnyLimiter = TypeVar("AnyLimiter", Limiter, AsyncLimiter)
 Keys = KeyFunction | Callable[[Any], Awaitable[Key | None]] | Mapping[str, KeyFunction]
 """A key function, or one for each scope of the rules."""
 
-Cost = int | Callable[[Any], int | Awaitable[int]]
+Cost = Units | Callable[[Any], Units | Awaitable[Units]]
+"""How many units, or a function that says so."""
 Tier = str | Callable[[Any], str | Awaitable[str | None] | None] | None
 Outcomes = Container[int] | Callable[[int], bool]
 """Statuses that count: `{401, 403}`, `range(200, 300)`, or a function of the status."""
@@ -181,13 +182,14 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
     """Refuse a fixed cost with which no request would ever be admitted."""
     if callable(cost):
         return
-    check_whole(cost)  # type: ignore[arg-type]  # says what is wrong with it
     limiter = limiter.current
+    costs = limiter.units.costs(cost)  # type: ignore[arg-type]  # says what is wrong with it
+    each = costs if isinstance(costs, tuple) else (costs,) * len(limiter.rules)
     has_one_tier = tier is None and limiter.tier_for is None
-    for rule in limiter.rules if has_one_tier else ():
+    for rule, units in zip(limiter.rules, each, strict=True) if has_one_tier else ():
         capacity = rule.quota.limit if rule.quota.burst is None else rule.quota.burst
-        if cost > capacity > 0:  # type: ignore[operator]
-            raise ConfigError(f"every request costs {cost}, but {rule} never admits more than {capacity}")
+        if units > capacity > 0:
+            raise ConfigError(f"every request costs {units}, but {rule} never admits more than {capacity}")
 
 
 def _predicate(count: Outcomes | None) -> Callable[[int], bool] | None:

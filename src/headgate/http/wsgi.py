@@ -8,7 +8,7 @@ As `headgate.http.asgi`, for threads. Key, cost and tier see the request as an A
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
@@ -85,11 +85,16 @@ class RateLimitMiddleware:
         try:
             answer = exchange.ask(limit, scope)
             if answer is None:
-                return self.app(environ, start_response)
-        except Exception:
-            if is_first:
+                body = self.app(environ, start_response)
+                return _Body(body, exchange) if is_first and exchange.places else body
+        except BaseException as error:
+            if is_first and isinstance(error, Exception):
                 exchange.settle(SERVER_ERROR)
+            if is_first:
+                exchange.end()
             raise
+        if is_first:
+            exchange.end()
         headers = [(name.decode().title(), value.decode()) for name, value in answer.fields]
         start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
         # A body that a HEAD does not have would be taken for the next response.
@@ -109,12 +114,14 @@ class _Exchange(Exchange[Limiter]):
         question = limit.question(scope)
         version = limit.version  # once: the limiter's policy may change while it decides
         try:
-            if limit.counts is None:
+            units = version.limiter.units
+            if limit.counts is None and not units.has_places:
+                if type(question.cost) is not int:
+                    question.cost = units.costs(question.cost)
                 decision, _ = version.limiter.gate.ask(question)
             else:
                 hold = version.limiter.hold(question.key, question.cost, tier=question.tier)
-                decision = hold.decision
-                self.holds.append((len(self.asked), limit, hold))
+                decision = self.hold(version, limit, hold)
         except CostTooHigh as error:
             return too_costly(error, accept)
         self.add(version, question, decision)
@@ -128,11 +135,38 @@ class _Exchange(Exchange[Limiter]):
 
     def settle(self, status: int) -> None:
         """Make final what was held."""
-        for hold, cost in self.final_costs(status):
-            try:
-                hold.settle(cost)
-            except StoreError:
-                logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
+        _settle_all(self.final_costs(status))
+
+    def end(self) -> None:
+        """Free the places of the request, which is over."""
+        _settle_all(self.over())
+
+
+def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
+    for hold, cost in finals:
+        try:
+            hold.settle(cost)
+        except StoreError:
+            logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
+
+
+class _Body:
+    """The body of a response, whose end is that of the request: servers close it, whatever happens."""
+
+    def __init__(self, body: Iterable[bytes], exchange: _Exchange) -> None:
+        self._body = body
+        self._exchange = exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._body)
+
+    def close(self) -> None:
+        try:
+            close = getattr(self._body, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self._exchange.end()
 
 
 class _Scope(dict[str, Any]):

@@ -10,6 +10,7 @@ be shown on request (`top_keys=10`), and is then bounded, in the process and in 
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,8 +19,10 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from headgate.costs import Cost, total
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreError
 from headgate.hooks import Call, Hook
@@ -31,6 +34,19 @@ SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 
 
 _LONGEST_LABEL = 128
 _FOLLOWED_PER_SHOWN = 20
+
+
+def all_processes(registry: CollectorRegistry) -> CollectorRegistry:
+    """Return what a process should show of its metrics: with several processes, the sums of all of them.
+
+    They are several if `PROMETHEUS_MULTIPROC_DIR` names a folder that they share; it must do so when `prometheus_client`
+    is imported.
+    """
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return registry
+    shown = CollectorRegistry()
+    MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
+    return shown
 
 
 class PrometheusHook(Hook, Collector):
@@ -116,14 +132,14 @@ class PrometheusHook(Hook, Collector):
             if self._shown:
                 self._refused.add((call.limiter, _label(call.key)))
         elif call.operation == "hold":
-            self._held.labels(call.limiter).inc(call.cost)
+            self._held.labels(call.limiter).inc(total(call.cost))
 
     def completed(self, call: Call, seconds: float) -> None:
         self._set_up(call.limiter, True)
         self._timer(call).observe(seconds)
 
-    def settled(self, call: Call, cost: int | None) -> None:
-        self._held.labels(call.limiter).dec(call.cost)
+    def settled(self, call: Call, cost: Cost | None) -> None:
+        self._held.labels(call.limiter).dec(total(call.cost))
 
     def failed(self, call: Call, error: Exception, seconds: float) -> None:
         self._errors.labels(call.limiter, type(error).__name__).inc()

@@ -43,9 +43,10 @@ def _rules(old: tuple[Rule, ...], new: tuple[Rule, ...], what: str) -> Iterator[
     after = {rule.name: rule for rule in new}
     for name, rule in after.items():
         if name not in before:
-            yield f"{what}{name} {rule.quota} added"
+            yield f"{what}{name} {rule.text_of(rule.quota)} added"
         elif rule.quota != before[name].quota:
-            yield f"{what}{name} {before[name].quota} -> {rule.quota}"
+            old_text, new_text = (each.text_of(each.quota) for each in (before[name], rule))
+            yield f"{what}{name} " + (f"{old_text} -> {new_text}" if old_text != new_text else "changed")
         elif rule != before[name]:
             yield f"{what}{name} changed"
     for name in before.keys() - after.keys():

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from headgate.observe.redaction import redact
 from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy
 from headgate.quota import Quota, format_period
-from headgate.rules import SHARED, Rule
+from headgate.rules import REQUESTS, SHARED, Rule
+from headgate.stores.failure import Local, OnStoreError
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NOTES = {
     "fixed_window": "in windows by the clock, so up to twice as many around an edge",
     "sliding_log": "exact to the microsecond",
-    "token_bucket": "",
-    "sliding_window": "",
 }
 
 
@@ -59,6 +58,9 @@ def _server(server: ServerPolicy) -> Iterator[str]:
         yield "  Without tokens, everybody on this machine may do everything, and nobody else anything."
     if server.top_keys:
         yield f"  The dashboard shows the {server.top_keys:,} most refused keys, in plain text."
+    if server.record is not None:
+        keys = "keys" if server.record_keys == "plain" else "digests of keys"
+        yield f"  Decisions are recorded to {server.record} with {keys}, up to {server.record_bytes:,} bytes."
 
 
 def _rule(rule: Rule) -> str:
@@ -67,7 +69,10 @@ def _rule(rule: Rule) -> str:
         for tier, quota in rule.tiers.items()
         if not tier.startswith(OVERRIDE)
     )
-    note = f" ({_NOTES[rule.kind]})" if _NOTES[rule.kind] else ""
+    note = _NOTES.get(rule.kind, "")
+    if rule.kind == "concurrent":
+        note = f"a place that is not renewed is free again after {format_period(rule.quota.period_us)}"
+    note = f" ({note})" if note else ""
     return f"{in_words(rule)}{note}{tiers}  [{rule.name}]"
 
 
@@ -75,14 +80,18 @@ def _quota(rule: Rule, quota: Quota) -> str:
     if not quota.limit:
         return "nothing at all"
     period = _period(quota.period_us)
-    if rule.kind == "token_bucket":
-        burst = quota.limit if quota.burst is None else quota.burst
-        return f"a steady {quota.limit:,} per {period}, up to {burst:,} at once"
-    return (
-        f"at most {quota.limit:,} in any {period}"
-        if rule.kind != "fixed_window"
-        else f"{quota.limit:,} per {period}"
-    )
+    units = f"{quota.limit:,}" if rule.unit == REQUESTS else f"{quota.limit:,} {rule.unit}"
+    match rule.kind:
+        case "token_bucket":
+            burst = quota.limit if quota.burst is None else quota.burst
+            return f"a steady {units} per {period}, up to {burst:,} at once"
+        case "fixed_window":
+            return f"{units} per {period}"
+        case "concurrent":
+            return f"at most {units} held at once"
+        case "calendar":
+            return f"at most {units} in a calendar {rule.span} of {rule.timezone}"
+    return f"at most {units} in any {period}"
 
 
 def _period(period_us: int) -> str:
@@ -103,7 +112,7 @@ def _key(key: object) -> str:
     return repr(dict(sorted(key))) if isinstance(key, frozenset) else repr(key)
 
 
-def _failure(on_store_error: str | float) -> str:
-    if isinstance(on_store_error, float):
-        return f"each process admits {on_store_error:.0%} of every limit by itself"
+def _failure(on_store_error: OnStoreError) -> str:
+    if isinstance(on_store_error, Local):
+        return f"each process admits {on_store_error.share * 100:g}% of every limit by itself"
     return "everything is admitted" if on_store_error == "open" else "everything is refused"

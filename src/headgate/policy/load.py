@@ -13,9 +13,13 @@
       "10/s burst 20",
       { quota = "100/hour", name = "hourly", tiers = { pro = "1000/hour" } },
       { quota = "50/hour", name = "candidate", shadow = true },
+      { quota = "20000/minute", unit = "tokens" },                              # requests by default
+      { kind = "concurrent", quota = 5, lease = "60s", tiers = { pro = 20 } },  # so many holds at once
+      { kind = "calendar", quota = "10000/month", timezone = "Europe/Berlin" }, # UTC by default
     ]
     default_tier = "free"
     on_store_error = "open"          # or "closed", or { local = 0.25 }
+    on_overload = "refuse"           # or "policy", to answer as on_store_error says
     deadline = 0.25                  # seconds
     headers = "both"                 # or "ietf", "x-ratelimit", "none"
 
@@ -36,21 +40,25 @@ as text.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
 from headgate.policy.model import (
     HEADER_STYLES,
     OVERRIDE,
     PERMISSIONS,
+    RECORD_KEYS,
     LimiterPolicy,
     Policy,
     PolicyError,
@@ -62,24 +70,71 @@ from headgate.policy.model import (
 )
 from headgate.policy.overrides import Override, OverridesError, resolved
 from headgate.policy.positions import Path, positions
-from headgate.quota import Quota
-from headgate.rules import DEFAULT_BUCKETS, SHARED, Kind, Rule, make_rule, rules_from
+from headgate.quota import MAX_UNITS, SPANS_US, Quota, Span, parse_calendar, period_from
+from headgate.rules import DEFAULT_BUCKETS, REQUESTS, SHARED, Kind, Rule, make_rule, rules_from
 from headgate.stores import check_url
+from headgate.stores.base import check_deadline
+from headgate.stores.failure import OnOverload, OnStoreError, policy_from_data
 
 T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "HEADGATE_"
 
-_LIMITER_KEYS = {"rules", "store", "on_store_error", "deadline", "headers", "default_tier", "overrides"}
-_SERVER_KEYS = {"host", "port", "top_keys", "largest_body", "history", "tokens"}
+_LIMITER_KEYS = {
+    "rules",
+    "store",
+    "on_store_error",
+    "on_overload",
+    "deadline",
+    "headers",
+    "default_tier",
+    "overrides",
+}
+_ON_OVERLOAD: tuple[OnOverload, ...] = ("refuse", "policy")
+_SERVER_KEYS = {
+    "host",
+    "port",
+    "top_keys",
+    "largest_body",
+    "history",
+    "record",
+    "record_bytes",
+    "record_keys",
+    "tokens",
+}
 _TOKEN_KEYS = {"sha256", "may", "expires"}
-_RULE_KEYS = {"quota", "kind", "name", "scope", "tiers", "buckets", "strict", "shadow"}
+_RULE_KEYS = {
+    "quota",
+    "kind",
+    "name",
+    "scope",
+    "tiers",
+    "unit",
+    "buckets",
+    "strict",
+    "lease",
+    "timezone",
+    "shadow",
+}
+_KEYS_OF_ONE_KIND: dict[str, Kind] = {
+    "buckets": "sliding_window",
+    "strict": "sliding_window",
+    "lease": "concurrent",
+    "timezone": "calendar",
+}
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HIGHEST_PORT = 65_535
 _MOST_TOP_KEYS = 1_000
 _LARGEST_BODY = 2**30
-_LONGEST_DEADLINE = 3600
-_KINDS: tuple[Kind, ...] = ("sliding_window", "token_bucket", "fixed_window", "sliding_log")
+_LARGEST_RECORD = 2**40
+_KINDS: tuple[Kind, ...] = (
+    "sliding_window",
+    "token_bucket",
+    "fixed_window",
+    "sliding_log",
+    "concurrent",
+    "calendar",
+)
 
 
 def load_policy(path: str | FilePath, environment: Mapping[str, str] | None = None) -> Policy:
@@ -197,6 +252,9 @@ class _Reader:
             on_store_error=self._on_store_error(
                 table.get("on_store_error", "open"), (*path, "on_store_error")
             ),
+            on_overload=self._choice(
+                table.get("on_overload", "refuse"), (*path, "on_overload"), _ON_OVERLOAD
+            ),
             deadline=self._deadline(table.get("deadline"), (*path, "deadline")),
             headers=self._choice(table.get("headers", "both"), (*path, "headers"), HEADER_STYLES),
             default_tier=self._default_tier(table.get("default_tier"), (*path, "default_tier")),
@@ -211,24 +269,57 @@ class _Reader:
         self._known_keys(table, path, _RULE_KEYS)
         if "quota" not in table:
             raise self._error(path, 'a rule needs a quota, as in { quota = "5/minute" }')
-        quota = self._quota(table["quota"], (*path, "quota"))
-        tiers = {
-            tier: self._quota(text, (*path, "tiers", tier))
-            for tier, text in self._table(table.get("tiers", {}), (*path, "tiers")).items()
-        }
-        for tier in tiers:
-            self._tier(tier, (*path, "tiers", tier))
-        default_kind = "sliding_window" if quota.burst is None else "token_bucket"
-        kind = self._choice(table.get("kind", default_kind), (*path, "kind"), _KINDS)
-        if kind != "sliding_window" and (unfit := {"buckets", "strict"} & table.keys()):
-            raise self._error((*path, min(unfit)), f"{min(unfit)} is for sliding_window, not for {kind}")
-        buckets = table.get("buckets", DEFAULT_BUCKETS)
+        kind, quota, span = self._kind_and_quota(table, path)
+        for name, owner in _KEYS_OF_ONE_KIND.items():
+            if name in table and kind != owner:
+                raise self._error((*path, name), f"{name} is for {owner}, not for {kind}")
         strict = self._flag(table.get("strict", True), (*path, "strict"))
+        timezone = self._timezone(table, path) if kind == "calendar" else None
+        unit = self._text(table.get("unit", REQUESTS), (*path, "unit"))
         rule = self._trying(
             path,
-            lambda: make_rule(kind, quota, table.get("scope"), tiers, table.get("name"), buckets, strict),
+            lambda: make_rule(
+                kind,
+                quota,
+                table.get("scope"),
+                None,
+                table.get("name"),
+                table.get("buckets", DEFAULT_BUCKETS),
+                strict,
+                unit=unit,
+                span=span,
+                timezone=timezone,
+            ),
         )
-        return [rule], self._flag(table.get("shadow", False), (*path, "shadow"))
+        tiers = {
+            self._tier(tier, (*path, "tiers", tier)): self._quota_of(rule, value, (*path, "tiers", tier))
+            for tier, value in self._table(table.get("tiers", {}), (*path, "tiers")).items()
+        }
+        return [_with_tiers(rule, tiers)], self._flag(table.get("shadow", False), (*path, "shadow"))
+
+    def _kind_and_quota(self, table: Mapping[str, Any], path: Path) -> tuple[Kind, Quota, Span | None]:
+        """Return the kind of a rule, its quota, and of a calendar what its windows are."""
+        value, place = table["quota"], (*path, "quota")
+        kind = self._choice(table["kind"], (*path, "kind"), _KINDS) if "kind" in table else None
+        if kind == "concurrent":
+            if "lease" not in table:
+                raise self._error(
+                    path, 'concurrent needs a lease, as in { kind = "concurrent", quota = 5, lease = "60s" }'
+                )
+            lease = self._trying((*path, "lease"), lambda: period_from(table["lease"], "lease"))
+            return kind, Quota(self._whole(value, place, 0, MAX_UNITS), lease), None
+        text = self._text(value, place)
+        if kind == "calendar":
+            limit, span = self._trying(place, lambda: parse_calendar(text))
+            return kind, Quota(limit, SPANS_US[span]), span
+        quota = self._trying(place, lambda: Quota.parse(text))
+        return kind or ("sliding_window" if quota.burst is None else "token_bucket"), quota, None
+
+    def _timezone(self, table: Mapping[str, Any], path: Path) -> str:
+        place = (*path, "timezone")
+        timezone = self._text(table.get("timezone", "UTC"), place)
+        self._trying(place, lambda: check_timezone(timezone))
+        return timezone
 
     def _overrides(
         self, value: object, path: Path, rules: list[Rule]
@@ -249,8 +340,8 @@ class _Reader:
         tiers = {key: override_tier(number) for number, key in enumerate(quotas)}
         added = [_override_tiers(tiers[key], own, rules) for key, own in quotas.items()]
         changed = [
-            self._with_tiers(
-                rule, {tier: quota for all_tiers in added for tier, quota in all_tiers[place].items()}, path
+            _with_tiers(
+                rule, {tier: quota for all_tiers in added for tier, quota in all_tiers[place].items()}
             )
             for place, rule in enumerate(rules)
         ]
@@ -268,9 +359,10 @@ class _Reader:
             raise self._error(
                 (*path, "rules", min(unknown)), f"no rule is called {min(unknown)!r}; there is {known}"
             )
-        parsed = {name: self._quota(text, (*path, "rules", name)) for name, text in quotas.items()}
-        for name, quota in parsed.items():
-            self._with_tiers(by_name[name], {override_tier(0): quota}, (*path, "rules", name))
+        parsed = {
+            name: self._quota_of(by_name[name], value, (*path, "rules", name))
+            for name, value in quotas.items()
+        }
         return Override(self._override_key(table["key"], (*path, "key"), rules), parsed)
 
     def _override_key(self, key: object, path: Path, rules: list[Rule]) -> object:
@@ -290,13 +382,6 @@ class _Reader:
             raise self._error(path, f'the rules have scopes, so write for example {{ {named[0]} = "{key}" }}')
         return frozen_key(key)
 
-    def _with_tiers(self, rule: Rule, added: Mapping[str, Quota], path: Path) -> Rule:
-        tiers = {**rule.tiers, **added}
-        return self._trying(
-            path,
-            lambda: make_rule(rule.kind, rule.quota, rule.scope, tiers, rule.name, rule.buckets, rule.strict),
-        )
-
     def _server(self, value: object) -> ServerPolicy:
         path = ("server",)
         table = self._table(value, path)
@@ -310,6 +395,13 @@ class _Reader:
             ),
             largest_body=self._whole(
                 table.get("largest_body", usual.largest_body), (*path, "largest_body"), 1, _LARGEST_BODY
+            ),
+            record=self._text(table["record"], (*path, "record")) if "record" in table else None,
+            record_bytes=self._whole(
+                table.get("record_bytes", usual.record_bytes), (*path, "record_bytes"), 1, _LARGEST_RECORD
+            ),
+            record_keys=self._choice(
+                table.get("record_keys", usual.record_keys), (*path, "record_keys"), RECORD_KEYS
             ),
             history=self._text(table["history"], (*path, "history")) if "history" in table else None,
             tokens=MappingProxyType(self._tokens(table.get("tokens", {}), (*path, "tokens"))),
@@ -356,13 +448,10 @@ class _Reader:
 
     # Values
 
-    def _on_store_error(self, value: object, path: Path) -> str | float:
-        if value in ("open", "closed"):
-            return str(value)
-        if isinstance(value, dict) and value.keys() == {"local"}:
-            share = value["local"]
-            if isinstance(share, (int, float)) and not isinstance(share, bool) and 0 < share <= 1:
-                return float(share)
+    def _on_store_error(self, value: object, path: Path) -> OnStoreError:
+        if value in ("open", "closed") or isinstance(value, dict):
+            with contextlib.suppress(ConfigError):
+                return policy_from_data(value)
         raise self._error(path, f'"open", "closed" or {{ local = 0.25 }} is wanted, not {value!r}')
 
     def _store(self, value: object, path: Path) -> str:
@@ -370,14 +459,8 @@ class _Reader:
         self._trying(path, lambda: check_url(url))
         return url
 
-    def _deadline(self, value: object, path: Path) -> float | None:
-        if value is None:
-            return None
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_DEADLINE:
-            return float(value)
-        raise self._error(
-            path, f"seconds above 0, and at most {_LONGEST_DEADLINE}, are wanted, not {value!r}"
-        )
+    def _deadline(self, value: Any, path: Path) -> float | None:
+        return None if value is None else self._trying(path, lambda: check_deadline(value))
 
     def _default_tier(self, value: object, path: Path) -> str | None:
         return None if value is None else self._tier(value, path)
@@ -388,9 +471,13 @@ class _Reader:
             raise self._error(path, f"names that begin with {OVERRIDE!r} are taken")
         return tier
 
-    def _quota(self, value: object, path: Path) -> Quota:
+    def _quota_of(self, rule: Rule, value: object, path: Path) -> Quota:
+        """Return a quota that a rule can count by, of a tier or of a key."""
+        if rule.kind == "concurrent":
+            number = self._whole(value, path, 0, MAX_UNITS)
+            return self._trying(path, lambda: rule.quota_from(number))
         text = self._text(value, path)
-        return self._trying(path, lambda: Quota.parse(text))
+        return self._trying(path, lambda: rule.quota_from(text))
 
     def _text(self, value: object, path: Path) -> str:
         if not isinstance(value, str) or not value:
@@ -492,6 +579,10 @@ def _put(table: object, path: Path, value: object) -> bool:
     if isinstance(table, dict):
         table[name] = value
     return isinstance(table, dict)
+
+
+def _with_tiers(rule: Rule, added: Mapping[str, Quota]) -> Rule:
+    return replace(rule, tiers=MappingProxyType({**rule.tiers, **added}))
 
 
 def _override_tiers(

@@ -10,12 +10,16 @@ from typing import Literal
 from headgate.errors import ConfigError
 from headgate.keys import Key, PlainKey
 from headgate.rules import Rule
+from headgate.stores.failure import OnOverload, OnStoreError
 
 HeaderStyle = Literal["ietf", "x-ratelimit", "both", "none"]
 HEADER_STYLES: tuple[HeaderStyle, ...] = ("ietf", "x-ratelimit", "both", "none")
 
 Permission = Literal["decide", "administer"]
 PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
+
+RecordKeys = Literal["plain", "hashed"]
+RECORD_KEYS: tuple[RecordKeys, ...] = ("plain", "hashed")
 
 OVERRIDE = "override:"
 """What the names of tiers begin with that stand for overrides; no tier of a file may."""
@@ -48,22 +52,24 @@ class LimiterPolicy:
         rules: The rules that decide. Quotas of overridden keys are among their tiers, under names of `override_tier`.
         shadow: Rules that count and report what they would have refused, and refuse nothing.
         store: URL of its store.
-        on_store_error: `"open"`, `"closed"`, or the share of each limit to admit locally.
+        on_store_error: `"open"`, `"closed"`, or `local(share)`.
         deadline: Seconds to wait for the store.
         headers: Which headers the HTTP edges send.
         default_tier: The tier of callers that have none, or one that no rule knows.
         overrides: Tier by key (as `frozen_key` makes it) of the keys with quotas of their own.
+        on_overload: `"refuse"` or `"policy"`.
     """
 
     name: str
     rules: tuple[Rule, ...]
     shadow: tuple[Rule, ...]
     store: str
-    on_store_error: str | float
+    on_store_error: OnStoreError
     deadline: float | None
     headers: HeaderStyle
     default_tier: str | None
     overrides: Mapping[object, str]
+    on_overload: OnOverload = "refuse"
     # What a call needs to know, found once.
     _known: frozenset[str] = field(init=False, repr=False, compare=False)
     _tiers: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -130,6 +136,9 @@ class ServerPolicy:
         top_keys: How many of the most refused keys the dashboard may show; 0 shows none.
         largest_body: Bytes of the largest request body.
         tokens: Who may use it, by name; without any, everybody on this machine.
+        record: The file that decisions are recorded to, for `headgate replay`; `None` records nothing.
+        record_bytes: How large it may become.
+        record_keys: `"plain"`: with the keys; `"hashed"`: with digests instead.
         history: The file, beside the policy's, that keeps the figures of the last day over restarts; `None` for none.
     """
 
@@ -138,6 +147,9 @@ class ServerPolicy:
     top_keys: int = 0
     largest_body: int = 65_536
     tokens: Mapping[str, TokenPolicy] = field(default_factory=lambda: MappingProxyType({}))
+    record: str | None = None
+    record_bytes: int = 100_000_000
+    record_keys: RecordKeys = "plain"
     history: str | None = None
 
 

@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from headgate.errors import StoreMisconfigured
+from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
 from headgate.server.access import check_access
 from headgate.server.board import Board, Demo
@@ -181,6 +183,7 @@ class App:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                await self._ping_stores()
                 await self._tick(int(time.time()))
                 tasks = [asyncio.ensure_future(work) for work in self._background()]
             else:
@@ -193,6 +196,12 @@ class App:
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
+
+    async def _ping_stores(self) -> None:
+        """Let every store be known to work or not before the first request; `serve` has refused what cannot work at all."""
+        for url, error in (await self.live.ping()).items():
+            if isinstance(error, StoreMisconfigured):
+                logger.error("the store %s cannot be used: %s", redact(url), redact(str(error)))
 
     def _background(self) -> list[Any]:
         work = [self._tick_every_second(), self._tidy_now_and_then()]

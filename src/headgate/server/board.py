@@ -20,6 +20,8 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from headgate.costs import Cost
+from headgate.costs import total as total_cost
 from headgate.decision import Decision
 from headgate.hooks import Call, Hook
 from headgate.keys import Key
@@ -133,13 +135,13 @@ class Board(Hook):
             counts[3] += degraded
             self._note_refusal(call, decision)
         elif call.operation == "hold":
-            self._held[call.limiter] += call.cost
+            self._held[call.limiter] += total_cost(call.cost)
 
     def completed(self, call: Call, seconds: float) -> None:
         self._answered(call, seconds)
 
-    def settled(self, call: Call, cost: int | None) -> None:
-        self._held[call.limiter] -= call.cost
+    def settled(self, call: Call, cost: Cost | None) -> None:
+        self._held[call.limiter] -= total_cost(call.cost)
 
     def _answered(self, call: Call, seconds: float) -> None:
         contact = self._contacts.get(call.limiter)
@@ -416,7 +418,7 @@ def _one_store(stores: list[StoreShown], present: list[Snapshot]) -> StoreShown:
         up=all(store.up for store in stores),
         breaker="open" if any(store.breaker == "open" for store in stores) else "closed",
         failures=sum(store.failures for store in stores),
-        error=next((store.error for store in stores if store.error is not None), None),
+        reason=next((store.reason for store in stores if store.reason is not None), None),
         since=min((store.since for store in stores if store.since is not None), default=None),
         last_contact=max(
             (store.last_contact for store in stores if store.last_contact is not None), default=None
@@ -452,12 +454,12 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
             )
     for snapshot in (*present, *gone):
         for figures in snapshot.shadow:
-            known = found.get((figures.limiter, figures.rule))
-            if known is not None:
-                known.asked += figures.asked
-                known.refused += figures.refused
-                known.failed += figures.failed
-                known.live_refused += figures.live_refused
+            shown = found.get((figures.limiter, figures.rule))
+            if shown is not None:
+                shown.asked += figures.asked
+                shown.refused += figures.refused
+                shown.failed += figures.failed
+                shown.live_refused += figures.live_refused
     return list(found.values())
 
 

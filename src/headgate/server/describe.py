@@ -7,18 +7,21 @@ from headgate.clock import MICROSECONDS
 from headgate.observe import redact
 from headgate.policy import in_words
 from headgate.policy.model import OVERRIDE, LimiterPolicy
+from headgate.quota import Quota
 from headgate.rules import Rule
-from headgate.server.wire import LimiterShown, RuleShown, StoreShown
+from headgate.server.wire import LimiterShown, LocalPolicy, RuleShown, StoreShown
+from headgate.stores.failure import Local
 
 
 def limiter_shown(policy: LimiterPolicy) -> LimiterShown:
     """Return a limiter without credentials, and without the tiers that stand for single keys."""
+    failure = policy.on_store_error
     return LimiterShown(
         name=policy.name,
         rules=[rule_shown(rule) for rule in policy.rules],
         shadow=[rule_shown(rule) for rule in policy.shadow],
         store=redact(policy.store),
-        on_store_error=_failure_policy(policy.on_store_error),
+        on_store_error=LocalPolicy(failure.share) if isinstance(failure, Local) else failure,
         default_tier=policy.default_tier,
         headers=policy.headers,
     )
@@ -29,30 +32,36 @@ def rule_shown(rule: Rule) -> RuleShown:
     return RuleShown(
         name=rule.name,
         kind=rule.kind,
-        quota=str(rule.quota),
+        quota=_quota(rule, rule.quota),
         limit=rule.quota.limit,
         period=rule.quota.period_us / MICROSECONDS,
         burst=rule.quota.burst,
         scope=rule.scope,
-        tiers={tier: str(quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)},
+        tiers={
+            tier: _quota(rule, quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)
+        },
         strict=rule.strict,
         buckets=rule.buckets,
         words=in_words(rule),
+        unit=rule.unit,
+        lease=rule.quota.period_us / MICROSECONDS if rule.kind == "concurrent" else None,
+        timezone=rule.timezone,
     )
 
 
-def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy) -> StoreShown:
-    """Return how a limiter's store is doing."""
-    is_up, reason = limiter.health.available, limiter.health.reason
+def _quota(rule: Rule, quota: Quota) -> str | int:
+    return quota.limit if rule.kind == "concurrent" else rule.text_of(quota)
+
+
+def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy, reason: str | None = None) -> StoreShown:
+    """Return how a limiter's store is doing; a reason is what a ping has just said against it."""
+    health = limiter.health
+    reason = reason or health.reason
     return StoreShown(
         limiter=policy.name,
         store=redact(policy.store),
-        up=is_up,
-        breaker="closed" if is_up else "open",
-        failures=limiter.health.failures,
-        error=None if reason is None else redact(reason),
+        up=reason is None,
+        breaker="open" if health.state == "unavailable" else "closed",
+        failures=health.failures,
+        reason=None if reason is None else redact(reason),
     )
-
-
-def _failure_policy(on_store_error: str | float) -> str:
-    return on_store_error if isinstance(on_store_error, str) else f"local {on_store_error * 100:g}%"

@@ -22,6 +22,7 @@ import uvloop
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from headgate.hosting import configuration
 from headgate.server.app import ABORT, DIRECT, App, Receive, Scope, Send
 from headgate.server.problems import Field
 
@@ -67,17 +68,7 @@ def run(app: App, listener: socket.socket, started: Callable[[], None]) -> None:
         listener: Where; it is closed at the end.
         started: Called once requests are answered.
     """
-    config = uvicorn.Config(
-        app,
-        http=BoundedProtocol,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
+    config = configuration(app, http=BoundedProtocol, ws="none")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(Engine(config, app, started).serve([listener]))
 

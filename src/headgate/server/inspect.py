@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.decision import Verdict
-from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
+from headgate.errors import HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
 from headgate.observe import redact
 from headgate.policy import AsyncPolicyLimiter
@@ -33,10 +33,10 @@ async def state_of(
     """
     try:
         return LimiterState(limiter.name, await _results(limiter, _fitting(limiter, key), tier, clock))
-    except ConfigError as error:
-        return LimiterState(limiter.name, [], str(error))
-    except HeadgateError as error:
+    except StoreError as error:
         return LimiterState(limiter.name, [], f"the store cannot be asked: {redact(str(error))}")
+    except HeadgateError as error:
+        return LimiterState(limiter.name, [], str(error))
 
 
 def _fitting(limiter: AsyncPolicyLimiter, key: Key | None) -> Key | None:

@@ -15,12 +15,9 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client import values as prometheus_values
 from prometheus_client.mmap_dict import MmapedDict
-from prometheus_client.multiprocess import MultiProcessCollector
 
-from headgate.observe.prometheus import PrometheusHook, ShadowHook
-
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable that names the folder; its name is `prometheus_client`'s."""
+from headgate.hosting import METRICS_FOLDER
+from headgate.observe.prometheus import PrometheusHook, ShadowHook, all_processes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
@@ -74,11 +71,8 @@ class Metrics:
         own = CollectorRegistry()
         self.hook = PrometheusHook(own)
         self.shadow_hook = ShadowHook(own)
-        self._shown = own
-        if METRICS_FOLDER in os.environ:
-            self._shown = CollectorRegistry()
-            MultiProcessCollector(self._shown)  # type: ignore[no-untyped-call]
-        else:
+        self._shown = all_processes(own)
+        if self._shown is own:
             ProcessCollector(registry=own)
 
     def text(self) -> bytes:

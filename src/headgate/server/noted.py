@@ -9,14 +9,18 @@ from base64 import b64decode, b64encode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields
 from hashlib import blake2b
+from itertools import count
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from headgate import HeadgateError
-from headgate.errors import StoreConflict, StoreError, StoreUnavailable
+from headgate.circuit import AsyncCircuit, breaker_of
+from headgate.costs import Cost
+from headgate.errors import StoreConflict, StoreUnavailable
 from headgate.keys import Key
+from headgate.quotas import QuotaValue
 from headgate.stores.base import AsyncNotes, Receipts
 from headgate.stores.counters import OVERFLOW
-from headgate.stores.outage import breaker_of
 
 T = TypeVar("T")
 
@@ -34,22 +38,24 @@ class Entry:
     Attributes:
         limiter: Name of the limiter.
         key: Whose units.
-        cost: How many.
+        cost: How many, of everything or of each unit.
         tier: The caller's tier.
         rules: Identities of the rules that were charged; of shadow rules the receipts tell.
         receipts: What gives the units back.
         kept_for: Seconds for which this is noted.
         watched_in: The run of the server in which hooks count it as open; `None` if they were told already that it is not.
+        quota: The quotas that the call brought along.
     """
 
     limiter: str
     key: Key | None
-    cost: int
+    cost: Cost
     tier: str | None
     rules: tuple[str, ...]
     receipts: Receipts | None
     kept_for: float
     watched_in: str | None
+    quota: QuotaValue | None = None
 
     def text(self) -> str:
         """Return it as it is noted.
@@ -102,12 +108,12 @@ def _read(written: Any) -> Any:
     return written
 
 
-def new_claim(cost: int) -> str:
+def new_claim(cost: Cost) -> str:
     """Return the outcome of a hold as it is noted; no two are alike, so that only one of them can be the first."""
-    return json.dumps([cost, secrets.token_hex(8)])
+    return json.dumps([cost if isinstance(cost, int) else dict(cost), secrets.token_hex(8)])
 
 
-def cost_in(claim: str) -> int:
+def cost_in(claim: str) -> Cost:
     """Return the cost in an outcome.
 
     Raises:
@@ -115,7 +121,7 @@ def cost_in(claim: str) -> int:
     """
     try:
         cost, _ = json.loads(claim)
-        return int(cost)
+        return {unit: int(units) for unit, units in cost.items()} if isinstance(cost, dict) else int(cost)
     except (ValueError, TypeError) as error:
         raise StoreConflict("what is noted as the outcome of a hold was not noted by us") from error
 
@@ -142,9 +148,35 @@ def start_of(hold_id: str) -> str:
     return f"hold/{hold_id}"
 
 
-def end_of(hold_id: str) -> str:
-    """Return the name under which the outcome of a hold is noted."""
-    return f"hold/{hold_id}/end"
+def end_of(hold_id: str, attempt: int = 0) -> str:
+    """Return the name under which the outcome of a hold is noted; of so many attempts before, each was refused."""
+    return f"hold/{hold_id}/end/{attempt}" if attempt else f"hold/{hold_id}/end"
+
+
+def refused_of(end: str) -> str:
+    """Return the name under which it is noted that an outcome was refused, so that the hold is open still."""
+    return f"{end}/refused"
+
+
+async def claim_end(notes: AsyncNotes, hold_id: str, claim: str, seconds: float) -> tuple[str, str]:
+    """Note the outcome of a hold if there is none yet; return the name of the note, and the outcome that stands."""
+    for attempt in count():
+        end = end_of(hold_id, attempt)
+        stands = await keep(notes, end, claim, seconds)
+        if stands == claim or await look_up(notes, refused_of(end)) is None:
+            break
+    return end, stands
+
+
+async def has_ended(notes: AsyncNotes, hold_id: str) -> bool:
+    """Return whether an outcome of a hold stands."""
+    for attempt in count():
+        end = end_of(hold_id, attempt)
+        if await look_up(notes, end) is None:
+            return False
+        if await look_up(notes, refused_of(end)) is None:
+            break
+    return True
 
 
 async def keep(notes: AsyncNotes, name: str, text: str, seconds: float) -> str:
@@ -165,26 +197,25 @@ async def look_up(notes: AsyncNotes, name: str) -> str | None:
 
 
 async def _ask(notes: AsyncNotes, call: Callable[[], Awaitable[T]], *, writes: bool) -> T:
-    """Ask a store, unless it is known to be down, and let its breaker know what came of that."""
+    """Ask a store, unless it is known to be down."""
     if not notes.remote:
         return await call()
-    breaker = breaker_of(notes)
-    ticket = breaker.admit(writes)
-    if ticket is None:
-        if not breaker.wants_probe():
-            raise breaker.error()
-        answer = (
-            await call()
-        )  # somebody has to look whether the store is back, and this may be asked for in vain
-        breaker.probed()
-        return answer
-    try:
-        answer = await call()
-    except StoreError as error:
-        breaker.failed(ticket, error)
-        raise
-    except BaseException:
-        breaker.gave_up(ticket)
-        raise
-    breaker.succeeded(ticket, writes)
-    return answer
+    return await _circuit_of(notes).call(writes, call)
+
+
+_circuits: WeakKeyDictionary[AsyncNotes, AsyncCircuit] = WeakKeyDictionary()
+
+
+def _circuit_of(notes: AsyncNotes) -> AsyncCircuit:
+    """Return the circuit of a store; it must live as long, for it is what probes."""
+    circuit = _circuits.get(notes)
+    if circuit is None:
+        wanted = ref(notes)  # what a value holds on to never goes out of such a dictionary
+
+        async def probe() -> None:
+            found = wanted()
+            if found is not None:
+                await found.noted("headgate.ping")
+
+        circuit = _circuits[notes] = AsyncCircuit(breaker_of(notes), probe)
+    return circuit

@@ -77,6 +77,9 @@ _RULE = {
     "strict": True,
     "buckets": 60,
     "words": "at most 5 in any minute for each key",
+    "unit": "requests",
+    "lease": None,
+    "timezone": None,
 }
 _LIMITER = {
     "name": "login",
@@ -93,7 +96,7 @@ _STORE = {
     "up": True,
     "breaker": "closed",
     "failures": 0,
-    "error": None,
+    "reason": None,
     "since": None,
     "last_contact": None,
     "p50": None,
@@ -148,7 +151,8 @@ _TOLD: dict[tuple[str, str], Told] = {
     ("POST", "/v1/limiters/{name}/hold"): Told(
         "hold",
         "Take units that are not final yet",
-        "Settle the hold at its true cost, or release it. If nobody does, its units count until they expire.",
+        "Settle the hold at its true cost, confirm it, or release it. If nobody does, its units count until they expire, "
+        "and its places in a concurrent rule until their lease ends.",
         {"name": "llm"},
         {"key": "alice", "cost": 800},
         {"decision": _decision(True, 200, 1000, "tokens"), "hold": _HOLD, "expires_after": 61.0},
@@ -189,6 +193,25 @@ _TOLD: dict[tuple[str, str], Told] = {
         {"id": _HOLD},
         {},
         {**_FINISHED, "cost": 0},
+        problems=_CANNOT,
+    ),
+    ("POST", "/v1/holds/{id}/confirm"): Told(
+        "confirm",
+        "Make a hold final as of now",
+        "Its units are given back and taken anew, at their true cost if one is given, in one step. If there is no room for "
+        "them now it is refused, and the hold is still open. Its places in a concurrent rule are free.",
+        {"id": _HOLD},
+        {"cost": 300},
+        _decision(True, 700, 1000, "tokens"),
+        problems=_CANNOT,
+    ),
+    ("POST", "/v1/holds/{id}/renew"): Told(
+        "renew",
+        "Extend the lease of a hold's places in a concurrent rule",
+        "The hold goes on under the id of the answer, and the old one has ended. A refusal changes nothing.",
+        {"id": _HOLD},
+        {},
+        {"decision": _decision(True, 4, 5, "in flight"), "hold": _HOLD, "expires_after": 60.0},
         problems=_CANNOT,
     ),
     ("POST", "/v1/batch"): Told(
@@ -285,8 +308,9 @@ _TOLD: dict[tuple[str, str], Told] = {
     ("GET", "/healthz"): Told("healthz", "Say that the process answers", answer={"status": "ok"}),
     ("GET", "/readyz"): Told(
         "readyz",
-        "Say whether every store answers",
-        "With status 503 if one does not; decisions are then made by the limiters' failure policies.",
+        "Say whether every store can count",
+        "With status 503 if one cannot, and the reason: it is down, has no schema, may only be read. Decisions are then "
+        "made by the limiters' failure policies.",
         answer={"status": "ready", "stores": [_STORE]},
     ),
     ("GET", "/metrics"): Told(
@@ -389,7 +413,7 @@ def _not_ready(answer: dict[str, Any]) -> dict[str, Any]:
         "up": False,
         "breaker": "open",
         "failures": 3,
-        "error": "connection refused",
+        "reason": "connection refused",
     }
     return {"status": "not ready", "stores": [down]}
 
@@ -406,7 +430,7 @@ def _problems(endpoint: Endpoint, told: Told) -> Iterator[int]:
 
 
 _DETAILS = {
-    400: "the body cannot be used: Expected `int`, got `str` - at `$.cost`",
+    400: "the body cannot be used: Expected `int | object`, got `str` - at `$.cost`",
     401: "a token is needed: Authorization: Bearer TOKEN",
     403: "this token may not administer",
     404: "there is no limiter 'lgoin'; did you mean 'login'?",
@@ -424,7 +448,7 @@ def _problem(status: int) -> dict[str, Any]:
     title = HTTPStatus(status).phrase
     example = {"type": "about:blank", "title": title, "status": status, "detail": _DETAILS[status]}
     if status == HTTPStatus.UNPROCESSABLE_ENTITY:
-        example |= {"cost": 9, "capacity": 5, "rule": "sliding_window/1m"}
+        example |= {"cost": 9, "capacity": 5, "rule": "sliding_window/1m", "unit": "requests"}
     content = {"schema": {"$ref": _REF.format(name="ProblemAnswer")}, "example": example}
     return {"description": title, "content": {PROBLEM: content}}
 

@@ -10,9 +10,10 @@ from time import perf_counter
 
 from msgspec import Struct
 
-from headgate.errors import ConfigError, HeadgateError
-from headgate.keys import Key
+from headgate.decision import Decision
+from headgate.errors import HeadgateError, StoreError
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
+from headgate.quotas import quotas_of
 from headgate.server.board import shown_key
 from headgate.server.describe import limiter_shown, store_shown
 from headgate.server.holds import HoldBook, HoldsUnsupported, TooManyHolds, UnknownHold, UnknownLimiter
@@ -20,11 +21,13 @@ from headgate.server.inspect import state_of
 from headgate.server.problems import Problem, problem_of
 from headgate.server.routing import Request
 from headgate.server.wire import (
+    Anew,
     Ask,
     BatchAnswer,
     BatchAnswers,
     BatchAsk,
     BatchCall,
+    ConfirmAsk,
     DecisionAnswer,
     FinishAnswer,
     Health,
@@ -35,13 +38,16 @@ from headgate.server.wire import (
     LimitersShown,
     Readiness,
     RecordAnswer,
+    RecordAsk,
     ReleaseAsk,
+    RenewAsk,
     ResetAnswer,
     ResetAsk,
     SettleAsk,
     WaitAnswer,
     decision_answer,
     key_from,
+    wire_cost,
 )
 
 logger = logging.getLogger("headgate.server")
@@ -70,25 +76,35 @@ class Operations:
 
     async def hit(self, ask: Ask, name: str) -> DecisionAnswer:
         limiter = self._limiter(name)
-        return decision_answer(await limiter.hit(key_from(ask.key), ask.cost, tier=ask.tier))
+        return decision_answer(await limiter.hit(key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota))
 
     async def check(self, ask: Ask, name: str) -> DecisionAnswer:
         limiter = self._limiter(name)
-        return decision_answer(await limiter.check(key_from(ask.key), ask.cost, tier=ask.tier))
+        return decision_answer(
+            await limiter.check(key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota)
+        )
 
-    async def record(self, ask: Ask, name: str) -> RecordAnswer:
-        await self._limiter(name).record(key_from(ask.key), ask.cost, tier=ask.tier)
+    async def record(self, ask: RecordAsk, name: str) -> RecordAnswer:
+        limiter, key = self._limiter(name).current, key_from(ask.key)
+        request = limiter.request("record", key, 0 if isinstance(ask.cost, list) else ask.cost, ask.tier)
+        if isinstance(ask.cost, list):
+            if len(ask.cost) != len(limiter.rules):
+                raise Problem(422, f"{len(ask.cost)} costs for {len(limiter.rules)} rules - at `$.cost`")
+            request.cost = tuple(ask.cost)
+        await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
         return RecordAnswer(ask.cost)
 
     async def hold(self, request: Request, ask: Ask, name: str) -> HoldAnswer:
         self._limiter(name)  # for the message that lists near names
-        decision, hold, expires_after = await self._book.take(
-            name, key_from(ask.key), ask.cost, ask.tier, caller=request.caller
+        taken = await self._book.take(
+            name, key_from(ask.key), ask.cost, ask.tier, ask.quota, caller=request.caller
         )
-        return HoldAnswer(decision_answer(decision), hold, expires_after)
+        return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
 
     async def wait_hint(self, ask: Ask, name: str) -> WaitAnswer:
-        decision = await self._limiter(name).check(key_from(ask.key), ask.cost, tier=ask.tier)
+        decision = await self._limiter(name).check(
+            key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota
+        )
         return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)
 
     async def reset(self, request: Request, ask: ResetAsk, name: str) -> ResetAnswer:
@@ -99,10 +115,42 @@ class Operations:
 
     async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
         finished = await self._book.finish(hold, ask.cost)
-        return FinishAnswer(hold, finished.limiter, finished.held, finished.cost, finished.first)
+        held, cost = wire_cost(finished.held), wire_cost(finished.cost)
+        return FinishAnswer(hold, finished.limiter, held, cost, finished.first)
 
     async def release(self, ask: ReleaseAsk, hold: str) -> FinishAnswer:
         return await self.settle(SettleAsk(0), hold)
+
+    async def confirm(self, ask: ConfirmAsk, hold: str) -> DecisionAnswer:
+        try:
+            return decision_answer(await self._book.confirm(hold, ask.cost))
+        except UnknownHold:
+            if ask.anew is None:
+                raise
+        return decision_answer(await self._confirm_anew(ask.anew, ask.cost))
+
+    async def renew(self, ask: RenewAsk, hold: str) -> HoldAnswer:
+        try:
+            taken = await self._book.renew(hold)
+        except UnknownHold:
+            if ask.anew is None:
+                raise
+            anew = ask.anew
+            taken = await self._book.take_places(
+                anew.limiter, key_from(anew.key), anew.cost, anew.tier, anew.quota
+            )
+        return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
+
+    async def _confirm_anew(self, ask: Anew, cost: int | dict[str, int] | None) -> Decision:
+        """Take the units of a hold that has expired; its places have been free for long."""
+        limiter = self._limiter(ask.limiter).current
+        held = limiter.units.costs(ask.cost)
+        request = limiter.request("hit", key_from(ask.key), 0, ask.tier)
+        request.cost = limiter.units.without_places(
+            held if cost is None else limiter.units.settled(cost, held)
+        )
+        decision, _ = await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
+        return decision
 
     async def limiters(self) -> LimitersShown:
         return LimitersShown([limiter_shown(limiter) for limiter in self._live.policy.limiters.values()])
@@ -120,10 +168,13 @@ class Operations:
         return Health()
 
     async def readyz(self) -> Readiness:
-        limiters = list(self._live.values())
+        limiters = sorted(self._live.values(), key=lambda limiter: bool(limiter.rules))
         by_store = {id(limiter.store): limiter for limiter in limiters}
-        await asyncio.gather(*(_ask_store(limiter) for limiter in by_store.values()))
-        stores = [store_shown(limiter, limiter.policy) for limiter in limiters]
+        reasons = await asyncio.gather(*(_reason_against(limiter) for limiter in by_store.values()))
+        found = dict(zip(by_store, reasons, strict=True))
+        stores = [
+            store_shown(limiter, limiter.policy, found[id(limiter.store)]) for limiter in self._live.values()
+        ]
         return Readiness("ready" if all(store.up for store in stores) else "not ready", stores)
 
     # Batches
@@ -166,36 +217,55 @@ class Operations:
 
     async def _one(self, call: BatchCall, request: Request) -> Struct:
         cost = 1 if call.cost is None else call.cost
+        if isinstance(cost, list):
+            if call.operation != "record" or call.limiter is None:
+                raise Problem(400, "only record takes a cost for each rule; write an object by unit")
+            return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), call.limiter)
         match call:
-            case BatchCall(operation="settle" | "release", hold=str(hold), limiter=None, key=None, tier=None):
-                if (call.cost is None) is (call.operation == "settle"):
-                    raise Problem(400, "settle needs a cost, and release takes none")
-                return await self.settle(SettleAsk(call.cost or 0), hold)
-            case BatchCall(operation="settle" | "release"):
+            case BatchCall(
+                operation="settle" | "release" | "confirm" | "renew",
+                hold=str(hold),
+                limiter=None,
+                key=None,
+                tier=None,
+                quota=None,
+            ):
+                return await self._end(call, None if call.cost is None else cost, hold)
+            case BatchCall(operation="settle" | "release" | "confirm" | "renew"):
                 raise Problem(400, f"{call.operation} needs the id of a hold, and nothing of a limiter")
             case BatchCall(limiter=str(name), hold=None):
                 if name not in self._live:  # without near names: to look for a thousand of them takes seconds
                     raise Problem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
                 if call.operation == "reset":
                     return await self._reset_one(call, name, request)
-                one = Ask(call.key, cost, call.tier)
+                if call.operation == "record":
+                    return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), name)
+                one = Ask(call.key, cost, call.tier, call.quota)
                 if call.operation == "hold":
                     return await self.hold(request, one, name)
                 return await self._by_name(call.operation)(one, name)
         raise Problem(400, f"{call.operation} needs the name of a limiter, and no hold")
 
+    async def _end(self, call: BatchCall, cost: int | dict[str, int] | None, hold: str) -> Struct:
+        if call.operation == "confirm":
+            return await self.confirm(ConfirmAsk(cost, call.anew), hold)
+        if (cost is None) is (call.operation == "settle"):
+            raise Problem(400, "settle needs a cost, and release takes none, nor does renew")
+        if call.operation == "renew":
+            return await self.renew(RenewAsk(call.anew), hold)
+        return await self.settle(SettleAsk(0 if cost is None else cost), hold)
+
     async def _reset_one(self, call: BatchCall, name: str, request: Request) -> ResetAnswer:
         if "administer" not in request.may:
             raise Problem(403, "this token may not administer")
-        if call.cost is not None or call.tier is not None:
-            raise Problem(400, "reset takes a key, but neither cost nor tier")
+        if call.cost is not None or call.tier is not None or call.quota is not None:
+            raise Problem(400, "reset takes a key, but neither cost nor tier nor quota")
         return await self.reset(request, ResetAsk(call.key), name)
 
     def _by_name(self, operation: str) -> Callable[[Ask, str], Awaitable[Struct]]:
         return {
             "hit": self.hit,
             "check": self.check,
-            "record": self.record,
             "wait-hint": self.wait_hint,
         }[operation]
 
@@ -223,14 +293,15 @@ def problem_from(error: Exception) -> Problem:
     return Problem(500, "the request could not be answered; the server's log says why")
 
 
-async def _ask_store(limiter: AsyncPolicyLimiter) -> None:
-    """Ask a store something that changes nothing; how that went is told by the limiter's health."""
-    scopes = [rule.scope for rule in limiter.rules if rule.scope not in (None, "*")]
-    key: Key = {str(scope): "readyz" for scope in scopes} if scopes else "readyz"
+async def _reason_against(limiter: AsyncPolicyLimiter) -> str | None:
+    """Return why a store cannot count now; `None` if it can. One that is known to be down is not waited for."""
+    if limiter.health.state == "unavailable":
+        return limiter.health.reason
     try:
-        await limiter.check(key, 0)
-    except ConfigError:
-        logger.debug("a probe does not fit the rules of %r", limiter.name)
+        await limiter.ping()
+    except StoreError as error:
+        return str(error)
+    return None
 
 
 def _no_limiter(name: str, known: list[str]) -> Problem:

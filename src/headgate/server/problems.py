@@ -7,7 +7,7 @@ from http import HTTPStatus
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreError
+from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreError, StoreMisconfigured
 from headgate.observe import redact
 
 Field = tuple[bytes, bytes]
@@ -16,7 +16,7 @@ PROBLEM_JSON = b"application/problem+json"
 
 
 class ProblemAnswer(msgspec.Struct):
-    """What went wrong (RFC 9457). The last three are there if a cost can never be admitted."""
+    """What went wrong (RFC 9457). The last four are there if a cost can never be admitted."""
 
     type: str
     title: str
@@ -25,6 +25,7 @@ class ProblemAnswer(msgspec.Struct):
     cost: int | UnsetType = UNSET
     capacity: int | UnsetType = UNSET
     rule: str | UnsetType = UNSET
+    unit: str | UnsetType = UNSET
 
 
 class Problem(Exception):
@@ -52,11 +53,8 @@ class Problem(Exception):
         detail = self.detail.encode("utf-8", "backslashreplace").decode("utf-8")
         answer = ProblemAnswer("about:blank", HTTPStatus(self.status).phrase, self.status, detail)
         if self.excess is not None:
-            answer.cost, answer.capacity, answer.rule = (
-                self.excess.cost,
-                self.excess.capacity,
-                self.excess.rule,
-            )
+            answer.cost, answer.capacity = self.excess.cost, self.excess.capacity
+            answer.rule, answer.unit = self.excess.rule, self.excess.unit
         return answer
 
 
@@ -64,12 +62,12 @@ def problem_of(error: HeadgateError) -> Problem:
     """Return the answer to a request that a limiter could not decide.
 
     422: it can never be admitted as it is (a cost above the capacity, a key that does not fit the rules).
-    503: the store failed, and there is no policy to answer instead.
+    503: the store failed, and there is no policy to answer instead; or it is misconfigured and has never worked.
     """
     match error:
         case CostTooHigh():
             return Problem(422, str(error), excess=error)
-        case ConfigError():
+        case ConfigError() if not isinstance(error, StoreMisconfigured):
             return Problem(422, str(error))
         case StoreError():
             return Problem(503, f"the store cannot be asked: {redact(str(error))}", ((b"retry-after", b"1"),))

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from headgate.policy import AsyncLivePolicy
+from headgate.policy import AsyncLivePolicy, ServerPolicy, load_policy
+from headgate.replay.recording import DecisionRecorder
 from headgate.server.app import App
 from headgate.server.board import Board, Demo, Exchange
 from headgate.server.metrics import Metrics
@@ -31,6 +32,18 @@ def make_app(
     return App(live, Board() if board is None else board, metrics, demo)
 
 
+def recorders(server: ServerPolicy) -> list[DecisionRecorder]:
+    """Return what records decisions, if the policy asks for it.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    if server.record is None:
+        return []
+    hashed = server.record_keys == "hashed"
+    return [DecisionRecorder(server.record, max_bytes=server.record_bytes, hash_keys=hashed)]
+
+
 def open_app(
     config: str | Path,
     *,
@@ -48,12 +61,14 @@ def open_app(
 
     Raises:
         PolicyError: The file cannot be used.
+        ConfigError: What it wants recorded cannot be written.
     """
     board, metrics = Board(exchange), Metrics()
+    environment = os.environ if environment is None else environment
     live = AsyncLivePolicy.from_file(
         config,
-        os.environ if environment is None else environment,
-        hooks=[board, metrics.hook],
+        environment,
+        hooks=[board, metrics.hook, *recorders(load_policy(config, environment).server)],
         shadow_hooks=[metrics.shadow_hook],
     )
     if live.policy.server.history is not None:

@@ -7,13 +7,14 @@ import os
 import socket
 from pathlib import Path
 
-from headgate.errors import ConfigError
-from headgate.policy import AsyncLivePolicy, Policy, load_policy
+from headgate.errors import ConfigError, StoreError, StoreMisconfigured
+from headgate.observe import redact
+from headgate.policy import AsyncLivePolicy, Policy, PolicyError, load_policy
 from headgate.server.access import is_loopback
 from headgate.server.board import Demo
 from headgate.server.engine import run
 from headgate.server.logs import log_to_stderr
-from headgate.server.running import open_app
+from headgate.server.running import open_app, recorders
 from headgate.server.workers import private_limiters, run_workers
 
 BACKLOG = 2048
@@ -49,8 +50,9 @@ def serve(
     port = policy.server.port if port is None else port
     check_address(policy, host)
     check_workers(policy, workers, demo)
-    check_stores(policy)
+    check_recording(policy)
     log_to_stderr()
+    check_stores(policy)
     listener = listen(host, port)
     message = _greeting(listener, config, policy, workers)
     if workers > 1:
@@ -97,13 +99,32 @@ def check_workers(policy: Policy, workers: int, demo: Demo | None) -> None:
 
 
 def check_stores(policy: Policy) -> None:
-    """Refuse limiters that could not be made: on a store that there is not, or whose packages are missing.
+    """Refuse limiters that could not count: on a store that there is not, whose packages are missing, or that refuses us.
+
+    A store that is down is no reason not to start: the log says so, and the limiters' failure policies answer.
 
     Raises:
         PolicyError: The message says which one.
     """
-    # Nothing is connected before it is asked, so this costs nothing, and says it once instead of once per worker.
-    asyncio.run(AsyncLivePolicy(policy).aclose())
+    # Here, so that it is said once instead of once per worker.
+    for url, error in asyncio.run(_pinged(policy)).items():
+        if isinstance(error, StoreMisconfigured):
+            raise PolicyError(f"the store {redact(url)} cannot be used: {redact(str(error))}") from error
+
+
+async def _pinged(policy: Policy) -> dict[str, StoreError | None]:
+    async with AsyncLivePolicy(policy) as live:
+        return await live.ping()
+
+
+def check_recording(policy: Policy) -> None:
+    """Refuse to record to what cannot be written: to say it once, instead of once per worker.
+
+    Raises:
+        ConfigError: The message says why.
+    """
+    for recorder in recorders(policy.server):
+        recorder.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -30,7 +30,25 @@ LONGEST_TIER = 200
 BASE64 = "$base64"
 """The single entry of an object that stands for bytes."""
 
-Cost = Annotated[int, Meta(ge=0, le=MAX_UNITS, description="Units, a whole number.")]
+Units = Annotated[int, Meta(ge=0, le=MAX_UNITS, description="Units, a whole number.")]
+Cost = Annotated[
+    Units | dict[str, Units],
+    Meta(
+        description="Units: a whole number of everything, or an object by unit. Requests that are not named are 1.",
+        examples=[1, {"tokens": 800}],
+    ),
+]
+CostOfEach = Annotated[
+    Units | dict[str, Units] | list[Units],
+    Meta(description="Units: as elsewhere, or an array with a number for each rule, in their order."),
+]
+WireQuota = Annotated[
+    str | Units | dict[str, str | Units | None] | None,
+    Meta(
+        description="A quota for this call alone, as the policy file would have it; of several rules, an object by name.",
+        examples=["50/minute", {"tokens": "90000/minute", "in flight": 20}],
+    ),
+]
 WireKey = Annotated[
     str | dict[str, str | dict[str, str]] | None,
     Meta(
@@ -56,6 +74,16 @@ class Ask(Body):
     key: WireKey = None
     cost: Cost = 1
     tier: Tier = None
+    quota: WireQuota = None
+
+
+class RecordAsk(Body):
+    """Units that have been used already."""
+
+    key: WireKey = None
+    cost: CostOfEach = 1
+    tier: Tier = None
+    quota: WireQuota = None
 
 
 class ResetAsk(Body):
@@ -74,6 +102,25 @@ class ReleaseAsk(Body):
     """Nothing: all units go back."""
 
 
+class Anew(Ask):
+    """What the hold was taken for: if it is forgotten by now, its units have expired, and are taken anew."""
+
+    limiter: str = ""
+
+
+class ConfirmAsk(Body):
+    """The true cost, if it is not what was held."""
+
+    cost: Cost | None = None
+    anew: Anew | None = None
+
+
+class RenewAsk(Body):
+    """Nothing: the lease of its places begins anew."""
+
+    anew: Anew | None = None
+
+
 class InspectAsk(Body):
     """Whose state to show. Text serves as every scope of a limiter with scopes."""
 
@@ -84,12 +131,16 @@ class InspectAsk(Body):
 class BatchCall(Body):
     """One call of a batch: on a limiter, or on a hold."""
 
-    operation: Literal["hit", "check", "record", "hold", "wait-hint", "reset", "settle", "release"]
+    operation: Literal[
+        "hit", "check", "record", "hold", "wait-hint", "reset", "settle", "release", "confirm", "renew"
+    ]
     limiter: str | None = None
     hold: str | None = None
     key: WireKey = None
-    cost: Cost | None = None
+    cost: CostOfEach | None = None
     tier: Tier = None
+    quota: WireQuota = None
+    anew: Anew | None = None
 
 
 class BatchAsk(Body):
@@ -147,7 +198,7 @@ class DecisionAnswer(Struct):
 class RecordAnswer(Struct):
     """What was counted."""
 
-    recorded: int
+    recorded: CostOfEach
 
 
 class HoldAnswer(Struct):
@@ -176,8 +227,8 @@ class FinishAnswer(Struct):
 
     hold: str
     limiter: str
-    held: int
-    cost: int
+    held: Cost
+    cost: Cost
     first: bool
 
 
@@ -195,19 +246,28 @@ class BatchAnswers(Struct):
 
 
 class RuleShown(Struct):
-    """A rule of the policy file."""
+    """A rule of the policy file; its quotas as they are there: that of a concurrent rule is a number."""
 
     name: str
     kind: str
-    quota: str
+    quota: str | int
     limit: int
     period: Seconds
     burst: int | None
     scope: str | None
-    tiers: dict[str, str]
+    tiers: dict[str, str | int]
     strict: bool
     buckets: int
     words: str
+    unit: str
+    lease: Seconds | None
+    timezone: str | None
+
+
+class LocalPolicy(Struct):
+    """Each process admits this share of every limit by itself."""
+
+    local: float
 
 
 class LimiterShown(Struct):
@@ -217,7 +277,7 @@ class LimiterShown(Struct):
     rules: list[RuleShown]
     shadow: list[RuleShown]
     store: str
-    on_store_error: str
+    on_store_error: Literal["open", "closed", "raise"] | LocalPolicy
     default_tier: str | None
     headers: str
 
@@ -257,7 +317,7 @@ class InspectAnswer(Struct):
 class StoreShown(Struct):
     """How a limiter's store is doing.
 
-    `since` (when it went down), `error` and `last_contact` are null where nothing applies; `p50` and `p99` are the seconds
+    `since` (when it went down), `reason` and `last_contact` are null where nothing applies; `p50` and `p99` are the seconds
     within which it has answered half and 99% of the calls of the last minute or two.
     """
 
@@ -266,7 +326,7 @@ class StoreShown(Struct):
     up: bool
     breaker: Literal["closed", "open"]
     failures: int
-    error: str | None = None
+    reason: str | None = None
     since: Seconds | None = None
     last_contact: Seconds | None = None
     p50: Seconds | None = None
@@ -452,6 +512,11 @@ def wire_key(key: Key | None) -> str | dict[str, Any] | None:
     if isinstance(key, Mapping):
         return {scope: wire_key(part) for scope, part in key.items()}
     return {BASE64: base64.b64encode(key).decode("ascii")}
+
+
+def wire_cost(cost: int | Mapping[str, int]) -> int | dict[str, int]:
+    """Return a cost as it goes over the wire."""
+    return cost if isinstance(cost, int) else dict(cost)
 
 
 def decision_answer(decision: Decision) -> DecisionAnswer:

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from headgate.errors import HeadgateError
+from headgate.hosting import METRICS_FOLDER
 from headgate.policy import Policy
 from headgate.server.board import Exchange
-from headgate.server.metrics import METRICS_FOLDER
 
 logger = logging.getLogger("headgate.server")
 

@@ -3,6 +3,8 @@
 memory://                     this process
 sqlite:///relative/path.db    a file; sqlite:////absolute/path.db; sqlite:///:memory:
 redis://host:6379/0           a Redis or Valkey server; rediss:// for TLS, unix:///path.sock, valkey://, valkeys://
+redis+sentinel://host:26379,other:26379/primary/0    the primary that Sentinels name
+redis+cluster://host:6379,other:6379                 a cluster, by any of its nodes
 postgresql://host/database    a PostgreSQL server
 http://host:8080              a Headgate server, which decides by its own rules; https://:TOKEN@host with a token
 """
@@ -14,9 +16,11 @@ from typing import Any
 
 from headgate.errors import ConfigError
 from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guarantees, Store
+from headgate.stores.failure import Local, OnOverload, OnStoreError, local
 from headgate.stores.memory import MemoryStore
-from headgate.stores.outage import Health, OnStoreError, local
+from headgate.stores.outage import Health
 from headgate.stores.sqlite import SQLiteStore
+from headgate.urls import check_credentials
 
 __all__ = [
     "AsyncGate",
@@ -25,7 +29,9 @@ __all__ = [
     "Gate",
     "Guarantees",
     "Health",
+    "Local",
     "MemoryStore",
+    "OnOverload",
     "OnStoreError",
     "SQLiteStore",
     "Store",
@@ -37,7 +43,15 @@ __all__ = [
 
 _REMOTE = {
     **dict.fromkeys(
-        ("redis", "rediss", "unix", "valkey", "valkeys"), ("headgate.stores.redis", "RedisStore", "redis")
+        (
+            "unix",
+            *(
+                f"{scheme}{kind}"
+                for scheme in ("redis", "rediss", "valkey", "valkeys")
+                for kind in ("", "+sentinel", "+cluster")
+            ),
+        ),
+        ("headgate.stores.redis", "RedisStore", "redis"),
     ),
     **dict.fromkeys(("postgres", "postgresql"), ("headgate.stores.postgres", "PostgresStore", "postgres")),
     **dict.fromkeys(("http", "https"), ("headgate.client", "ServerStore", "client")),
@@ -49,23 +63,25 @@ limiters, which are made of stores.
 """
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, *, deadline: float | None = None) -> Store:
     """Return the store that a URL names.
+
+    A store over a network gives up a call after `deadline` seconds, by default 1; any other has none.
 
     Raises:
         ConfigError: No store has such URLs, or what it needs is not installed.
     """
-    store: Store = _open(url)
+    store: Store = _open(url, deadline)
     return store
 
 
-def open_async_store(url: str) -> AsyncStore:
-    """Return the store that a URL names, for coroutines.
+def open_async_store(url: str, *, deadline: float | None = None) -> AsyncStore:
+    """As `open_store`, for coroutines.
 
     Raises:
         ConfigError: No store has such URLs, or what it needs is not installed.
     """
-    store: AsyncStore = _open(url)
+    store: AsyncStore = _open(url, deadline)
     return store
 
 
@@ -73,22 +89,24 @@ def check_url(url: str) -> None:
     """Refuse a URL that no store has. Nothing is opened, and no package needed.
 
     Raises:
-        ConfigError: No store has such URLs.
+        ConfigError: No store has such URLs, or its password needs to be percent-encoded.
     """
     _scheme(url)
 
 
-def _open(url: str) -> Any:
+def _open(url: str, deadline: float | None) -> Any:
     scheme = _scheme(url)
+    if scheme in _REMOTE:
+        return _remote_class(scheme)(url, **({} if deadline is None else {"deadline": deadline}))
     if scheme == "memory":
         return MemoryStore()
-    if scheme == "sqlite":
-        return SQLiteStore.from_url(url)
-    return _remote_class(scheme)(url)
+    return SQLiteStore.from_url(url)
 
 
 def _scheme(url: str) -> str:
     scheme, colon, _ = url.partition(":")
+    if scheme.lower() in _REMOTE:
+        check_credentials(url)
     if scheme.lower() in {"memory", "sqlite", *_REMOTE}:
         return scheme.lower()
     if not colon:  # not quoted: it may be the connection string of a database, with a password in it

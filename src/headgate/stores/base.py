@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from headgate.algorithms import Algorithm, Receipt, algorithm_for, check_cost
+from headgate.algorithms import Algorithm, Receipt, algorithm_for
 from headgate.clock import Clock, to_microseconds
+from headgate.costs import Costs
 from headgate.decision import UNLIMITED, Decision
-from headgate.errors import ConfigError, StoreConflict
+from headgate.errors import ConfigError, CostTooHigh, StoreConflict
 from headgate.keys import Key
-from headgate.quota import MAX_UNITS
-from headgate.rules import Rule
+from headgate.quota import MAX_UNITS, Quotas
+from headgate.rules import Kind, Rule
+from headgate.stores.request import Receipts as Receipts
 from headgate.stores.request import Request
 
-Receipts = tuple[tuple[object, Receipt], ...]
-"""What a hold needs to give its units back: per rule, where they were charged and the algorithm's receipt."""
+T = TypeVar("T")
 
 Answer = tuple[Decision, Receipts | None]
 """What a gate answers: a decision and, for a hold that took units, its receipts."""
@@ -40,8 +42,14 @@ REENTERED = (
 )
 """The error of a call from inside another call of the same thread, which must neither wait for it nor come in between."""
 
+LONGEST_DEADLINE = 3600
+"""Seconds: the longest time that a call to a store may take."""
+
 LONGEST_NOTE = 3_000_000_000
 """Seconds, about 95 years: the longest that a note may be asked to be kept."""
+
+QUOTAS_KEPT = 1024
+"""For how many quotas of callers' own a gate keeps what it has prepared."""
 
 NewBirth = Callable[[], int]
 """Returns a number that no other state has as its birth."""
@@ -101,16 +109,17 @@ class Gate(Protocol):
         """Decide a request by all rules together: all are charged, or none.
 
         Returns the decision and, for a hold that took units, its receipts. What was recorded has nothing to decide, and is
-        answered with `RECORDED`.
+        answered with `RECORDED`. Receipts that a hold replaces are given back in the same step, unless it is refused.
 
         Raises:
-            ConfigError: The key does not fit the rules, or the cost is not a whole number.
+            ConfigError: The key does not fit the rules, or the cost is not a whole number, or a rule that counts only holds
+                is asked for a hit.
             CostTooHigh: No waiting would ever admit the cost.
             StoreError: The store could not answer.
         """
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        """Give back up to `cost` units of a hold, as far as they still count."""
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        """Give back up to `cost` units of a hold, of every rule or of each, as far as they still count."""
 
     def reset(self, key: Key | None) -> None:
         """Forget what was counted for a key."""
@@ -122,7 +131,7 @@ class AsyncGate(Protocol):
     async def ask(self, request: Request) -> Answer:
         """See `Gate.ask`."""
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """See `Gate.refund`."""
 
     async def reset(self, key: Key | None) -> None:
@@ -139,7 +148,7 @@ class ImmediateGate:
         """See `Gate.ask`."""
         return self.gate.ask(request)
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """See `Gate.refund`."""
         self.gate.refund(receipts, cost, now)
 
@@ -215,54 +224,136 @@ def births() -> NewBirth:
     return new_birth
 
 
-class Tiers:
-    """The algorithms of a limiter's rules, by tier."""
+class Tiers(Generic[T]):
+    """What a store has prepared for each tier of a limiter's rules, and for quotas that callers bring along.
 
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
+    Args:
+        rules: The limiter's rules.
+        prepare: Makes it of the algorithms of all rules.
+
+    Raises:
+        ConfigError: A quota cannot be counted exactly.
+    """
+
+    def __init__(self, rules: tuple[Rule, ...], prepare: Callable[[tuple[Algorithm, ...]], T]) -> None:
+        self._rules = rules
+        self._prepare = prepare
         known = {tier for rule in rules for tier in rule.tiers}
-        self._own = tuple(algorithm_for(rule) for rule in rules)
-        self._by_tier = {
-            tier: tuple(algorithm_for(rule, rule.quota_for(tier)) for rule in rules) for tier in known
-        }
-        everyone = [a.capacity for algorithms in (self._own, *self._by_tier.values()) for a in algorithms]
-        self._always_fits = min(filter(None, everyone), default=0)  # a cost that needs no closer look
+        own, by_tier = self._algorithms(None), {tier: self._algorithms(tier) for tier in known}
+        everyone = [a.capacity for algorithms in (own, *by_tier.values()) for a in algorithms]
+        self.always_fits = min(filter(None, everyone), default=0)
+        """A plain cost from 0 up to this one needs no closer look."""
+        if any(rule.kind == "concurrent" for rule in rules):
+            self.always_fits = -1
+        self.own = prepare(own)
+        self.by_tier = {tier: prepare(algorithms) for tier, algorithms in by_tier.items()}
+        # Not a dictionary for good: quotas come from callers' data, and may be as many as there are callers.
+        self._by_quotas = lru_cache(maxsize=QUOTAS_KEPT)(self._with_quotas)
 
-    def algorithms(self, tier: str | None) -> tuple[Algorithm, ...]:
-        """Return what decides each rule for callers of this tier."""
-        return self._own if tier is None else self._by_tier.get(tier, self._own)
+    def of(self, tier: str | None, quotas: Quotas | None = None) -> T:
+        """Return what decides for callers of this tier, with these quotas."""
+        if quotas is not None:
+            return self._by_quotas(tier if tier in self.by_tier else None, quotas)
+        return self.own if tier is None else self.by_tier.get(tier, self.own)
 
-    def admitting(self, tier: str | None, cost: int) -> tuple[Algorithm, ...]:
-        """As `algorithms`, for a call that must be able to succeed.
+    def for_request(self, request: Request) -> T:
+        """Return what decides a request, if its cost can be asked for.
 
         Raises:
-            ConfigError: The cost is not a whole number of units.
+            ConfigError: The cost is not a whole number of units, or a rule counts only holds, and this is none.
             CostTooHigh: No waiting would ever admit it.
         """
-        algorithms = self.algorithms(tier)
-        if type(cost) is not int or not 0 <= cost <= self._always_fits:
-            check_whole(cost)
-            check_cost(algorithms, cost)
-        return algorithms
+        cost = request.cost
+        if type(cost) is not int or not 0 <= cost <= self.always_fits:
+            check_costs(self._rules, request)
+        return self.of(request.tier, request.quotas)
 
-    def recording(self, tier: str | None, cost: int) -> tuple[Algorithm, ...]:
-        """As `algorithms`, for units that are counted even beyond the limits.
+    def _algorithms(self, tier: str | None, quotas: Quotas | None = None) -> tuple[Algorithm, ...]:
+        return tuple(
+            algorithm_for(rule, quota or rule.quota_for(tier))
+            for rule, quota in zip(self._rules, quotas or (None,) * len(self._rules), strict=True)
+        )
 
-        Raises:
-            ConfigError: The cost is not a whole number of units.
-        """
+    def _with_quotas(self, tier: str | None, quotas: Quotas) -> T:
+        return self._prepare(self._algorithms(tier, quotas))
+
+
+def plain_tiers(rules: tuple[Rule, ...]) -> Tiers[tuple[Algorithm, ...]]:
+    """Return the tiers of a store that needs nothing but the algorithms."""
+    return Tiers(rules, tuple)
+
+
+def check_costs(rules: tuple[Rule, ...], request: Request) -> None:
+    """Refuse costs that no rule could take, or not as this request.
+
+    Raises:
+        ConfigError: A cost is not a whole number of units, or a rule counts only holds, and this is none.
+        CostTooHigh: No waiting would ever admit it.
+    """
+    for cost in request.cost if isinstance(request.cost, tuple) else (request.cost,):
         check_whole(cost)
-        return self.algorithms(tier)
+    quotas = request.quotas or (None,) * len(rules)
+    for rule, cost, own in zip(rules, request.costs(len(rules)), quotas, strict=True):
+        if rule.kind == "concurrent" and cost and request.operation in ("hit", "record"):
+            raise ConfigError(
+                f"rule {rule.name!r} counts what is held at once, so {request.operation} cannot be asked of it; "
+                f"use limiter.hold(...)"
+            )
+        quota = own or rule.quota_for(request.tier)
+        capacity = quota.limit if quota.burst is None else quota.burst
+        if cost > capacity > 0 and request.operation != "record":
+            raise CostTooHigh(cost, capacity, rule.name, rule.unit)
 
-    def for_request(self, request: Request) -> tuple[Algorithm, ...]:
-        """Return what decides each rule for a request, if its cost can be asked for."""
-        choose = self.recording if request.operation == "record" else self.admitting
-        return choose(request.tier, request.cost)
 
+def check_whole(cost: Costs) -> None:
+    """Refuse a cost that is not a whole number of units.
 
-def check_whole(cost: int) -> None:
-    """Refuse a cost that is not a whole number of units."""
+    A store that asks this of a request's cost refuses whatever is not plain: a cost for each rule, quotas of the caller's
+    own, holds that replace another.
+    """
+    if type(cost) is tuple:
+        raise ConfigError("this store does not take a cost for each rule, a quota= or a hold.confirm() yet")
     if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
         raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")
+
+
+def given_back(
+    prepared: Iterable[T], receipts: Receipts, cost: Costs
+) -> Iterator[tuple[T, tuple[object, Receipt], int]]:
+    """Yield, for each rule of which a hold took units, what was prepared for it, its receipt, and how many to give back."""
+    costs = cost if isinstance(cost, tuple) else (cost,) * len(receipts)
+    for each, entry, units in zip(prepared, receipts, costs, strict=True):
+        if entry[1] and units:
+            yield each, entry, units
+
+
+def plain_cost(cost: Costs) -> int:
+    """Return a cost that is the same for every rule, as a store needs it that takes no other."""
+    check_whole(cost)
+    assert isinstance(cost, int)
+    return cost
+
+
+def check_kinds(rules: Iterable[Rule], kinds: Iterable[Kind], store: str) -> None:
+    """Refuse rules of a kind that a store does not count.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    kinds = frozenset(kinds)
+    for rule in rules:
+        if rule.kind not in kinds:
+            raise ConfigError(f"{store} does not count {rule.kind} rules, as {rule.name!r} is one")
+
+
+def check_deadline(seconds: float) -> float:
+    """Return how many seconds a call may take, if it is a time that every store accepts."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= LONGEST_DEADLINE:  # also false for NaN
+        raise ConfigError(
+            f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE}, not {seconds!r}"
+        )
+    return float(seconds)
 
 
 def release_down_to(lock: Any, taken: int) -> None:

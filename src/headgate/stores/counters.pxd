@@ -48,22 +48,24 @@ cdef class Slot:
     cdef Table table
     cdef MeterState state
     cdef object key
-    cdef int64_t used, empty_at
-    @cython.locals(meter=Meter, retry_after=int64_t, reset_after=int64_t, is_free=bint, excess=int64_t,
+    cdef int64_t cost, used, empty_at
+    @cython.locals(meter=Meter, cost=int64_t, retry_after=int64_t, reset_after=int64_t, is_free=bint, excess=int64_t,
                    remaining=int64_t)
-    cdef Decision decision(self, tuple names, int64_t at, int64_t cost, bint admitted)
+    cdef Decision decision(self, tuple names, int64_t at, bint admitted)
 
 cdef class MemoryGate:
     cdef readonly Counters counters
-    cdef readonly tuple names, scopes, own, slots
+    cdef readonly tuple names, scopes, rules, own, slots
     cdef readonly bint is_plain
     cdef readonly int named
-    cdef readonly object pick, always_fits
+    cdef readonly object pick, tiers, always_fits
     cdef readonly dict by_tier
     @cython.locals(meters=tuple, keys=tuple)
     cpdef tuple ask(self, Request request)
-    @cython.locals(operation=str, cost=int64_t, counters=Counters, at=int64_t, is_hit=bint, admitted=bint)
+    @cython.locals(operation=str, counters=Counters, at=int64_t, is_hit=bint, charges=bint, admitted=bint)
     cdef tuple ask_alone(self, Request request, tuple meters, tuple keys)
+    @cython.locals(slot=Slot, units=int64_t, costs=tuple, charges=bint, i=Py_ssize_t)
+    cdef bint take_costs(self, cost) except -1
     @cython.locals(parts=dict, keys=list, scope=str)
     cdef tuple keys_of(self, key)
     @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t, is_missing=bint)
@@ -71,22 +73,23 @@ cdef class MemoryGate:
     @cython.locals(slot=Slot, state=MeterState, room=int64_t, overflowed=bint)
     cdef find_new(self, int64_t at)
     @cython.locals(slot=Slot, meter=Meter, used=int64_t, admitted=bint)
-    cdef bint look(self, int64_t at, int64_t cost) except -1
+    cdef bint look(self, int64_t at) except -1
     @cython.locals(slot=Slot)
-    cdef measure(self, int64_t at, int64_t cost)
-    cdef tuple charge(self, int64_t at, int64_t cost, now, bint holds)
+    cdef measure(self, int64_t at)
+    cdef tuple charge(self, int64_t at, now, bint holds)
     @cython.locals(slot=Slot, table=Table, receipts=list, counters=Counters)
-    cdef tuple charge_each(self, int64_t at, int64_t cost, now, bint holds)
+    cdef tuple charge_each(self, int64_t at, now, bint holds)
     @cython.locals(slot=Slot, meter=Meter, state=MeterState)
-    cdef undo(self, int64_t at, int64_t cost)
+    cdef undo(self, int64_t at)
     @cython.locals(slot=Slot)
-    cdef Decision decision(self, int64_t at, int64_t cost, bint admitted)
+    cdef Decision decision(self, int64_t at, bint admitted)
     @cython.locals(slot=Slot)
-    cdef record(self, int64_t at, int64_t cost, now)
+    cdef record(self, int64_t at, now)
+    @cython.locals(slot=Slot)
+    cdef tuple move(self, Request request, tuple replaced, int64_t at)
+    @cython.locals(slot=Slot, i=Py_ssize_t)
+    cdef put(self, before, after, now)
     @cython.locals(at=int64_t, slot=Slot, state=MeterState, i=Py_ssize_t)
-    cpdef refund_alone(self, receipts, int64_t cost, now)
+    cpdef refund_alone(self, receipts, cost, now)
     @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t)
     cpdef reset_alone(self, key, tuple keys)
-
-@cython.locals(meter=Meter)
-cdef check_cost(tuple meters, cost, bint beyond)

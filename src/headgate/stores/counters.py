@@ -18,17 +18,18 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from headgate.algorithms import Receipt, State
+from headgate.algorithms import Algorithm, Receipt, State, decide_all
 from headgate.clock import Clock, SteadyClock, reading
+from headgate.costs import Costs
 from headgate.decision import Decision, joined, new_decision
-from headgate.errors import CostTooHigh, StoreUnavailable
+from headgate.errors import StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
 from headgate.rules import SHARED, Rule
-from headgate.stores.base import RECORDED, REENTERED, Answer, Receipts, check_whole, release_down_to
+from headgate.stores.base import RECORDED, REENTERED, Answer, Receipts, Tiers, check_costs, release_down_to
 from headgate.stores.meters import Meter, MeterState, meter_for
 from headgate.stores.request import Request
 
@@ -250,7 +251,7 @@ class Slot:
     A gate makes its slots once. They are in use while the store's lock is held, so no call needs any of its own.
     """
 
-    __slots__ = ("empty_at", "key", "meter", "own", "state", "table", "used")
+    __slots__ = ("cost", "empty_at", "key", "meter", "own", "state", "table", "used")
 
     def __init__(self, own: Meter, table: Table) -> None:
         self.own: Meter = own
@@ -258,21 +259,22 @@ class Slot:
         self.meter: Meter = own
         self.state: MeterState = table.blank
         self.key: PlainKey = ""
+        self.cost: int = 0
         self.used: int = 0
         self.empty_at: int = 0
 
-    def decision(self, names: tuple[str, ...], at: int, cost: int, admitted: bool) -> Decision:
+    def decision(self, names: tuple[str, ...], at: int, admitted: bool) -> Decision:
         """Return what this rule says of units that all rules admit, and `empty_at` is known, or that some rule refuses."""
-        meter, retry_after, reset_after, is_free = self.meter, NEVER, NEVER, True
+        meter, cost, retry_after, reset_after, is_free = self.meter, self.cost, NEVER, NEVER, True
         if not admitted:
             excess = self.used + cost * meter.part - meter.most
-            cost = 0
             self.empty_at = meter.empty_at(self.state, at, self.used, 0)
-            if excess > 0:
+            if cost and excess > 0:
                 is_free = False
                 retry_after = meter.free_at(self.state, at, excess)
                 if retry_after != NEVER:
                     retry_after -= at
+            cost = 0
         if self.empty_at != NEVER:
             reset_after = self.empty_at - at
         remaining = (meter.most - self.used) // meter.part - cost
@@ -289,20 +291,17 @@ class MemoryGate:
         self.is_plain: bool = all(scope is None for scope in self.scopes)
         self.named: int = len(set(self.scopes) - {SHARED, None})
         self.pick: Callable[[Key | None], tuple[PlainKey, ...]] = key_picker(rules)
-        self.own: tuple[Meter, ...] = tuple([meter_for(rule) for rule in rules])
-        self.by_tier: dict[str, tuple[Meter, ...]] = {
-            tier: tuple([meter_for(rule, rule.quota_for(tier)) for rule in rules])
-            for rule in rules
-            for tier in rule.tiers
-        }
+        self.rules = rules
+        self.tiers: Tiers[tuple[Meter, ...]] = Tiers(rules, _meters)
+        self.own: tuple[Meter, ...] = self.tiers.own
+        self.by_tier: dict[str, tuple[Meter, ...]] = self.tiers.by_tier
         self.slots: tuple[Slot, ...] = tuple(
             [
                 Slot(meter, counters.table(limiter, rule, meter))
                 for rule, meter in zip(rules, self.own, strict=True)
             ]
         )
-        limits = [meter.limit for meters in (self.own, *self.by_tier.values()) for meter in meters]
-        self.always_fits: int = min([limit for limit in limits if limit], default=0)
+        self.always_fits: int = self.tiers.always_fits
         """A cost up to this one needs no closer look."""
 
     def ask(self, request: Request) -> Answer:
@@ -310,7 +309,8 @@ class MemoryGate:
         key, cost = request.key, request.cost
         meters = self.own if request.tier is None else self.by_tier.get(request.tier, self.own)
         if type(cost) is not int or not 0 <= cost <= self.always_fits:
-            check_cost(meters, cost, request.operation == "record")
+            check_costs(self.rules, request)
+            meters = self.tiers.of(request.tier, request.quotas)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
         if not IS_COMPILED:
             lock: Any = self.counters.lock
@@ -335,27 +335,47 @@ class MemoryGate:
         self, request: Request, meters: tuple[Meter, ...], keys: tuple[PlainKey, ...] | None
     ) -> Answer:
         """Answer a request while the lock is held."""
-        operation, cost, now, counters = request.operation, request.cost, request.now, self.counters
+        operation, now, counters = request.operation, request.now, self.counters
         if counters.busy:
             raise StoreUnavailable(REENTERED)
         counters.busy = True
         try:
             at = counters.now() if now is None else now
             self.find(meters, request.key, keys, at)
+            charges = self.take_costs(request.cost)
+            if request.replaces is not None:
+                return self.move(request, request.replaces, at)
             is_hit = operation == "hit"  # first, because most are
             if not is_hit and operation == "record":
-                if cost:
-                    self.record(at, cost, now)
+                if charges:
+                    self.record(at, now)
                 return RECORDED
-            receipts, admitted = None, self.look(at, cost)
+            receipts, admitted = None, self.look(at)
             if admitted:
-                if cost and (is_hit or operation == "hold"):
-                    receipts = self.charge(at, cost, now, not is_hit)
+                if charges and (is_hit or operation == "hold"):
+                    receipts = self.charge(at, now, not is_hit)
                 else:
-                    self.measure(at, cost)
-            return self.decision(at, cost, admitted), receipts
+                    self.measure(at)
+            return self.decision(at, admitted), receipts
         finally:
             counters.busy = False
+
+    def take_costs(self, cost: Costs) -> bool:
+        """Put into the slots what a request costs each rule, and return whether it costs anything."""
+        units, charges = 0, False
+        if type(cost) is int:
+            units = cost
+            charges = units > 0
+            for slot in self.slots:
+                slot.cost = units
+        else:
+            costs: tuple[int, ...] = cost  # type: ignore[assignment]
+            for i in range(len(self.slots)):
+                slot = self.slots[i]
+                slot.cost = costs[i]
+                if slot.cost:
+                    charges = True
+        return charges
 
     def keys_of(self, key: Key | None) -> tuple[PlainKey, ...]:
         """Return the key of each rule; what is not as usual is for `pick` to judge."""
@@ -404,87 +424,142 @@ class MemoryGate:
         if overflowed:
             self.counters.overflowed += 1
 
-    def look(self, at: int, cost: int) -> bool:
+    def look(self, at: int) -> bool:
         """Ask every rule how much is in use, and return whether all admit."""
         admitted = True
         for slot in self.slots:
             meter = slot.meter
             used = meter.used(slot.state, at)
             slot.used = used
-            if cost and used + cost * meter.part > meter.most:
+            if slot.cost and used + slot.cost * meter.part > meter.most:
                 admitted = False
         return admitted
 
-    def measure(self, at: int, cost: int) -> None:
+    def measure(self, at: int) -> None:
         """Put into the slots when each rule would be empty if it were charged."""
         for slot in self.slots:
-            slot.empty_at = slot.meter.empty_at(slot.state, at, slot.used, cost)
+            slot.empty_at = slot.meter.empty_at(slot.state, at, slot.used, slot.cost)
 
-    def charge(self, at: int, cost: int, now: int | None, holds: bool) -> Receipts | None:
+    def charge(self, at: int, now: int | None, holds: bool) -> Receipts | None:
         """Charge every rule, and return the receipts if they are wanted."""
         try:
             # A function of its own: of a loop inside `try`, Python 3.13 leaves out the jump back to its head.
-            return self.charge_each(at, cost, now, holds)
+            return self.charge_each(at, now, holds)
         except BaseException:  # a signal handler has raised, or there is no memory left
             try:
-                self.undo(at, cost)
+                self.undo(at)
             finally:  # once more, in case another one raised meanwhile; what is undone stays so
-                self.undo(at, cost)
+                self.undo(at)
             raise
 
-    def charge_each(self, at: int, cost: int, now: int | None, holds: bool) -> Receipts | None:
+    def charge_each(self, at: int, now: int | None, holds: bool) -> Receipts | None:
         """As `charge`; if it raises, some may be charged and others not."""
         receipts: list[tuple[object, Receipt]] | None = [] if holds else None
         counters = self.counters
         for slot in self.slots:
             table = slot.table
+            if not slot.cost:
+                slot.empty_at = slot.meter.empty_at(slot.state, at, slot.used, 0)
+                if receipts is not None:
+                    receipts.append((slot.key, ()))
+                continue
             counters.births += 1
             if receipts is not None:
-                receipt = slot.meter.receipt(slot.state, at, slot.used, cost, counters.births)
+                receipt = slot.meter.receipt(slot.state, at, slot.used, slot.cost, counters.births)
                 receipts.append((OVERFLOW if slot.state is table.overflow else slot.key, receipt))
             if slot.state is table.blank:
                 slot.state = table.add(slot.key)
-            slot.empty_at = slot.meter.charge(slot.state, at, slot.used, cost, counters.births)
+            slot.empty_at = slot.meter.charge(slot.state, at, slot.used, slot.cost, counters.births)
             if now is not None or table.kept:
                 table.written(slot.state, now)
         return None if receipts is None else tuple(receipts)
 
-    def undo(self, at: int, cost: int) -> None:
+    def undo(self, at: int) -> None:
         """Give back what was charged before the call was broken off."""
         for slot in self.slots:
             meter, state = slot.meter, slot.state
             if state is not slot.table.blank and meter.used(state, at) > slot.used:
-                meter.refund(state, meter.receipt(state, at, slot.used, cost, state.birth), cost, at)
+                receipt = meter.receipt(state, at, slot.used, slot.cost, state.birth)
+                meter.refund(state, receipt, slot.cost, at)
 
-    def decision(self, at: int, cost: int, admitted: bool) -> Decision:
+    def decision(self, at: int, admitted: bool) -> Decision:
         """Return the decision of all rules, when their slots are filled.
 
         A rule that would have admitted what another one refuses shows what it has left without this call.
         """
         if len(self.slots) == 1:
             slot = self.slots[0]
-            return slot.decision(self.names, at, cost, admitted)
-        return joined([slot.decision(self.names, at, cost, admitted) for slot in self.slots])
+            return slot.decision(self.names, at, admitted)
+        return joined([slot.decision(self.names, at, admitted) for slot in self.slots])
 
-    def record(self, at: int, cost: int, now: int | None) -> None:
+    def record(self, at: int, now: int | None) -> None:
         """Count units that have been used already, even beyond the limits."""
         for slot in self.slots:
             slot.used = slot.meter.used(slot.state, at)
-            slot.meter.check_countable(slot.used, cost)
-        self.charge(at, cost, now, False)
+            if slot.cost:
+                slot.meter.check_countable(slot.used, slot.cost)
+        self.charge(at, now, False)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def move(self, request: Request, replaced: Receipts, at: int) -> Answer:
+        """Take units in place of those of a hold. It is not often asked, so the pure functions decide it."""
+        slots, costs = list(self.slots), request.costs(len(self.slots))
+        places = [OVERFLOW if slot.state is slot.table.overflow else slot.key for slot in slots]
+        # Units that were charged elsewhere, because the store was full then or is so now, stay there.
+        receipts = [
+            receipt if receipt and place == own else None
+            for (place, receipt), own in zip(replaced, places, strict=True)
+        ]
+        self.counters.births += 1
+        birth = self.counters.births
+        algorithms = [slot.meter.algorithm for slot in slots]
+        before = [slot.meter.as_tuple(slot.state) for slot in slots]
+        after, verdicts = decide_all(algorithms, before, at, costs, birth, receipts)
+        decision = Decision.make(self.names, verdicts)
+        if not decision.allowed:
+            return decision, None
+        try:
+            self.put(before, after, request.now)
+        except BaseException:  # as in `charge`
+            try:
+                self.put(after, before, request.now)
+            finally:
+                self.put(after, before, request.now)
+            raise
+        taken = [
+            (place, algorithm.receipt(old, state, cost) if state and cost else ())
+            for place, algorithm, old, state, cost in zip(
+                places, algorithms, before, after, costs, strict=True
+            )
+        ]
+        return decision, tuple(taken)
+
+    def put(self, before: Sequence[State | None], after: Sequence[State | None], now: int | None) -> None:
+        """Write the states that have changed."""
+        for i in range(len(self.slots)):
+            slot = self.slots[i]
+            if after[i] is before[i]:
+                continue
+            if slot.state is slot.table.blank:
+                slot.state = slot.table.add(slot.key)
+            if after[i] is None:
+                slot.meter.clear(slot.state)
+            else:
+                slot.meter.load(slot.state, after[i])  # type: ignore[arg-type]
+            slot.table.written(slot.state, now)
+
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give back units of a hold, as far as they still count."""
         self.counters.alone(self.refund_alone, receipts, cost, now)
 
-    def refund_alone(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund_alone(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         at = self.counters.now() if now is None else now
+        self.take_costs(cost)
         for i in range(len(self.slots)):
             slot = self.slots[i]
             place, receipt = receipts[i]
-            state = slot.table.find(place)
+            state = slot.table.find(place) if receipt and slot.cost else None
             if state is not None:
-                slot.own.refund(state, receipt, cost, at)
+                slot.own.refund(state, receipt, slot.cost, at)
                 if now is not None or slot.table.kept:
                     slot.table.written(state, now)
 
@@ -500,9 +575,5 @@ class MemoryGate:
                 slot.own.clear(state)
 
 
-def check_cost(meters: tuple[Meter, ...], cost: int, beyond: bool) -> None:
-    """Refuse a cost that is not a whole number or, unless it may go beyond the limits, could never be admitted."""
-    check_whole(cost)
-    for meter in meters:
-        if cost > meter.limit > 0 and not beyond:
-            raise CostTooHigh(cost, meter.limit, meter.name)
+def _meters(algorithms: tuple[Algorithm, ...]) -> tuple[Meter, ...]:
+    return tuple([meter_for(algorithm) for algorithm in algorithms])

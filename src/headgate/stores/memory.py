@@ -12,7 +12,14 @@ from headgate._fork import watch
 from headgate.clock import Clock, SteadyClock
 from headgate.errors import ConfigError, StoreError
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, AsyncNotes, Gate, Guarantees, ImmediateGate, check_note
+from headgate.stores.base import (
+    AsyncGate,
+    AsyncNotes,
+    Gate,
+    Guarantees,
+    ImmediateGate,
+    check_note,
+)
 from headgate.stores.counters import Counters, MemoryGate
 
 DEFAULT_MAX_KEYS = 1_000_000

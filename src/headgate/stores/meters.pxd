@@ -10,6 +10,7 @@ cdef class MeterState:
     cdef readonly int64_t birth
 
 cdef class Meter:
+    cdef readonly object algorithm
     cdef readonly str name
     cdef readonly int64_t limit, part, most
     cpdef MeterState new(self)
@@ -22,6 +23,7 @@ cdef class Meter:
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
     cpdef as_tuple(self, MeterState s)
+    cpdef load(self, MeterState s, tuple numbers)
     cpdef check_countable(self, int64_t used, int64_t cost)
 
 cdef class FixedState(MeterState):
@@ -47,6 +49,64 @@ cdef class FixedMeter(Meter):
     cpdef int64_t fresh_at(self, MeterState s) except? -1
     @cython.locals(state=FixedState)
     cpdef as_tuple(self, MeterState s)
+    @cython.locals(state=FixedState)
+    cpdef load(self, MeterState s, tuple numbers)
+
+cdef class CalendarState(MeterState):
+    cdef readonly int64_t end, count
+
+cdef class CalendarMeter(Meter):
+    cdef readonly int64_t start, end
+    @cython.locals(state=CalendarState)
+    cpdef clear(self, MeterState s)
+    @cython.locals(state=CalendarState)
+    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    cdef int64_t ends(self, int64_t now) except? -1
+    @cython.locals(state=CalendarState, end=int64_t)
+    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
+    @cython.locals(state=CalendarState)
+    cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
+    @cython.locals(state=CalendarState)
+    cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
+    @cython.locals(state=CalendarState)
+    cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
+    @cython.locals(state=CalendarState, birth=int64_t, end=int64_t, held=int64_t, count=int64_t)
+    cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
+    @cython.locals(state=CalendarState)
+    cpdef int64_t fresh_at(self, MeterState s) except? -1
+    @cython.locals(state=CalendarState)
+    cpdef as_tuple(self, MeterState s)
+    @cython.locals(state=CalendarState)
+    cpdef load(self, MeterState s, tuple numbers)
+
+cdef class ConcurrentState(MeterState):
+    cdef readonly int64_t latest
+    cdef readonly list leases
+
+cdef class ConcurrentMeter(Meter):
+    cdef readonly int64_t lease
+    @cython.locals(state=ConcurrentState)
+    cpdef clear(self, MeterState s)
+    @cython.locals(at=int64_t, leases=list)
+    cdef list live(self, ConcurrentState state, int64_t now)
+    @cython.locals(state=ConcurrentState, used=int64_t, units=int64_t)
+    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    @cython.locals(state=ConcurrentState, leases=list, latest=int64_t)
+    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
+    @cython.locals(state=ConcurrentState)
+    cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
+    @cython.locals(state=ConcurrentState, end=int64_t, units=int64_t)
+    cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
+    @cython.locals(state=ConcurrentState, end=int64_t, last=int64_t)
+    cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
+    @cython.locals(state=ConcurrentState, birth=int64_t, leases=list)
+    cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
+    @cython.locals(state=ConcurrentState)
+    cpdef int64_t fresh_at(self, MeterState s) except? -1
+    @cython.locals(state=ConcurrentState)
+    cpdef as_tuple(self, MeterState s)
+    @cython.locals(state=ConcurrentState)
+    cpdef load(self, MeterState s, tuple numbers)
 
 cdef class SlidingState(MeterState):
     cdef readonly int64_t newest, units, total
@@ -81,6 +141,8 @@ cdef class SlidingMeter(Meter):
     cpdef int64_t fresh_at(self, MeterState s) except? -1
     @cython.locals(state=SlidingState)
     cpdef as_tuple(self, MeterState s)
+    @cython.locals(state=SlidingState)
+    cpdef load(self, MeterState s, tuple numbers)
 
 cdef class BucketState(MeterState):
     cdef readonly int64_t level, time, refunded, n, part, most
@@ -103,13 +165,15 @@ cdef class BucketMeter(Meter):
     @cython.locals(time=int64_t, drained=int64_t, fresh=int64_t)
     cdef int64_t drained_at(self, BucketState state, int64_t now, int64_t parts) except? -1
     @cython.locals(state=BucketState, birth=int64_t, before=int64_t, at=int64_t, refunded_before=int64_t,
-                   time_before=int64_t, n=int64_t, part=int64_t, most=int64_t, held=int64_t, level=int64_t,
+                   time_before=int64_t, n=int64_t, part=int64_t, burst=int64_t, held=int64_t, level=int64_t,
                    time=int64_t, refunded=int64_t, left=int64_t, kept=int64_t, back=int64_t, passed=int64_t)
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     @cython.locals(state=BucketState)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
     @cython.locals(state=BucketState)
     cpdef as_tuple(self, MeterState s)
+    @cython.locals(state=BucketState)
+    cpdef load(self, MeterState s, tuple numbers)
 
 cdef class ClosedMeter(BucketMeter):
     pass

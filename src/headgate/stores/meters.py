@@ -14,11 +14,19 @@ from __future__ import annotations
 
 from array import array
 
-from headgate.algorithms import FixedWindow, Receipt, SlidingWindow, State, TokenBucket, algorithm_for
+from headgate.algorithms import (
+    Algorithm,
+    Calendar,
+    Concurrent,
+    FixedWindow,
+    Receipt,
+    SlidingWindow,
+    State,
+    TokenBucket,
+)
+from headgate.calendars import edges_around
 from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS as _MAX_UNITS
-from headgate.quota import Quota
-from headgate.rules import Rule
 
 MAX_UNITS: int = _MAX_UNITS
 NEVER: int = -(2**62)
@@ -35,15 +43,20 @@ class MeterState:
 
 
 class Meter:
-    """A rule made ready for one quota."""
+    """A rule made ready for one quota.
 
-    __slots__ = ("limit", "most", "name", "part")
+    Attributes:
+        algorithm: The pure functions of the same rule, for what is rarely asked.
+    """
 
-    def __init__(self, name: str, limit: int, part: int) -> None:
-        self.name: str = name
-        self.limit: int = limit
+    __slots__ = ("algorithm", "limit", "most", "name", "part")
+
+    def __init__(self, algorithm: Algorithm, part: int = 1) -> None:
+        self.algorithm = algorithm
+        self.name: str = algorithm.name
+        self.limit: int = algorithm.capacity
         self.part: int = part
-        self.most: int = limit * part
+        self.most: int = self.limit * part
 
     def new(self) -> MeterState:
         """Return a state in which nothing is counted."""
@@ -85,10 +98,14 @@ class Meter:
         """Return the state as the pure functions have it."""
         raise NotImplementedError
 
+    def load(self, s: MeterState, numbers: State) -> None:
+        """Make a state one that the pure functions have returned."""
+        raise NotImplementedError
+
     def check_countable(self, used: int, cost: int) -> None:
         """Refuse units that would take a count beyond what every store keeps exactly."""
-        if cost > (MAX_UNITS - used) // self.part:
-            raise CostTooHigh(cost, (MAX_UNITS - used) // self.part, self.name)
+        if used > MAX_UNITS or cost > (MAX_UNITS - used) // self.part:
+            raise CostTooHigh(cost, max(0, MAX_UNITS - used) // self.part, self.name)
 
 
 class FixedState(MeterState):
@@ -107,9 +124,9 @@ class FixedMeter(Meter):
 
     __slots__ = ("period",)
 
-    def __init__(self, name: str, limit: int, period: int) -> None:
-        super().__init__(name, limit, 1)
-        self.period: int = period
+    def __init__(self, rule: FixedWindow) -> None:
+        super().__init__(rule)
+        self.period: int = rule.period
 
     def new(self) -> MeterState:
         return FixedState()
@@ -167,6 +184,214 @@ class FixedMeter(Meter):
         state: FixedState = s  # type: ignore[assignment]
         return (state.birth, state.index, state.count) if state.birth else None
 
+    def load(self, s: MeterState, numbers: State) -> None:
+        state: FixedState = s  # type: ignore[assignment]
+        birth, index, count = numbers
+        state.birth = birth
+        state.index = index
+        state.count = count
+
+
+class CalendarState(MeterState):
+    """When the window ends that is counted in, and the units in it."""
+
+    __slots__ = ("count", "end")
+
+    def __init__(self) -> None:
+        self.birth = 0
+        self.end: int = 0
+        self.count: int = 0
+
+
+class CalendarMeter(Meter):
+    """Units in the window of the calendar that `now` falls into, or in a later one that was already counted in."""
+
+    __slots__ = ("end", "start")
+
+    def __init__(self, rule: Calendar) -> None:
+        super().__init__(rule)
+        self.start: int = 0
+        self.end: int = 0
+
+    def new(self) -> MeterState:
+        return CalendarState()
+
+    def clear(self, s: MeterState) -> None:
+        state: CalendarState = s  # type: ignore[assignment]
+        state.birth = 0
+        state.end = 0
+        state.count = 0
+
+    def used(self, s: MeterState, now: int) -> int:
+        state: CalendarState = s  # type: ignore[assignment]
+        return state.count if state.end > now else 0
+
+    def ends(self, now: int) -> int:
+        """Return when the window ends that a time falls into; that of the last one asked for is remembered."""
+        if not self.start <= now < self.end:
+            rule: Calendar = self.algorithm  # type: ignore[assignment]
+            _, start, end, _ = edges_around(rule.span, rule.timezone, now)
+            self.start = start
+            self.end = end
+        return self.end
+
+    def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
+        state: CalendarState = s  # type: ignore[assignment]
+        if not used:
+            end = self.ends(now)
+            state.birth = birth
+            state.end = end
+        state.count = used + cost
+        return state.end
+
+    def receipt(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> Receipt:
+        state: CalendarState = s  # type: ignore[assignment]
+        return (state.birth, state.end, cost) if used else (birth, self.ends(now), cost)
+
+    def free_at(self, s: MeterState, now: int, excess: int) -> int:
+        state: CalendarState = s  # type: ignore[assignment]
+        if not self.limit:
+            return NEVER
+        return state.end if state.end > now else self.ends(now)
+
+    def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
+        state: CalendarState = s  # type: ignore[assignment]
+        if used:
+            return state.end
+        return self.ends(now) if cost else now
+
+    def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
+        state: CalendarState = s  # type: ignore[assignment]
+        birth, end, held = receipt
+        if state.birth == birth and state.end == end:
+            count = state.count - (min(held, cost))
+            if count > 0:
+                state.count = count
+            else:
+                self.clear(state)
+
+    def fresh_at(self, s: MeterState) -> int:
+        state: CalendarState = s  # type: ignore[assignment]
+        return state.end
+
+    def as_tuple(self, s: MeterState) -> State | None:
+        state: CalendarState = s  # type: ignore[assignment]
+        return (state.birth, state.end, state.count) if state.birth else None
+
+    def load(self, s: MeterState, numbers: State) -> None:
+        state: CalendarState = s  # type: ignore[assignment]
+        birth, end, count = numbers
+        state.birth = birth
+        state.end = end
+        state.count = count
+
+
+class ConcurrentState(MeterState):
+    """The latest time at which a lease began, and end, number and units of each, in the order of their ends."""
+
+    __slots__ = ("latest", "leases")
+
+    def __init__(self) -> None:
+        self.birth = 0
+        self.latest: int = 0
+        self.leases: list[tuple[int, int, int]] = []
+
+
+class ConcurrentMeter(Meter):
+    """Units of the leases that have not ended."""
+
+    __slots__ = ("lease",)
+
+    def __init__(self, rule: Concurrent) -> None:
+        super().__init__(rule)
+        self.lease: int = rule.lease
+
+    def new(self) -> MeterState:
+        return ConcurrentState()
+
+    def clear(self, s: MeterState) -> None:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        state.birth = 0
+        state.latest = 0
+        state.leases = []
+
+    def live(self, state: ConcurrentState, now: int) -> list[tuple[int, int, int]]:
+        """Return the leases that have not ended."""
+        at, leases = max(now, state.latest), state.leases
+        if not leases or leases[0][0] > at:
+            return leases
+        return [lease for lease in leases if lease[0] > at]
+
+    def used(self, s: MeterState, now: int) -> int:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        used = 0
+        for _, _, units in self.live(state, now):
+            used += units
+        return used
+
+    def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        leases, latest = list(self.live(state, now)), max(now, state.latest)
+        leases.append((latest + self.lease, birth, cost))
+        if len(leases) > 1 and leases[-2][0] > latest + self.lease:  # leases were longer before
+            leases.sort(key=_end)
+        if not used:
+            state.birth = birth
+        state.latest = latest
+        state.leases = leases
+        return leases[-1][0]
+
+    def receipt(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> Receipt:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        return state.birth if used else birth, birth, cost
+
+    def free_at(self, s: MeterState, now: int, excess: int) -> int:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        if self.limit:
+            for end, _, units in self.live(state, now):
+                excess -= units
+                if excess <= 0:
+                    return end
+        return NEVER
+
+    def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        end = max(now, state.latest) + self.lease if cost else now
+        return max(end, state.leases[-1][0]) if used else end
+
+    def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        birth, number, held = receipt
+        if state.birth != birth:
+            return
+        leases = []
+        for lease in state.leases:
+            units = lease[2] - min(cost, held) if lease[1] == number else lease[2]
+            if units > 0:
+                leases.append((lease[0], lease[1], units))
+        if leases:
+            state.leases = leases
+        else:
+            self.clear(state)
+
+    def fresh_at(self, s: MeterState) -> int:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        return state.leases[-1][0] if state.leases else 0
+
+    def as_tuple(self, s: MeterState) -> State | None:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        if not state.birth:
+            return None
+        return state.birth, state.latest, *[number for lease in state.leases for number in lease]
+
+    def load(self, s: MeterState, numbers: State) -> None:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        leases = list(zip(numbers[2::3], numbers[3::3], numbers[4::3], strict=True))
+        birth, latest = numbers[:2]
+        state.birth = birth
+        state.latest = latest
+        state.leases = leases
+
 
 class SlidingState(MeterState):
     """The newest bucket, and the ones before it.
@@ -192,10 +417,10 @@ class SlidingMeter(Meter):
 
     __slots__ = ("lifetime", "width")
 
-    def __init__(self, name: str, limit: int, width: int, lifetime: int) -> None:
-        super().__init__(name, limit, 1)
-        self.width: int = width
-        self.lifetime: int = lifetime
+    def __init__(self, rule: SlidingWindow) -> None:
+        super().__init__(rule)
+        self.width: int = rule.width
+        self.lifetime: int = rule.lifetime
 
     def new(self) -> MeterState:
         return SlidingState()
@@ -391,6 +616,19 @@ class SlidingMeter(Meter):
         older = [] if state.older is None else state.older[state.first :].tolist()
         return state.birth, *older, state.newest, state.units
 
+    def load(self, s: MeterState, numbers: State) -> None:
+        state: SlidingState = s  # type: ignore[assignment]
+        birth, *older, newest, units = numbers
+        total = sum(numbers[2::2])
+        kept = array("q", older) if older else None
+        state.birth = birth
+        state.newest = newest
+        state.units = units
+        state.total = total
+        state.first = 0
+        state.live = 0
+        state.older = kept
+
 
 class BucketState(MeterState):
     """The level at a time in ticks, the total ever refunded, and the shape that the level was measured in."""
@@ -412,10 +650,10 @@ class BucketMeter(Meter):
 
     __slots__ = ("n", "tick")
 
-    def __init__(self, name: str, burst: int, n: int, d: int, tick: int) -> None:
-        super().__init__(name, burst, d)
-        self.n: int = n
-        self.tick: int = tick
+    def __init__(self, rule: TokenBucket) -> None:
+        super().__init__(rule, rule.d)
+        self.n: int = rule.n
+        self.tick: int = rule.tick
 
     def new(self) -> MeterState:
         return BucketState()
@@ -436,6 +674,8 @@ class BucketMeter(Meter):
             return 0  # drained away in its own shape: fresh for every caller
         if self.differs(state):
             level = converted(level, self.part, state.part)
+            if level > MAX_UNITS:
+                return level
             if passed >= -(level // -self.n):
                 return 0
         return level - passed * self.n
@@ -464,8 +704,8 @@ class BucketMeter(Meter):
         if time < state.time:
             time = state.time
         if not used or self.differs(state):
-            return birth, used, time, 0, time, self.n, self.part, self.most, cost
-        return state.birth, used, time, state.refunded, state.time, self.n, self.part, self.most, cost
+            return birth, used, time, 0, time, self.n, self.part, self.limit, cost
+        return state.birth, used, time, state.refunded, state.time, self.n, self.part, self.limit, cost
 
     def free_at(self, s: MeterState, now: int, excess: int) -> int:
         state: BucketState = s  # type: ignore[assignment]
@@ -485,17 +725,18 @@ class BucketMeter(Meter):
 
         The state keeps its shape then, and is fresh as soon as it is so in one of the two.
         """
-        time = now // self.tick
+        time, fresh = now // self.tick, self.fresh_at(state)
         if time < state.time:
             time = state.time
+        if self.differs(state) and self.used(state, now) > MAX_UNITS:
+            return fresh  # it cannot be counted in this shape
         drained = (time - parts // -self.n) * self.tick
-        fresh = self.fresh_at(state)
         return min(fresh, drained)
 
     def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
         state: BucketState = s  # type: ignore[assignment]
-        birth, before, at, refunded_before, time_before, n, part, most, held = receipt
-        if state.birth != birth or state.n != n or state.part != part or state.most != most:
+        birth, before, at, refunded_before, time_before, n, part, burst, held = receipt
+        if state.birth != birth or state.n != n or state.part != part or state.most != burst * part:
             return
         level, time, refunded = state.level, state.time, state.refunded
         now = now // self.tick
@@ -544,14 +785,28 @@ class BucketMeter(Meter):
         shape = (state.n, state.part, state.most // state.part)
         return state.birth, state.level, state.time, state.refunded, *shape
 
+    def load(self, s: MeterState, numbers: State) -> None:
+        state: BucketState = s  # type: ignore[assignment]
+        birth, level, time, refunded, n, part, burst = numbers
+        state.birth = birth
+        state.level = level
+        state.time = time
+        state.refunded = refunded
+        state.n = n
+        state.part = part
+        state.most = burst * part
+
 
 class ClosedMeter(BucketMeter):
     """A token bucket with a limit of 0, in which nothing is ever counted."""
 
     __slots__ = ()
 
-    def __init__(self, name: str, tick: int) -> None:
-        super().__init__(name, 0, 1, 1, tick)
+    def __init__(self, rule: TokenBucket) -> None:
+        super().__init__(rule)
+        self.limit = 0
+        self.most = 0
+        self.n = 1  # so that a blank state is fresh at once
 
     def used(self, s: MeterState, now: int) -> int:
         return 0
@@ -570,23 +825,30 @@ class ClosedMeter(BucketMeter):
 
 
 def converted(level: int, part: int, old_part: int) -> int:
-    """Return a level in other parts, rounded up; the product may have 88 bits, so these are numbers of Python's own."""
-    return min(-(level * part // -old_part), _MAX_UNITS)
+    """Return a level in other parts, rounded up, or more than can be counted.
 
-
-def meter_for(rule: Rule, quota: Quota | None = None) -> Meter:
-    """Return what counts for a rule, with its own quota or the given one (that of a tier).
-
-    Raises:
-        ConfigError: The quota cannot be counted exactly by this rule.
+    The product may have 88 bits, so these are numbers of Python's own.
     """
-    match algorithm_for(rule, quota):
-        case FixedWindow(name, limit, period):
-            return FixedMeter(name, limit, period)
-        case SlidingWindow(name, limit, width, lifetime):
-            return SlidingMeter(name, limit, width, lifetime)
-        case TokenBucket(name, _, 0, _, tick):
-            return ClosedMeter(name, tick)
-        case TokenBucket(name, burst, n, d, tick):
-            return BucketMeter(name, burst, n, d, tick)
-    raise AssertionError(f"no meter for {rule!r}")
+    return min(-(level * part // -old_part), _MAX_UNITS + 1)
+
+
+def _end(lease: tuple[int, int, int]) -> int:
+    return lease[0]
+
+
+def meter_for(algorithm: Algorithm) -> Meter:
+    """Return what counts in memory as an algorithm does."""
+    match algorithm:
+        case FixedWindow():
+            return FixedMeter(algorithm)
+        case SlidingWindow():
+            return SlidingMeter(algorithm)
+        case TokenBucket(n=0):
+            return ClosedMeter(algorithm)
+        case TokenBucket():
+            return BucketMeter(algorithm)
+        case Calendar():
+            return CalendarMeter(algorithm)
+        case Concurrent():
+            return ConcurrentMeter(algorithm)
+    raise AssertionError(f"no meter for {algorithm!r}")

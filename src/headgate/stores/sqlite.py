@@ -8,23 +8,26 @@ removed as it goes: every few writes look at the next few rows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import sqlite3
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from headgate._fork import watch
-from headgate.algorithms import Algorithm, SlidingWindow, State, decide_all
+from headgate.algorithms import Algorithm, Receipt, SlidingWindow, State, decide_all
 from headgate.clock import Clock, WallClock
+from headgate.costs import Costs
 from headgate.decision import Decision
-from headgate.errors import ConfigError, StoreUnavailable
+from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
 from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import (
@@ -36,17 +39,21 @@ from headgate.stores.base import (
     Gate,
     Guarantees,
     Receipts,
-    Tiers,
     births,
     check_note,
+    given_back,
     note_bytes,
     note_text,
+    plain_tiers,
     release_down_to,
 )
+from headgate.stores.breaker import stop_probes
 from headgate.stores.request import Request
 from headgate.stores.sqlite_log import LONGEST_STATE, SCHEMA, LargeLog, pack, unpack
 
 T = TypeVar("T")
+
+logger = logging.getLogger("headgate")
 
 _WRITES_PER_CLEANING = 64
 _ROWS_PER_CLEANING = 128
@@ -126,6 +133,8 @@ class SQLiteStore:
         self._forking: set[int] = set()  # threads that hold the lock for their fork, or are about to
         self._connection: sqlite3.Connection | None = None
         self._worker: ThreadPoolExecutor | None = None
+        self._worker_lock = watch(threading.Lock())
+        self._takes_tasks = True
         self._closed = False
         self._writes = 0
         self._cleaned_up_to = b""
@@ -174,7 +183,7 @@ class SQLiteStore:
             connection.execute(_CLEAN_NOTES, (now, _NOTES_PER_CLEANING))
             return note
 
-        return note_text(await self._in_worker(partial(self.transact, work, write=True)))
+        return note_text(await self.in_worker(partial(self.transact, work, write=True)))
 
     async def noted(self, name: str) -> str | None:
         """See `AsyncNotes.noted`."""
@@ -186,22 +195,24 @@ class SQLiteStore:
             ).fetchone()
             return kept
 
-        kept = await self._in_worker(partial(self.transact, work, write=False))
+        kept = await self.in_worker(partial(self.transact, work, write=False))
         return None if kept is None else note_text(kept[0])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, once what tasks have asked for is done."""
+        stop_probes(self)
+        with self._worker_lock:
+            worker, self._worker, self._takes_tasks = self._worker, None, False
+        if worker is not None:
+            worker.shutdown()
         with self._lock:
             self._closed = True
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            if self._worker is not None:
-                self._worker.shutdown(wait=False)
-                self._worker = None
 
     async def aclose(self) -> None:
-        """Close the file."""
+        """As `close`."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> SQLiteStore:
@@ -297,18 +308,45 @@ class SQLiteStore:
         self._connection = connection
         return connection
 
-    async def _in_worker(self, call: Callable[[], T]) -> T:
+    async def in_worker(
+        self, call: Callable[[], T], *, completes: bool = False, abandoned: Callable[[T], None] | None = None
+    ) -> T:
         """Run a call in this store's thread: it waits for a file and for other processes.
 
-        A cancelled caller leaves the call running, so that what it charges counts as charged.
+        If the caller is cancelled, a call that has not begun is dropped, unless it `completes` in any case. What one that
+        has begun returns goes to `abandoned`.
         """
-        if self._worker is None:
-            with self._lock:
-                if self._worker is None and not self._closed:
-                    self._worker = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite")
-        if self._worker is None:
-            raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
-        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+        running = self.start_in_worker(call)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def hand_over(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop was closed, so nobody waits
+                loop.call_soon_threadsafe(_hand_over, running, answer)
+
+        running.add_done_callback(hand_over)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if completes or not running.cancel():
+                running.add_done_callback(partial(_look_after, abandoned))
+            raise
+
+    def start_in_worker(self, call: Callable[[], T]) -> Future[T]:
+        """Have a call run in this store's thread, after those that came before it."""
+        try:
+            return (self._worker or self._make_worker()).submit(call)
+        except RuntimeError as error:  # it was shut down in this moment, or there is no thread to be had
+            raise StoreUnavailable(f"SQLite at {self.path}: {error}") from error
+
+    def _make_worker(self) -> ThreadPoolExecutor:
+        # Not under the lock of transactions: an event loop does not wait for these.
+        with self._worker_lock:
+            if not self._takes_tasks:
+                raise StoreUnavailable(f"SQLite at {self.path}: the store was closed")
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite")
+            return self._worker
 
     # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
 
@@ -336,7 +374,7 @@ class _SQLiteGate:
 
     def __init__(self, store: SQLiteStore, limiter: str, rules: tuple[Rule, ...]) -> None:
         self._store = store
-        self._tiers = Tiers(rules)
+        self._tiers = plain_tiers(rules)
         self._names = tuple(rule.name for rule in rules)
         self._keys = key_picker(rules)
         self._prefixes = [storage_prefix(store.namespace, limiter, rule) for rule in rules]
@@ -345,7 +383,8 @@ class _SQLiteGate:
     def ask(self, request: Request) -> Answer:
         decide = self._record if request.operation == "record" else self._decide
         work = partial(decide, request, self._tiers.for_request(request), self._rows(request.key))
-        return self._store.transact(work, write=request.operation != "peek" and request.cost > 0)
+        writes = request.operation != "peek" and (request.charges or request.replaces is not None)
+        return self._store.transact(work, write=writes)
 
     def _decide(
         self,
@@ -355,24 +394,30 @@ class _SQLiteGate:
         connection: sqlite3.Connection,
     ) -> Answer:
         at = self._store.clock.now_us() if request.now is None else request.now
-        birth = self._new_birth()
-        found, states = [], []
-        for algorithm, row in zip(algorithms, rows, strict=True):
+        birth, costs = self._new_birth(), request.costs(len(rows))
+        replaces = [receipt or None for _, receipt in request.replaces or ()] or [None] * len(rows)
+        found: list[State | LargeLog | None] = []
+        states: list[State | None] = []
+        for algorithm, row, cost, receipt in zip(algorithms, rows, costs, replaces, strict=True):
             kept = _load(connection, row, algorithm)
             found.append(kept)
-            states.append(kept.digest(at, request.cost) if isinstance(kept, LargeLog) else kept)
-        after, verdicts = decide_all(algorithms, states, at, request.cost, birth)
+            if isinstance(kept, LargeLog):
+                kept = kept.digest(at, cost) if receipt is None else kept.whole()
+            states.append(kept)
+        after, verdicts = decide_all(algorithms, states, at, costs, birth, replaces)
         decision = Decision.make(self._names, verdicts)
-        if request.operation == "peek" or not request.cost or not decision.allowed:
+        if request.operation == "peek" or not decision.allowed:
             return decision, None
-        receipts = []
-        for algorithm, row, kept, before, state in zip(algorithms, rows, found, states, after, strict=True):
-            assert state is not None  # an admission of a cost leaves something counted
-            charged = kept.charge(at, request.cost, birth) if isinstance(kept, LargeLog) else state
-            self._store.save(connection, row, algorithm, charged, request.now)
-            if request.operation == "hold":
-                receipts.append((row, algorithm.receipt(before, state, request.cost)))
-        return decision, tuple(receipts) if request.operation == "hold" else None
+        receipts: list[tuple[object, Receipt]] = []
+        for i, (algorithm, row, cost) in enumerate(zip(algorithms, rows, costs, strict=True)):
+            kept, before, state = found[i], states[i], after[i]
+            receipts.append((row, algorithm.receipt(before, state, cost) if state and cost else ()))
+            if state is not before:
+                charged: State | LargeLog | None = state
+                if isinstance(kept, LargeLog):
+                    charged = kept.charge(at, cost, birth) if replaces[i] is None else kept.replaced_by(state)
+                self._store.save(connection, row, algorithm, charged, request.now)
+        return decision, tuple(receipts) if request.operation == "hold" and request.charges else None
 
     def _record(
         self,
@@ -383,29 +428,27 @@ class _SQLiteGate:
     ) -> Answer:
         at = self._store.clock.now_us() if request.now is None else request.now
         birth = self._new_birth()
-        for algorithm, row in zip(algorithms, rows, strict=True) if request.cost else ():
-            kept = _load(connection, row, algorithm)
+        for algorithm, row, cost in zip(algorithms, rows, request.costs(len(rows)), strict=True):
+            kept = _load(connection, row, algorithm) if cost else None
             before = kept.digest(at, 0) if isinstance(kept, LargeLog) else kept
-            after = algorithm.record(before, at, request.cost, birth)
+            after = algorithm.record(before, at, cost, birth) if cost else None
             if isinstance(kept, LargeLog):
-                self._store.save(
-                    connection, row, algorithm, kept.charge(at, request.cost, birth), request.now
-                )
+                self._store.save(connection, row, algorithm, kept.charge(at, cost, birth), request.now)
             elif after is not None and after is not before:
                 self._store.save(connection, row, algorithm, after, request.now)
         return RECORDED
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         def work(connection: sqlite3.Connection) -> None:
             at = self._store.clock.now_us() if now is None else now
-            for algorithm, (row, receipt) in zip(self._tiers.algorithms(None), receipts, strict=True):
+            for algorithm, (row, receipt), units in given_back(self._tiers.own, receipts, cost):
                 assert isinstance(row, bytes)
                 before = _load(connection, row, algorithm)
                 if isinstance(before, LargeLog):
-                    if before.refund(receipt, cost, at):
+                    if before.refund(receipt, units, at):
                         self._store.save(connection, row, algorithm, before if before.tail else None, now)
                     continue
-                after = algorithm.refund(before, receipt, cost, at)
+                after = algorithm.refund(before, receipt, units, at)
                 if after is not before:
                     self._store.save(connection, row, algorithm, after, now)
 
@@ -423,17 +466,49 @@ class _WorkerGate:
     """The same for coroutines, in the store's thread."""
 
     def __init__(self, store: SQLiteStore, gate: _SQLiteGate) -> None:
+        self._store = store
         self._gate = gate
-        self._in_worker = store._in_worker
 
     async def ask(self, request: Request) -> Answer:
-        return await self._in_worker(partial(self._gate.ask, request))
+        return await self._store.in_worker(
+            partial(self._gate.ask, request),
+            completes=request.is_completed,
+            abandoned=partial(self._release, request) if request.is_given_up else None,
+        )
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        await self._in_worker(partial(self._gate.refund, receipts, cost, now))
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        await self._store.in_worker(partial(self._gate.refund, receipts, cost, now), completes=True)
 
     async def reset(self, key: Key | None) -> None:
-        await self._in_worker(partial(self._gate.reset, key))
+        await self._store.in_worker(partial(self._gate.reset, key), completes=True)
+
+    def _release(self, request: Request, answer: Answer) -> None:
+        """Give back a hold whose caller was cancelled."""
+        receipts = answer[1]
+        if receipts is not None:
+            refund = partial(self._gate.refund, receipts, request.cost, request.now)
+            self._store.start_in_worker(refund).add_done_callback(partial(_look_after, None))
+
+
+def _hand_over(running: Future[T], answer: asyncio.Future[T]) -> None:
+    """Let a task have what a call in the store's thread came to."""
+    if answer.done():
+        return
+    error = running.exception()
+    if error is None:
+        answer.set_result(running.result())
+    else:
+        answer.set_exception(error)
+
+
+def _look_after(abandoned: Callable[[T], None] | None, running: Future[T]) -> None:
+    """See to a call whose caller was cancelled."""
+    try:
+        result = running.result()
+        if abandoned is not None:
+            abandoned(result)
+    except HeadgateError as error:
+        logger.warning("what a cancelled caller had asked for could not be done: %s", error)
 
 
 def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> State | LargeLog | None:

@@ -155,6 +155,17 @@ class LargeLog:
             self._move_to_chunks()
         return self
 
+    def whole(self) -> State:
+        """Return the state with all entries that exist."""
+        chunks = self._connection.execute(_LATER, (self._row, -1))
+        entries = [number for _, _, packed in chunks for number in self._unpack(packed)]
+        return self.birth, *_after(self._floor, (*entries, *self.tail))
+
+    def replaced_by(self, state: State | None) -> State | None:
+        """Drop what is not in the row, and return a state that takes the place of the whole log."""
+        self._connection.execute(_DELETE_ALL, (self._row,))
+        return state
+
     def refund(self, receipt: Receipt, cost: int, now: int) -> bool:
         """Give back up to `cost` of the receipt's units, and return whether there were any to give back."""
         birth, index, _ = receipt

@@ -11,10 +11,11 @@ from itertools import count
 
 from headgate.algorithms import Algorithm, State, decide_all
 from headgate.clock import Clock, SteadyClock
+from headgate.costs import Costs
 from headgate.decision import Decision
 from headgate.keys import Key, PlainKey, key_picker
 from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Gate, Guarantees, Receipts, Tiers
+from headgate.stores.base import RECORDED, Answer, Gate, Guarantees, Receipts, given_back, plain_tiers
 from headgate.stores.request import Request
 
 StateId = tuple[str, str, PlainKey]
@@ -69,7 +70,7 @@ class _ReferenceGate:
         self._limiter = limiter
         self._rules = rules
         self._names = tuple(rule.name for rule in rules)
-        self._tiers = Tiers(rules)
+        self._tiers = plain_tiers(rules)
         self._keys = key_picker(rules)
 
     def ask(self, request: Request) -> Answer:
@@ -81,35 +82,36 @@ class _ReferenceGate:
         return self._decide(request, algorithms, places)
 
     def _decide(self, request: Request, algorithms: Sequence[Algorithm], places: Sequence[StateId]) -> Answer:
-        cost = request.cost
+        costs = request.costs(len(algorithms))
         states = [self._store.load(place) for place in places]
+        replaces = [receipt or None for _, receipt in request.replaces or ()] or None
         at, birth = self._now(request.now), next(self._store.births)
-        after, verdicts = decide_all(algorithms, states, at, cost, birth)
+        after, verdicts = decide_all(algorithms, states, at, costs, birth, replaces)
         decision = Decision.make(self._names, verdicts)
-        if request.operation == "peek" or not cost or not decision.allowed:
+        if request.operation == "peek" or not decision.allowed:
             return decision, None
         receipts = []
-        for place, before, state, algorithm in zip(places, states, after, algorithms, strict=True):
-            assert state is not None  # an admission of a cost leaves something counted
-            self._store.save(place, state, algorithm)
-            receipts.append((place, algorithm.receipt(before, state, cost)))
-        return decision, tuple(receipts) if request.operation == "hold" else None
+        for place, before, state, algorithm, cost in zip(
+            places, states, after, algorithms, costs, strict=True
+        ):
+            if state is not before:
+                self._store.save(place, state, algorithm)
+            receipts.append((place, algorithm.receipt(before, state, cost) if state and cost else ()))
+        return decision, tuple(receipts) if request.operation == "hold" and any(costs) else None
 
     def _record(self, request: Request, algorithms: Sequence[Algorithm], places: Sequence[StateId]) -> None:
-        if not request.cost:
-            return
-        birth = next(self._store.births)
+        birth, at, costs = next(self._store.births), self._now(request.now), request.costs(len(algorithms))
         after = [
-            algorithm.record(self._store.load(place), self._now(request.now), request.cost, birth)
-            for place, algorithm in zip(places, algorithms, strict=True)
+            algorithm.record(state, at, cost, birth) if cost else state
+            for algorithm, state, cost in zip(algorithms, map(self._store.load, places), costs, strict=True)
         ]
         for place, state, algorithm in zip(places, after, algorithms, strict=True):
             self._store.save(place, state, algorithm)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        for algorithm, (place, receipt) in zip(self._tiers.algorithms(None), receipts, strict=True):
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        for algorithm, (place, receipt), units in given_back(self._tiers.own, receipts, cost):
             assert isinstance(place, tuple)
-            after = algorithm.refund(self._store.load(place), receipt, cost, self._now(now))
+            after = algorithm.refund(self._store.load(place), receipt, units, self._now(now))
             self._store.save(place, after, algorithm)
 
     def reset(self, key: Key | None) -> None:

@@ -9,23 +9,28 @@ them. A file is a list of scenarios; a scenario is
 
 and a step has
 
-    op         hit, check, hold, settle, record or reset
+    op         hit, check, hold, settle, confirm, renew, record or reset
     now        microseconds since the epoch
     version    which rules are in force
     key, cost, tier
-    hold       of a hold: the number it goes by; of a settle: the number of the hold, whose true cost is `cost`
+    quotas     limits, and bursts of token buckets, by the names of rules, in place of those of the tier
+    hold       of a hold: the number it goes by; of a settle, confirm or renew: the number of the hold
     binds      index of the rule whose figures stand for the decision
     verdicts   per rule: allowed, limit, remaining, retry_after_us, reset_after_us
 
 What has no answer of its own (settle, record, reset) has no `verdicts`; a cost, version or binding index of 0 and a tier of
-nobody's are left out. The cost of a settle may be above what was held: the rest is then recorded.
+nobody's are left out. A cost is a number, or an object by unit. That of a settle or a confirm is the true cost of the hold.
+Of a settle it may be above what was held, and the rest is then recorded. A confirm without one is at what was held.
+
+The period of a concurrent rule is its lease. A calendar rule has a span and a time zone besides.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import resources
 from typing import Any
 
@@ -35,11 +40,14 @@ from headgate import (
     Limiter,
     Quota,
     Rule,
+    calendar,
+    concurrent,
     fixed_window,
     sliding_log,
     sliding_window,
     token_bucket,
 )
+from headgate.costs import Cost
 from headgate.decision import Verdict
 from headgate.keys import Key
 from headgate.testing.clock import FakeClock
@@ -55,10 +63,11 @@ class ScenarioStep:
     now: int
     version: int
     key: Key
-    cost: int
+    cost: Cost
     tier: str | None
     hold: int | None
     expected: Expected
+    quotas: Mapping[str, Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,18 @@ class Scenario:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of its rules."""
         return tuple(rule.kind for rule in self.versions[0])
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a store must be able to do for it, besides counting rates."""
+        found = set(self.kinds) & {"concurrent", "calendar"}
+        if any(isinstance(step.cost, Mapping) for step in self.steps):
+            found.add("units")
+        if any(step.op in ("confirm", "renew") for step in self.steps):
+            found.add("moves")
+        if any(step.quotas for step in self.steps):
+            found.add("quotas")
+        return frozenset(found)
 
     def __str__(self) -> str:
         return self.name
@@ -92,6 +113,10 @@ class ScenarioPlayer:
         limiter = self._limiters[step.version]
         if step.op == "settle":
             self._holds[step.hold].settle(step.cost)
+        elif step.op == "confirm":
+            return _answer(self._holds[step.hold].confirm(step.cost or None))
+        elif step.op == "renew":
+            return _answer(self._holds[step.hold].renew())
         elif step.op == "record":
             limiter.record(step.key, step.cost, tier=step.tier)
         elif step.op == "reset":
@@ -101,13 +126,23 @@ class ScenarioPlayer:
         return None
 
     def _decide(self, limiter: Limiter, step: ScenarioStep) -> Decision:
+        quota = _quotas(limiter, step)
         if step.op == "hit":
-            return limiter.hit(step.key, step.cost, tier=step.tier)
+            return limiter.hit(step.key, step.cost, tier=step.tier, quota=quota)
         if step.op == "check":
-            return limiter.check(step.key, step.cost, tier=step.tier)
+            return limiter.check(step.key, step.cost, tier=step.tier, quota=quota)
         assert step.op == "hold", step.op
-        hold = self._holds[step.hold] = limiter.hold(step.key, step.cost, tier=step.tier)
+        hold = self._holds[step.hold] = limiter.hold(step.key, step.cost, tier=step.tier, quota=quota)
         return hold.decision
+
+
+def _quotas(limiter: Limiter, step: ScenarioStep) -> dict[str, Quota] | None:
+    periods = {rule.name: rule.quota.period_us for rule in limiter.rules}
+    if step.quotas is None:
+        return None
+    return {
+        name: Quota(quota["limit"], periods[name], quota.get("burst")) for name, quota in step.quotas.items()
+    }
 
 
 def load_vectors() -> dict[str, tuple[Scenario, ...]]:
@@ -129,12 +164,16 @@ def _scenario(raw: dict[str, Any]) -> Scenario:
 
 
 def _rule(kind: str, limit: int, period_us: int, burst: int | None = None, **options: Any) -> Rule:
-    makers = (fixed_window, sliding_log, sliding_window, token_bucket)
-    make = next(make for make in makers if make.__name__ == kind)
     tiers = {
         tier: Quota(quota["limit"], period_us, quota.get("burst"))
         for tier, quota in options.pop("tiers", {}).items()
     }
+    if kind == "concurrent":
+        return concurrent(limit, lease=timedelta(microseconds=period_us), tiers=tiers, **options)
+    if kind == "calendar":
+        return calendar(f"{limit}/{options.pop('span')}", tiers=tiers, **options)
+    makers = (fixed_window, sliding_log, sliding_window, token_bucket)
+    make = next(make for make in makers if make.__name__ == kind)
     return make(Quota(limit, period_us, burst), tiers=tiers, **options)
 
 
@@ -142,12 +181,13 @@ def _step(
     op: str,
     now: int,
     key: Key,
-    cost: int = 0,
+    cost: Cost = 0,
     version: int = 0,
     tier: str | None = None,
     hold: int | None = None,
     binds: int = 0,
     verdicts: list[list[Any]] | None = None,
+    quotas: dict[str, dict[str, int]] | None = None,
 ) -> ScenarioStep:
     expected = None if verdicts is None else (binds, tuple(Verdict(*verdict) for verdict in verdicts))
-    return ScenarioStep(op, now, version, key, cost, tier, hold, expected)
+    return ScenarioStep(op, now, version, key, cost, tier, hold, expected, quotas)

@@ -86,7 +86,7 @@ async def test_browsers_may_read_every_refusal(start: Start) -> None:
     refused = await service.client.post("/v1/messages", json=service.mail(), headers=origin)
     assert refused.status_code == 429
     assert refused.headers["access-control-allow-origin"] == "https://app.example"
-    assert refused.headers["access-control-expose-headers"] == "Retry-After"
+    assert refused.headers["access-control-expose-headers"].startswith("Retry-After, RateLimit, ")
     unknown = await service.client.get("/v1/inboxes", headers={**origin, "X-API-Key": "wrong"})
     assert unknown.status_code == 401
     assert unknown.headers["access-control-allow-origin"] == "https://app.example"

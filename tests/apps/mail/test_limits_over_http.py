@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from unittest.mock import MagicMock, create_autospec
 
@@ -319,6 +320,41 @@ async def test_n31_a_send_that_the_provider_failed_is_not_counted(start: Start, 
     assert (await service.messages())["total"] == 11
 
 
+@pytest.mark.requirement("N-23")
+async def test_n23_a_send_counts_from_when_the_provider_had_it(start: Start) -> None:
+    service = await start(**{PER_MINUTE: 5})
+    await _send_slowly(service, 5, seconds=25)
+    service.clock.advance(37)  # 62 s after they were admitted, 37 s after the provider had them
+    assert await service.send_many(1) == [429]
+    service.clock.advance(24)
+    assert await service.send_many(6) == [201] * 5 + [429]
+
+
+@pytest.mark.requirement("N-23")
+async def test_n23_a_send_that_outlasts_its_window_counts_when_it_is_done(start: Start) -> None:
+    service = await start(**{PER_MINUTE: 1})
+    slow = asyncio.create_task(_send_slowly(service, 1, seconds=0))
+    await service.provider.called.wait()
+    service.clock.advance(90)
+    service.provider.gate.set()
+    await slow
+    assert (await service.counts())["per-minute"] == 1
+    service.clock.advance(59)
+    assert await service.send_many(1) == [429]
+
+
+async def _send_slowly(service: Service, number: int, *, seconds: float) -> None:
+    """Send e-mails at once, which the provider has so much later."""
+    service.provider.gate.clear()
+    sends = [asyncio.create_task(service.send()) for _ in range(number)]
+    if seconds:
+        while len(service.provider.calls) < number:  # noqa: ASYNC110  # the provider has an event for the first only
+            await asyncio.sleep(0)
+        service.clock.advance(seconds)
+        service.provider.gate.set()
+    assert [answer.status_code for answer in await asyncio.gather(*sends)] == [201] * number
+
+
 @pytest.mark.requirement("N-32")
 async def test_n32_one_request_is_one_unit_however_many_recipients(start: Start) -> None:
     service = await start(**{PER_MINUTE: 2})
@@ -465,3 +501,24 @@ async def test_usage_shows_limits_counts_and_waits_of_both_windows(start: Start)
         usage = await service.get("/v1/rate-limit")
     assert (usage["allowed"], usage["retry_after"]) == (False, 61)
     assert [window["retry_after"] for window in usage["windows"]] == [61, None]
+
+
+async def test_every_answer_to_a_send_says_what_is_left(start: Start) -> None:
+    service = await start(global_send_rate_limit_per_minute=2, global_send_rate_limit_per_hour=50)
+    answers = [await service.send("ann@example.com") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [201, 201, 429]
+    assert [answer.headers["x-ratelimit-remaining"] for answer in answers] == ["1", "0", "0"]
+    assert answers[0].headers["ratelimit"] == '"per-minute";r=1, "per-hour";r=49'
+    assert answers[0].headers["ratelimit-policy"] == '"per-minute";q=2;w=60, "per-hour";q=50;w=3600'
+
+
+async def test_a_send_that_failed_leaves_what_there_was(start: Start) -> None:
+    service = await start(global_send_rate_limit_per_minute=2)
+    service.provider.error = RuntimeError("no")
+    answer = await service.send("ann@example.com")
+    assert (answer.json()["status"], answer.headers["x-ratelimit-remaining"]) == ("failed", "2")
+
+
+async def test_without_limits_nothing_is_said_about_them(start: Start) -> None:
+    answer = await (await start()).send("ann@example.com")
+    assert not any("ratelimit" in name for name in answer.headers)

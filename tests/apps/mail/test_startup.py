@@ -16,6 +16,7 @@ import pytest
 
 from headgate.apps.mail import Settings, create_app, main
 from headgate.apps.mail.config import SettingsError
+from headgate.testing.servers import RedisServer
 from tests.apps.mail.support import environment, launch, service_process
 
 PER_MINUTE = "GLOBAL_SEND_RATE_LIMIT_PER_MINUTE"
@@ -55,7 +56,9 @@ def main_says(
 ) -> Callable[..., str]:
     """Return a function that starts a service which must not come as far as the server, and returns what it says."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("uvicorn.run", lambda *args, **options: pytest.fail("the server was started"))
+    monkeypatch.setattr(
+        "headgate.apps.common.starting.serve", lambda *args, **options: pytest.fail("the server was started")
+    )
     monkeypatch.setattr("logging.basicConfig", lambda **options: None)
 
     def start(**variables: str) -> str:
@@ -157,3 +160,16 @@ def test_n17_no_client_of_a_server_is_even_loaded(tmp_path: Path) -> None:
         check=True,
     )
     assert ran.stdout == "[]\n"
+
+
+def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
+    main_says: Callable[..., str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RedisServer(options=("--requirepass", "s3cret")) as redis:
+        url = f"redis://:hunter2@127.0.0.1:{redis.port}"
+        said = main_says(RATE_LIMIT_STORE=url, GLOBAL_SEND_RATE_LIMIT_PER_MINUTE="5")
+    assert said.startswith("RATE_LIMIT_STORE: ")
+    assert "hunter2" not in said
+    monkeypatch.setattr("uvicorn.run", lambda *args, **options: None)
+    assert main("127.0.0.1", 0) == 0
+    assert "Rate limit store unavailable" in caplog.text

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from headgate.apps.petitions.application.ports import Event, RateLimitResult
+from headgate.apps.petitions.application.ports import Event, QueueMeasure, RateLimitResult
 from headgate.apps.petitions.application.services import QueueCapacityService, RefusalWitnessService
+from headgate.apps.petitions.application.services.rate_limit_service import RefusalLines
 from headgate.apps.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
-from headgate.apps.petitions.domain.errors import DatabaseUnavailableError, RateLimitExceededError
+from headgate.apps.petitions.domain.errors import (
+    DatabaseUnavailableError,
+    QueueOverflowError,
+    RateLimitExceededError,
+)
 from headgate.apps.petitions.infrastructure.adapters.persistence import Database
 from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
 from headgate.testing import FakeClock
 from tests.apps.petitions.conftest import Start
-from tests.apps.petitions.support import PATH, someone
+from tests.apps.petitions.support import PATH, rows, someone
 
 THREE = PetitionRateLimitConfig(limit_per_hour=3)
 
@@ -70,7 +75,7 @@ async def test_metrics_have_their_names_and_help(start: Start) -> None:
     ):
         assert line in answer.text.splitlines()
     collector = service.parts.metrics
-    assert collector.petition_rate_limit_hits in set(collector.registry._collector_to_names)
+    assert collector.petition_rate_limit_hits_total in set(collector.registry._collector_to_names)
     assert collector.petition_rate_limit_remaining in set(collector.registry._collector_to_names)
 
 
@@ -90,7 +95,7 @@ def test_only_so_many_submitters_have_series_of_their_own(metrics: MetricsCollec
     submitters = [someone() for _ in range(5)]
     for submitter in submitters:
         metrics.refused(submitter)
-        metrics.recorded(submitter, 4)
+        metrics.recorded(submitter, 4, 3600)
     text = metrics.render().decode()
     assert [str(submitter) in text for submitter in submitters] == [True, True, False, False, False]
     assert sample(metrics, "petition_rate_limit_hits_total", "other") == 3
@@ -101,13 +106,26 @@ def test_silent_submitters_lose_their_series(metrics: MetricsCollector, clock: F
     silent, active, new = someone(), someone(), someone()
     metrics.refused(silent)
     clock.advance(1800)
-    metrics.checked(active, RateLimitResult(True, 9, datetime.now(UTC), 1, 10))
+    now = datetime.now(UTC)
+    metrics.checked(active, RateLimitResult(True, 9, now + timedelta(hours=1), 1, 10, checked_at=now))
     clock.advance(1800)
-    metrics.recorded(new, 9)  # takes the place of the silent one
+    metrics.recorded(new, 9, 3600)  # takes the place of the silent one
     text = metrics.render().decode()
     assert [str(submitter) in text for submitter in (silent, active, new)] == [False, True, True]
     clock.advance(3600)
     assert str(new) not in metrics.render().decode()
+
+
+def test_what_remains_is_not_shown_longer_than_it_is_true(
+    metrics: MetricsCollector, clock: FakeClock
+) -> None:
+    submitter, now = someone(), datetime.now(UTC)
+    metrics.checked(submitter, RateLimitResult(True, 9, now + timedelta(seconds=60), 1, 10, checked_at=now))
+    assert "petition_rate_limit_remaining{" in metrics.render().decode()
+    clock.advance(60)  # the oldest counter has left the window, so there may be more
+    assert "petition_rate_limit_remaining{" not in metrics.render().decode()
+    metrics.recorded(submitter, 8, 60)
+    assert sample(metrics, "petition_rate_limit_remaining", str(submitter)) == 8
 
 
 def sample(metrics: MetricsCollector, name: str, submitter: str) -> float | None:
@@ -197,6 +215,32 @@ async def test_a_ledger_that_fails_does_not_hold_up_the_next_event() -> None:
     assert await witness.witness(refusal(submitter), "b") == 1
 
 
+async def test_a_flood_of_refusals_shares_events_and_keeps_its_count(clock: FakeClock) -> None:
+    ledger, submitter = SlowLedger(), someone()
+    ledger.gate.set()
+    witness = RefusalWitnessService(ledger, lambda: clock.now)
+    for number in range(250):
+        await witness.witness(refusal(submitter), str(number))
+    await witness.aclose()
+    counts = [event.payload["refusals"] for event in ledger.events]
+    assert counts[:10] == [1] * 10
+    assert sum(counts) == 250
+    assert len(counts) <= 13
+    clock.advance(61)  # a refusal after a minute of silence is not part of a flood
+    await witness.witness(refusal(submitter), "later")
+    assert ledger.events[-1].payload["trace_ids"] == ["later"]
+
+
+def test_a_flood_of_refusals_has_few_lines_in_the_log(clock: FakeClock) -> None:
+    lines = RefusalLines(lambda: clock.now)
+    kind = (someone(), "submitter")
+    said = [count for _ in range(310) if (count := lines.refused(kind)) is not None]
+    assert said == [1] * 10 + [100] * 3
+    assert lines.refused((someone(), "submitter")) == 1
+    clock.advance(61)
+    assert lines.refused(kind) == 1
+
+
 # --- Room in the queue -----------------------------------------------------------------------------------------------
 
 
@@ -206,23 +250,30 @@ class Queue:
     def __init__(self) -> None:
         self.depth = 0
         self.counted = 0
+        self.age = 0.0
 
-    async def count(self) -> int:
+    async def measure(self, max_age: float) -> QueueMeasure:
         self.counted += 1
+        return QueueMeasure(self.depth, self.age)
+
+    async def take_place(self, threshold: int) -> int | None:
+        if self.depth >= threshold:
+            return None
+        self.depth += 1
         return self.depth
 
 
 @pytest.mark.requirement("A-44")
 async def test_a_full_queue_has_room_again_only_well_below_the_threshold(clock: FakeClock) -> None:
     queue = Queue()
-    capacity = QueueCapacityService(queue.count, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    capacity = QueueCapacityService(queue, PetitionQueueConfig(10, 3), None, lambda: clock.now)
     seen = []
     with capture_logs() as logs:
         for depth in (9, 10, 8, 7, 6, 9, 10):
             queue.depth = depth
             clock.advance(5)
             seen.append(await capacity.is_accepting_submissions())
-        capacity.record_rejection()
+        capacity.refuse()
     assert seen == [True, False, False, False, True, True, False]
     assert [(line["event"], line["log_level"]) for line in logs] == [
         ("queue_capacity_exceeded", "warning"),
@@ -235,7 +286,7 @@ async def test_a_full_queue_has_room_again_only_well_below_the_threshold(clock: 
 @pytest.mark.requirement("A-45")
 async def test_the_queue_is_counted_at_most_once_per_ttl(clock: FakeClock) -> None:
     queue = Queue()
-    capacity = QueueCapacityService(queue.count, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    capacity = QueueCapacityService(queue, PetitionQueueConfig(10, 3), None, lambda: clock.now)
     await asyncio.gather(*(capacity.is_accepting_submissions() for _ in range(20)))
     clock.advance(4.9)
     await capacity.is_accepting_submissions()
@@ -247,38 +298,62 @@ async def test_the_queue_is_counted_at_most_once_per_ttl(clock: FakeClock) -> No
 
 @pytest.mark.requirement("A-43")
 async def test_what_was_accepted_since_counts_too(clock: FakeClock) -> None:
-    capacity = QueueCapacityService(Queue().count, PetitionQueueConfig(2, 0), None, lambda: clock.now)
+    capacity = QueueCapacityService(Queue(), PetitionQueueConfig(2, 0), None, lambda: clock.now)
     seen = []
-    for _ in range(3):
+    for _ in range(2):
         seen.append(await capacity.is_accepting_submissions())
-        capacity.record_acceptance()
-    assert seen == [True, True, False]
+        await capacity.take_place()
+    assert [*seen, await capacity.is_accepting_submissions()] == [True, True, False]
+    with pytest.raises(QueueOverflowError) as refused:
+        await capacity.take_place()
+    assert (refused.value.queue_depth, refused.value.threshold) == (2, 2)
+
+
+@pytest.mark.requirement("A-45")
+async def test_a_count_of_another_instance_is_believed_only_for_the_rest_of_its_time(
+    clock: FakeClock,
+) -> None:
+    queue = Queue()
+    queue.age = 4
+    capacity = QueueCapacityService(queue, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    await capacity.is_accepting_submissions()
+    clock.advance(1)
+    await capacity.is_accepting_submissions()
+    assert queue.counted == 2
+
+
+@pytest.mark.requirement("A-43")
+async def test_40_parallel_submissions_over_two_instances_are_as_many_as_the_queue_has_room_for(
+    start: Start, empty_url: str
+) -> None:
+    queue = PetitionQueueConfig(threshold=5, hysteresis=1)
+    services = [await start(url=empty_url, queue=queue) for _ in range(2)]
+    answers = await asyncio.gather(*(services[n % 2].submit(someone()) for n in range(40)))
+    assert sorted(answer.status_code for answer in answers) == [201] * 5 + [503] * 35
+    refused = next(answer for answer in answers if answer.status_code == 503)
+    assert (refused.json()["title"], refused.headers["retry-after"]) == ("Queue Overflow", "60")
+    assert rows(empty_url, "SELECT count(*) FROM petition_submissions") == [(5,)]
+    assert rows(empty_url, "SELECT sum(count) FROM petition_rate_limit_buckets") == [(5,)]
+
+
+@pytest.mark.requirement("A-43", "A-44")
+async def test_a_queue_that_was_drained_has_room_below_the_hysteresis_again(
+    start: Start, empty_url: str
+) -> None:
+    queue = PetitionQueueConfig(threshold=4, hysteresis=2, cache_ttl_seconds=0.001)
+    service = await start(url=empty_url, queue=queue)
+    seen = [(await service.submit(someone())).status_code for _ in range(5)]
+    for _ in range(3):
+        rows(
+            empty_url,
+            "UPDATE petition_submissions SET state = 'REFERRED' WHERE id IN "
+            "(SELECT id FROM petition_submissions WHERE state = 'RECEIVED' LIMIT 1)",
+        )
+        seen.append((await service.submit(someone())).status_code)
+    assert seen == [201, 201, 201, 201, 503, 503, 503, 201]
 
 
 # --- The database is away --------------------------------------------------------------------------------------------
-
-
-async def test_an_outage_costs_one_time_out_not_one_per_request(clock: FakeClock) -> None:
-    database = Database(
-        "postgresql://127.0.0.1:1/none", timeout=0.05, outage_seconds=30, clock=lambda: clock.now
-    )
-    await database.open()
-
-    async def ask() -> int:
-        try:
-            async with database.connection():
-                raise AssertionError("there is nothing to connect to")
-        except DatabaseUnavailableError as error:
-            return error.retry_after_seconds
-
-    try:
-        with capture_logs() as logs:
-            assert [await ask() for _ in range(100)] == [30] * 100
-            clock.advance(30)
-            assert await ask() == 30
-        assert [line["event"] for line in logs].count("database_unavailable") == 2
-    finally:
-        await database.aclose()
 
 
 async def test_a_busy_database_is_not_given_up(shared_url: str) -> None:
@@ -296,6 +371,7 @@ async def test_a_busy_database_is_not_given_up(shared_url: str) -> None:
                 await ask()
         assert refused.value.retry_after_seconds == 1
         await ask()
+        assert not database.is_down
     finally:
         await database.aclose()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -15,6 +16,7 @@ from headgate.apps.petitions.config import (
     load_petition_config,
     load_settings,
 )
+from headgate.testing.postgres_server import new_database
 from tests.apps.petitions.support import launch
 
 TESTS = Path(__file__).parent
@@ -119,6 +121,19 @@ async def test_a_database_that_is_not_there_is_named() -> None:
     _, error = await process.communicate()
     assert process.returncode == 2
     assert error.decode().splitlines()[-1].startswith("DATABASE_URL: ")
+
+
+async def test_a_database_that_may_only_be_read_stops_start_up(headgate_postgres_server: str) -> None:
+    with new_database(headgate_postgres_server) as url:
+        await (
+            await launch("cleanup", DATABASE_URL=url, LOG_LEVEL="CRITICAL")
+        ).communicate()  # makes the tables
+        read_only = f"{url}?options={quote('-c default_transaction_read_only=on')}"
+        process = await launch("run", DATABASE_URL=read_only, LOG_LEVEL="CRITICAL")
+        _, error = await process.communicate()
+    assert process.returncode == 2
+    assert error.decode().startswith("DATABASE_URL: ")
+    assert "read-only" in error.decode()
 
 
 async def test_commands_say_what_is_wrong() -> None:

@@ -32,6 +32,15 @@ async def test_429_returned_when_rate_limited(start: Start) -> None:
     assert (await service.submit(someone())).status_code == 429
 
 
+async def test_an_accepted_submission_says_what_is_left(start: Start) -> None:
+    service, submitter = await start(rate_limit=THREE), someone()
+    answers = [await service.submit(submitter) for _ in range(4)]
+    left = [answer.headers.get("x-ratelimit-remaining") for answer in answers]
+    assert (left, answers[0].headers["x-ratelimit-limit"]) == (["2", "1", "0", None], "3")
+    reset = datetime.fromtimestamp(int(answers[1].headers["x-ratelimit-reset"]), UTC)
+    assert reset == datetime(2026, 3, 2, 11, 0, tzinfo=UTC)
+
+
 @pytest.mark.requirement("A-04")
 async def test_retry_after_header_present(start: Start) -> None:
     """Waiting as long as it says is enough; a second less is not."""
@@ -454,12 +463,31 @@ async def test_a_trace_id_that_is_no_word_is_replaced(start: Start) -> None:
         assert UUID(answer.headers["x-correlation-id"])
 
 
+@pytest.mark.requirement("A-13")
+async def test_an_error_that_nobody_foresaw_has_its_trace_id_on_the_answer_and_in_the_log(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await start()
+    monkeypatch.setattr(type(service.parts.submissions), "get", _broken)
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        answer = await service.client.get(f"{PATH}/{someone()}", headers={"X-Correlation-ID": "find-me"})
+    assert (answer.status_code, answer.headers["x-correlation-id"]) == (500, "find-me")
+    assert (answer.json()["trace_id"], answer.json()["title"]) == ("find-me", "Internal Server Error")
+    [line] = [line for line in logs if line["event"] == "request_failed"]
+    assert (line["trace_id"], line["log_level"], line["exc_info"]) == ("find-me", "error", True)
+    assert await service.metric("http_requests_total", endpoint=f"{PATH}/{{petition_id}}", status="500") == 1
+
+
 async def test_the_ledger_takes_additions_only(start: Start) -> None:
     service = await start()
     await service.submit(someone())
     for statement in ("UPDATE {} SET actor_id = 'x'", "DELETE FROM {}", "TRUNCATE {}"):
         with pytest.raises(Exception, match="append-only"):
             rows(service.url, statement.format("ledger.governance_events"))
+
+
+async def _broken(*arguments: object, **options: object) -> None:
+    raise RuntimeError("nobody foresaw this")
 
 
 async def _unavailable(*arguments: object, **options: object) -> None:

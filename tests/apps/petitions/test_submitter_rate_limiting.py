@@ -92,7 +92,11 @@ async def test_rate_limit_counter_incremented(start: Start) -> None:
 @pytest.mark.requirement("A-18", "A-22", "A-24", "A-40")
 async def test_100_parallel_submissions_over_two_processes_are_exactly_10(empty_url: str) -> None:
     submitter = someone()
-    variables = {"DATABASE_URL": empty_url, "PETITION_DATABASE_TIMEOUT": 60}  # patient on a busy machine
+    variables = {
+        "DATABASE_URL": empty_url,
+        "PETITION_DATABASE_TIMEOUT": 60,  # patient on a busy machine
+        "LOG_LEVEL": "DEBUG",  # above it, a flood shares lines
+    }
     async with (
         service_process(**variables) as one,
         service_process(**variables) as two,
@@ -158,6 +162,22 @@ async def test_without_a_database_it_brings_its_own_and_obeys_commands(data_dir:
 
 async def status(client: httpx.AsyncClient, submitter: UUID) -> int:
     return (await client.post(PATH, json=petition(submitter))).status_code
+
+
+async def test_a_client_on_this_machine_does_not_choose_its_address(empty_url: str) -> None:
+    """Also not with the server underneath, which would believe whoever connects from this machine."""
+    for proxies, statuses in (("", [201, 429]), ("127.0.0.0/8", [201, 201])):
+        async with (
+            service_process(
+                DATABASE_URL=empty_url, PETITION_RATE_LIMIT_PER_HOUR=1, TRUSTED_PROXIES=proxies
+            ) as service,
+            httpx.AsyncClient(base_url=service.url, timeout=30) as client,
+        ):
+            answers = [
+                await client.post(PATH, json=petition(None), headers={"X-Forwarded-For": f"198.51.100.{n}"})
+                for n in (1, 2)
+            ]
+        assert [answer.status_code for answer in answers] == statuses
 
 
 async def run(*arguments: str, **variables: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import httpx
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 TOKEN = re.compile(r"[0-9]+:[A-Za-z0-9_-]+")
@@ -35,12 +35,16 @@ class Bot:
         calls: Method and arguments of every call, in order.
         failures: Answers to give first, by method.
         webhook: What was given to setWebhook.
+        updates: What waits to be fetched.
+        files: What can be downloaded, by id.
     """
 
     id: int
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     failures: dict[str, deque[JSONResponse]] = field(default_factory=dict)
     webhook: dict[str, Any] = field(default_factory=dict)
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
 
     def fail(self, method: str, code: int, description: str, **parameters: int) -> None:
         """Refuse the next call of a method."""
@@ -69,9 +73,13 @@ class BotApiServer:
         self.bots: dict[str, Bot] = {}
         self.app = FastAPI()
         self.app.add_api_route("/bot{token}/{method}", self.answer, methods=["GET", "POST"])
+        self.app.add_api_route("/file/bot{token}/documents/{file_id}", self.download)
 
     def bot(self, token: str) -> Bot:
         return self.bots.setdefault(token, Bot(int(token.partition(":")[0])))
+
+    async def download(self, token: str, file_id: str) -> Response:
+        return Response(self.bot(token).files[file_id])
 
     async def answer(self, token: str, method: str, request: Request) -> JSONResponse:
         if not TOKEN.fullmatch(token):
@@ -157,9 +165,29 @@ def get_webhook_info(bot: Bot, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"result": info | shown}
 
 
+def delete_webhook(bot: Bot, arguments: dict[str, Any]) -> dict[str, Any]:
+    bot.webhook = {}
+    return {"result": True, "description": "Webhook was deleted"}
+
+
+def get_updates(bot: Bot, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what waits, without waiting for more; an offset confirms everything before it."""
+    bot.updates = [update for update in bot.updates if update["update_id"] >= int(arguments.get("offset", 0))]
+    return {"result": bot.updates}
+
+
+def get_file(bot: Bot, arguments: dict[str, Any]) -> dict[str, Any]:
+    if arguments.get("file_id") not in bot.files:
+        raise BadRequest("invalid file_id")
+    return {"result": {"file_id": arguments["file_id"], "file_path": f"documents/{arguments['file_id']}"}}
+
+
 METHODS = {
     "answerCallbackQuery": answer_callback_query,
+    "deleteWebhook": delete_webhook,
+    "getFile": get_file,
     "getMe": get_me,
+    "getUpdates": get_updates,
     "getWebhookInfo": get_webhook_info,
     "sendMessage": send_message,
     "setWebhook": set_webhook,

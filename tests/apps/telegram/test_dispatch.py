@@ -89,6 +89,7 @@ class TestHttpAgent:
             "chat_id": "-100",
             "text": "Hello",
             "message_thread_id": 77,
+            "files": [],
         }
         assert agent.received == [(expected, "telegram-update-7")]
 

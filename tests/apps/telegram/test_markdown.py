@@ -24,7 +24,7 @@ from tests.apps.telegram.bot_api_server import plain_text
         ("~~gone~~", "<s>gone</s>"),
         ("`a < b`", "<code>a &lt; b</code>"),
         ("`*not italic*`", "<code>*not italic*</code>"),
-        ("```python\nif a < b:\n    pass\n```", "<pre>if a &lt; b:\n    pass\n</pre>"),
+        ("```\nif a < b:\n    pass\n```", "<pre>if a &lt; b:\n    pass\n</pre>"),
         ("```x```", "<pre>x</pre>"),
         (
             "[the *docs*](https://example.org/a_b_c?x=1&y=2)",
@@ -42,6 +42,30 @@ def test_markup(markdown: str, html: str) -> None:
     assert to_html(markdown) == html
 
 
-@given(st.text(st.characters(exclude_characters="*_~`[", exclude_categories=["Cs"])))
+@given(st.text(st.characters(exclude_characters="*_~`[|", exclude_categories=["Cs"])))
 def test_text_without_markup_is_read_as_it_was_written(text: str) -> None:
     assert plain_text(to_html(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("**two\nlines**", "<b>two\nlines</b>"),
+        ("**not over\n\nparagraphs**", "**not over\n\nparagraphs**"),
+        (
+            "[wiki](https://en.wikipedia.org/wiki/Gate_(disambiguation))",
+            '<a href="https://en.wikipedia.org/wiki/Gate_(disambiguation)">wiki</a>',
+        ),
+        ("```python\nx = 1 < 2\n```", '<pre><code class="language-python">x = 1 &lt; 2\n</code></pre>'),
+        ("```c++\nx\n```", '<pre><code class="language-c++">x\n</code></pre>'),
+        (
+            "Look:\n| a | long |\n|---|:---:|\n| 1 | <2> |\nDone",
+            "Look:\n<pre>a  long\n-  ----\n1  &lt;2&gt;</pre>\nDone",
+        ),
+        ("| a | b |\n| 1 | 2 |", "| a | b |\n| 1 | 2 |"),
+        ("a | b or c | d", "a | b or c | d"),
+        ("| a\n**b** |", "| a\n<b>b</b> |"),
+    ],
+)
+def test_what_people_write_comes_out_as_telegram_reads_it(text: str, html: str) -> None:
+    assert to_html(text) == html

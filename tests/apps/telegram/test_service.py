@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from headgate.apps.telegram.__main__ import command
+from headgate.testing.servers import RedisServer
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.apps.telegram.conftest import SECRET
 from tests.apps.telegram.updates import text_update, topic_update
@@ -124,6 +125,14 @@ class TestCommands:
         assert "https://" in capsys.readouterr().err
         assert bot.calls == []
 
+    @pytest.mark.parametrize("path", ["/custom", "/telegram/webhook/", "/telegram/webhooks"])
+    def test_set_webhook_takes_no_path_that_answers_404(
+        self, path: str, bot: Bot, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert command(["set-webhook", f"https://bot.example.org{path}"]) == 2
+        assert "/telegram/webhook only" in capsys.readouterr().err
+        assert bot.calls == []
+
     def test_set_webhook_says_why_telegram_refuses(
         self, bot: Bot, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -146,3 +155,22 @@ class TestCommands:
         monkeypatch.delenv("TELEGRAM_WEBHOOK_SECRET")
         assert command([]) == 2
         assert "TELEGRAM_WEBHOOK_SECRET is missing" in capsys.readouterr().err
+
+
+def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("uvicorn.run", lambda *args, **options: started.append(args))
+    monkeypatch.setenv("TELEGRAM_BOT_TOKEN", "1:x")
+    monkeypatch.setenv("TELEGRAM_WEBHOOK_SECRET", "s")
+    with RedisServer(options=("--requirepass", "s3cret")) as redis:
+        monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:hunter2@127.0.0.1:{redis.port}")
+        assert command([]) == 2
+        assert "hunter2" not in capsys.readouterr().err
+        assert not started
+        monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:s3cret@127.0.0.1:{redis.port}")
+        assert command([]) == 0
+    assert command([]) == 0
+    assert "RATE_LIMIT_KV cannot be reached" in caplog.text
+    assert len(started) == 2

@@ -98,6 +98,12 @@ def test_the_list_of_users(text: str, ids: set[str]) -> None:
     assert Settings.from_env(REQUIRED | {"ALLOWED_USER_IDS": text}).allowed_user_ids == ids
 
 
+@pytest.mark.parametrize("text", ["abc,@bob", "42,@bob", "42 43", "-42", "٤٢"])
+def test_a_user_who_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"ALLOWED_USER_IDS: .* is no user id"):
+        Settings.from_env(REQUIRED | {"ALLOWED_USER_IDS": text})
+
+
 def test_a_bot_that_nobody_may_use_says_so(
     make_settings: Callable[..., Settings], caplog: pytest.LogCaptureFixture
 ) -> None:

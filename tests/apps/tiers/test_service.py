@@ -86,6 +86,27 @@ def test_a_wrong_setting_stops_start_up_by_name(
     assert "hunter2" not in said
 
 
+def test_a_redis_that_refuses_stops_start_up_and_one_that_is_down_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("uvicorn.run", lambda *args, **options: None)
+    monkeypatch.setenv("SAJU_ENABLE_RATE_LIMITING", "true")
+    with RedisServer(options=("--requirepass", "s3cret")) as redis:
+        monkeypatch.setenv("SAJU_REDIS_URL", f"redis://:s3cret@127.0.0.1:{redis.port}")
+        assert main() == 0
+        monkeypatch.setenv("SAJU_REDIS_URL", f"redis://:hunter2@127.0.0.1:{redis.port}")
+        assert main() == 2
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith("SAJU_REDIS_URL: ")
+    assert "hunter2" not in said
+    assert main() == 0
+    assert "Redis cannot be reached" in caplog.text
+
+
 async def test_forwarded_addresses_are_believed_only_from_named_proxies(tmp_path: Path) -> None:
     """Also by the server underneath, which would believe whoever connects from this machine."""
     for proxies, statuses in (("", [200, 429]), ("127.0.0.0/8", [200, 200])):
@@ -104,6 +125,14 @@ async def test_forwarded_addresses_are_believed_only_from_named_proxies(tmp_path
             assert (await client.get("/health")).json() == {"status": "ok"}
         assert [answer.status_code for answer in answers] == statuses
         assert "Redis URL not provided, using local fallback" in "".join(service.log)
+
+
+@pytest.mark.requirement("S-28", "S-29")
+@pytest.mark.parametrize(
+    "path", ["services/common/tests/test_rate_limit.py", "saju-engine/tests/test_rate_limit.py"]
+)
+def test_the_test_files_of_the_document_are_under_their_names(path: str) -> None:
+    assert "\nasync def test_" in (Path(__file__).parent / path).read_text(encoding="utf-8")
 
 
 @pytest.mark.requirement("S-26", "S-30")

@@ -108,6 +108,11 @@ class Both:
         assert len({bool(hold) for hold in holds}) == 1
         return holds if holds[0] else []
 
+    def confirm(self, holds: list[Hold], now: int, cost: int | None) -> bool:
+        ours, theirs = (hold.confirm(cost, now=now / 1e6) for hold in holds)
+        assert figures(ours) == figures(theirs)
+        return ours.allowed
+
     def record(self, now: int, cost: int) -> None:
         for limiter in self._limiters:
             limiter.record("a", cost, now=now / 1e6)
@@ -153,6 +158,7 @@ class Replay:
             self._hit: 80,
             self._hold: 12,
             self._settle: 12,
+            self._confirm: 8,
             self._look: 6,
             self._ask_too_much: 3,
             self._record: 0.5,
@@ -179,6 +185,16 @@ class Replay:
             used = self._chance.choice([0, 0, 1, 2])
             for hold in self._holds.pop(place):
                 hold.settle(used, now=self._now / 1e6)
+
+    def _confirm(self) -> None:
+        """Confirm a hold, often when there is no room for it, so that it stays as it was."""
+        if self._holds:
+            place = self._chance.choice([-1, len(self._holds) // 2, 0])
+            cost = self._chance.choice([None, None, 0, 1, 5])
+            if self._chance.random() < 0.2:
+                cost = min(self._limit, (self._both.check(self._now, 0).remaining or 0) + 4)
+            if self._both.confirm(self._holds[place], self._now, cost):
+                del self._holds[place]
 
     def _look(self) -> None:
         ahead = self._chance.choice([0, 1000, PERIOD // 2, PERIOD, 2 * PERIOD])
@@ -239,6 +255,45 @@ def test_a_large_log_is_emptied_by_refunds_from_either_end_and_from_the_middle(
             both.check(START + 400, 900)
         both.compare()
         both.reset()
+
+
+def test_the_holds_of_a_large_log_are_confirmed_from_either_end_and_from_the_middle(
+    store: PostgresStore, connection: psycopg.Connection, name: str
+) -> None:
+    both = Both(store, connection, name, sliding_log("500/3s"))
+    holds = [both.hold(START + number * 1000) for number in range(300)]
+    end = START + 300_000
+    for count, place in enumerate((0, -1, 150, 0, -1, 63, 64, 100)):
+        hold = holds.pop(place)
+        assert not both.confirm(hold, end, 500 - 298 + count)
+        both.compare()
+        assert both.confirm(hold, end + count, 2 if count % 2 else None)
+        assert both.compare() > 2 * CHUNK
+    for hold in holds:
+        assert both.confirm(hold, end + 10, 0)
+    assert both.compare() == 8
+    late = START + PERIOD + 100_000
+    assert both.confirm(both.hold(late), late - PERIOD, 3)  # by a clock that has gone back
+    both.compare()
+
+
+def test_a_confirmation_that_another_rule_refuses_leaves_the_chunks_alone(
+    store: PostgresStore, connection: psycopg.Connection, name: str
+) -> None:
+    wide, narrow = sliding_log("500/3s"), sliding_log("5/3s", name="narrow", scope="*")
+    alone = Limiter(wide, name=name, store=store, on_store_error="raise")
+    limiter = Limiter(wide, narrow, name=name, store=store, on_store_error="raise")
+    hold = limiter.hold("a", 2, now=START / 1e6)
+    for number in range(1, 201):
+        assert alone.hit("a", now=(START + number) / 1e6)
+    assert limiter.hold("b", 3, now=(START + 200) / 1e6)
+    kept = Kept(connection, name, wide)
+    before = kept.row(), kept.chunks()
+    assert len(before[1]) > 1
+    assert hold.confirm(3, now=(START + 201) / 1e6).denied_by == "narrow"
+    assert (kept.row(), kept.chunks()) == before
+    assert hold.confirm(1, now=(START + 201) / 1e6)
+    assert sum(kept.buckets()[1::2]) == 201
 
 
 def test_a_small_log_becomes_large_and_small_again(

@@ -12,9 +12,19 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from headgate import Limiter, StoreConflict, StoreUnavailable, sliding_log
+from headgate import (
+    Limiter,
+    StoreConflict,
+    StoreMisconfigured,
+    StoreUnavailable,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.keys import storage_key, storage_prefix
 from headgate.stores.postgres import PostgresStore, migrate
-from headgate.stores.postgres.sql import migrations, schema
+from headgate.stores.postgres.sql import Migration, migrations, schema
 from headgate.testing.postgres_server import new_database
 
 SHAPE = {
@@ -121,6 +131,33 @@ def test_older_code_goes_on_counting_beside_newer_code(empty_url: str) -> None:
         assert reply[:2] == [-1, 51]
 
 
+def test_what_an_earlier_version_has_counted_counts_on(empty_url: str) -> None:
+    rules = (fixed_window("9/day"), sliding_window("9/hour"), token_bucket("9/hour"))
+    shapes = ("1,9,86400000000,0,0", "2,9,60000000,3660000000,0", "3,9,1,400000,1")
+    keys = [storage_key(storage_prefix("headgate", "x", rule), "a") for rule in rules]
+    now = 1_800_000_000_000_000
+    with psycopg.connect(empty_url, autocommit=True) as connection:
+        apply(connection, migrations()[:4])
+        for key, shape in zip(keys, shapes, strict=True):
+            connection.execute(f"SELECT headgate_one_v2(%b, 1, {shape}, {now}, 2, 7, false)".encode(), (key,))
+    with PostgresStore(empty_url) as store:
+        assert store.migrate()
+        limiter = Limiter(*rules, name="x", store=store, on_store_error="raise")
+        hold = limiter.hold("a", 3, now=now / 1e6)
+        assert [result.remaining for result in hold.decision.results] == [4, 4, 4]
+        assert hold.confirm(1, now=now / 1e6)
+        assert [result.remaining for result in limiter.check("a", 0, now=now / 1e6).results] == [6, 6, 6]
+
+
+def apply(connection: psycopg.Connection, steps: list[Migration]) -> None:
+    """Bring a database to the schema of an earlier version."""
+    for migration in steps:
+        connection.execute(migration.text.encode())
+        connection.execute(
+            "INSERT INTO headgate_migrations VALUES (%s, %s)", (migration.number, migration.name)
+        )
+
+
 def test_what_a_newer_version_has_applied_is_left_alone(empty_url: str) -> None:
     migrate(empty_url)
     with psycopg.connect(empty_url) as connection:
@@ -140,7 +177,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty_url: str) -> None:
 def test_a_limiter_on_a_database_without_the_tables_names_the_command(empty_url: str) -> None:
     with PostgresStore(empty_url) as store:
         limiter = Limiter("5/minute", name="x", store=store, on_store_error="raise")
-        with pytest.raises(StoreConflict, match="headgate migrate"):
+        with pytest.raises(StoreMisconfigured, match="headgate migrate"):
             limiter.hit("a")
 
 
@@ -179,11 +216,7 @@ def test_a_role_that_may_only_use_the_tables_counts_on_them(empty_url: str) -> N
 
 def test_a_role_that_may_use_the_states_may_use_their_chunks_once_they_come(empty_url: str) -> None:
     with psycopg.connect(empty_url) as connection:
-        for migration in migrations()[:3]:
-            connection.execute(migration.text.encode())
-            connection.execute(
-                "INSERT INTO headgate_migrations VALUES (%s, %s)", (migration.number, migration.name)
-            )
+        apply(connection, migrations()[:3])
     grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"
     with role_on(empty_url, grant) as url, PostgresStore(url) as store:
         assert migrate(empty_url)
@@ -197,7 +230,9 @@ def test_a_role_without_rights_is_told_what_to_grant(empty_url: str) -> None:
     migrate(empty_url)
     with role_on(empty_url) as url, PostgresStore(url) as store:
         limiter = Limiter("1/minute", name="x", store=store, on_store_error="raise")
-        with pytest.raises(StoreUnavailable, match="GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"):
+        with pytest.raises(
+            StoreMisconfigured, match="GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states"
+        ):
             limiter.hit("a")
 
 

@@ -8,7 +8,7 @@ import threading
 import psycopg
 import pytest
 
-from headgate import AsyncLimiter, StoreConflict, StoreUnavailable
+from headgate import AsyncLimiter, StoreMisconfigured, StoreUnavailable
 from headgate.keys import note_key
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.sql import migrations
@@ -119,7 +119,7 @@ async def test_notes_and_decisions_take_turns_on_one_connection(url: str, name: 
         answers = await asyncio.gather(*work)
         assert answers[::2] == ["text"] * 100
         assert sum(bool(answer) for answer in answers[1::2]) == 50
-        assert len(store._pipes._pipes) == 1
+        assert len(store._tasks._by_loop) == 1
 
 
 async def test_closing_lets_notes_end_that_are_on_their_way(url: str, name: str) -> None:
@@ -138,9 +138,9 @@ async def test_a_database_of_an_earlier_version_says_what_it_needs(empty_url: st
         connection.execute("INSERT INTO headgate_migrations (number, name) VALUES (1, 'create states')")
     async with PostgresStore(empty_url, deadline=PATIENT) as store:
         limiter = AsyncLimiter("5/minute", name="old", store=store, on_store_error="raise")
-        with pytest.raises(StoreConflict, match="headgate migrate"):
+        with pytest.raises(StoreMisconfigured, match="headgate migrate"):
             await limiter.hit("alice")
-        with pytest.raises(StoreConflict, match="headgate migrate"):
+        with pytest.raises(StoreMisconfigured, match="headgate migrate"):
             await store.note("a", "text", 60)
         assert store.migrate()[0] == "0002 create notes"
         assert await store.note("a", "text", 60) == "text"

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from headgate import AsyncLimiter, Decision, Limiter, StoreUnavailable, fixed_window
+from headgate import AsyncLimiter, Decision, Limiter, StoreMisconfigured, StoreUnavailable, fixed_window
 from headgate.errors import StoreError
-from headgate.stores.outage import OnStoreError, local
+from headgate.stores.failure import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
@@ -202,7 +202,7 @@ def test_a_caller_that_cannot_get_a_lock_in_time_gives_up(
     gate.ask(Request("hit", "a"))
     with psycopg.connect(server.url) as holder:
         holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
-        with pytest.raises(StoreUnavailable, match="no answer in time"):
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
             gate.ask(Request("hit", "a"))
         assert gate.ask(Request("peek", "a", 0))[0].remaining == 9  # who only looks waits for nobody
 
@@ -212,7 +212,7 @@ def test_a_deadline_of_a_limiters_own_is_kept(server: PostgresServer) -> None:
         limiter = Limiter("10/day", name="deadline", store=store, on_store_error="raise", deadline=DEADLINE)
         limiter.hit("a")
         server.pause()
-        with pytest.raises(StoreUnavailable, match="no answer in time"):
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
             limiter.hit("a")
         server.resume()
 
@@ -249,16 +249,16 @@ def test_news_on_an_idle_connection_need_not_be_a_goodbye(
 ) -> None:
     limiter = Limiter("10/day", name="news", store=store)
     limiter.hit("a")
-    (wire,) = store._lines.idle
-    wire._pgconn.exec_(b"LISTEN news")
+    (wire,) = store._threads.wires
+    wire.pgconn.exec_(b"LISTEN news")
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("NOTIFY news")
     end = time.monotonic() + PATIENCE
-    while not wire.has_news():
+    while not wire.wait(0):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert limiter.hit("a").remaining == 8
-    assert store._lines.idle == [wire]
+    assert store._threads.wires == [wire]
 
 
 # --- A reply that is lost -----------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ async def test_a_database_that_may_only_be_read_still_answers_what_needs_no_writ
     ):
         writing.bind(name, (fixed_window("10/day"),)).ask(Request("hit", "full", 10))
         hit = hitting(reading, flavour, name)
-        with pytest.raises(StoreUnavailable, match="read-only"):
+        with pytest.raises(StoreMisconfigured, match="read-only"):
             await hit("a")
         assert not await hit("full")
 
@@ -335,7 +335,7 @@ def test_a_database_that_may_be_written_again_is_found_again(
     limiter.hit("a")
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
-        store._lines.idle[0].close()  # the setting is for new connections
+        store._threads.wires[0].close()  # the setting is for new connections
         assert limiter.hit("a").degraded
         connection.execute("SET default_transaction_read_only = off")
         connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = off")

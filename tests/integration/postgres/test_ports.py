@@ -10,16 +10,28 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, State, TokenBucket
+from headgate.algorithms import (
+    Algorithm,
+    Calendar,
+    Concurrent,
+    FixedWindow,
+    Receipt,
+    SlidingWindow,
+    State,
+    TokenBucket,
+)
+from headgate.calendars import window_end
 from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
-from headgate.stores.postgres.codec import _shape
+from headgate.stores.postgres.codec import _can_move, _edges, _shape
 
 EXAMPLES = 400
 LATEST = 2**53 - 1
 NOW = 1_700_000_000_000_000
 
-ADMITTED, NEVER, UNCOUNTABLE, NOT_OURS = -1, -2, -3, -4
+ADMITTED, NEVER, UNCOUNTABLE, NOT_OURS, OTHER_WINDOW = -1, -2, -3, -4, -5
+NO_RECEIPT = (-1, 0)
+"""What is sent in place of a receipt if there is none."""
 
 sizes = st.one_of(st.integers(1, 20), st.integers(1, MAX_UNITS), st.sampled_from([MAX_UNITS, 2**52, 2**35]))
 instants = st.one_of(st.integers(0, 200), st.integers(NOW, NOW + 200), st.integers(0, LATEST))
@@ -76,7 +88,27 @@ def shapes(draw: st.DrawFn) -> TokenBucket:
     return TokenBucket("rule", burst, n, d, draw(st.sampled_from([1, 1000])))
 
 
-cases = st.one_of(fixed_windows(), sliding_windows(), token_buckets())
+@st.composite
+def places(draw: st.DrawFn) -> tuple[Concurrent, State | None]:
+    algorithm = Concurrent("rule", draw(st.just(0) | sizes), draw(st.integers(1, 50) | sizes))
+    latest = draw(instants)
+    ends = sorted(draw(st.lists(st.integers(latest + 1, latest + 60) | sizes, max_size=6)))
+    state: list[int] = [draw(births), latest]
+    for number, end in enumerate(end for end in ends if end > latest):
+        state += end, -1 - number, draw(st.integers(1, 20) | st.integers(1, MAX_UNITS // 8))
+    return algorithm, tuple(state) if len(state) > 2 else None
+
+
+@st.composite
+def calendars(draw: st.DrawFn) -> tuple[Calendar, State | None]:
+    span = draw(st.sampled_from(["day", "week", "month", "year"]))
+    zone = draw(st.sampled_from(["UTC", "Europe/Berlin", "America/Havana", "Pacific/Apia"]))
+    algorithm = Calendar("rule", draw(st.just(0) | sizes), span, zone)
+    end = window_end(algorithm.span, zone, draw(instants))
+    return algorithm, draw(st.none() | st.tuples(births, st.just(end), sizes))
+
+
+cases = st.one_of(fixed_windows(), sliding_windows(), token_buckets(), places(), calendars())
 
 
 @st.composite
@@ -88,6 +120,8 @@ def moments(draw: st.DrawFn) -> tuple[Algorithm, State | None, int]:
         turning_points.append(algorithm.fresh_at(state))
     if state is not None and isinstance(algorithm, SlidingWindow):
         turning_points += [index * algorithm.width + algorithm.lifetime for index in state[1::2]]
+    if state is not None and isinstance(algorithm, Concurrent):
+        turning_points += state[2::3]
     now = draw(st.sampled_from(turning_points)) + draw(st.integers(-1, 1))
     assume(0 <= now <= LATEST)
     return algorithm, state, now
@@ -95,9 +129,20 @@ def moments(draw: st.DrawFn) -> tuple[Algorithm, State | None, int]:
 
 def kept(algorithm: Algorithm, state: State | None) -> list[int] | None:
     """Return a state as the database keeps it."""
-    if state is None or not isinstance(algorithm, SlidingWindow):
-        return None if state is None else list(state)
-    return [state[0], sum(state[2::2]), *state[1:]]
+    if state is None:
+        return None
+    if isinstance(algorithm, SlidingWindow):
+        return [state[0], sum(state[2::2]), *state[1:]]
+    if isinstance(algorithm, Concurrent):
+        return [*state[:2], sum(state[4::3]), *state[2:]]
+    return list(state)
+
+
+def shape(algorithm: Algorithm, now: int) -> tuple[int, ...]:
+    """Return what the database is told of a rule at a time."""
+    if isinstance(algorithm, Calendar):
+        return 5, algorithm.limit, *_edges(algorithm, now)[0]
+    return _shape(algorithm)
 
 
 def decide(
@@ -109,7 +154,7 @@ def decide(
     birth: int,
     forced: bool,
 ) -> list[int]:
-    arguments = (*_shape(algorithm), kept(algorithm, state), now, cost, birth, forced)
+    arguments = (*shape(algorithm, now), kept(algorithm, state), now, cost, birth, forced)
     row = ask.execute(
         "SELECT headgate_decide_v2(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", arguments
     ).fetchone()
@@ -118,15 +163,25 @@ def decide(
     return answer
 
 
+def is_countable(algorithm: Algorithm, state: State | None) -> bool:
+    """Return whether a level can be counted in the caller's shape: the database still cuts it off if it cannot."""
+    if not isinstance(algorithm, TokenBucket) or state is None:
+        return True
+    return -(state[1] * algorithm.d // -state[5]) <= MAX_UNITS
+
+
 @settings(max_examples=EXAMPLES)
 @given(moments(), st.integers(0, 25) | st.integers(0, MAX_UNITS), births)
 @example((TokenBucket("rule", 1, MAX_UNITS, 2**35, 1), (1, 1, 0, 0, 1, 2**35, 1), LATEST), 1, 2)
 @example((TokenBucket("rule", 1, 1, 2**35, 1), (1, MAX_UNITS, 5, 0, MAX_UNITS, 1, MAX_UNITS), 5), 1, 2)
 @example((TokenBucket("rule", 5, 3, 2, 1), (1, 10, 0, 0, 3, 2, 5), 4), 1, 2)
+@example((TokenBucket("rule", 1, 1, 2**35, 1), (1, MAX_UNITS, 5, 0, 1, 1, MAX_UNITS), LATEST), 1, 2)
+@example((Concurrent("rule", 9, 5), (MAX_UNITS - 1, 5, 90, 1, 2, 95, 3, 1), 6), 1, 2)
 def test_decide_is_a_port(
     ask: psycopg.Connection, case: tuple[Algorithm, State | None, int], cost: int, birth: int
 ) -> None:
     algorithm, state, now = case
+    assume(is_countable(algorithm, state))
     if algorithm.capacity:
         cost = min(cost, algorithm.capacity)  # a cost above it never reaches a store
     after, verdict = algorithm.decide(state, now, cost, birth)
@@ -159,6 +214,7 @@ def test_record_is_a_port(
     ask: psycopg.Connection, case: tuple[Algorithm, State | None, int], cost: int, birth: int
 ) -> None:
     algorithm, state, now = case
+    assume(is_countable(algorithm, state))
     answer = decide(ask, algorithm, state, now, cost, birth, forced=True)
     after, room = record(algorithm, state, now, cost, birth)
     if room is not None:
@@ -190,13 +246,14 @@ def test_refund_is_a_port(
     algorithm, state = case
     most = max(1, algorithm.capacity)
     cost = data.draw(st.integers(1, min(most, 30)) | st.integers(1, most))
-    after, verdict = algorithm.decide(state, times[0], cost, data.draw(births))
+    birth = data.draw(births)
+    after, verdict = algorithm.decide(state, times[0], cost, birth)
     assume(verdict.allowed and after is not None)
     assert after is not None
     receipt = algorithm.receipt(state, after, cost)
     hits = data.draw(st.integers(0, 2))
-    for _ in range(hits):  # others come in between, who may also get their units back
-        following, verdict = algorithm.decide(after, times[1], 1, data.draw(births))
+    for number in range(hits):  # others come in between, who may also get their units back
+        following, verdict = algorithm.decide(after, times[1], 1, (birth + 1 + number) % MAX_UNITS)
         if verdict.allowed and following is not None:
             if data.draw(st.booleans()):
                 own = algorithm.receipt(after, following, 1)
@@ -218,7 +275,7 @@ def refund_alike(
     """Give units back in both ways, compare, and return the new state."""
     expected = algorithm.refund(state, receipt, cost, now)
     *charged, held = receipt
-    arguments = (*_shape(algorithm), kept(algorithm, state), charged, held, cost, now)
+    arguments = (*shape(algorithm, now), kept(algorithm, state), charged, held, cost, now)
     row = ask.execute(
         "SELECT headgate_refund_v2(%s, %s, %s, %s, %s, %s, %s::bigint[], %s, %s, %s)", arguments
     ).fetchone()
@@ -234,6 +291,98 @@ def refund_alike(
     return expected
 
 
+@settings(max_examples=EXAMPLES)
+@given(cases, st.lists(instants, min_size=3, max_size=3), st.data())
+def test_move_is_a_port(
+    ask: psycopg.Connection, case: tuple[Algorithm, State | None], times: list[int], data: st.DataObject
+) -> None:
+    algorithm, state = case
+    most = max(1, algorithm.capacity)
+    costs = st.integers(1, min(most, 30)) | st.integers(1, most)
+    cost = data.draw(costs)
+    before, (after, verdict) = state, algorithm.decide(state, times[0], cost, MAX_UNITS - 2)
+    receipt = ()
+    if verdict.allowed and after is not None:
+        receipt = algorithm.receipt(before, after, cost)
+        state = after
+        following, verdict = algorithm.decide(state, times[1], data.draw(costs), MAX_UNITS - 3)
+        if data.draw(st.booleans()):  # another one comes in between
+            state = following
+    if data.draw(st.integers(0, 5)) == 0:
+        state = None
+    if isinstance(algorithm, TokenBucket) and state and data.draw(st.integers(0, 5)) == 0:
+        algorithm = replace(algorithm, burst=max(1, algorithm.burst // 2))
+        most = algorithm.capacity
+    turning_points = [times[1], times[2]]
+    if state is not None:
+        turning_points.append(algorithm.fresh_at(state))
+    now = data.draw(st.sampled_from(turning_points)) + data.draw(st.integers(-1, 1))
+    assume(0 <= now <= LATEST)
+    move_alike(ask, algorithm, state, receipt, now, data.draw(st.integers(0, min(most, 30)) | costs))
+
+
+def move_alike(
+    ask: psycopg.Connection, algorithm: Algorithm, state: State | None, receipt: Receipt, now: int, cost: int
+) -> None:
+    """Move units in both ways, and compare."""
+    birth = MAX_UNITS - 4
+    cost = min(cost, algorithm.capacity) if algorithm.capacity else cost
+    after, verdict = (
+        algorithm.move(state, receipt, now, cost, birth)
+        if receipt
+        else algorithm.decide(state, now, cost, birth)
+    )
+    as_is = algorithm.decide(state, now, 0, birth)[1]
+    *charged, held = receipt if _can_move(algorithm, receipt) and receipt else NO_RECEIPT
+    arguments = (*shape(algorithm, now), kept(algorithm, state), charged, held, now, cost, birth)
+    row = ask.execute(
+        "SELECT headgate_move_v1(%s, %s, %s, %s, %s, %s, %s::bigint[], %s, %s, %s, %s)", arguments
+    ).fetchone()
+    assert row is not None
+    left, *answer = row[0]
+    assert answer[1:3] == [as_is.remaining, as_is.reset_after_us or 0]
+    if not verdict.allowed:
+        assert answer[0] == (NEVER if verdict.retry_after_us is None else verdict.retry_after_us)
+        assert answer[9:] == []
+        return
+    assert answer[0] == ADMITTED
+    assert (left - cost, answer[3]) == (verdict.remaining, verdict.reset_after_us or 0)
+    if answer[9:]:
+        assert answer[9:] == (kept(algorithm, after) or [0])
+    else:
+        assert after == state
+    if cost:
+        assert after is not None
+        *expected, _ = algorithm.receipt(state, after, cost)
+        assert answer[4:9] == [*expected, 0, 0, 0][:5]
+
+
+@pytest.mark.parametrize("state", [None, (7, NOW - 1, 3)])
+def test_a_time_in_none_of_the_windows_sent_along_is_answered_with_it(
+    ask: psycopg.Connection, state: State | None
+) -> None:
+    day = Calendar("rule", 5, "day", "UTC")
+    for cost, away in ((0, -3), (1, 3), (1, -3)):
+        now = NOW + away * 24 * 3600 * 1_000_000
+        arguments = (*shape(day, NOW), kept(day, state if away > 0 else None), now, cost, 2, False)
+        row = ask.execute(
+            "SELECT headgate_decide_v2(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", arguments
+        ).fetchone()
+        assert row == ([OTHER_WINDOW, now, 0, 0, 0, 0, 0, 0, 0],)
+
+
+def test_a_moved_hold_of_a_later_window_needs_the_windows_around_now(ask: psycopg.Connection) -> None:
+    """Only they tell which of the two windows is the later one."""
+    day, now = Calendar("rule", 5, "day", "UTC"), NOW - 3 * 24 * 3600 * 1_000_000
+    state = (7, window_end("day", "UTC", NOW), 3)
+    arguments = (*shape(day, NOW), list(state), [*state[:2]], 3, now, 1, 2)
+    row = ask.execute(
+        "SELECT headgate_move_v1(%s, %s, %s, %s, %s, %s, %s::bigint[], %s, %s, %s, %s)", arguments
+    ).fetchone()
+    assert row == ([0, OTHER_WINDOW, now, 0, 0, 0, 0, 0, 0, 0],)
+    move_alike(ask, day, state, (*state[:2], 3), now, 2)
+
+
 @settings(max_examples=EXAMPLES // 2)
 @given(st.lists(shapes(), min_size=1, max_size=3), st.sampled_from([1, 1000]), st.data())
 def test_a_token_bucket_of_several_tiers_is_a_port_step_by_step(
@@ -247,6 +396,7 @@ def test_a_token_bucket_of_several_tiers_is_a_port_step_by_step(
         now = min(LATEST, max(0, now + data.draw(st.integers(-50, 100) | st.integers(-(2**51), 2**51))))
         tier = replace(data.draw(st.sampled_from(tiers)), tick=tick)
         step = data.draw(st.sampled_from(["hold", "hold", "record", "refund", "refund"]))
+        assume(is_countable(tier, state))
         if step == "refund":
             if receipts:
                 holder, receipt = data.draw(st.sampled_from(receipts))
@@ -284,14 +434,21 @@ def test_a_bucket_gives_back_no_more_than_it_holds(ask: psycopg.Connection) -> N
     assert row == ([window.fresh_at(after), *(kept(window, after) or [])],)
 
 
-@pytest.mark.parametrize("state", [[1], [1, 2], [1, 2, 3, 4, 5], [1] * 9])
+@pytest.mark.parametrize("state", [[1], [1, 2], [1, 2, 3, 4, 5], [1] * 11])
 @pytest.mark.parametrize(
-    "algorithm", [FixedWindow("r", 5, 10), SlidingWindow("r", 5, 1, 10), TokenBucket("r", 5, 1, 1, 1)]
+    "algorithm",
+    [
+        FixedWindow("r", 5, 10),
+        SlidingWindow("r", 5, 1, 10),
+        TokenBucket("r", 5, 1, 1, 1),
+        Concurrent("r", 5, 10),
+        Calendar("r", 5, "day", "UTC"),
+    ],
 )
 def test_a_state_of_another_shape_is_noticed(
     ask: psycopg.Connection, algorithm: Algorithm, state: list[int]
 ) -> None:
-    arguments = (*_shape(algorithm), state, 100, 1, 2, False)
+    arguments = (*shape(algorithm, 100), state, 100, 1, 2, False)
     row = ask.execute(
         "SELECT headgate_decide_v2(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)", arguments
     ).fetchone()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,7 +20,9 @@ from headgate import (
     Limiter,
     MemoryStore,
     StoreConflict,
+    StoreMisconfigured,
     StoreUnavailable,
+    calendar,
     fixed_window,
     open_async_store,
     open_store,
@@ -32,10 +33,8 @@ from headgate import (
 from headgate.keys import storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.postgres import PostgresStore, migrate
-from headgate.stores.postgres.codec import Arguments
-from headgate.stores.postgres.endpoint import Endpoint, Statement, Wire
 from headgate.stores.postgres.janitor import NEW_STATES_PER_CLEANING
-from headgate.stores.postgres.tasks import MOST_PER_CALL
+from headgate.stores.postgres.peer import MOST_PER_CALL, Message, PostgresPeer, PostgresWire
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 
@@ -65,13 +64,13 @@ def store(url: str) -> Iterator[PostgresStore]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The statements that are sent, by name."""
     names: list[str] = []
-    send = Wire.send
+    send = PostgresWire.send
 
-    def note(self: Wire, statement: Statement, arguments: Arguments) -> bool:
-        names.append(statement.name.decode())
-        return send(self, statement, arguments)
+    def note(self: PostgresWire, message: Message) -> None:
+        names.append(message[0].name.decode())
+        send(self, message)
 
-    monkeypatch.setattr(Wire, "send", note)
+    monkeypatch.setattr(PostgresWire, "send", note)
     return names
 
 
@@ -141,6 +140,7 @@ async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: st
         sliding_window("7/minute", name="sliding"),
         sliding_log("6/minute", name="log"),
         token_bucket("8/minute", name="token"),
+        calendar("9/day", name="calendar"),
     )
     async with PostgresStore(url, deadline=PATIENT) as store:
         memory = MemoryStore()
@@ -165,14 +165,17 @@ async def test_a_batch_is_as_good_as_one_call_after_the_other(url: str, name: st
                 for _ in range(60)
             ]
             releases, held = held, []
-            ours = [pair[0].release() for pair in releases]
-            theirs = [pair[1].release() for pair in releases]
+            ours, theirs = [], []
+            for pair in releases:
+                used = chance.randint(-3, 3)
+                for hold, calls in zip(pair, (ours, theirs), strict=True):
+                    calls.append(hold.release() if used < 0 else hold.confirm(used))
             for (mine, other), key, cost, dice in trace:
                 for limiter, calls in ((mine, ours), (other, theirs)):
                     calls.append(
                         limiter.hit(key, cost)  # type: ignore[arg-type]
                         if dice < 0.4
-                        else limiter._take(key, cost, None, None)
+                        else limiter.hold(key, cost)
                         if dice < 0.6
                         else limiter.check(key, cost)
                         if dice < 0.8
@@ -244,6 +247,7 @@ def test_a_refusal_of_one_rule_leaves_no_row_of_the_others(
     "call",
     [
         "SELECT headgate_one_v2('x', 1, 1, 5, 60000000, 0, 0, -1, 1, 1, %s)",
+        "SELECT headgate_many_v3('{x}', 1, '{1,-1,1,1,1,1,5,60000000,0,0,1}', %s)",
         "SELECT headgate_many_v2('{x}', 1, '{1,-1,1,1,1,1,1,5,60000000,0,0}', %s)",
     ],
 )
@@ -507,23 +511,6 @@ async def _remaining(limiter: AsyncLimiter) -> int | None:
     return (await limiter.check("a", 0)).remaining
 
 
-async def test_a_reply_that_is_there_but_unread_is_not_late(url: str, name: str) -> None:
-    """As after the event loop was blocked, if it looks at its timers first."""
-    async with PostgresStore(url, deadline=PATIENT) as store:
-        limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
-        await limiter.hit("a")
-        hit = asyncio.ensure_future(limiter.hit("a"))
-        await asyncio.sleep(0)
-        (pipe,) = store._pipes._pipes.values()
-        (call,) = pipe._under_way
-        assert pipe._wire is not None
-        while not pipe._wire.has_news():
-            assert time.monotonic() < call.due
-        call.due = time.monotonic()
-        pipe._on_due()
-        assert (await hit).remaining == 98
-
-
 async def test_calls_under_way_end_before_the_store_is_closed(url: str, name: str) -> None:
     store = PostgresStore(url, deadline=PATIENT)
     limiter = AsyncLimiter("100/day", name=name, store=store, on_store_error="raise")
@@ -571,9 +558,9 @@ def test_a_database_with_another_isolation_level_is_refused(url: str, name: str,
     address = make_conninfo(url, options="-c default_transaction_isolation=serializable")
     with PostgresStore(address, prepare=prepare) as store:
         limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
-        with pytest.raises(StoreConflict, match="READ COMMITTED"):
+        with pytest.raises(StoreMisconfigured, match="READ COMMITTED"):
             limiter.hit("a")
-        with pytest.raises(StoreConflict, match="READ COMMITTED"):
+        with pytest.raises(StoreMisconfigured, match="READ COMMITTED"):
             limiter.reset("a")
 
 
@@ -583,17 +570,17 @@ def test_nothing_depends_on_the_session_if_nothing_is_prepared(url: str, name: s
         limiter = Limiter("5/day", "50/week", name=name, store=store, on_store_error="raise")
         for expected in (4, 3, 2):
             assert limiter.hit("a").remaining == expected
-            (wire,) = store._lines.idle
-            wire._pgconn.exec_(b"DISCARD ALL")
+            (wire,) = store._threads.wires
+            wire.pgconn.exec_(b"DISCARD ALL")
 
 
 def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, name: str) -> None:
     with PostgresStore(url, deadline=PATIENT) as store:
         limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
         limiter.hit("a")
-        (wire,) = store._lines.idle
-        wire._pgconn.exec_(b"DEALLOCATE ALL")
-        with pytest.raises(StoreConflict, match="prepare=False"):
+        (wire,) = store._threads.wires
+        wire.pgconn.exec_(b"DEALLOCATE ALL")
+        with pytest.raises(StoreMisconfigured, match="prepare=False"):
             limiter.hit("a")
 
 
@@ -604,12 +591,12 @@ def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
     store = PostgresStore(url, deadline=PATIENT)
     limiter = AsyncLimiter("5/day", name=name, store=store, on_store_error="raise")
     reached, go_on = threading.Event(), threading.Event()
-    connect = Endpoint.connect
+    connect = PostgresPeer.connect
 
-    def hang(self: Endpoint, due: float) -> Wire:
+    def hang(self: PostgresPeer, seconds: float) -> PostgresWire:
         reached.set()
         assert go_on.wait(PATIENT)
-        return connect(self, due)
+        return connect(self, seconds)
 
     async def give_up() -> None:
         hit = asyncio.ensure_future(limiter.hit("a"))
@@ -617,7 +604,7 @@ def test_an_event_loop_that_ends_while_connecting_leaves_the_store_usable(
         hit.cancel()
         asyncio.get_running_loop().call_soon(go_on.set)
 
-    monkeypatch.setattr(Endpoint, "connect", hang)
+    monkeypatch.setattr(PostgresPeer, "connect", hang)
     asyncio.run(give_up())
     monkeypatch.undo()
     assert asyncio.run(_remaining(limiter)) == 5
@@ -660,17 +647,17 @@ def test_a_store_that_was_interrupted_goes_on_with_another_connection(
     """A reply that nobody has read must not be taken for that to the next call."""
     limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
     limiter.hit("a")
-    (wire,) = store._lines.idle
+    (wire,) = store._threads.wires
     interrupted = threading.Event()
 
-    def interrupt(self: Wire) -> bool:
+    def interrupt(self: PostgresWire) -> bool:
         interrupted.set()
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Wire, "receive", interrupt)
+        patch.setattr(PostgresWire, "receive", interrupt)
         with pytest.raises(KeyboardInterrupt):
             limiter.hit("a")
     assert interrupted.is_set()
-    assert wire not in store._lines.idle
+    assert wire not in store._threads.wires
     assert limiter.hit("b").remaining == 4

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from headgate.testing.servers import Kind, RedisServer
+from tests.integration.waiting import until
 
 SLOTS = 16384
 HIGHEST_PORT = 55_000
@@ -51,6 +52,39 @@ class Cluster:
             )
         for i in (target, source):
             self._ask(i, "CLUSTER", "SETSLOT", slot, "NODE", self.ids[target])
+
+    @contextlib.contextmanager
+    def replica_of(self, node: int) -> Iterator[RedisServer]:
+        """Run a replica of a node as long as a block does; afterwards the node has its slots again."""
+        primary = self.nodes[node]
+        primary.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+        with RedisServer(primary.kind, primary.options, port=find_low_port()) as replica:
+            replica.command("CLUSTER", "MEET", "127.0.0.1", str(primary.port))
+            until(lambda: b"OK" in replica.command("CLUSTER", "REPLICATE", self.ids[node]))
+            until(lambda: b"master_link_status:up" in replica.command("INFO", "replication"))
+            name = replica.command("CLUSTER", "MYID").split(b"\r\n")[1]
+            self._await_replica(name)
+            yield replica
+            if b"role:slave" in primary.command("INFO", "replication"):
+                self._await_replica(self.ids[node].encode())
+                self.hand_over(primary)
+            for other in self.nodes:
+                other.command("CLUSTER", "FORGET", name.decode())
+
+    def hand_over(self, replica: RedisServer) -> None:
+        """Let a replica take over the slots of its primary, whatever the others say."""
+        until(lambda: b"OK" in replica.command("CLUSTER", "FAILOVER", "TAKEOVER"))
+        until(lambda: b"role:master" in replica.command("INFO", "replication"))
+
+    def _await_replica(self, name: bytes) -> None:
+        """Return once all nodes know that one is a replica."""
+        for node in self.nodes:
+            until(
+                lambda node=node: any(
+                    line.startswith(name) and b"slave" in line
+                    for line in node.command("CLUSTER", "NODES").splitlines()
+                )
+            )
 
     def round_trips(self) -> int:
         """Return how many calls of the script all nodes have counted."""

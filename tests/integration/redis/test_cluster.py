@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,10 +19,12 @@ from headgate import (
     AsyncLimiter,
     ConfigError,
     CostTooHigh,
+    Decision,
     Limiter,
     MemoryStore,
     Rule,
     StoreConflict,
+    StoreMisconfigured,
     StoreUnavailable,
     fixed_window,
     sliding_log,
@@ -30,7 +35,9 @@ from headgate.stores.redis import RedisStore
 from headgate.stores.redis.codec import Keys
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
+from headgate.testing.servers import find_free_port
 from tests.integration.redis.cluster import Cluster, running_cluster
+from tests.integration.waiting import until
 
 SCOPED = (
     sliding_window("3/minute", scope="user", name="user"),
@@ -177,6 +184,21 @@ async def test_a_cancelled_hold_over_several_slots_is_released(async_store: Redi
     assert await left() == [3, 5, 7, 100]
 
 
+def test_a_hold_over_several_slots_is_confirmed_only_if_its_limiter_lies_in_one(
+    cluster: Cluster, store: RedisStore, name: str
+) -> None:
+    hold = limiter_on(store, *SCOPED, name=name).hold(WHO, 2)
+    with pytest.raises(ConfigError, match='hash_tag="limiter"'):
+        hold.confirm()
+    assert hold.final is None
+    hold.release()
+    assert limiter_on(store, *SCOPED, name=name).check(WHO, 0).remaining == 3
+    with RedisStore(cluster.url, cluster=True, hash_tag="limiter") as together:
+        limiter = limiter_on(together, *SCOPED, name=name)
+        assert limiter.hold(WHO, 2).confirm(1)
+        assert [result.remaining for result in limiter.check(WHO, 0).results] == [2, 4, 6, 99]
+
+
 def test_a_slot_in_conflict_leaves_nothing_charged(store: RedisStore, cluster: Cluster, name: str) -> None:
     limiter = limiter_on(store, *SCOPED, name=name)
     last = Keys(name, SCOPED, "headgate", "key").of(WHO)[1]  # the token bucket is charged last
@@ -272,7 +294,7 @@ async def test_a_cluster_client_of_the_users_serves_tasks(cluster: Cluster, name
 def test_forgetting_to_say_cluster_is_explained(cluster: Cluster, name: str) -> None:
     with RedisStore(cluster.url) as store:
         limiter = limiter_on(store, "5/minute", name=name)
-        with pytest.raises(StoreUnavailable, match="cluster=True"):
+        with pytest.raises(StoreMisconfigured, match="cluster=True"):
             [limiter.hit(f"user {i}") for i in range(20)]
 
 
@@ -296,3 +318,116 @@ def test_a_node_that_dies_fails_only_its_own_slots_and_comes_back(name: str) -> 
         cluster.nodes[2].start()
         cluster._await_agreement()
         assert all(gate.ask(Request("hit", user))[0] for user in users)
+
+
+# --- By URL, under load -------------------------------------------------------------------------------------------------
+
+KEYS, LIMIT = 40, 25
+
+
+def seeds(cluster: Cluster) -> str:
+    """Return the URL of a cluster, of whose nodes the first is not there."""
+    nodes = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
+    return f"redis+cluster://127.0.0.1:{find_free_port()},{nodes}"
+
+
+async def test_a_url_leads_to_a_cluster(cluster: Cluster, name: str) -> None:
+    store = RedisStore(seeds(cluster), deadline=10)
+    threads = Limiter("60/minute", name=name, store=store, on_store_error="raise")
+    tasks = AsyncLimiter("60/minute", name=name, store=store, on_store_error="raise")
+    threads.ping()
+    await tasks.ping()
+    assert all(threads.hit(f"user {i}") for i in range(20))
+    assert {(await tasks.hit(f"user {i}")).remaining for i in range(20)} == {58}
+    await store.aclose()
+
+
+def moving_keys(cluster: Cluster, name: str) -> list[tuple[str, int]]:
+    """Return keys that the first node has, and their slots."""
+    found = []
+    for number in range(10_000):
+        [slot] = slots_of(name, (sliding_log(f"{LIMIT}/hour"),), str(number))
+        if cluster.owner(slot) == 0 and slot not in [other for _, other in found]:
+            found.append((str(number), slot))
+        if len(found) == KEYS:
+            return found
+    raise AssertionError("the first node has too few slots")
+
+
+def move_all(cluster: Cluster, slots: list[int], source: int, target: int) -> None:
+    for slot in slots:
+        cluster.move(slot, source, target)
+
+
+async def test_tasks_count_exactly_while_slots_move(cluster: Cluster, name: str) -> None:
+    keys = moving_keys(cluster, name)
+    slots = [slot for _, slot in keys]
+    async with RedisStore(seeds(cluster), deadline=30) as store:
+        limiter = AsyncLimiter(sliding_log(f"{LIMIT}/hour"), name=name, store=store, on_store_error="raise")
+        is_moved = asyncio.Event()
+        admitted = dict.fromkeys((key for key, _ in keys), 0)
+
+        async def call(key: str) -> None:
+            for attempt in itertools.count():
+                is_admitted = bool(await limiter.hit(key))
+                admitted[key] += is_admitted
+                if is_moved.is_set() and attempt > 2 * LIMIT:
+                    return
+
+        callers = [asyncio.ensure_future(call(key)) for key, _ in keys for _ in range(2)]
+        try:
+            await asyncio.to_thread(move_all, cluster, slots, 0, 1)
+        finally:
+            is_moved.set()
+            await asyncio.gather(*callers)
+            await asyncio.to_thread(move_all, cluster, slots, 1, 0)
+    assert set(admitted.values()) == {LIMIT}
+
+
+def test_threads_count_exactly_while_slots_move(cluster: Cluster, name: str) -> None:
+    keys = moving_keys(cluster, name)
+    slots = [slot for _, slot in keys]
+    with RedisStore(seeds(cluster), deadline=30) as store:
+        limiter = Limiter(sliding_log(f"{LIMIT}/hour"), name=name, store=store, on_store_error="raise")
+        is_moved = threading.Event()
+
+        def call(which: list[tuple[str, int]]) -> int:
+            admitted = 0
+            for attempt in itertools.count():
+                admitted += sum(bool(limiter.hit(key)) for key, _ in which)
+                if is_moved.is_set() and attempt > 2 * LIMIT:
+                    return admitted
+            raise AssertionError
+
+        with ThreadPoolExecutor(4) as threads:
+            callers = [threads.submit(call, keys[part::2]) for part in (0, 1, 0, 1)]
+            try:
+                move_all(cluster, slots, 0, 1)
+            finally:
+                is_moved.set()
+                admitted = sum(caller.result() for caller in callers)
+                move_all(cluster, slots, 1, 0)
+    assert admitted == KEYS * LIMIT
+
+
+async def test_calls_follow_a_replica_that_takes_over(cluster: Cluster, name: str) -> None:
+    with cluster.replica_of(0) as replica:
+        async with RedisStore(seeds(cluster), deadline=10) as store:
+            limiter = AsyncLimiter("1000000/hour", name=name, store=store)
+            await limiter.ping()
+            is_over = asyncio.Event()
+
+            async def call(number: int) -> None:
+                while not is_over.is_set():
+                    assert isinstance(await limiter.hit(str(number)), Decision)
+
+            callers = [asyncio.ensure_future(call(number)) for number in range(32)]
+            try:
+                await asyncio.to_thread(cluster.hand_over, replica)
+                await asyncio.to_thread(
+                    until, lambda: b"cmdstat_evalsha" in replica.command("INFO", "commandstats")
+                )
+            finally:
+                is_over.set()
+                await asyncio.gather(*callers)
+            assert not any([(await limiter.hit(str(number))).degraded for number in range(32)])

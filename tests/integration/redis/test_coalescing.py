@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from headgate import AsyncLimiter, StoreConflict, StoreUnavailable, sliding_window, token_bucket
+from headgate import AsyncLimiter, StoreConflict, StoreTimeout, sliding_window, token_bucket
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.tasks import MANY, MOST_PER_CALL
+from headgate.stores.redis.peer import MOST_PER_CALL
+from headgate.stores.remote.batching import MANY
 from headgate.stores.request import Request
 from headgate.testing.servers import RedisServer
 
@@ -249,7 +250,7 @@ async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(serv
             asyncio.ensure_future(gate.ask(Request("hit", f"user {i}"))) for i in range(3 * MOST_PER_CALL)
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert {type(answer) for answer in answers} == {StoreUnavailable}
+        assert {type(answer) for answer in answers} == {StoreTimeout}
         assert len({id(answer) for answer in answers}) == len(answers)
         server.resume()
         assert (await gate.ask(Request("hit", "user 0")))[0]

@@ -15,6 +15,8 @@ from headgate import (
     Limiter,
     Quota,
     Rule,
+    calendar,
+    concurrent,
     fixed_window,
     sliding_log,
     sliding_window,
@@ -33,7 +35,7 @@ class Twins:
 
     def __init__(self, url: str, name: str, *rules: Rule) -> None:
         self.clock = FakeClock()
-        self.store, self.reference = RedisStore(url), ReferenceStore(clock=self.clock)
+        self.store, self.reference = RedisStore(url, deadline=30), ReferenceStore(clock=self.clock)
         self.limiters = [
             Limiter(*rules, name=name, store=store, clock=self.clock, on_store_error="raise")
             for store in (self.store, self.reference)
@@ -62,6 +64,12 @@ class Pair:
         assert self.ours.settle(cost) == self.pure.settle(cost)
         self.twins.agree()
 
+    def confirm(self, cost: int) -> Any:
+        """Return what both say."""
+        answer = _answer(self.ours.confirm, (cost,), {})
+        assert answer == _answer(self.pure.confirm, (cost,), {})
+        return answer
+
 
 def _answer(call: Any, args: Any, options: Any) -> Any:
     try:
@@ -88,6 +96,7 @@ LARGEST = {
     "sliding_window": sliding_window(Quota(MAX_UNITS, MAX_PERIOD_US), buckets=3),
     "sliding_log": sliding_log(Quota(MAX_UNITS, MAX_PERIOD_US)),
     "token_bucket": token_bucket(Quota(MAX_UNITS, 3_600_000_000), burst=2_501_999),
+    "calendar": calendar(f"{MAX_UNITS}/year"),
 }
 
 
@@ -147,7 +156,7 @@ BUCKETS = {
 """Quotas of two tiers, most of them with bursts near 2^53 small parts; the last grow beyond it when converted."""
 
 
-STEPS = [*["hit"] * 2, *["hold", "settle", "time"] * 3, "record", "tier"]
+STEPS = [*["hit"] * 2, *["hold", "time"] * 3, *["settle", "confirm"] * 2, "record", "tier"]
 """What is done, as often as it is to be done."""
 
 
@@ -177,6 +186,11 @@ def test_token_buckets_are_replayed_to_the_last_part(
             case "settle" if holds:
                 hold, held = holds.pop(choose.randrange(len(holds)))
                 hold.settle(choose.choice([0, 0, held // 2, held - 1]))
+            case "confirm" if holds:
+                place = choose.randrange(len(holds))
+                hold, held = holds[place]
+                if getattr(hold.confirm(choose.choice([0, 1, held // 2, held, 2 * held])), "allowed", False):
+                    del holds[place]
             case "time":
                 step = choose.choice([1, 999, drains_us // 7, drains_us // 2, drains_us])
                 at = both.clock.now_us() + choose.choice([step, step, -step])
@@ -225,6 +239,59 @@ def test_what_was_refunded_in_all_never_leaves_the_exact_range(
     assert both.both("check", "alice", 0) == before
     [(_, _, _, refunded, *_)] = states_of(client, name, "<7d")
     assert refunded <= MAX_UNITS
+
+
+def test_many_places_are_replayed_to_the_last_lease(twins: Any, client: redis.Redis, name: str) -> None:
+    """Leases of two lengths, ended in any order, by a clock that also goes back."""
+    both = twins(concurrent(500, lease="60s", tiers={"other": 300}))
+    shorter = concurrent(500, lease="7s", tiers={"other": 300})
+    versions = [
+        both.limiters,
+        [
+            Limiter(shorter, name=name, store=store, clock=both.clock, on_store_error="raise")
+            for store in (both.store, both.reference)
+        ],
+    ]
+    choose = random.Random(0)
+    most = 0
+    holds: list[Pair] = []
+    for number in range(1_500):
+        both.limiters = choose.choice(versions)
+        match choose.choice(["hold", "hold", "hold", "renew", "release", "time"]):
+            case "hold":
+                cost = choose.choice([1] * 20 + [2, 30])
+                hold = both.both("hold", "alice", cost, tier=choose.choice([None, "other"]))
+                if hold.ours:
+                    holds.append(hold)
+            case "renew" if holds:
+                hold = choose.choice(holds)
+                assert hold.ours.renew() == hold.pure.renew()
+            case "release" if holds:
+                hold = holds.pop(choose.randrange(len(holds)))
+                hold.settle(0)
+            case "time":
+                both.clock.advance_us(choose.choice([1, 1_000, 100_000, -50_000]))
+        if number % 10:
+            continue
+        both.agree()
+        most = max(most, *(len(state) for state, _ in both.reference.states.values()), 0)
+        expected = [_as_kept(state) for state, _ in both.reference.states.values()]
+        assert [kept[1:] for kept in _leases(client, name)] == expected
+    assert most > 3 * 200
+
+
+def _as_kept(state: tuple[int, ...]) -> list[int]:
+    """Return leases as they are on the server, without the births that differ: the units of all come first."""
+    _, latest, *leases = state
+    ends_and_units = [number for i, number in enumerate(leases) if i % 3 != 1]
+    return [latest, sum(leases[2::3]), *ends_and_units]
+
+
+def _leases(client: redis.Redis, name: str) -> list[list[int]]:
+    keys: Any = client.keys(f"*{name}*")
+    values: list[Any] = [client.get(key) for key in keys]
+    rows = [[int(number) for (number,) in struct.iter_unpack("<d", value)] for value in values]
+    return [row[:3] + [number for i, number in enumerate(row[3:]) if i % 3 != 1] for row in rows]
 
 
 def test_a_long_log_is_counted_to_the_last_entry(twins: Any) -> None:

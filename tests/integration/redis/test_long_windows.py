@@ -126,11 +126,12 @@ def test_long_windows_are_replayed_to_the_last_bucket(twins: Any, kind: str, see
                 ours, pure = both.both("hold", "alice", choose.choice([1, 2]))
                 if ours:
                     holds.append((ours, pure))
-            case "settle" if holds:
-                place = choose.choice([-1, 0, choose.randrange(len(holds))])
-                ours, pure = holds.pop(place)
-                cost = choose.choice([0, 0, 1])
-                assert ours.settle(cost) == pure.settle(cost)
+            case "settle" | "confirm" as how if holds:
+                ours, pure = holds.pop(choose.choice([-1, 0, choose.randrange(len(holds))]))
+                cost = choose.choice([0, 0, 1] if how == "settle" else [0, 1, 1, 3, 900])
+                assert getattr(ours, how)(cost) == getattr(pure, how)(cost)
+                if ours.final is None:
+                    holds.append((ours, pure))
             case "release all" if choose.random() < 0.3:
                 while holds:
                     ours, pure = holds.pop()
@@ -139,14 +140,22 @@ def test_long_windows_are_replayed_to_the_last_bucket(twins: Any, kind: str, see
                 both.clock.advance_us(-choose.choice([1, 20_000, 1_000_000, 40_000_000]))
             case "pause":
                 both.clock.advance_us(choose.choice([1_000_000, 10_000_000, 30_000_000, 61_000_000]))
-                both.agree()
         both.clock.advance_us(choose.choice([0, 1, 9_000, 12_000, 15_000]))
         if number % 25 == 0:
             both.agree()
     both.agree()
 
 
-STEPS = [*["hit"] * 30, *["hold"] * 60, *["settle"] * 50, "release all", "back", "back", "pause"]
+STEPS = [
+    *["hit"] * 30,
+    *["hold"] * 70,
+    *["settle"] * 40,
+    *["confirm"] * 30,
+    "release all",
+    "back",
+    "back",
+    "pause",
+]
 """What is done, as often as it is to be done."""
 
 
@@ -305,6 +314,33 @@ def test_a_long_window_is_kept_until_it_is_fresh(url: str, client: redis.Redis, 
             assert 30_000 < milliseconds <= 60_001
             client.persist(keys[0])
             hold.release()
+
+
+def test_a_confirmation_changes_a_long_log_in_place(server: RedisServer, name: str) -> None:
+    """Wherever the hold is in it; and a refused one writes nothing."""
+    clock = FakeClock()
+    with (
+        redis.Redis.from_url(server.url) as client,
+        Limiter(sliding_log("2000/minute"), name=name, store=server.url, clock=clock) as limiter,
+    ):
+        early = limiter.hold("alice")
+        clock.advance_us(1)
+        for _ in range(1_000):
+            limiter.hit("alice")
+            clock.advance_us(1_000)
+        late = limiter.hold("alice")
+        limiter.hit("alice", 998)
+        clock.advance_us(1)
+        client.config_resetstat()
+        assert not early.confirm(2)
+        stats: Any = client.info("commandstats")
+        assert not {"cmdstat_set", "cmdstat_setrange", "cmdstat_get"} & stats.keys()
+        assert early.confirm(1)
+        assert late.confirm(1)
+        stats = client.info("commandstats")
+        assert not {"cmdstat_set", "cmdstat_get"} & stats.keys()
+        assert stats["cmdstat_setrange"]["calls"] == 6
+        assert limiter.check("alice", 0).remaining == 0
 
 
 def test_a_hit_rewrites_a_long_log_only_now_and_then(server: RedisServer, name: str) -> None:

@@ -19,14 +19,15 @@ from headgate import (
     Decision,
     Limiter,
     RateLimited,
+    StoreMisconfigured,
     StoreUnavailable,
     sliding_log,
     sliding_window,
     token_bucket,
 )
-from headgate.stores.outage import local
+from headgate.stores.failure import local
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.tasks import MANY
+from headgate.stores.remote.batching import MANY
 from headgate.testing.servers import RedisServer, find_free_port
 from tests.integration.redis.proxy import Proxy
 
@@ -212,15 +213,20 @@ async def test_a_restart_that_nobody_noticed_costs_tasks_nothing(server: RedisSe
 def test_a_server_that_cannot_write_is_not_taken_for_one_that_is_back(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A probe only reads, so it succeeds; the one call that is then tried does not, and nothing is announced."""
+    """It can be read, but a probe also counts something."""
     with Limiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
         limiter.hit("alice")
-        server.command("REPLICAOF", "127.0.0.1", "1")
-        until(lambda: limiter.hit("alice").degraded and limiter.health.failures >= 3)
-        assert limiter.health.outages == 1
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        assert limiter.hit("alice").degraded
+        server.command("CONFIG", "RESETSTAT")
+        until(lambda: server.command("INFO", "commandstats").count(b"cmdstat_evalsha:calls=6"))
+        assert not limiter.health.available
+        assert limiter.hit("alice").degraded
+        assert (limiter.health.outages, limiter.health.failures) == (1, 1)
         assert len(caplog.records) == 1
-        server.command("REPLICAOF", "NO", "ONE")
-        until(lambda: is_back(limiter))
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        until(lambda: limiter.health.available)
+        assert not limiter.hit("alice").degraded
         assert len(caplog.records) == 2
 
 
@@ -447,7 +453,7 @@ def test_credentials_are_never_in_logs_or_exceptions(
     texts = []
     with Limiter("5/hour", name="x", store=url, on_store_error="raise") as limiter:
         texts += [repr(limiter), repr(limiter.store), repr(limiter.health)]
-        with pytest.raises(StoreUnavailable) as wrong_password:
+        with pytest.raises(StoreMisconfigured) as wrong_password:
             limiter.hit("alice")
         server.kill()
         with pytest.raises(StoreUnavailable) as not_there:

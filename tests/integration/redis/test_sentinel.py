@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +16,18 @@ import redis.asyncio
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
-from headgate import AsyncLimiter, Limiter, StoreUnavailable
+from headgate import AsyncLimiter, ConfigError, Decision, Limiter, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing.servers import RedisServer, answers_ping, find_binary, find_free_port
+from tests.integration.waiting import until
 
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.02)
+CALLERS = 8
 
 
 @pytest.fixture
 def successor(server: RedisServer) -> Iterator[RedisServer]:
     """A replica of the server, to be had before the sentinel, which looks for new ones only now and then."""
+    server.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
     with RedisServer(server.kind) as successor:
         successor.command("REPLICAOF", "127.0.0.1", str(server.port))
         until(lambda: b"state=online" in server.command("INFO", "replication"))
@@ -43,40 +42,58 @@ def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
     with subprocess.Popen(
         [find_binary(server.kind), config, "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path
     ) as process:
-        until(lambda: answers_ping(port))
-        yield port
-        process.kill()
+        try:
+            until(lambda: answers_ping(port))
+            with redis.Redis(port=port) as sentinel, contextlib.suppress(redis.ResponseError):
+                # By default it takes ten seconds until the primary of before is told. Redis 6.2 knows no other.
+                sentinel.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100", "PUBLISH-PERIOD", "100")
+            yield port
+        finally:
+            process.kill()
 
 
-@pytest.mark.parametrize("server", ["redis"], indirect=True)
-def test_threads_find_the_primary_and_its_successor(successor: RedisServer, sentinel_port: int) -> None:
-    client: Any = Sentinel([("127.0.0.1", sentinel_port)]).master_for("primary")
-    with RedisStore(client) as store:
-        limiter = Limiter("50/hour", name="x", store=store)
-        assert limiter.hit("alice").remaining == 49
-        with redis.Redis(port=sentinel_port) as sentinel:
-            until(lambda: _fails_over(sentinel))
-        until(lambda: b"role:master" in successor.command("INFO", "replication"))
-        until(lambda: _counted_on(successor, limiter))
-        assert not limiter.hit("alice").degraded
+@pytest.fixture
+def url(sentinel_port: int) -> str:
+    """The sentinel, behind one that is not there."""
+    return f"redis+sentinel://127.0.0.1:{find_free_port()},127.0.0.1:{sentinel_port}/primary/0"
+
+
+def fail_over(sentinel_port: int, successor: RedisServer) -> None:
+    """Make the replica the primary."""
+    with redis.Redis(port=sentinel_port) as sentinel:
+        until(lambda: _fails_over(sentinel))
+    until(lambda: b"role:master" in successor.command("INFO", "replication"))
 
 
 def _fails_over(sentinel: redis.Redis) -> bool:
     try:
         return bool(sentinel.execute_command("SENTINEL", "FAILOVER", "primary"))
-    except redis.ResponseError:  # it has not heard of the replica yet
+    except redis.ResponseError:  # it has not heard of the replica yet, or is in the middle of it
+        return False
+    except redis.ConnectionError:  # a sentinel that is short of time may drop a connection
         return False
 
 
-def _counted_on(server: RedisServer, limiter: Limiter) -> bool:
+def counted_on(server: RedisServer, limiter: Limiter) -> bool:
     """Return whether a hit is counted on a server: through the sentinel, and as its own clients see it."""
     with Limiter("50/hour", name="x", store=server.url, on_store_error="raise") as direct:
         try:
             before = direct.check("alice", 0).remaining
             decision = limiter.hit("alice")
-        except StoreUnavailable:
+        except (StoreUnavailable, ConfigError):
             return False
         return not decision.degraded and direct.check("alice", 0).remaining == (before or 0) - 1
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_threads_find_the_primary_and_its_successor(successor: RedisServer, sentinel_port: int) -> None:
+    client: Any = Sentinel([("127.0.0.1", sentinel_port)]).master_for("primary")
+    with RedisStore(client) as store:
+        limiter = Limiter("50/hour", name="x", store=store)
+        assert limiter.hit("alice").remaining == 49
+        fail_over(sentinel_port, successor)
+        until(lambda: counted_on(successor, limiter))
+        assert not limiter.hit("alice").degraded
 
 
 async def test_tasks_find_the_primary(sentinel_port: int) -> None:
@@ -89,3 +106,93 @@ async def test_tasks_find_the_primary(sentinel_port: int) -> None:
     await client.aclose()
     for watcher in sentinel.sentinels:
         await watcher.aclose()
+
+
+# --- By URL -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_url_leads_threads_and_tasks_to_one_primary(url: str) -> None:
+    store = RedisStore(url, deadline=10)
+    threads = Limiter("5/hour", name="x", store=store, on_store_error="raise")
+    tasks = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
+    threads.ping()
+    await tasks.ping()
+    assert threads.hit("alice").remaining == 4
+    assert (await tasks.hit("alice")).remaining == 3
+    await store.aclose()
+
+
+@pytest.mark.parametrize("server", ["redis"], indirect=True)
+async def test_a_primary_that_sentinels_do_not_know_is_misconfigured(sentinel_port: int) -> None:
+    url = f"redis+sentinel://127.0.0.1:{sentinel_port}/secondary"
+    unknown = pytest.raises(ConfigError, match="knows no primary called 'secondary'")
+    with Limiter("5/hour", name="x", store=url) as threads, unknown:
+        threads.hit("alice")
+    async with AsyncLimiter("5/hour", name="x", store=url) as tasks:
+        with unknown:
+            await tasks.hit("alice")
+
+
+def test_sentinels_that_are_not_there_are_an_outage() -> None:
+    url = f"redis+sentinel://127.0.0.1:{find_free_port()}/primary"
+    with Limiter("5/hour", name="x", store=url) as limiter:
+        assert limiter.hit("alice").degraded
+        assert limiter.health.outages == 1
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_threads_under_load_follow_a_failover(successor: RedisServer, sentinel_port: int, url: str) -> None:
+    with RedisStore(url, deadline=10) as store:
+        limiter = Limiter("1000000/hour", name="x", store=store)
+        limiter.ping()
+        stop = threading.Event()
+        failures: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                while not stop.is_set():
+                    assert isinstance(limiter.hit("alice"), Decision)
+            except BaseException as error:  # noqa: BLE001  # for the test to see
+                failures.append(error)
+
+        callers = [threading.Thread(target=call) for _ in range(CALLERS)]
+        for caller in callers:
+            caller.start()
+        try:
+            fail_over(sentinel_port, successor)
+            until(lambda: _is_asked(successor) and limiter.health.available)
+        finally:
+            stop.set()
+            for caller in callers:
+                caller.join()
+        assert not failures
+        assert not limiter.hit("alice").degraded
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+async def test_tasks_under_load_follow_a_failover(
+    successor: RedisServer, sentinel_port: int, url: str
+) -> None:
+    async with RedisStore(url, deadline=10) as store:
+        limiter = AsyncLimiter("1000000/hour", name="x", store=store)
+        await limiter.ping()
+        stop = asyncio.Event()
+
+        async def call() -> None:
+            while not stop.is_set():
+                assert isinstance(await limiter.hit("alice"), Decision)
+                await asyncio.sleep(0)
+
+        callers = [asyncio.ensure_future(call()) for _ in range(CALLERS)]
+        try:
+            await asyncio.to_thread(fail_over, sentinel_port, successor)
+            await asyncio.to_thread(until, lambda: _is_asked(successor) and limiter.health.available)
+        finally:
+            stop.set()
+            await asyncio.gather(*callers)
+        assert not (await limiter.hit("alice")).degraded
+
+
+def _is_asked(server: RedisServer) -> bool:
+    """Return whether somebody has a server decide; a primary's replicas are not asked, but sent what it wrote."""
+    return b"cmdstat_evalsha" in server.command("INFO", "commandstats")

@@ -148,11 +148,14 @@ def test_help_lists_every_command_in_a_group() -> None:
         "bench",
         "version",
         "token",
+        "replay",
+        "suggest",
     ):
         assert re.search(rf"^  {name} {{2,}}\w", text, re.MULTILINE), name
     assert re.findall(r"^(\S.*):$", text, re.MULTILINE) == [
         "begin here",
         "limiters of a policy file",
+        "traffic of a log",
         "stores",
         "services",
         "this program",

@@ -15,6 +15,7 @@ import pytest
 import headgate.server
 from headgate.cli import main
 from headgate.policy import load_policy
+from headgate.testing.servers import find_free_port
 from tests.unit.cli.conftest import WritePolicy
 
 SMALLEST = '[limiters.login]\nrules = ["5/minute"]\n'
@@ -34,6 +35,36 @@ def test_check_takes_values_from_the_environment(
     monkeypatch.setenv("HEADGATE_LIMITERS__LOGIN__RULES", '["7/hour"]')
     assert main(["check"]) == 0
     assert "at most 7 in any hour" in capsys.readouterr().out
+
+
+def test_check_asks_stores_only_if_it_is_to(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy('[store]\nurl = "sqlite:///no-such-folder/limits.db"\n' + SMALLEST)
+    assert main(["check"]) == 0
+    assert main(["check", "--connect"]) == 1
+    assert "no-such-folder" in capsys.readouterr().err
+
+
+def test_check_says_of_every_store_whether_it_can_count(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(SMALLEST + '[limiters.api]\nrules = ["5/minute"]\nstore = "sqlite:///limits.db"\n')
+    assert main(["check", "--connect"]) == 0
+    assert capsys.readouterr().out.endswith("\n\nmemory://: can count\nsqlite:///limits.db: can count\n")
+
+
+def test_check_fails_if_a_store_cannot_count(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"redis://:s3cret@127.0.0.1:{find_free_port()}/0"
+    write_policy(SMALLEST + f'[limiters.api]\nrules = ["5/minute"]\nstore = "{url}"\n')
+    assert main(["check", "--connect"]) == 1
+    printed = capsys.readouterr()
+    assert "redis://***@127.0.0.1" in printed.out
+    assert "refused" in printed.out
+    assert printed.err.endswith("1 of 2 stores cannot count\n")
+    assert "s3cret" not in printed.out + printed.err
 
 
 BAD = """

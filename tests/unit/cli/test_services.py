@@ -40,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     )
     for name, module in {"tiers": tiers, "telegram": telegram, "petitions": petitions, "mail": None}.items():
         module = module or SimpleNamespace()
-        module.main = lambda host, port, name=name: tell(name, host, port) or 5
+        module.main = lambda host, port, workers=1, name=name: tell(name, host, port, workers) or 5
         monkeypatch.setitem(sys.modules, f"headgate.apps.{name}", module)
     demo = create_autospec(headgate.demo)
     demo.run_demo.side_effect = lambda **options: tell("demo", options) or 4
@@ -53,7 +53,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_run_starts_a_service_and_returns_its_exit_code(calls: list[tuple[Any, ...]], service: str) -> None:
     assert main(["run", service]) == 5
     assert main(["run", service, "--host", "::1", "--port", "0"]) == 5
-    assert calls == [(service, None, None), (service, "::1", 0)]
+    assert calls == [(service, None, None, 1), (service, "::1", 0, 1)]
+
+
+@pytest.mark.parametrize("service", ["mail", "tiers", "petitions"])
+def test_run_takes_a_number_of_workers(calls: list[tuple[Any, ...]], service: str) -> None:
+    assert main(["run", service, "--workers", "3"]) == 5
+    assert calls == [(service, None, None, 3)]
 
 
 @pytest.mark.parametrize("command", ["serve", "demo", *(f"run {service}" for service in SERVICES)])

@@ -28,7 +28,7 @@ from headgate.client.wire import (
     success,
 )
 from headgate.decision import UNLIMITED, Verdict
-from headgate.errors import StoreConflict
+from headgate.errors import StoreMisconfigured
 from headgate.keys import Key
 from tests.unit.client.scripted import LIMITER, decision_document
 
@@ -117,14 +117,14 @@ def test_a_decision_without_rules_is_unlimited() -> None:
         (503, StoreUnavailable),
         (408, StoreUnavailable),
         (429, StoreUnavailable),
-        (301, ConfigError),
+        (301, StoreMisconfigured),
         (400, ConfigError),
-        (401, ConfigError),
-        (403, ConfigError),
+        (401, StoreMisconfigured),
+        (403, StoreMisconfigured),
         (404, ConfigError),
         (413, ConfigError),
         (415, ConfigError),
-        (421, ConfigError),
+        (421, StoreMisconfigured),
         (422, ConfigError),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_success_is_its_body() -> None:
     ],
 )
 def test_what_is_no_decision_is_a_conflict(body: Any) -> None:
-    with pytest.raises(StoreConflict, match="did not answer as a Headgate server"):
+    with pytest.raises(StoreMisconfigured, match="did not answer as a Headgate server"):
         reading("http://x", read_decision)(Response(200, body))
 
 
@@ -199,7 +199,7 @@ def test_rules_are_those_of_the_policy_file() -> None:
 
 def test_a_kind_of_rule_that_is_not_known_here_is_no_rule() -> None:
     rule = {**LIMITER["rules"][0], "kind": "leaky_kettle"}
-    with pytest.raises(StoreConflict):
+    with pytest.raises(StoreMisconfigured):
         reading("http://x", read_limiter)(Response(200, {**LIMITER, "rules": [rule]}))
 
 

@@ -9,7 +9,16 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from headgate import AsyncLimiter, ConfigError, Quota, Rule, StoreUnavailable, fixed_window, sliding_window
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Quota,
+    Rule,
+    StoreMisconfigured,
+    StoreUnavailable,
+    fixed_window,
+    sliding_window,
+)
 from headgate.stores.kv import KVStore
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate.testing import FakeClock
@@ -45,10 +54,12 @@ class TestCalls:
 
 
 class TestRefusals:
-    async def test_a_wrong_token_is_unavailable_at_once(self, cloudflare_base: str, clock: FakeClock) -> None:
+    async def test_a_wrong_token_is_misconfigured_at_once(
+        self, cloudflare_base: str, clock: FakeClock
+    ) -> None:
         kv = CloudflareKV(ACCOUNT, NAMESPACE, "wrong", api_base=cloudflare_base, clock=clock)
         began = clock.now
-        with pytest.raises(StoreUnavailable, match=r"401 \(10000: Authentication error\)"):
+        with pytest.raises(StoreMisconfigured, match=r"401 \(10000: Authentication error\)"):
             await kv.get("key")
         assert clock.now == began
         await kv.aclose()
@@ -71,9 +82,9 @@ class TestRefusals:
             await kv.put("key", "1", 60)
 
     @pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b'{"errors": [1, {"code": 5}]}'])
-    async def test_an_answer_without_meaning_is_unavailable(self, clock: FakeClock, body: bytes) -> None:
+    async def test_a_refusal_without_words_is_misconfigured(self, clock: FakeClock, body: bytes) -> None:
         kv = kv_answering(clock, lambda request: httpx.Response(403, content=body))
-        with pytest.raises(StoreUnavailable, match="answered 403"):
+        with pytest.raises(StoreMisconfigured, match="answered 403"):
             await kv.get("key")
 
 
@@ -218,7 +229,7 @@ async def test_the_token_is_in_no_log_and_no_error(
     cloudflare.fail(500)
     await cloudflare_kv.put("key", "1", 60)
     cloudflare.fail(403, 10000, "Authentication error")
-    with pytest.raises(StoreUnavailable) as caught:
+    with pytest.raises(StoreMisconfigured) as caught:
         await cloudflare_kv.get("key")
     assert "trying again" in caplog.text
     assert TOKEN not in caplog.text + str(caught.value) + repr(cloudflare_kv)

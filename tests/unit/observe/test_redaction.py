@@ -62,7 +62,8 @@ SCHEMES = (
         ("unix://user:pass@/run/redis.sock?db=0", "unix://***@/run/redis.sock?db=0"),
         ("redis://host:6379/0?password=s3cret&db=1", "redis://host:6379/0?password=***&db=1"),
         ("redis://host/0?db=1&PASSWORD=s3cret", "redis://host/0?db=1&PASSWORD=***"),
-        ("redis://u:p@h?password=x@y&db=1", "redis://***@y&db=1"),
+        ("redis://u:p@h?password=x@y&db=1", "redis://***@h?password=***&db=1"),
+        ("redis://h:1/0?password=hunter2@s3cret", "redis://h:1/0?password=***"),
         (
             "rediss://h?ssl_password=a&sentinel_password=b",
             "rediss://h?ssl_password=***&sentinel_password=***",

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from itertools import pairwise
+import weakref
 
 import pytest
 
-from headgate import StoreConflict, StoreUnavailable
-from headgate.stores.outage import FIRST_PAUSE, LONGEST_PAUSE, Breaker, breaker_of
+from headgate import StoreConflict, StoreOverloaded, StoreUnavailable
+from headgate.stores.breaker import (
+    FIRST_PAUSE,
+    GRACE,
+    LONGEST_PAUSE,
+    OVERLOAD_LOG_PAUSE,
+    Breaker,
+    breaker_of,
+    stop_probes,
+)
+
+DEADLINE = 1.0
 
 
 class Time:
@@ -32,17 +43,14 @@ def breaker(time: Time) -> Breaker:
     return Breaker("the store", time)
 
 
-def fail(breaker: Breaker) -> None:
+def fail(breaker: Breaker) -> int:
+    """Let a call fail, and return the number of the prober that its caller has to start."""
     ticket = breaker.admit()
     assert ticket is not None
-    breaker.failed(ticket, StoreUnavailable("it is gone"))
-
-
-def probe(breaker: Breaker, time: Time) -> None:
-    """Let the next probe be due and succeed."""
-    time.now += LONGEST_PAUSE
-    assert breaker.wants_probe()
-    breaker.probed()
+    prober = breaker.failed(ticket, StoreUnavailable("it is gone"))
+    assert prober is not None
+    assert breaker.next_probe(prober) is not None
+    return prober
 
 
 def test_a_store_that_answers_is_asked(breaker: Breaker) -> None:
@@ -51,12 +59,14 @@ def test_a_store_that_answers_is_asked(breaker: Breaker) -> None:
         assert ticket is not None
         breaker.succeeded(ticket)
     assert breaker.is_closed
+    assert breaker.is_well
     assert (breaker.outages, breaker.failures) == (0, 0)
 
 
 def test_the_first_failure_opens_it(breaker: Breaker) -> None:
     fail(breaker)
     assert not breaker.is_closed
+    assert not breaker.is_well
     assert breaker.admit() is None
     assert breaker.admit(charges=False) is None
     assert (breaker.outages, breaker.failures) == (1, 1)
@@ -65,82 +75,81 @@ def test_the_first_failure_opens_it(breaker: Breaker) -> None:
 
 def test_calls_that_were_under_way_are_counted_but_are_no_new_outage(breaker: Breaker) -> None:
     tickets = [breaker.admit() for _ in range(5)]
-    for ticket in tickets:
-        assert ticket is not None
-        breaker.failed(ticket, StoreUnavailable("it is gone"))
+    probers = [
+        breaker.failed(ticket, StoreUnavailable("it is gone")) for ticket in tickets if ticket is not None
+    ]
     assert (breaker.outages, breaker.failures) == (1, 5)
+    assert [prober is not None for prober in probers] == [True, False, False, False, False]
 
 
-def test_one_probe_at_a_time_ever_less_often(breaker: Breaker, time: Time) -> None:
+def test_probes_come_ever_less_often_but_within_a_second(breaker: Breaker) -> None:
+    ticket = breaker.admit()
+    assert ticket is not None
+    prober = breaker.failed(ticket, StoreUnavailable("it is gone"))
+    pauses = []
+    for _ in range(6):
+        assert prober is not None
+        pauses.append(breaker.next_probe(prober))
+        prober = breaker.failed(breaker.ticket, StoreUnavailable("it is gone"), is_probe=True)
+    assert pauses == [FIRST_PAUSE, 0.2, 0.4, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert LONGEST_PAUSE < 1
+    assert (breaker.outages, breaker.failures) == (1, 1), "probes are no calls"
+
+
+def test_there_is_one_prober(breaker: Breaker) -> None:
+    first = fail(breaker)
+    second = breaker.failed(breaker.ticket, StoreUnavailable("it is gone"))
+    assert second is not None
+    assert breaker.next_probe(first) is None
+    assert breaker.next_probe(second) is not None
+
+
+def test_a_probe_that_succeeds_closes_it(breaker: Breaker) -> None:
+    prober = fail(breaker)
+    breaker.succeeded(breaker.ticket)
+    assert breaker.is_well
+    assert breaker.next_probe(prober) is None
+    assert breaker.admit() is not None
+
+
+def test_a_store_that_answers_with_an_error_is_there(breaker: Breaker) -> None:
     fail(breaker)
-    probes = []
-    for tick in range(800):
-        time.now = 1000 + tick / 100
-        if breaker.wants_probe():
-            probes.append(tick / 100)
-            assert not breaker.wants_probe()
-    pauses = [later - earlier for earlier, later in pairwise([0, *probes])]
-    assert pauses == pytest.approx([FIRST_PAUSE, 0.2, 0.4, 0.8, 1.6, LONGEST_PAUSE, LONGEST_PAUSE], abs=0.015)
+    breaker.answered(breaker.ticket)
+    assert breaker.is_closed
+    assert not breaker.has_worked
+    assert not breaker.is_well
 
 
-def test_a_probe_that_succeeds_lets_one_call_through(breaker: Breaker, time: Time) -> None:
+def test_without_a_prober_one_call_at_a_time_finds_out(breaker: Breaker, time: Time) -> None:
+    """Its event loop was closed, or its thread is in the parent process."""
     fail(breaker)
-    probe(breaker, time)
-    assert not breaker.wants_probe()
+    time.now += FIRST_PAUSE + DEADLINE + GRACE - 0.01
+    assert breaker.admit() is None
+    time.now += 0.01
+    assert breaker.admit(charges=False) is None, "to look would prove nothing"
     ticket = breaker.admit()
     assert ticket is not None
     assert breaker.admit() is None
     breaker.succeeded(ticket)
     assert breaker.is_closed
-    assert breaker.admit() is not None
 
 
-def test_a_trial_that_fails_is_still_the_same_outage(breaker: Breaker, time: Time) -> None:
+def test_a_call_that_was_let_through_and_failed_is_still_the_same_outage(
+    breaker: Breaker, time: Time
+) -> None:
     fail(breaker)
-    probe(breaker, time)
+    time.now += 10
     fail(breaker)
     assert breaker.admit() is None
     assert (breaker.outages, breaker.failures) == (1, 2)
-    probe(breaker, time)
-    assert breaker.admit() is not None
 
 
-def test_a_trial_that_is_given_up_is_open_to_another(breaker: Breaker, time: Time) -> None:
-    fail(breaker)
-    probe(breaker, time)
-    ticket = breaker.admit()
-    assert ticket is not None
-    breaker.gave_up(ticket)
-    assert breaker.admit() is not None
-
-
-def test_giving_up_while_all_is_well_changes_nothing(breaker: Breaker) -> None:
-    ticket = breaker.admit()
-    assert ticket is not None
-    breaker.gave_up(ticket)
-    assert breaker.is_closed
-
-
-def test_looking_proves_nothing(breaker: Breaker, time: Time) -> None:
-    """A replica that may not write answers whoever only looks."""
-    fail(breaker)
-    probe(breaker, time)
-    ticket = breaker.admit(charges=False)
-    assert ticket is not None
-    breaker.succeeded(ticket, charges=False)
-    assert not breaker.is_closed
-    assert breaker.admit() is not None
-
-
-def test_a_late_failure_of_the_last_outage_says_nothing_about_now(breaker: Breaker, time: Time) -> None:
+def test_a_late_failure_of_the_last_outage_says_nothing_about_now(breaker: Breaker) -> None:
     late = breaker.admit()
     assert late is not None
     fail(breaker)
-    probe(breaker, time)
-    ticket = breaker.admit()
-    assert ticket is not None
-    breaker.succeeded(ticket)
-    breaker.failed(late, StoreUnavailable("still waiting"))
+    breaker.succeeded(breaker.ticket)
+    assert breaker.failed(late, StoreUnavailable("still waiting")) is None
     assert breaker.is_closed
 
 
@@ -150,26 +159,44 @@ def test_a_late_success_from_before_the_outage_does_not_end_it(breaker: Breaker)
     fail(breaker)
     breaker.succeeded(late)
     assert not breaker.is_closed
+    assert not breaker.is_well
 
 
-def test_a_late_probe_of_an_outage_that_is_over_changes_nothing(breaker: Breaker, time: Time) -> None:
+# --- What is no evidence ---------------------------------------------------------------------------------------------
+
+
+def test_a_tighter_deadline_makes_suspect_and_no_more(breaker: Breaker, time: Time) -> None:
+    assert breaker.suspected()
+    assert not breaker.suspected(), "one probe at a time is enough"
+    assert breaker.is_closed
+    assert (breaker.outages, breaker.failures) == (0, 2)
+    time.now += DEADLINE + FIRST_PAUSE
+    assert breaker.suspected()
+
+
+def test_a_store_that_is_down_already_is_not_suspect(breaker: Breaker) -> None:
     fail(breaker)
-    probe(breaker, time)
-    ticket = breaker.admit()
-    assert ticket is not None
-    breaker.succeeded(ticket)
-    breaker.probed()
-    fail(breaker)
-    assert breaker.admit() is None
+    assert not breaker.suspected()
 
 
-def test_a_conflict_is_no_outage_and_is_logged_once(
-    breaker: Breaker, caplog: pytest.LogCaptureFixture
+def test_overload_is_counted_and_logged_now_and_then(
+    breaker: Breaker, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
+    for _ in range(100):
+        breaker.overloaded(StoreOverloaded("queue full"))
+    time.now += OVERLOAD_LOG_PAUSE
+    breaker.overloaded(StoreOverloaded("queue full"))
+    assert breaker.is_closed
+    assert (breaker.outages, breaker.failures, breaker.overloads) == (0, 0, 101)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"overload: this process could not send {count} calls to 'the store' in time so far: queue full"
+        for count in (1, 101)
+    ]
+
+
+def test_a_conflict_is_logged_once(breaker: Breaker, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
-        ticket = breaker.admit()
-        assert ticket is not None
-        breaker.failed(ticket, StoreConflict("a list"))
+        breaker.report(StoreConflict("a list"))
     assert breaker.is_closed
     assert breaker.failures == 0
     assert [record.getMessage() for record in caplog.records] == [
@@ -182,30 +209,47 @@ def test_each_change_is_logged_once(breaker: Breaker, time: Time, caplog: pytest
     for _ in range(2):
         fail(breaker)
         for _ in range(5):
-            probe(breaker, time)
-            fail(breaker)
-        probe(breaker, time)
-        ticket = breaker.admit()
-        assert ticket is not None
-        breaker.succeeded(ticket)
+            time.now += 2.4
+            breaker.failed(breaker.ticket, StoreUnavailable("it is gone"), is_probe=True)
+        for _ in range(3):
+            breaker.succeeded(breaker.ticket)
     unavailable = "'the store' is unavailable, its limiters answer by their policies: it is gone"
     back = "'the store' is back after 12.0 s"
     assert [record.getMessage() for record in caplog.records] == [unavailable, back] * 2
 
 
-def test_a_store_has_one_breaker() -> None:
-    class Store:
-        pass
+# --- One per store ---------------------------------------------------------------------------------------------------
 
+
+class Store:
+    pass
+
+
+def test_a_store_has_one_breaker() -> None:
     one, other = Store(), Store()
     assert breaker_of(one) is breaker_of(one)
     assert breaker_of(one) is not breaker_of(other)
 
 
-def test_a_fork_lets_go_of_locks_that_the_parent_held() -> None:
-    class Store:
-        pass
+def test_a_breaker_does_not_keep_its_store() -> None:
+    store = Store()
+    breaker_of(store)
+    gone = weakref.ref(store)
+    del store
+    gc.collect()
+    assert gone() is None
 
+
+def test_a_store_that_was_closed_is_probed_no_more() -> None:
+    store = Store()
+    stop_probes(store)  # of one that no limiter has asked yet
+    prober = fail(breaker_of(store))
+    stop_probes(store)
+    assert breaker_of(store).next_probe(prober) is None
+    assert not breaker_of(store).suspected()
+
+
+def test_a_fork_lets_go_of_locks_that_the_parent_held() -> None:
     store = Store()
     breaker = breaker_of(store)
     with breaker._lock:
@@ -213,3 +257,13 @@ def test_a_fork_lets_go_of_locks_that_the_parent_held() -> None:
         if pid == 0:
             os._exit(0 if breaker._lock.acquire(timeout=10) and breaker_of(store) is breaker else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_child_finds_out_by_itself_because_the_prober_stays_in_the_parent(breaker: Breaker) -> None:
+    fail(breaker)
+    pid = os.fork()
+    if pid == 0:
+        ticket = breaker.admit()
+        os._exit(0 if ticket is not None and breaker.admit() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert breaker.admit() is None

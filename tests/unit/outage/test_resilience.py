@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from headgate import (
     AsyncHold,
     AsyncLimiter,
     ConfigError,
+    Decision,
     Limiter,
     MemoryStore,
     RateLimited,
@@ -21,13 +24,19 @@ from headgate import (
     SQLiteStore,
     StoreConflict,
     StoreError,
+    StoreMisconfigured,
+    StoreOverloaded,
+    StoreTimeout,
     StoreUnavailable,
 )
+from headgate._concurrency import call_later, call_later_async
 from headgate.keys import Key
 from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, ImmediateGate, Receipts
-from headgate.stores.outage import LONGEST_PAUSE, breaker_of, local
+from headgate.stores.breaker import breaker_of
+from headgate.stores.failure import local
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
+from tests.unit.outage.later import Later
 
 
 class Flaky:
@@ -37,6 +46,7 @@ class Flaky:
     has_rules = False
     clock = None
     notes = None
+    deadline = 1.0
     guarantees = Guarantees(shared=True)
 
     def __init__(self) -> None:
@@ -45,7 +55,8 @@ class Flaky:
         self.write_error: StoreError | None = None
         self.asked: list[str] = []
         self.deadlines: list[float | None] = []
-        self.probed = threading.Event()
+        self.late: float = 0
+        self.on_record: Callable[[], object] = int
 
     def fail(self) -> None:
         self.error = StoreUnavailable("it is gone")
@@ -55,7 +66,9 @@ class Flaky:
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         self.deadlines.append(deadline)
-        return FlakyGate(self, self.memory.bind(limiter, rules))
+        return FlakyGate(
+            self, self.memory.bind(limiter, rules), self.deadline if deadline is None else deadline
+        )
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
@@ -68,37 +81,36 @@ class Flaky:
     async def aclose(self) -> None:
         self.close()
 
-    @contextmanager
-    def asked_to(self, operation: str) -> Iterator[None]:
+    def check(self, operation: str, deadline: float) -> None:
         """Fail a call if it is to fail."""
         self.asked.append(operation)
-        try:
-            if self.error is not None:
-                raise self.error
-            if self.write_error is not None and operation != "peek":
-                raise self.write_error
-            yield
-        finally:
-            if operation == "peek":
-                self.probed.set()
+        if operation == "record":
+            self.on_record()
+        if self.error is not None:
+            raise type(self.error)(*self.error.args)  # a new one, without the frames of other calls
+        if self.late > deadline:
+            raise StoreTimeout(f"no answer in {deadline:g} s")
+        if self.write_error is not None and operation != "peek":
+            raise type(self.write_error)(*self.write_error.args)
 
 
 class FlakyGate:
-    def __init__(self, store: Flaky, gate: Gate) -> None:
+    def __init__(self, store: Flaky, gate: Gate, deadline: float) -> None:
         self.store = store
         self.gate = gate
+        self.deadline = deadline
 
     def ask(self, request: Request) -> Answer:
-        with self.store.asked_to(request.operation):
-            return self.gate.ask(request)
+        self.store.check(request.operation, self.deadline)
+        return self.gate.ask(request)
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        with self.store.asked_to("refund"):
-            self.gate.refund(receipts, cost, now)
+        self.store.check("refund", self.deadline)
+        self.gate.refund(receipts, cost, now)
 
     def reset(self, key: Key | None) -> None:
-        with self.store.asked_to("reset"):
-            self.gate.reset(key)
+        self.store.check("reset", self.deadline)
+        self.gate.reset(key)
 
 
 class AsyncFlakyGate(ImmediateGate):
@@ -117,48 +129,18 @@ class AsyncFlakyGate(ImmediateGate):
         await super().reset(key)
 
 
-class Time:
-    """The breaker's clock, moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def store() -> Flaky:
     return Flaky()
 
 
-@pytest.fixture
-def time(store: Flaky) -> Time:
-    time = Time()
-    breaker_of(store)._monotonic = time
-    return time
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    return Later.instead_of_timers(monkeypatch)
 
 
 def limiter_on(store: Flaky, **options: Any) -> Limiter:
     return Limiter("8/minute", name="x", store=store, **options)
-
-
-def let_probe(limiter: Limiter, store: Flaky, time: Time) -> None:
-    """Let a probe be due, a call start it, and wait for its end."""
-    with probes_joined():
-        store.probed.clear()
-        time.now += LONGEST_PAUSE
-        limiter.hit("starts the probe")
-        assert store.probed.wait(10)
-
-
-@contextmanager
-def probes_joined() -> Iterator[None]:
-    """Wait for the end of all threads that a block has started."""
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
 
 
 def test_a_store_over_a_network_is_open_by_default(store: Flaky) -> None:
@@ -170,7 +152,8 @@ def test_a_store_over_a_network_is_open_by_default(store: Flaky) -> None:
         assert decision.allowed
         assert decision.degraded
     assert store.asked == ["hit", "hit"]
-    assert repr(limiter.health) == "<Health: unavailable, 1 outages, 1 failures, 10 degraded>"
+    assert repr(limiter.health) == "<Health: unavailable, 1 outages, 1 failures, 0 overloads, 10 degraded>"
+    assert limiter.health.reason == "it is gone"
 
 
 def test_any_other_store_raises_by_default() -> None:
@@ -209,7 +192,7 @@ def test_a_limiter_without_rules_needs_none(store: Flaky) -> None:
 def test_deadlines_go_to_stores_that_take_them(store: Flaky) -> None:
     limiter_on(store, deadline=0.5)
     limiter_on(store)
-    assert store.deadlines == [0.5, None]
+    assert store.deadlines == [0.5, None, None, None, None], "and probes have the store's own"
     with SQLiteStore(":memory:") as sqlite, pytest.raises(ConfigError, match="deadline"):
         Limiter("8/minute", name="x", store=sqlite, deadline=0.5)
 
@@ -250,79 +233,324 @@ def test_whatever_fails_first_finds_out(store: Flaky, operation: str) -> None:
     assert limiter.health.failures == 1
 
 
-@pytest.mark.parametrize("operation", ["hit", "hold", "record", "release", "reset"])
-def test_whatever_charges_first_after_a_probe_leads_back(store: Flaky, time: Time, operation: str) -> None:
-    limiter = limiter_on(store)
-    hold = limiter.hold("alice")
+def test_a_quiet_limiter_is_back_without_any_call(store: Flaky, later: Later) -> None:
+    limiter = limiter_on(store, on_store_error="closed")
     store.fail()
     limiter.hit("alice")
-    let_probe(limiter, store, time)
+    for _ in range(3):
+        later.probe()
     assert not limiter.health.available
+    assert limiter.health.failures == 1, "probes are no calls"
     store.mend()
-    let_probe(limiter, store, time)
-    assert limiter.check("alice").degraded is False
-    assert not limiter.health.available
-    hold.release() if operation == "release" else getattr(limiter, operation)("alice")
+    later.probe()
     assert limiter.health.available
+    assert later.is_idle
     assert not limiter.hit("alice").degraded
 
 
-def test_a_store_that_can_be_read_but_not_written_is_not_back(store: Flaky, time: Time) -> None:
+def test_a_store_that_can_be_read_but_not_written_is_not_back(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store)
-    store.write_error = StoreUnavailable("read only")
+    store.write_error = StoreUnavailable("out of memory")
     limiter.hit("alice")
-    for failures in (2, 3, 4):
-        let_probe(limiter, store, time)
+    for _ in range(3):
+        later.probe()
         assert limiter.hit("alice").degraded
-        assert limiter.health.failures == failures
-    assert limiter.health.outages == 1
+    assert (limiter.health.outages, limiter.health.failures) == (1, 1)
 
 
-def test_a_probe_that_finds_something_else_finds_a_store(store: Flaky, time: Time) -> None:
+def test_a_probe_that_finds_something_else_finds_a_store(store: Flaky, later: Later) -> None:
     limiter = limiter_on(store)
     store.fail()
     limiter.hit("alice")
     store.error = StoreConflict("a list")
-    let_probe(limiter, store, time)
+    later.probe()
     store.mend()
     assert not limiter.hit("alice").degraded
 
 
-def test_a_call_with_a_mistake_neither_ends_an_outage_nor_prolongs_it(store: Flaky, time: Time) -> None:
+def test_a_probe_asks_what_was_not_answered(store: Flaky, later: Later) -> None:
+    """In a cluster another node may be well."""
     limiter = limiter_on(store)
     store.fail()
     limiter.hit("alice")
     store.mend()
-    time.now += LONGEST_PAUSE
-    with probes_joined(), pytest.raises(ConfigError):
-        limiter.hit({"user": "alice"})  # starts a probe that asks for the impossible as well
-    assert limiter.hit("alice").degraded
-    let_probe(limiter, store, time)
-    with pytest.raises(ConfigError):
-        limiter.hit({"user": "alice"})
-    assert not limiter.health.available
-    assert not limiter.hit("alice").degraded
+    del store.asked[:]
+    later.probe()
+    assert store.asked == ["peek", "record"]
 
 
 @pytest.mark.parametrize("operation", ["release", "reset"])
-def test_a_trial_that_ends_otherwise_is_open_to_another(
-    store: Flaky, time: Time, operation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_failed_is_probed_for(store: Flaky, later: Later, operation: str) -> None:
     limiter = limiter_on(store)
     hold = limiter.hold("alice")
     store.fail()
-    limiter.hit("alice")
+    if operation == "release":
+        hold.release()
+    else:
+        with pytest.raises(StoreUnavailable):
+            limiter.reset("alice")
     store.mend()
-    let_probe(limiter, store, time)
+    later.probe()
+    assert limiter.health.available
 
-    class InterruptedCall(BaseException):
-        pass
 
-    store.write_error = InterruptedCall()  # type: ignore[assignment]
-    with pytest.raises(InterruptedCall):
-        hold.release() if operation == "release" else limiter.reset("alice")
+def test_probes_take_nothing_from_anybody(store: Flaky, later: Later) -> None:
+    limiter = limiter_on(store)
+    store.fail()
+    limiter.hit("alice")
+    later.probe()
+    store.mend()
+    later.probe()
+    limiter.ping()
+    assert limiter.check("alice", 0).remaining == 8
+    assert limiter.check("ping", 0).remaining == 8
+
+
+def test_one_outage_is_probed_once_however_many_limiters_there_are(store: Flaky, later: Later) -> None:
+    limiters = [Limiter("8/minute", name=str(number), store=store) for number in range(5)]
+    store.fail()
+    for limiter in limiters:
+        assert limiter.hit("alice").degraded
+    store.mend()
+    del store.asked[:]
+    later.probe()
+    assert store.asked == ["peek", "record"]
+    assert not any(limiter.hit("alice").degraded for limiter in limiters)
+
+
+def test_a_limiter_that_is_gone_probes_no_more(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate._sync.resilience.call_later", call_later)
+    limiter = limiter_on(store)
+    store.fail()
+    before = set(threading.enumerate())
+    limiter.hit("alice")
+    (prober,) = set(threading.enumerate()) - before
+    assert prober.daemon
+    gone = weakref.ref(limiter)
+    del limiter
+    gc.collect()
+    assert gone() is None, "a prober does not keep it"
+    del store.asked[:]
+    prober.join(10)
+    assert not prober.is_alive()
+    assert store.asked == []
+
+
+def test_a_probe_in_a_thread_finds_the_store(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate._sync.resilience.call_later", call_later)
+    limiter = limiter_on(store)
+    store.fail()
+    before = set(threading.enumerate())
+    limiter.hit("alice")
+    (prober,) = set(threading.enumerate()) - before
+    store.mend()
+    prober.join(10)
+    assert limiter.health.available
+    assert set(threading.enumerate()) <= before, "nothing is left behind"
+
+
+def test_no_thread_to_be_had_is_no_error_of_a_call(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("headgate._sync.resilience.call_later", call_later)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    limiter = limiter_on(store)
+    store.fail()
+    assert limiter.hit("alice").degraded
+
+
+# --- What is no outage -----------------------------------------------------------------------------------------------
+
+
+def test_a_tighter_deadline_answers_its_own_call_only(store: Flaky, later: Later) -> None:
+    """Each limiter has its own policy, and a store that takes 5 ms is not down."""
+    tight = limiter_on(store, deadline=0.003)
+    closed = Limiter("8/minute", name="y", store=store, on_store_error="closed")
+    store.late = 0.005
+    for _ in range(5):
+        assert tight.hit("alice").degraded
+        assert closed.hit("alice").allowed
+    assert closed.health.available
+    assert tight.health.available
+    assert (tight.health.outages, tight.health.failures, tight.health.degraded) == (0, 5, 5)
+    later.probe()
+    assert later.is_idle
+    assert closed.health.available
+
+
+def test_a_tighter_deadline_finds_out_in_the_background_that_the_store_hangs(
+    store: Flaky, later: Later
+) -> None:
+    limiter = limiter_on(store, deadline=0.003)
+    store.late = 100
+    limiter.hit("alice")
+    assert limiter.health.available
+    later.probe()
+    assert not limiter.health.available
+    assert limiter.health.outages == 1
+    store.late = 0
+    later.probe()
+    assert limiter.health.available
+    assert later.is_idle
+
+
+def test_a_timeout_of_the_stores_own_deadline_is_an_outage(store: Flaky) -> None:
+    limiter = limiter_on(store, deadline=2.0)
+    store.late = 100
+    limiter.hit("alice")
+    assert not limiter.health.available
+
+
+def test_overload_is_refused_and_says_nothing_about_the_store(store: Flaky, later: Later) -> None:
+    limiter = limiter_on(store, on_store_error="open")
+    store.error = StoreOverloaded("too many calls")
+    for _ in range(3):
+        decision = limiter.hit("alice")
+        assert not decision
+        assert decision.degraded
+        assert decision.retry_after == 0.1
+    assert limiter.health.available
+    assert (limiter.health.overloads, limiter.health.outages, limiter.health.failures) == (3, 0, 0)
+    assert later.is_idle
     store.mend()
     assert not limiter.hit("alice").degraded
+
+
+def test_overload_may_be_answered_by_policy(store: Flaky) -> None:
+    limiter = limiter_on(store, on_store_error="open", on_overload="policy")
+    store.error = StoreOverloaded("too many calls")
+    assert limiter.hit("alice").allowed
+    with pytest.raises(ConfigError, match="on_overload"):
+        limiter_on(store, on_overload="sometimes")
+
+
+def test_a_probe_that_could_not_be_sent_is_made_again(store: Flaky, later: Later) -> None:
+    limiter = limiter_on(store)
+    store.fail()
+    limiter.hit("alice")
+    store.error = StoreOverloaded("too many calls")
+    later.probe()
+    assert not limiter.health.available
+    store.mend()
+    later.probe()
+    assert limiter.health.available
+
+
+# --- Misconfiguration ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["open", "closed", "raise", local()])
+def test_what_never_worked_is_raised_whatever_the_policy(store: Flaky, policy: Any) -> None:
+    limiter = limiter_on(store, on_store_error=policy)
+    store.error = StoreMisconfigured("wrong password")
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="wrong password"):
+            limiter.hit("alice")
+    store.mend()
+    assert not limiter.hit("alice").degraded
+
+
+def test_what_has_worked_is_answered_by_policy_with_an_error_in_the_log(
+    store: Flaky, later: Later, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = limiter_on(store, on_store_error="closed")
+    limiter.hit("alice")
+    store.error = StoreMisconfigured("wrong password")
+    for _ in range(3):
+        decision = limiter.hit("alice")
+        assert not decision
+        assert decision.degraded
+    assert (limiter.health.state, limiter.health.reason) == ("misconfigured", "wrong password")
+    assert not limiter.health.available
+    assert limiter.health.outages == 0
+    assert later.is_idle, "the store answers, so every call finds out"
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
+        "the store is misconfigured, its limiters answer by their policies: wrong password"
+    ]
+    store.mend()
+    assert not limiter.hit("alice").degraded
+    assert limiter.health.available
+
+
+def test_a_hold_of_a_store_that_refuses_by_now_is_not_given_back(store: Flaky) -> None:
+    limiter = limiter_on(store)
+    hold = limiter.hold("alice")
+    store.error = StoreMisconfigured("wrong password")
+    hold.release()
+    assert limiter.health.state == "misconfigured"
+
+
+def test_a_right_that_only_forgetting_needs_says_nothing_about_counting(store: Flaky) -> None:
+    limiter = limiter_on(store)
+    limiter.hit("alice")
+    store.error = StoreMisconfigured("may not administer")
+    with pytest.raises(StoreMisconfigured):
+        limiter.reset("alice")
+    assert limiter.health.available
+
+
+def test_a_store_that_comes_back_misconfigured_and_never_worked_is_raised(store: Flaky, later: Later) -> None:
+    limiter = limiter_on(store)
+    store.fail()
+    limiter.hit("alice")
+    store.error = StoreMisconfigured("wrong password")
+    later.probe()
+    with pytest.raises(StoreMisconfigured):
+        limiter.hit("alice")
+
+
+# --- Asking at the start ---------------------------------------------------------------------------------------------
+
+
+def test_a_ping_finds_a_store_that_can_count(store: Flaky) -> None:
+    limiter = limiter_on(store)
+    limiter.ping()
+    assert store.asked == ["record"]
+    store.error = StoreMisconfigured("wrong password")
+    assert limiter.hit("alice").degraded, "it has worked once"
+    store.mend()
+    limiter.ping()
+    assert limiter.health.available
+
+
+def test_a_ping_raises_what_is_wrong(store: Flaky, later: Later) -> None:
+    limiter = limiter_on(store, on_store_error="open", deadline=0.001)
+    store.error = StoreMisconfigured("wrong password")
+    with pytest.raises(ConfigError, match="wrong password"):
+        limiter.ping()
+    store.error = StoreTimeout("hangs")
+    with pytest.raises(StoreUnavailable, match="hangs"):
+        limiter.ping()
+    assert not limiter.health.available
+    store.mend()
+    limiter.ping()
+    assert limiter.health.available
+
+
+def test_a_ping_after_it_has_worked_is_seen_in_health(store: Flaky) -> None:
+    limiter = limiter_on(store)
+    limiter.ping()
+    store.error = StoreMisconfigured("wrong password")
+    with pytest.raises(StoreMisconfigured):
+        limiter.ping()
+    assert limiter.health.state == "misconfigured"
+
+
+def test_limiters_that_need_no_store_have_nothing_to_ask(store: Flaky) -> None:
+    Limiter("5/minute").ping()
+    store.fail()
+    Limiter(name="x", store=store).ping()
+    assert store.asked == []
+
+
+def test_a_file_is_asked_too() -> None:
+    with SQLiteStore(":memory:") as store:
+        limiter = Limiter("8/minute", name="x", store=store)
+        limiter.ping()
+        store.close()
+        with pytest.raises(StoreUnavailable):
+            limiter.ping()
 
 
 def test_a_conflict_is_answered_by_policy_and_is_no_outage(store: Flaky) -> None:
@@ -403,64 +631,94 @@ async def test_whatever_a_task_fails_at_first_finds_out(store: Flaky, operation:
     assert limiter.health.failures == 1
 
 
-@pytest.mark.parametrize("operation", ["hit", "hold", "record", "release", "reset"])
-async def test_whatever_a_task_charges_first_after_a_probe_leads_back(
-    store: Flaky, time: Time, operation: str
-) -> None:
-    limiter = AsyncLimiter("8/minute", name="x", store=store)
-    hold = await limiter.hold("alice")
+async def test_a_quiet_limiter_of_tasks_is_back_without_any_call(store: Flaky, later: Later) -> None:
+    limiter = AsyncLimiter("8/minute", name="x", store=store, on_store_error="closed")
     store.fail()
     await limiter.hit("alice")
-    for mended in (False, True):
-        if mended:
-            store.error = StoreConflict(
-                "a list"
-            )  # a store with something else in it is a store that is there
-        time.now += LONGEST_PAUSE
-        assert (await limiter.hit("starts the probe")).degraded
-        await until_idle()
-    store.mend()
+    await later.aprobe()
     assert not limiter.health.available
-    await call(limiter, hold, operation)
+    store.error = StoreOverloaded("too many calls")
+    await later.aprobe()
+    store.mend()
+    await later.aprobe()
     assert limiter.health.available
+    assert later.is_idle
     assert not (await limiter.hit("alice")).degraded
 
 
-@pytest.mark.parametrize("operation", ["hit", "release", "reset"])
-async def test_a_task_that_is_interrupted_on_trial_leaves_it_to_another(
-    store: Flaky, time: Time, operation: str
-) -> None:
+async def test_a_task_with_a_tighter_deadline_answers_its_own_call_only(store: Flaky, later: Later) -> None:
+    tight = AsyncLimiter("8/minute", name="x", store=store, deadline=0.003)
+    closed = AsyncLimiter("8/minute", name="y", store=store, on_store_error="closed")
+    store.late = 0.005
+    assert (await tight.hit("alice")).degraded
+    assert (await closed.hit("alice")).allowed
+    await later.aprobe()
+    assert closed.health.available
+    store.late = 100
+    for _ in range(2):
+        assert (await tight.hit("alice")).degraded
+
+
+async def test_tasks_that_are_cancelled_say_nothing_about_the_store(store: Flaky) -> None:
     limiter = AsyncLimiter("8/minute", name="x", store=store)
-    hold = await limiter.hold("alice")
+    call = asyncio.ensure_future(limiter.hit("alice"))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert limiter.health.available
+
+
+async def test_overload_and_misconfiguration_of_tasks(store: Flaky) -> None:
+    limiter = AsyncLimiter("8/minute", name="x", store=store)
+    store.error = StoreMisconfigured("wrong password")
+    with pytest.raises(ConfigError):
+        await limiter.hit("alice")
+    with pytest.raises(ConfigError):
+        await limiter.ping()
+    store.mend()
+    await limiter.ping()
+    store.error = StoreOverloaded("too many calls")
+    assert not await limiter.hit("alice")
+    store.error = StoreMisconfigured("wrong password")
+    assert await limiter.hit("alice")
+    assert limiter.health.state == "misconfigured"
+    await AsyncLimiter("5/minute").ping()
+
+
+async def test_a_probe_in_a_task_finds_the_store(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate._async.resilience.call_later_async", call_later_async)
+    back = asyncio.Event()
+    limiter = AsyncLimiter("8/minute", name="x", store=store)
     store.fail()
     await limiter.hit("alice")
     store.mend()
-    time.now += LONGEST_PAUSE
-    with pytest.raises(ConfigError):
-        await limiter.hit({"user": "alice"})  # starts a probe that asks for the impossible as well
-    await until_idle()
-    assert (await limiter.hit("alice")).degraded
-    time.now += LONGEST_PAUSE
-    await limiter.hit("starts the probe")
-    await until_idle()
-    trial = asyncio.ensure_future(call(limiter, hold, operation))
+    store.on_record = back.set
+    await asyncio.wait_for(back.wait(), 10)
     await asyncio.sleep(0)
-    trial.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await trial
-    assert not (await limiter.hit("alice")).degraded
+    assert limiter.health.available
+
+
+def test_another_event_loop_finds_out_by_itself(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that probed is closed."""
+    monkeypatch.setattr("headgate._async.resilience.call_later_async", call_later_async)
+    limiter = AsyncLimiter("8/minute", name="x", store=store, on_store_error="closed")
+    store.fail()
+    assert asyncio.run(hit(limiter)).degraded
+    store.mend()
+    breaker = breaker_of(store)
+    breaker._monotonic = lambda: breaker._probed_by
+    assert not asyncio.run(hit(limiter)).degraded
+    assert limiter.health.available
+
+
+async def hit(limiter: AsyncLimiter) -> Decision:
+    return await limiter.hit("alice")
 
 
 async def test_tasks_have_deadlines_only_where_they_are_taken(store: Flaky) -> None:
     AsyncLimiter("8/minute", name="x", store=store, deadline=0.5)
-    assert store.deadlines == [0.5]
+    assert store.deadlines == [0.5, None, None]
     with SQLiteStore(":memory:") as sqlite, pytest.raises(ConfigError, match="deadline"):
         AsyncLimiter("8/minute", name="x", store=sqlite, deadline=0.5)
     assert AsyncLimiter("8/minute").health.available
-
-
-async def until_idle() -> None:
-    """Let all other tasks run to their end."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others)

@@ -15,6 +15,7 @@ from headgate import (
     MemoryStore,
     Quota,
     Rule,
+    StoreOverloaded,
     StoreUnavailable,
     fixed_window,
     sliding_window,
@@ -22,7 +23,8 @@ from headgate import (
 )
 from headgate.algorithms import algorithm_for
 from headgate.stores.base import Answer
-from headgate.stores.outage import Health, OnStoreError, StandIn, check_policy, local
+from headgate.stores.failure import OnOverload, OnStoreError, local
+from headgate.stores.outage import Health, StandIn
 from headgate.stores.request import Operation, Request
 
 ERROR = StoreUnavailable("it is gone")
@@ -209,20 +211,55 @@ def test_every_bucket_that_can_be_counted_has_a_share_that_can(quota: Quota, sha
     assert decision.limit <= (quota.limit if quota.burst is None else quota.burst) * share + 1e-3
 
 
-@pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), float("inf")])
-def test_a_share_is_a_share(share: float) -> None:
-    with pytest.raises(ConfigError, match="share"):
-        local(share)
+# --- Overload --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["Open", "local", 0.25, None])
-def test_there_are_four_policies(policy: Any) -> None:
-    with pytest.raises(ConfigError, match="on_store_error"):
-        check_policy(policy)
+OVERLOAD = StoreOverloaded("it was not sent")
+
+
+@pytest.mark.parametrize("policy", ["open", "closed", "raise", local(1.0)])
+def test_overload_is_refused_for_a_moment_whatever_the_failure_policy(policy: OnStoreError) -> None:
+    it = stand_in(policy)
+    decision, receipts = it.ask(Request("hold", "alice", 1), OVERLOAD)
+    assert not decision
+    assert decision.degraded
+    assert decision.retry_after == 0.1
+    assert receipts is None
+    assert it.answers == 1
+    assert it.ask(Request("hit", "alice", 0), OVERLOAD)[0].allowed
+    with pytest.raises(CostTooHigh):
+        it.ask(Request("hit", "alice", 9), OVERLOAD)
+
+
+def test_overload_of_a_limiter_whose_rules_its_server_has_is_refused_too() -> None:
+    it = StandIn("limiter", (), "open", MemoryStore())
+    assert not it.ask(Request("hit", "alice"), OVERLOAD)[0]
+
+
+def test_overload_may_be_answered_by_the_failure_policy() -> None:
+    def answer(policy: OnStoreError, on_overload: OnOverload) -> Decision:
+        it = StandIn("limiter", (sliding_window("8/minute"),), policy, MemoryStore(), on_overload)
+        return it.ask(Request("hit", "alice"), OVERLOAD)[0]
+
+    assert answer("open", "policy").allowed
+    assert answer(local(), "policy").remaining == 1
+    assert answer("closed", "policy").retry_after == 1
+    with pytest.raises(StoreOverloaded):
+        answer("raise", "policy")
+
+
+def test_units_that_were_used_cannot_be_refused() -> None:
+    """What overload kept from being recorded is treated as in an outage: counted here, or raised, or lost."""
+    it = stand_in(local(0.5), sliding_window("8/minute"))
+    it.ask(Request("record", "alice", 4), OVERLOAD)
+    assert not hit(it)
+    with pytest.raises(StoreOverloaded):
+        stand_in("raise").ask(Request("record", "alice", 4), OVERLOAD)
 
 
 def test_a_store_that_never_fails_is_always_well() -> None:
     health = Health()
     assert health.available
     assert (health.outages, health.failures, health.degraded) == (0, 0, 0)
-    assert repr(health) == "<Health: available, 0 outages, 0 failures, 0 degraded>"
+    assert repr(health) == "<Health: available, 0 outages, 0 failures, 0 overloads, 0 degraded>"
+    assert (health.state, health.reason) == ("available", None)

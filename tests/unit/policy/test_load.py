@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
-from headgate import Limiter, sliding_window, token_bucket
+from headgate import Limiter, calendar, concurrent, local, sliding_window, token_bucket
 from headgate.policy import (
     Policy,
     PolicyError,
@@ -65,7 +67,7 @@ def test_everything_that_can_be_written() -> None:
     api = policy.limiters["api"]
     assert api.rules[0] == token_bucket("10/s burst 20")
     assert [rule.name for rule in api.shadow] == ["candidate"]
-    assert (api.store, api.default_tier, api.on_store_error) == ("memory://", "free", 0.25)
+    assert (api.store, api.default_tier, api.on_store_error) == ("memory://", "free", local(0.25))
     assert (api.deadline, api.headers) == (0.5, "ietf")
 
 
@@ -118,7 +120,7 @@ def test_an_override_of_a_scoped_key() -> None:
             "for sliding_window",
         ),
         ('[limiters.x]\nrules = [{ quota = "5/m", shadow = 1 }]', "2:36", "true or false"),
-        ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { a = "5/h" } }]', "2:10", "period"),
+        ('[limiters.x]\nrules = [{ quota = "5/m", tiers = { a = "5/h" } }]', "2:41", "period"),
         ('[limiters.x]\nrules = ["5/m"]\nrate = 1', "3:8", "unknown key 'rate'"),
         ('[limiters.x]\nrules = ["5/m"]\nheaders = "all"', "3:11", "'ietf'"),
         ('[limiters.x]\nrules = ["5/m"]\ndeadline = 0', "3:12", "above 0"),
@@ -163,6 +165,83 @@ def test_an_error_says_where_it_is_and_what_is_wanted(text: str, place: str, com
     assert str(caught.value).startswith(f"headgate.toml:{place}: ")
     assert complaint in str(caught.value)
     assert f"{caught.value.line}:{caught.value.column}" == place
+
+
+RULES_OF_SERVICES = """
+[limiters.model]
+rules = [
+  { quota = "60/minute", name = "requests" },
+  { quota = "20000/minute", unit = "tokens", name = "tokens" },
+  { kind = "concurrent", quota = 5, lease = "60s", name = "in flight", tiers = { pro = 20 } },
+  { kind = "calendar", quota = "10000/month", timezone = "Europe/Berlin", unit = "tokens", tiers = { pro = "9/month" } },
+]
+[[limiters.model.overrides]]
+key = "alice"
+rules = { "in flight" = 7, "calendar/month/tokens" = "8/month" }
+"""
+
+
+def test_units_places_and_calendars() -> None:
+    limiter = parse_policy(RULES_OF_SERVICES).limiters["model"]
+    tier = limiter.tier_for("alice", None)
+    assert tier is not None
+    assert [rule.quota_for(tier).limit for rule in limiter.rules] == [60, 20_000, 7, 8]
+    assert [rule.quota_for("pro").limit for rule in limiter.rules] == [60, 20_000, 20, 9]
+    plain = [replace(rule, tiers=MappingProxyType({})) for rule in limiter.rules]
+    assert plain == [
+        sliding_window("60/minute", name="requests"),
+        sliding_window("20000/minute", unit="tokens", name="tokens"),
+        concurrent(5, lease="60s", name="in flight"),
+        calendar("10000/month", timezone="Europe/Berlin", unit="tokens"),
+    ]
+    [utc] = parse_policy('[limiters.x]\nrules = [{ kind = "calendar", quota = "5/day" }]').limiters["x"].rules
+    assert utc == calendar("5/day")
+
+
+def test_units_places_and_calendars_in_plain_words() -> None:
+    words = explain(parse_policy(RULES_OF_SERVICES))
+    assert "at most 20,000 tokens in any minute for each key  [tokens]" in words
+    assert "at most 5 held at once for each key (a place that is not renewed is free again after 1m)" in words
+    assert "; tier 'pro': at most 20 held at once  [in flight]" in words
+    assert "at most 10,000 tokens in a calendar month of Europe/Berlin for each key" in words
+
+
+@pytest.mark.parametrize(
+    ("rule", "column", "complaint"),
+    [
+        ('{ kind = "concurrent", quota = 5 }', 10, "concurrent needs a lease"),
+        ('{ kind = "concurrent", quota = "5", lease = "60s" }', 41, "a whole number from 0"),
+        ('{ kind = "concurrent", quota = 5, lease = "soon" }', 52, "lease"),
+        ('{ kind = "concurrent", quota = 5, lease = true }', 52, "a lease is text like '60s'"),
+        (
+            '{ kind = "concurrent", quota = 5, lease = "60s", tiers = { a = "9/m" } }',
+            73,
+            "a whole number from 0",
+        ),
+        ('{ quota = "5/m", lease = "60s" }', 35, "lease is for concurrent, not for sliding_window"),
+        ('{ quota = "5/d", timezone = "UTC" }', 38, "timezone is for calendar, not for sliding_window"),
+        ('{ kind = "calendar", quota = "5/month", timezone = "Berlin" }', 61, "Berlin"),
+        ('{ kind = "calendar", quota = "5/month", timezone = 2 }', 61, "text is wanted"),
+        ('{ kind = "calendar", quota = "5/hour" }', 39, "expected day, week, month or year"),
+        ('{ kind = "calendar", quota = 5 }', 39, "text is wanted"),
+        ('{ kind = "calendar", quota = "5/month", tiers = { a = "9/day" } }', 64, "the period of '5/month'"),
+        ('{ quota = "5/month" }', 20, 'in a policy file { kind = "calendar", quota = "5/month" }'),
+        ('{ quota = "5/m", unit = 3 }', 34, "text is wanted"),
+        ('{ quota = "5/m", unit = "" }', 34, "text is wanted"),
+    ],
+)
+def test_what_is_wrong_with_such_a_rule_is_said_with_its_place(
+    rule: str, column: int, complaint: str
+) -> None:
+    with pytest.raises(PolicyError, match=re.escape(complaint)) as caught:
+        parse_policy(f"[limiters.x]\nrules = [{rule}]")
+    assert (caught.value.line, caught.value.column) == (2, column)
+
+
+def test_an_override_of_places_is_a_number() -> None:
+    with pytest.raises(PolicyError, match="a whole number from 0") as caught:
+        parse_policy(RULES_OF_SERVICES.replace('"in flight" = 7', '"in flight" = "7/minute"'))
+    assert caught.value.line == 11
 
 
 @pytest.mark.parametrize(
@@ -364,6 +443,18 @@ def test_everything_that_can_be_written_of_a_server() -> None:
         "  - the token 'operator' may decide and administer",
         "  The dashboard shows the 10 most refused keys, in plain text.",
     ]
+
+
+def test_what_can_be_written_of_recording() -> None:
+    text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nrecord = "trace.jsonl"\n'
+    usual = parse_policy(text)
+    assert (usual.server.record_bytes, usual.server.record_keys) == (100_000_000, "plain")
+    policy = parse_policy(text + 'record_bytes = 5000\nrecord_keys = "hashed"\n')
+    assert policy.server == ServerPolicy(record="trace.jsonl", record_bytes=5000, record_keys="hashed")
+    assert explain(policy).endswith("recorded to trace.jsonl with digests of keys, up to 5,000 bytes.")
+    for wrong in ("record_bytes = 0", 'record_keys = "no"'):
+        with pytest.raises(PolicyError, match=r"headgate\.toml:5:1"):
+            parse_policy(text + wrong, "headgate.toml")
 
 
 def test_a_server_without_tokens_in_plain_words() -> None:

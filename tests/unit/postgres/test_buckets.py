@@ -8,7 +8,15 @@ from uuid import UUID
 
 import pytest
 
-from headgate import ConfigError, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate import (
+    ConfigError,
+    calendar,
+    concurrent,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
 from headgate.stores.postgres import BucketTable
 from headgate.stores.postgres.sql import migrations, query, schema
 
@@ -22,6 +30,13 @@ SCOPED = (sliding_window("10/hour", scope="user"), sliding_window("100/hour", sc
         ((token_bucket("5/minute"),), {}, "is a token_bucket"),
         ((fixed_window("5/minute"),), {}, "is a fixed_window"),
         ((sliding_log("5/minute"),), {}, "is a sliding_log"),
+        ((concurrent(5, lease="60s"),), {}, "is a concurrent"),
+        ((calendar("5/day"),), {}, "is a calendar"),
+        (
+            ("5/minute", sliding_window("90/minute", unit="tokens", name="t")),
+            {},
+            "one unit, not 'requests', 'tokens'",
+        ),
         (("5/minute", "50/hour"), {}, "buckets of one width, not 1 s for .* 60 s for"),
         (("5/minute",), {"key_type": "integer"}, "key_type is"),
         (("5/minute",), {"table": ""}, "has a name"),
@@ -60,6 +75,12 @@ def test_a_key_without_the_scopes_is_refused(key: Any) -> None:
     table = BucketTable(*SCOPED, table="t", plain="user")
     with pytest.raises(ConfigError, match="count by 'realm', 'user'"):
         next(table._checking(key, 1, None, None))
+
+
+def test_a_cost_by_unit_is_refused() -> None:
+    table: Any = BucketTable("5/minute", table="t")
+    with pytest.raises(ConfigError, match="a cost is a whole number"):
+        next(table._checking("a", {"requests": 1}, None, None))
 
 
 def test_a_time_without_a_zone_is_refused() -> None:

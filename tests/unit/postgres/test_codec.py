@@ -6,8 +6,18 @@ import struct
 
 import pytest
 
-from headgate import ConfigError, CostTooHigh, StoreConflict, fixed_window, sliding_window, token_bucket
-from headgate.stores.postgres.codec import HIT, PEEK, Codec, StateCall, many, numbers, one, split
+from headgate import (
+    ConfigError,
+    CostTooHigh,
+    Quota,
+    StoreConflict,
+    calendar,
+    concurrent,
+    fixed_window,
+    sliding_window,
+    token_bucket,
+)
+from headgate.stores.postgres.codec import HIT, MOVE, PEEK, Codec, StateCall, many, numbers, one, split
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 
@@ -64,24 +74,123 @@ def test_several_requests_name_each_key_once_and_those_to_be_written_first_in_or
     assert (locks, durable) == (b"2", b"t")
     window, bucket = [2, 10, 60_000_000, 3_660_000_000, 0], [3, 5, 1, 1_000_000, 1]
     assert bigints(program) == [
-        *(0, -1, 1, look.birth, 2, 2, *window, 1, *bucket),
-        *(0, -1, 1, other.birth, 2, 3, *window, 4, *bucket),
-        *(1, 5, 2, hit.birth, 2, 2, *window, 1, *bucket),
+        *(0, -1, look.birth, 2, 2, *window, 1, 1, *bucket, 1),
+        *(0, -1, other.birth, 2, 3, *window, 1, 4, *bucket, 1),
+        *(1, 5, hit.birth, 2, 2, *window, 2, 1, *bucket, 2),
     ]
 
 
 def test_a_refund_carries_the_receipt_and_a_reset_nothing_but_its_keys() -> None:
     codec = Codec("x", (WINDOW, BUCKET), "app")
     refund = codec.refund(((b"k1", (7, 8, 2)), (b"k2", (1, 2, 3, 4, 5, 6, 7, 9, 2))), 1, 50)
+    assert refund is not None
     _, locks, program, _ = many([refund], b"f")
     assert locks == b"2"
     assert bigints(program) == [
-        *(3, 50, 1, 0, 2),
-        *(1, 2, 10, 60_000_000, 3_660_000_000, 0, 7, 8, 0, 0, 0, 0, 0, 0, 2),
-        *(2, 3, 5, 1, 1_000_000, 1, 1, 2, 3, 4, 5, 6, 7, 9, 2),
+        *(3, 50, 0, 2),
+        *(1, 2, 10, 60_000_000, 3_660_000_000, 0, 1, 7, 8, 0, 0, 0, 0, 0, 0, 2),
+        *(2, 3, 5, 1, 1_000_000, 1, 1, 1, 2, 3, 4, 5, 6, 7, 9, 2),
     ]
     _, locks, program, _ = many([codec.reset("ada")], b"f")
-    assert (locks, bigints(program)) == (b"2", [4, -1, 0, 0, 2, 2, 1])
+    assert (locks, bigints(program)) == (b"2", [4, -1, 0, 2, 2, 1])
+
+
+def test_what_was_not_charged_is_not_given_back() -> None:
+    codec = Codec("x", (WINDOW, BUCKET), "app")
+    receipts = ((b"k1", ()), (b"k2", (1, 2, 3, 4, 5, 6, 7, 9, 2)))
+    refund = codec.refund(receipts, (3, 1), 50)
+    assert refund is not None
+    keys, _, program, _ = many([refund], b"f")
+    assert byteas(keys) == [b"k2"]
+    assert bigints(program) == [3, 50, 0, 1, 1, 3, 5, 1, 1_000_000, 1, 1, 1, 2, 3, 4, 5, 6, 7, 9, 2]
+    assert codec.refund(receipts, (3, 0), 50) is None
+    assert codec.refund(receipts, 0, 50) is None
+
+
+def test_each_rule_has_its_cost() -> None:
+    codec = Codec("x", (WINDOW, BUCKET), "app")
+    hold = codec.ask(Request("hold", "ada", (0, 4), None, 5))
+    assert bigints(many([hold], b"f")[2]) == [
+        *(1, 5, hold.birth, 2),
+        *(2, 2, 10, 60_000_000, 3_660_000_000, 0, 0),
+        *(1, 3, 5, 1, 1_000_000, 1, 4),
+    ]
+    reply = (-1, 9, 33, 33, 0, 0, 0, 0, 0, -1, 5, 0, 88, 1, 2, 3, 4, 3)
+    decision = hold.plan.decision(hold, reply)
+    assert [verdict.remaining for verdict in decision.verdicts] == [9, 1]
+    assert hold.plan.receipts(hold, reply) == (
+        (hold.keys[0], ()),
+        (hold.keys[1], (1, 2, 3, 4, 3, 1, 1_000_000, 5, 4)),
+    )
+    assert codec.ask(Request("hit", "ada", (0, 0))).operation == PEEK
+
+
+def test_a_hold_that_replaces_another_carries_its_receipts() -> None:
+    codec = Codec("x", (WINDOW, BUCKET, fixed_window("9/day")), "app")
+    receipts = ((b"", (7, 8, 2)), (b"", (1, 2, 3, 4, 5, 1, 1_000_000, 5, 2)), (b"", ()))
+    move = codec.ask(Request("hold", "ada", (1, 1, 0), None, 5, None, receipts))
+    *_, window, bucket, fixed = (bigints(array(part)) for part in move.receipts)
+    assert window == [7, 8, 0, 0, 0, 0, 0, 0, 2]
+    assert bucket == [1, 2, 3, 4, 5, 1, 1_000_000, 5, 2]
+    assert fixed == [-1, 0, 0, 0, 0, 0, 0, 0, 0]  # which no state has given
+    other = (receipts[0], (b"", (1, 2, 3, 4, 5, 1, 1_000_000, 6, 2)), receipts[2])
+    move = codec.ask(Request("hold", "ada", (0, 0, 0), None, 5, None, other))
+    assert bigints(array(move.receipts[1])) == fixed  # of another shape, which stays where it is
+    assert (move.operation, move.is_single) == (MOVE, False)
+
+
+def array(numbers: bytes) -> bytes:
+    return struct.pack(">iiiii", 1, 0, 20, len(numbers) // 12, 1) + numbers
+
+
+def test_quotas_of_a_call_are_those_that_are_sent() -> None:
+    codec = Codec("x", (sliding_window("10/hour", tiers={"pro": "20/hour"}), BUCKET), "app")
+    call = codec.ask(Request("hit", "a", (15, 1), "pro", 5, (None, Quota(30, 60_000_000, 7))))
+    assert [bigints(array(shape)) for shape in call.shapes.packed] == [
+        [2, 20, 60_000_000, 3_660_000_000, 0],
+        [3, 7, 1, 2_000_000, 1],
+    ]
+    with pytest.raises(CostTooHigh):
+        codec.ask(Request("hit", "a", (1, 8), "pro", 5, (None, Quota(30, 60_000_000, 7))))
+
+
+def test_places_are_sent_with_their_lease() -> None:
+    codec = Codec("x", (concurrent(3, lease="60s"),), "app")
+    hold = codec.ask(Request("hold", "a", 2, None, 5))
+    assert hold.shapes.arguments == [b"4", b"3", b"60000000", b"0", b"0"]
+    reply = (-1, 3, 0, 60_000_000, 7, hold.birth, 0, 0, 0)
+    assert hold.plan.receipts(hold, reply) == ((hold.keys[0], (7, hold.birth, 2)),)
+    with pytest.raises(ConfigError, match="hold"):
+        codec.ask(Request("hit", "a"))
+
+
+DAY = 24 * 3600 * 1_000_000
+
+
+def test_of_a_calendar_the_windows_around_now_are_sent() -> None:
+    codec = Codec("x", (calendar("9/day"),), "app")
+
+    def edges(now: int) -> list[int]:
+        arguments = codec.ask(Request("hit", "a", 1, None, now)).shapes.arguments
+        assert arguments[:2] == [b"5", b"9"]
+        return [int(edge) // DAY for edge in arguments[2:]]
+
+    assert edges(5 * DAY) == edges(5 * DAY + DAY // 2 - 1) == [4, 5, 6]
+    assert edges(5 * DAY + DAY // 2) == edges(6 * DAY - 1) == [5, 6, 7]
+    assert edges(6 * DAY) == [5, 6, 7]
+
+
+def test_what_is_asked_at_another_time_of_the_server_is_asked_again_around_it() -> None:
+    codec = Codec("x", (WINDOW, calendar("9/day")), "app")
+    call = codec.ask(Request("hit", "a"))
+    assert call.repeated((-1, 10, 0, 99, 1, 7, 0, 0, 0, -1, 9, 0, 99, 1, 7, 0, 0, 0)) is None
+    again = call.repeated((-1, 10, 0, 99, 1, 7, 0, 0, 0, -5, 8 * DAY, 0, 0, 0, 0, 0, 0, 0))
+    assert again is not None
+    assert again == call._replace(shapes=again.shapes)
+    assert bigints(array(again.shapes.packed[1])) == [5, 9, 7 * DAY, 8 * DAY, 9 * DAY]
+    # The next one goes by what the server has said.
+    following = codec.ask(Request("hit", "a"))
+    assert following.shapes.packed == again.shapes.packed
 
 
 def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
@@ -99,26 +208,26 @@ def test_a_reply_is_cut_into_what_belongs_to_each_request() -> None:
 def test_replies_become_decisions() -> None:
     codec = Codec("x", (WINDOW,), "app")
     request = codec.ask(Request("hit", "ada", 2))
-    admitted = request.plan.decision((-1, 10, 0, 99, request.birth, 7, 0, 0, 0), 2)
+    admitted = request.plan.decision(request, (-1, 10, 0, 99, request.birth, 7, 0, 0, 0))
     assert (admitted.allowed, admitted.remaining, admitted.reset_after_us) == (True, 8, 99)
-    refused = request.plan.decision((55, 1, 44, 0, 0, 0, 0, 0, 0), 2)
+    refused = request.plan.decision(request, (55, 1, 44, 0, 0, 0, 0, 0, 0))
     assert (refused.allowed, refused.remaining, refused.retry_after_us, refused.reset_after_us) == (
         False,
         1,
         55,
         44,
     )
-    never = request.plan.decision((-2, 0, 44, 0, 0, 0, 0, 0, 0), 2)
+    never = request.plan.decision(request, (-2, 0, 44, 0, 0, 0, 0, 0, 0))
     assert (never.allowed, never.retry_after) == (False, None)
     with pytest.raises(StoreConflict, match="sliding_window/1h"):
-        request.plan.decision((-4, 0, 0, 0, 0, 0, 0, 0, 0), 2)
+        request.plan.decision(request, (-4, 0, 0, 0, 0, 0, 0, 0, 0))
 
 
 def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() -> None:
     codec = Codec("x", (WINDOW, BUCKET), "app")
     request = codec.ask(Request("hit", "ada", 2))
     reply = (-1, 9, 33, 77, 5, 6, 0, 0, 0, 12, 1, 44, 0, 0, 0, 0, 0, 0)
-    decision = request.plan.decision(reply, 2)
+    decision = request.plan.decision(request, reply)
     assert decision.denied_by == "token_bucket/1m"
     assert [(v.allowed, v.remaining, v.reset_after_us) for v in decision.verdicts] == [
         (True, 9, 33),
@@ -134,17 +243,17 @@ def test_a_refusal_of_several_rules_shows_what_each_has_left_without_the_call() 
 
 def test_units_that_cannot_be_recorded_are_told() -> None:
     request = Codec("x", (WINDOW,), "app").ask(Request("record", "ada", 7))
-    request.plan.check_recorded((-1, 0, 0, 0, 0, 0, 0, 0, 0), 7)
+    request.plan.check_recorded(request, (-1, 0, 0, 0, 0, 0, 0, 0, 0))
     with pytest.raises(CostTooHigh) as caught:
-        request.plan.check_recorded((-3, 5, 0, 0, 0, 0, 0, 0, 0), 7)
+        request.plan.check_recorded(request, (-3, 5, 0, 0, 0, 0, 0, 0, 0))
     assert (caught.value.cost, caught.value.capacity) == (7, 5)
     with pytest.raises(StoreConflict):
-        request.plan.check_recorded((-4, 0, 0, 0, 0, 0, 0, 0, 0), 7)
+        request.plan.check_recorded(request, (-4, 0, 0, 0, 0, 0, 0, 0, 0))
 
 
 def test_a_token_bucket_with_a_limit_of_0_counts_nothing() -> None:
     request = Codec("x", (token_bucket("0/minute"),), "app").ask(Request("hit", "ada", 2))
-    decision = request.plan.decision((-2, 0, 0, 0, 0, 0, 0, 0, 0), 2)
+    decision = request.plan.decision(request, (-2, 0, 0, 0, 0, 0, 0, 0, 0))
     assert (decision.allowed, decision.limit, decision.retry_after, decision.reset_after) == (
         False,
         0,

@@ -8,7 +8,17 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from headgate.algorithms import Algorithm, FixedWindow, SlidingWindow, State, TokenBucket, decide_all
+from headgate.algorithms import (
+    Algorithm,
+    Calendar,
+    Concurrent,
+    FixedWindow,
+    Receipt,
+    SlidingWindow,
+    State,
+    TokenBucket,
+    decide_all,
+)
 from headgate.decision import Verdict
 from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.quota import MAX_UNITS
@@ -40,44 +50,53 @@ class FakeServer:
             return 0
         algorithms = list(_algorithms(request.body, size))
         states = [self.states.get(key) for key in request.keys]
+        costs, receipts = [cost] * size, [()] * size
+        if cost < 0:
+            costs, receipts = _own(request.body, size)
         if operation == Operation.REFUND:
-            return self._refund(request, algorithms, cost, now)
+            return self._refund(request, algorithms, costs, receipts, now)
         if operation == Operation.RECORD:
-            return self._record(request, algorithms, cost, now, birth)
-        after, verdicts = decide_all(algorithms, states, now, cost, birth)
+            return self._record(request, algorithms, costs, now, birth)
+        after, verdicts = decide_all(algorithms, states, now, costs, birth, [own or None for own in receipts])
         reply = b"".join(pack_verdict(a, v) for a, v in zip(algorithms, verdicts, strict=True))
-        if operation == Operation.PEEK or not cost or not all(verdict.allowed for verdict in verdicts):
+        if operation == Operation.PEEK or not all(verdict.allowed for verdict in verdicts):
             return reply
         self._save(request, after)
         if operation == Operation.HOLD:
-            for algorithm, before, state in zip(algorithms, states, after, strict=True):
-                assert state is not None
-                own = algorithm.receipt(before, state, cost)[: 5 if isinstance(algorithm, TokenBucket) else 2]
-                reply += struct.pack(f"<{len(own)}q", *own)
+            for algorithm, before, state, units in zip(algorithms, states, after, costs, strict=True):
+                if units:
+                    assert state is not None
+                    receipt = algorithm.receipt(before, state, units)
+                    own = receipt[: 5 if isinstance(algorithm, TokenBucket) else 2]
+                    reply += struct.pack(f"<{len(own)}q", *own)
         return reply
 
     def _record(
-        self, request: ScriptCall, algorithms: list[Algorithm], cost: int, now: int, birth: int
+        self, request: ScriptCall, algorithms: list[Algorithm], costs: list[int], now: int, birth: int
     ) -> Reply:
         after = []
-        for number, (key, algorithm) in enumerate(zip(request.keys, algorithms, strict=True), 1):
+        for number, (key, algorithm, cost) in enumerate(zip(request.keys, algorithms, costs, strict=True), 1):
+            state = self.states.get(key)
             try:
-                after.append(algorithm.record(self.states.get(key), now, cost, birth))
+                after.append(algorithm.record(state, now, cost, birth) if cost else state)
             except CostTooHigh as error:
                 parts = algorithm.d if isinstance(algorithm, TokenBucket) else 1
                 return [number, MAX_UNITS - error.capacity * parts]
         self._save(request, after)
         return 0
 
-    def _refund(self, request: ScriptCall, algorithms: list[Algorithm], cost: int, now: int) -> Reply:
-        place = struct.calcsize("<BHddd") + len(algorithms) * struct.calcsize("<Bdddd")
-        after = []
-        for key, algorithm in zip(request.keys, algorithms, strict=True):
-            size = 9 if isinstance(algorithm, TokenBucket) else 3
-            receipt = tuple(map(int, struct.unpack_from(f"<{size}d", request.body, place)))
-            place += 8 * size
-            after.append(algorithm.refund(self.states.get(key), receipt, cost, now))
-        assert place == len(request.body)
+    def _refund(
+        self,
+        request: ScriptCall,
+        algorithms: list[Algorithm],
+        costs: list[int],
+        receipts: list[Receipt],
+        now: int,
+    ) -> Reply:
+        after = [
+            algorithm.refund(self.states.get(key), receipt, cost, now)
+            for key, algorithm, receipt, cost in zip(request.keys, algorithms, receipts, costs, strict=True)
+        ]
         self._save(request, after)
         return 0
 
@@ -96,8 +115,27 @@ def _algorithms(body: bytes, size: int) -> Iterator[Algorithm]:
             yield FixedWindow(str(i), a, b)
         elif kind == 2:
             yield SlidingWindow(str(i), a, b, c)
-        else:
+        elif kind == 3:
             yield TokenBucket(str(i), a, b, c, d)
+        elif kind == 4:
+            yield Concurrent(str(i), a, b)
+        else:
+            assert c - b > 20 * 3_600_000_000, "the windows of these tests are days"
+            yield Calendar(str(i), a, "day", "UTC")
+
+
+def _own(body: bytes, size: int) -> tuple[list[int], list[Receipt]]:
+    """Return cost and receipt of each rule."""
+    costs: list[int] = []
+    receipts: list[Receipt] = []
+    place = struct.calcsize("<BHddd") + size * struct.calcsize("<Bdddd")
+    for _ in range(size):
+        cost, numbers = struct.unpack_from("<dB", body, place)
+        costs.append(int(cost))
+        receipts.append(tuple(map(int, struct.unpack_from(f"<{numbers}d", body, place + 9))))
+        place += 9 + 8 * numbers
+    assert place == len(body)
+    return costs, receipts
 
 
 def pack_verdict(algorithm: Algorithm, verdict: Verdict) -> bytes:

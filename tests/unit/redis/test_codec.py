@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigError, CostTooHigh, Rule, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate import (
+    ConfigError,
+    CostTooHigh,
+    Quota,
+    Rule,
+    calendar,
+    concurrent,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
 from headgate.decision import Verdict
 from headgate.quota import MAX_UNITS
 from headgate.stores.redis.codec import (
@@ -16,20 +27,23 @@ from headgate.stores.redis.codec import (
     Keys,
     Operation,
     Plan,
-    Plans,
     ScriptCall,
+    ServerTime,
     call_by_name,
     call_by_text,
     command,
+    plans,
 )
 from headgate.stores.redis.script import SHA, SOURCE
+from headgate.stores.request import Request
+from headgate.testing import FakeClock
 
 RULES = (fixed_window("5/minute"), sliding_window("6/minute"), token_bucket("1/day", burst=7))
 ALICE = (b"key of alice",)
 
 
 def plan_of(*rules: Rule, tier: str | None = None) -> Plan:
-    return Plans(rules).of(tier)
+    return plans(rules).of(tier)
 
 
 # --- Requests --------------------------------------------------------------------------------------------------------
@@ -72,26 +86,86 @@ def test_every_request_has_a_birth_of_its_own() -> None:
 
 
 def test_tiers_have_their_own_shapes() -> None:
-    plans = Plans((sliding_window("6/minute", tiers={"pro": "60/minute"}),))
+    by_tier = plans((sliding_window("6/minute", tiers={"pro": "60/minute"}),))
 
-    def limit(tier: str | None) -> float:
-        shape: tuple[float, ...] = struct.unpack_from(
-            "<Bdddd", plans.of(tier).ask(Operation.HIT, ALICE, 1, 0).body, 27
-        )
+    def limit(tier: str | None, *quotas: Quota) -> float:
+        plan = by_tier.of(tier, quotas or None)
+        shape: tuple[float, ...] = struct.unpack_from("<Bdddd", plan.ask(Operation.HIT, ALICE, 1, 0).body, 27)
         return shape[1]
 
     assert (limit(None), limit("pro"), limit("unheard of")) == (6, 60, 6)
+    assert limit("pro", Quota(70, 60_000_000)) == 70
 
 
 def test_costs_are_checked_before_anything_is_sent() -> None:
-    plans = Plans((fixed_window("5/minute"), fixed_window("0/hour")))
-    assert plans.admitting(None, 5) is plans.of(None)
+    by_tier = plans((fixed_window("5/minute"), fixed_window("0/hour")))
+    assert by_tier.for_request(Request("hit", "alice", 5)) is by_tier.own
     with pytest.raises(CostTooHigh):
-        plans.admitting(None, 6)
-    with pytest.raises(ConfigError):
-        plans.admitting(None, -1)
-    with pytest.raises(ConfigError):
-        plans.admitting(None, True)
+        by_tier.for_request(Request("hit", "alice", 6))
+    for cost in (-1, True, (1, -1)):
+        with pytest.raises(ConfigError):
+            by_tier.for_request(Request("hit", "alice", cost))
+
+
+def own_of(body: bytes, place: int) -> tuple[float, ...]:
+    cost, size = struct.unpack_from("<dB", body, place)
+    return (cost, *struct.unpack_from(f"<{size}d", body, place + 9))
+
+
+def test_costs_of_their_own_follow_the_shapes_with_what_they_replace() -> None:
+    old = ((b"a", (11, 12, 13)), (b"b", ()), (b"c", tuple(range(31, 40))))
+    body = plan_of(*RULES).ask(Operation.HOLD, (b"a", b"b", b"c"), (1, 0, 800), 5, old).body
+    assert struct.unpack_from("<BHddd", body)[3] < 0
+    places = 27 + 3 * 33, 27 + 3 * 33 + 9 + 24, 27 + 3 * 33 + 9 + 24 + 9
+    assert [own_of(body, place) for place in places] == [(1, 11, 12, 13), (0,), (800, *range(31, 40))]
+    assert len(body) == places[2] + 9 + 72
+
+
+def test_costs_that_are_all_the_same_are_one_number() -> None:
+    body = plan_of(*RULES).ask(Operation.HIT, (b"a", b"b", b"c"), (4, 4, 4), 5).body
+    assert (struct.unpack_from("<BHddd", body)[3], len(body)) == (4, 27 + 3 * 33)
+
+
+DAY = 86_400_000_000
+
+
+def windows(call: ScriptCall) -> tuple[float, ...]:
+    shape: tuple[float, ...] = struct.unpack_from("<Bdddd", call.body, 27)
+    return shape[2:]
+
+
+@pytest.mark.parametrize(("hours", "first"), [(0, -1), (11.99, -1), (12, 0), (23.99, 0)])
+def test_a_calendar_sends_the_window_of_the_time_and_the_nearer_of_its_neighbours(
+    hours: float, first: int
+) -> None:
+    today = 19_000 * DAY
+    now = today + round(hours * 3_600_000_000)
+    call = plan_of(calendar("5/day")).ask(Operation.HIT, ALICE, 1, now)
+    assert windows(call) == tuple(today + DAY * (first + i) for i in range(3))
+    assert call.body_at is None
+
+
+def test_without_a_time_the_windows_are_those_of_this_machine_until_the_server_says_another_time() -> None:
+    clock = FakeClock(19_000.25 * DAY / 1_000_000)
+    plan = plans((calendar("5/day"), concurrent(3, lease="60s")), ServerTime(clock)).own
+    call = plan.ask(Operation.HOLD, (b"a", b"b"), (1, 0), None)
+    assert windows(call) == (18_999 * DAY, 19_000 * DAY, 19_001 * DAY)
+    assert call.after(ValueError("EDGESOME")) is None
+
+    server_now = 20_000 * DAY + 13 * 3_600_000_000
+    again = call.after(ValueError(f"EDGES {server_now}"))
+    assert again is not None
+    assert windows(again) == (20_000 * DAY, 20_001 * DAY, 20_002 * DAY)
+    assert (again.keys, again.body[:27], again.body[60:]) == (call.keys, call.body[:27], call.body[60:])
+    assert again.after(ValueError(f"EDGES {server_now}")) is None  # it is asked again once
+
+    clock.advance_us(DAY)
+    assert windows(plan.ask(Operation.HOLD, (b"a", b"b"), 1, None))[0] == 20_001 * DAY
+
+
+def test_a_request_without_calendars_has_no_windows_to_ask_again_with() -> None:
+    call = plan_of(*RULES, concurrent(3, lease="60s")).ask(Operation.HIT, (b"a", b"b", b"c", b"d"), 1, None)
+    assert call.after(ValueError("EDGES 1")) is None
 
 
 def test_a_reset_names_keys_only() -> None:
@@ -101,10 +175,11 @@ def test_a_reset_names_keys_only() -> None:
 
 def test_a_refund_carries_the_receipts() -> None:
     receipts = ((b"a", (11, 12, 13)), (b"b", (21, 22, 23)), (b"c", (31, 32, 33, 34, 35, 36, 37, 38, 39)))
-    request = plan_of(*RULES).refund(receipts, 2, None)
+    request = plan_of(*RULES).refund(receipts, (2, 3, 4), None)
     assert request.keys == (b"a", b"b", b"c")
-    numbers = struct.unpack_from("<15d", request.body, 27 + 3 * 33)
-    assert numbers == (11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 35, 36, 37, 38, 39)
+    places = 27 + 3 * 33, 27 + 3 * 33 + 33, 27 + 3 * 33 + 66
+    own = [own_of(request.body, place) for place in places]
+    assert own == [(2, 11, 12, 13), (3, 21, 22, 23), (4, *range(31, 40))]
 
 
 def test_several_requests_travel_in_one_command() -> None:
@@ -190,6 +265,16 @@ def test_an_admitted_hold_has_receipts_as_the_pure_functions_write_them() -> Non
     )
 
 
+def test_a_rule_that_was_not_charged_has_an_empty_receipt() -> None:
+    reply = packed(1, 2, None, 10, 0) * 3 + struct.pack("<7q", 21, 22, 31, 32, 33, 34, 35)
+    receipts = plan_of(*RULES).receipts((b"a", b"b", b"c"), reply, (0, 2, 3))
+    assert receipts == (
+        (b"a", ()),
+        (b"b", (21, 22, 2)),
+        (b"c", (31, 32, 33, 34, 35, 1, 86_400_000, 7, 3)),
+    )
+
+
 def test_what_could_not_be_recorded_is_said_in_units() -> None:
     plan = plan_of(*RULES)
     plan.check_recorded(0, 5)
@@ -199,6 +284,9 @@ def test_what_could_not_be_recorded_is_said_in_units() -> None:
     with pytest.raises(CostTooHigh) as bucket:
         plan.check_recorded([3, MAX_UNITS - 2 * 86_400_000 - 1], 5)
     assert bucket.value.capacity == 2
+    with pytest.raises(CostTooHigh) as beyond:
+        plan.check_recorded([3, MAX_UNITS + 1], (0, 0, 7))
+    assert (beyond.value.cost, beyond.value.capacity) == (7, 0)
 
 
 def test_parts_of_a_plan_keep_the_names_and_the_order() -> None:

@@ -12,7 +12,15 @@ from redis.exceptions import MovedError, NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import Sentinel
 
-from headgate import ConfigError, StoreConflict, StoreUnavailable, open_async_store, open_store
+from headgate import (
+    ConfigError,
+    StoreConflict,
+    StoreMisconfigured,
+    StoreTimeout,
+    StoreUnavailable,
+    open_async_store,
+    open_store,
+)
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.endpoint import Endpoint, is_read_only
 
@@ -140,12 +148,12 @@ ENDPOINT = Endpoint.of("redis://user:secret@example.org:7000")
     ("cause", "kind", "text"),
     [
         (redis.ConnectionError("refused"), StoreUnavailable, "refused"),
-        (RedisTimeoutError("slow"), StoreUnavailable, "in time"),
-        (TimeoutError(), StoreUnavailable, "in time: TimeoutError"),
+        (RedisTimeoutError("slow"), StoreTimeout, "in time"),
+        (TimeoutError(), StoreTimeout, "in time: TimeoutError"),
         (OSError(5, "broken"), StoreUnavailable, "broken"),
         (ResponseError("OOM no memory"), StoreUnavailable, "OOM"),
-        (NoPermissionError("NOPERM no"), StoreUnavailable, "NOPERM"),
-        (MovedError("5 example.org:1"), StoreUnavailable, "cluster=True"),
+        (NoPermissionError("NOPERM no"), StoreMisconfigured, "NOPERM"),
+        (MovedError("5 example.org:1"), StoreMisconfigured, "cluster=True"),
         (ResponseError("WRONGTYPE Operation against a key"), StoreConflict, "something else"),
         (ResponseError("user_script:42: not a sliding window"), StoreConflict, "not a sliding window"),
     ],

@@ -9,19 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import (
+    ConfigError,
     CostTooHigh,
     Limiter,
     MemoryStore,
     Rule,
     StoreError,
     StoreUnavailable,
+    calendar,
+    concurrent,
     fixed_window,
     sliding_log,
     sliding_window,
     token_bucket,
 )
+from headgate.costs import Costs
 from headgate.quota import MAX_UNITS
-from headgate.stores.base import Answer
+from headgate.stores.base import Answer, Receipts
 from headgate.stores.redis.codec import Keys, Operation, ScriptCall
 from headgate.stores.redis.flows import Flow, Flows, slot_of
 from headgate.stores.request import Request
@@ -60,11 +64,12 @@ def ask(
     these: Flows,
     operation: Literal["hit", "peek", "hold", "record"],
     key: Any,
-    cost: int,
+    cost: Costs,
     server: FakeServer,
     now: int | None = None,
+    replaces: Receipts | None = None,
 ) -> Answer:
-    return run(these.ask(Request(operation, key, cost, None, now)), server)
+    return run(these.ask(Request(operation, key, cost, None, now, None, replaces)), server)
 
 
 def flows(*rules: Rule, tag: Any = "key", clock: Any = None) -> Flows:
@@ -165,6 +170,88 @@ def test_a_clock_of_the_stores_decides_if_no_time_is_given() -> None:
     clock.advance(59.999999)
     assert not ask(these, "hit", "alice", 1, server)[0]
     assert ask(these, "hit", "alice", 1, server, clock.now_us() + 1)[0]
+
+
+# --- Units, places and moves -----------------------------------------------------------------------------------------
+
+MEMBER = {"user": "alice", "team": "north"}
+PLACES = (
+    concurrent(2, lease="60s", scope="user", name="places"),
+    token_bucket("100/minute", scope="team", unit="tokens", name="tokens"),
+    calendar("50/day", scope="*", name="day"),
+)
+
+
+def left(these: Flows, key: Any, server: FakeServer) -> list[int]:
+    return [result.remaining for result in ask(these, "peek", key, 0, server)[0].results]
+
+
+def test_a_cost_for_each_rule_is_charged_slot_by_slot_and_given_back_on_a_refusal() -> None:
+    server, these = FakeServer(), flows(*PLACES)
+    _, receipts = ask(these, "hold", MEMBER, (1, 80, 3), server)
+    assert left(these, MEMBER, server) == [1, 20, 47]
+    before = dict(server.states)
+    decision, nothing = ask(these, "hold", MEMBER, (1, 30, 3), server)
+    assert (decision.denied_by, nothing, server.states) == ("tokens", None, before)
+    assert receipts is not None
+    run(these.refund(receipts, (1, 50, 0), None), server)
+    assert left(these, MEMBER, server) == [2, 70, 47]
+
+
+def test_rules_that_cost_nothing_are_not_charged_in_their_slots() -> None:
+    server, these = FakeServer(), flows(*PLACES)
+    decision, receipts = ask(these, "hold", MEMBER, (0, 7, 0), server)
+    assert decision.allowed
+    assert receipts is not None
+    assert [bool(receipt) for _, receipt in receipts] == [False, True, False]
+    assert len(server.states) == 1
+    ask(these, "record", MEMBER, (0, 0, 4), server)
+    assert left(these, MEMBER, server) == [2, 93, 46]
+    server.requests.clear()
+    run(these.refund(receipts, 7, None), server)
+    assert operations(server) == [(Operation.REFUND, 1)]
+    assert left(these, MEMBER, server) == [2, 100, 46]
+
+
+def test_nothing_to_give_back_asks_nothing() -> None:
+    server = FakeServer()
+    run(flows(*PLACES).refund(((None, ()), (b"key", (1,) * 9), (None, ())), (1, 0, 1), None), server)
+    assert server.requests == []
+
+
+def test_places_in_a_slot_of_their_own_can_be_renewed() -> None:
+    server, these = FakeServer(), flows(*PLACES)
+    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    assert receipts is not None
+    server.now += 59_999_999
+    old = (receipts[0], *((key, ()) for key, _ in receipts[1:]))
+    decision, new = ask(these, "hold", MEMBER, (1, 0, 0), server, replaces=old)
+    assert decision.allowed
+    assert new is not None
+    assert [bool(receipt) for _, receipt in new] == [True, False, False]
+    server.now += 59_999_999
+    assert left(these, MEMBER, server)[0] == 1
+    run(these.refund(new, (1, 0, 0), None), server)
+    assert left(these, MEMBER, server)[0] == 2
+
+
+def test_what_lies_in_several_slots_cannot_be_moved_in_one_step() -> None:
+    server, these = FakeServer(), flows(*PLACES)
+    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    before = dict(server.states)
+    with pytest.raises(ConfigError, match='hash_tag="limiter"'):
+        ask(these, "hold", MEMBER, (0, 1, 1), server, replaces=receipts)
+    assert server.states == before
+
+
+def test_a_limiter_in_one_slot_moves_all_of_a_hold() -> None:
+    server, these = FakeServer(), flows(*PLACES, tag="limiter")
+    _, receipts = ask(these, "hold", MEMBER, 1, server)
+    server.requests.clear()
+    decision, _ = ask(these, "hold", MEMBER, (0, 5, 1), server, replaces=receipts)
+    assert decision.allowed
+    assert operations(server) == [(Operation.HOLD, 3)]
+    assert left(these, MEMBER, server) == [2, 95, 49]
 
 
 steps = st.lists(

@@ -3,8 +3,16 @@
 `headgate run mail` starts it; `create_app` returns it for another server or a test.
 """
 
-from headgate.apps.mail.app import create_app, main
+from headgate.apps.mail.app import create_app, inspect_limit, main, reset_limit
 from headgate.apps.mail.config import Settings
 from headgate.apps.mail.rate_limiter import GlobalRateLimiter, RateLimitResult
 
-__all__ = ["GlobalRateLimiter", "RateLimitResult", "Settings", "create_app", "main"]
+__all__ = [
+    "GlobalRateLimiter",
+    "RateLimitResult",
+    "Settings",
+    "create_app",
+    "inspect_limit",
+    "main",
+    "reset_limit",
+]

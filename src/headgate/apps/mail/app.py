@@ -6,26 +6,30 @@ import asyncio
 import json
 import logging
 import sqlite3
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 from uuid import uuid4
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 import headgate
-from headgate import StoreError
+from headgate import StoreError, StoreMisconfigured
+from headgate.apps.common.databases import problem_with, try_sqlite
+from headgate.apps.common.health import add_health
+from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
 from headgate.apps.mail.guards import ApiKeyGuard, SizeGuard
 from headgate.apps.mail.providers import EmailProvider
+from headgate.apps.mail.rate_limiter import GlobalRateLimiter
 from headgate.apps.mail.routes import api, demo
-from headgate.apps.mail.services import Services, build_services
-from headgate.apps.mail.storage.database import Database, try_sqlite
+from headgate.apps.mail.services import Services, build_limiter, build_services
+from headgate.apps.mail.storage.database import Database
 from headgate.apps.mail.storage.migrations import MigrationError
 from headgate.apps.mail.storage.models import Inbox
 from headgate.apps.mail.storage.queries import inbox_of_address
@@ -33,6 +37,7 @@ from headgate.apps.mail.storage.times import utc
 from headgate.clock import Clock
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def create_app(
@@ -70,7 +75,10 @@ def create_app(
     if settings.email_provider == "demo":
         app.include_router(demo.router)
     app.add_api_route("/health", _health, tags=["health"])
+    add_health(app, {"database": services.database.ping, "rate_limit_store": services.limiter.usage})
     app.add_exception_handler(StoreError, _store_unavailable)
+    for failure in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(failure, _database_unavailable)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     _add_guards(app, settings)
     return app
@@ -87,7 +95,13 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
         allow_origins=settings.allowed_origins,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["Retry-After"],
+        expose_headers=[
+            "Retry-After",
+            "RateLimit",
+            "RateLimit-Policy",
+            "X-RateLimit-Limit",
+            "X-RateLimit-Remaining",
+        ],
     )
 
 
@@ -100,6 +114,14 @@ async def _store_unavailable(request: Request, error: Exception) -> JSONResponse
     """Refuse to send while nobody can say how much was sent: a limit that fails open is none."""
     logger.error("Rate limit store unavailable: %s", error)
     return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503)
+
+
+async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:
+    """Say that the database failed; nothing was sent or stored for this request."""
+    logger.error("Database unavailable: %s", problem_with(error))
+    return JSONResponse(
+        {"detail": "Database unavailable; nothing was sent or stored"}, 503, {"Retry-After": "1"}
+    )
 
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
@@ -134,7 +156,7 @@ async def _prepare(services: Services) -> None:
         logger.debug("The demo inbox exists already")
 
 
-def main(host: str | None = None, port: int | None = None) -> int:
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
     """Run the service until it is told to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
@@ -142,22 +164,65 @@ def main(host: str | None = None, port: int | None = None) -> int:
     Args:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
     """
-    try:
+
+    def prepare() -> Launch:
         settings = load_settings()
-        _configure_logging(settings)
-        app = create_app(settings)
+        log_to_stderr(settings.log_level)
         asyncio.run(_check_database(settings))
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
-    uvicorn.run(
-        app,
-        host=settings.host if host is None else host,
-        port=settings.port if port is None else port,
-        log_config=None,
-    )
-    return 0
+        asyncio.run(_check_store(settings))
+        return Launch(
+            lambda: create_app(settings),
+            "headgate.apps.mail.app:make_worker",
+            settings.host if host is None else host,
+            settings.port if port is None else port,
+            in_memory="the send limit is in memory; RATE_LIMIT_STORE names a store that they share"
+            if settings.counts_in_memory
+            else "",
+        )
+
+    return run(prepare, workers)
+
+
+def inspect_limit() -> str:
+    """Return in a line what was counted of the send limit; counts nothing.
+
+    Raises:
+        SettingsError: It is counted in the memory of the service.
+        StoreError: The store cannot be asked.
+    """
+
+    async def look(limiter: GlobalRateLimiter) -> str:
+        windows = (await limiter.usage()).windows
+        return ", ".join(map(str, windows)) or "nothing is limited"
+
+    return asyncio.run(_with_limiter(look))
+
+
+def reset_limit() -> None:
+    """Forget what was counted of the send limit; raises as `inspect_limit` does."""
+    asyncio.run(_with_limiter(GlobalRateLimiter.reset))
+
+
+async def _with_limiter(ask: Callable[[GlobalRateLimiter], Awaitable[T]]) -> T:
+    settings = load_settings()
+    if settings.counts_in_memory:
+        raise SettingsError(
+            "RATE_LIMIT_STORE: counts are in the memory of the service, which no command can reach"
+        )
+    limiter = build_limiter(settings)
+    try:
+        return await ask(limiter)
+    finally:
+        await limiter.aclose()
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    log_to_stderr(settings.log_level)
+    return create_app(settings)
 
 
 async def _check_database(settings: Settings) -> None:
@@ -165,20 +230,24 @@ async def _check_database(settings: Settings) -> None:
 
     The application does so by itself, but there, within the server, a failure would end in a traceback.
     """
-    database = Database(settings.sqlalchemy_url())
+    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
     try:
         try_sqlite(settings.sqlalchemy_url())
         await database.migrate()
-    except (MigrationError, OSError, sqlite3.Error) as error:
-        raise SettingsError(f"DATABASE_URL: {error}") from error
-    except SQLAlchemyError as error:
-        raise SettingsError(f"DATABASE_URL: {getattr(error, 'orig', None) or error}") from error
+    except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
+        raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
     finally:
         await database.aclose()
 
 
-def _configure_logging(settings: Settings) -> None:
-    """Log to standard error; `LOG_LEVEL` is ours, and does not make libraries chatty."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    logging.getLogger("headgate").setLevel(settings.log_level)
-    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(settings.log_level)))
+async def _check_store(settings: Settings) -> None:
+    """Refuse to start on a store that refuses us. One that is down may be back; until then nothing is sent."""
+    limiter = build_limiter(settings)
+    try:
+        await limiter.ping()
+    except StoreMisconfigured as error:
+        raise SettingsError(f"RATE_LIMIT_STORE: {error}") from error
+    except StoreError as error:
+        logger.warning("Rate limit store unavailable: %s", error)
+    finally:
+        await limiter.aclose()

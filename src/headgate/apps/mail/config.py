@@ -9,23 +9,32 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL
 
+from headgate.apps.common.databases import database_url
 from headgate.apps.mail.domain_filter import compile_patterns
+from headgate.errors import ConfigError
 from headgate.quota import MAX_UNITS
 
 DEMO_DOMAIN = "demo.nornweave.local"
 DEFAULT_DATABASE = "sqlite:///headgate-mail.db"
-DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+psycopg"}
 MEGABYTE = 1024 * 1024
 
+_ORIGIN = re.compile(r"https?://[^\s/@?#*]+", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
-class SettingsError(Exception):
+class SettingsError(ConfigError):
     """The service cannot start as it is configured; the message names the variable."""
 
 
@@ -34,6 +43,14 @@ def _whole_number(value: object) -> object:
     if isinstance(value, bool) or (isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value)):
         raise ValueError("must be a whole number")
     return value
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _provider(value: object) -> object:
+    return "smtp" if value == "imap-smtp" else value  # what it is called where it can also fetch mail
 
 
 def _upper(value: object) -> object:
@@ -68,7 +85,7 @@ class Settings(BaseSettings):
     global_send_rate_limit_per_hour: SendLimit = 0
     rate_limit_store: str = Field(default="memory://", repr=False)
 
-    email_provider: Literal["demo", "smtp"] = "demo"
+    email_provider: Annotated[Literal["demo", "smtp"], BeforeValidator(_provider)] = "demo"
     email_domain: str = ""
     smtp_host: str = ""
     smtp_port: int = Field(default=587, ge=1, le=65535)
@@ -89,6 +106,7 @@ class Settings(BaseSettings):
 
     db_driver: Literal["sqlite", "postgres"] | None = None
     database_url: str = Field(default="", repr=False)
+    database_timeout: float = Field(default=5.0, ge=0.1, le=600)
 
     environment: Literal["development", "staging", "production"] = "development"
     api_key: SecretStr = SecretStr("")
@@ -109,6 +127,19 @@ class Settings(BaseSettings):
             )
         return self
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_origins(cls, text: str) -> str:
+        origins = _listed(text)
+        if "*" in origins and len(origins) > 1:
+            raise ValueError("* stands alone: with it every origin is allowed, whatever else is listed")
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin such as https://app.example.com, which has no path"
+                )
+        return text
+
     @model_validator(mode="after")
     def _database_is_known(self) -> Settings:
         self.sqlalchemy_url()
@@ -117,7 +148,13 @@ class Settings(BaseSettings):
     @property
     def allowed_origins(self) -> list[str]:
         """The origins that browsers may call from."""
-        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+        return _listed(self.cors_origins)
+
+    @property
+    def counts_in_memory(self) -> bool:
+        """Whether there is a limit that every process counts for itself."""
+        is_limited = self.global_send_rate_limit_per_minute or self.global_send_rate_limit_per_hour
+        return bool(is_limited) and self.rate_limit_store.startswith("memory:")
 
     @property
     def inbox_domain(self) -> str:
@@ -146,15 +183,13 @@ class Settings(BaseSettings):
         if self.db_driver == "postgres" and not self.database_url:
             raise ValueError("DATABASE_URL: must be set when DB_DRIVER is postgres")
         try:
-            url = make_url(self.database_url or DEFAULT_DATABASE)
-        except (ArgumentError, ValueError) as error:
-            raise ValueError("DATABASE_URL: is not a URL like postgresql://user@host/name") from error
-        database = {"postgresql": "postgres"}.get(url.get_backend_name(), url.get_backend_name())
-        if database not in DRIVERS:
-            raise ValueError("DATABASE_URL: must begin with postgresql:// or sqlite:///")
+            url = database_url(self.database_url or DEFAULT_DATABASE)
+        except ValueError as error:
+            raise ValueError(f"DATABASE_URL: {error}") from None
+        database = url.get_backend_name().removesuffix("ql")
         if self.db_driver not in (None, database):
             raise ValueError(f"DATABASE_URL: is for {database}, but DB_DRIVER is {self.db_driver}")
-        return url.set(drivername=DRIVERS[database])
+        return url
 
 
 def load_settings() -> Settings:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
 from uuid import uuid4
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from headgate.apps.mail.domain_filter import DomainFilter
+from headgate.apps.mail.domain_filter import DomainFilter, bare_address
 from headgate.apps.mail.providers import OutgoingAttachment
 from headgate.apps.mail.storage.models import Attachment, Message, Thread
 from headgate.apps.mail.storage.queries import inbox_of_address, thread_with
@@ -31,6 +31,15 @@ class Envelope:
     subject: str
     text: str
     attachments: Sequence[OutgoingAttachment] = ()
+    cc_addresses: list[str] = field(default_factory=list)
+    bcc_addresses: list[str] = field(default_factory=list)
+    html: str | None = None
+
+    @property
+    def recipients(self) -> list[str]:
+        """Everybody who gets it, without their names, each once."""
+        everybody = [*self.to_addresses, *self.cc_addresses, *self.bcc_addresses]
+        return list(dict.fromkeys(bare_address(address).lower() for address in everybody))
 
 
 async def add_message(
@@ -70,7 +79,8 @@ async def add_message(
 
 async def loop_back(session: AsyncSession, envelope: Envelope, inbound: DomainFilter, now: datetime) -> None:
     """Deliver a copy into every recipient's inbox that is one of ours, as the demo has no other way for mail to come in."""
-    for recipient in dict.fromkeys(address.lower() for address in envelope.to_addresses):
+    copy = replace(envelope, bcc_addresses=[])  # nobody sees those
+    for recipient in envelope.recipients:
         inbox = await inbox_of_address(session, recipient)
         if inbox is None:
             continue
@@ -79,7 +89,7 @@ async def loop_back(session: AsyncSession, envelope: Envelope, inbound: DomainFi
             continue
         thread = await thread_with(session, inbox.id, [*envelope.references, envelope.message_id])
         message = Message(id=str(uuid4()), direction="inbound", status="received")
-        await add_message(session, message, envelope, inbox.id, thread.id if thread else None, now)
+        await add_message(session, message, copy, inbox.id, thread.id if thread else None, now)
 
 
 def _fill_in(message: Message, envelope: Envelope) -> None:
@@ -89,10 +99,11 @@ def _fill_in(message: Message, envelope: Envelope) -> None:
     message.subject = envelope.subject
     message.from_address = envelope.from_address
     message.to_addresses = envelope.to_addresses
-    message.cc_addresses = []
-    message.bcc_addresses = []
+    message.cc_addresses = envelope.cc_addresses
+    message.bcc_addresses = envelope.bcc_addresses
     message.reply_to_addresses = []
     message.text = envelope.text
+    message.html = envelope.html
     message.labels = []
     message.size = len(envelope.text.encode()) + sum(len(file.content) for file in envelope.attachments)
 

@@ -1,9 +1,9 @@
 """Which domains mail may go to and come from.
 
 A pattern must match the whole domain, whatever its case. A hit in the blocklist refuses; then, if there is an allowlist,
-no hit in it refuses too. What is not an address with a domain is refused even without any lists, since nobody can say
-where it would go: `Ann <ann@example.com>` or `ann@example.com,bob@example.org` would slip past a list that looks at what
-follows the last `@`, and still reach the domain it names.
+no hit in it refuses too. An address may have a name, as in `Ann <ann@example.com>`. What is not one address with a domain is
+refused even without any lists, since nobody can say where it would go: `ann@example.com,bob@example.org` would slip past a
+list that looks at what follows the last `@`, and still reach the domain it names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ logger = logging.getLogger(__name__)
 _ATOM = r"""[^\s@<>()\[\],;:\\"\x00-\x1f\x7f]+"""
 _QUOTED = r'''"(?:[^"\\\x00-\x1f\x7f]|\\[\x20-\x7e])*"'''  # may hold an @ of its own
 _LITERAL = r"\[[0-9a-z:.]+\]"  # an IP address in place of a domain
-_ADDRESS = re.compile(rf"(?:{_ATOM}(?:@{_ATOM})*|{_QUOTED})@(?P<domain>{_ATOM}|{_LITERAL})", re.IGNORECASE)
+_PLAIN = rf"(?:{_ATOM}(?:@{_ATOM})*|{_QUOTED})@(?P<domain>{_ATOM}|{_LITERAL})"
+_ADDRESS = re.compile(_PLAIN, re.IGNORECASE)
+_WORDS = r"""[^@<>()\[\],;:\\"\x00-\x1f\x7f]*"""
+_NAMED = re.compile(rf"(?:{_WORDS}|\s*{_QUOTED}\s*)<(?P<address>{_PLAIN})>\s*", re.IGNORECASE)
 
 
 def compile_patterns(text: str) -> tuple[re.Pattern[str], ...]:
@@ -37,9 +40,15 @@ def _compile(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
 
 
+def bare_address(address: str) -> str:
+    """Return an address without the name that it may have; what is no address stays as it is."""
+    match = _NAMED.fullmatch(address)
+    return match["address"] if match else address
+
+
 def domain_of(address: str) -> str | None:
     """Return the domain of an address in lower case, without the dot that may close it; `None` if it has none."""
-    match = _ADDRESS.fullmatch(address)
+    match = _ADDRESS.fullmatch(bare_address(address))
     return (match["domain"].removesuffix(".").lower() or None) if match else None
 
 

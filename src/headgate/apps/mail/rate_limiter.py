@@ -103,6 +103,26 @@ class RateLimitResult:
     detail: str = ""
     windows: tuple[WindowUsage, ...] = ()
 
+    def what_is_left(self, charged: int = 0) -> dict[str, str]:
+        """Return header fields: the limits, and what is left of each after so many more units; none without limits."""
+        limited = [used for used in self.windows if used.limit is not None]
+        if not limited:
+            return {}
+        seconds = {"per-minute": 60, "per-hour": 3600}
+        left = {used: max(0, (used.limit or 0) - used.count - charged) for used in limited}
+        least = min(limited, key=lambda used: left[used])
+        policies = [
+            f'"{used.name}";q={used.limit};w={seconds[used.name]}' for used in limited if used.name in seconds
+        ]
+        return {
+            "RateLimit-Policy": ", ".join(policies),
+            "RateLimit": ", ".join(
+                f'"{used.name}";r={left[used]}' for used in limited if used.name in seconds
+            ),
+            "X-RateLimit-Limit": str(least.limit),
+            "X-RateLimit-Remaining": str(left[least]),
+        }
+
 
 class CheckAndRecord(Protocol):
     """The least that the service asks of a limiter. Both may block; they are called in a thread."""
@@ -183,11 +203,19 @@ class GlobalRateLimiter:
     async def hold(self) -> SendHold:
         """Count one e-mail now, if there is room for it, until it is known whether it could be sent."""
         hold = await self._async.hold()
-        return _LimiterHold(self._logged(self._result(hold.decision)), hold)
+        return _LimiterHold(self._logged(self._result(hold.decision)), hold, self._async)
 
     async def usage(self) -> RateLimitResult:
         """Return what `check` would, without a line in the log."""
         return self._result(await self._async.check())
+
+    async def ping(self) -> None:
+        """Ask the store whether it can count; raises as `AsyncLimiter.ping`."""
+        await self._async.ping()
+
+    async def reset(self) -> None:
+        """Forget what was counted."""
+        await self._async.reset()
 
     async def aclose(self) -> None:
         """Close the store."""
@@ -256,9 +284,14 @@ class _LimiterHold:
 
     result: RateLimitResult
     _hold: AsyncHold = field(repr=False)
+    _limiter: AsyncLimiter = field(repr=False)
 
     async def confirm(self) -> None:
-        await self._hold.settle(self._hold.cost)
+        """Let the send count from now on: the provider had it only now, however long that took."""
+        if not await self._hold.confirm():
+            # It took longer than the window, and others were sent meanwhile. It has gone all the same.
+            await self._hold.settle(self._hold.cost)
+            await self._limiter.record()
         if self.result.windows:
             _log_recorded(
                 tuple(WindowUsage(used.name, used.count + 1, used.limit) for used in self.result.windows)

@@ -55,8 +55,16 @@ class SendRequest(BaseModel):
     to: Annotated[list[Text], Field(min_length=1)]
     subject: Annotated[Text, Field(min_length=1)]
     body: Text = Field(description="Markdown; may be empty")
+    html: Text | None = Field(default=None, description="the same as HTML, for readers that show it")
+    cc: list[Text] | None = Field(default=None, description="more recipients, whom everybody sees")
+    bcc: list[Text] | None = Field(default=None, description="more recipients, whom nobody sees")
     reply_to_thread_id: Text | None = None
     attachments: list[SendAttachment] | None = None
+
+    @property
+    def recipients(self) -> list[str]:
+        """Everybody who gets it."""
+        return [*self.to, *(self.cc or ()), *(self.bcc or ())]
 
 
 class SendResponse(BaseModel):

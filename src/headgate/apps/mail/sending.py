@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from fastapi import HTTPException
+from sqlalchemy.exc import SQLAlchemyError
 
 from headgate.apps.mail.attachments import decode_attachments
 from headgate.apps.mail.conversations import Envelope, add_message, loop_back
@@ -59,14 +60,14 @@ class Outcome:
 
 async def send_message(
     request: SendRequest, services: Services, limiter: CheckAndRecord, provider: EmailProvider
-) -> SendResponse:
-    """Send an e-mail, and store what became of it.
+) -> tuple[SendResponse, dict[str, str]]:
+    """Send an e-mail, store what became of it, and return that with the header fields that say what is left.
 
     Raises:
         HTTPException: It was not even tried; nothing was counted or stored.
     """
     inbox = await _find_inbox(request.inbox_id, services)
-    if blocked := services.outbound.blocked(request.to):
+    if blocked := services.outbound.blocked(request.recipients):
         raise HTTPException(403, f"Recipient domain(s) blocked by outbound policy: {', '.join(blocked)}")
     hold = await hold_for(limiter)
     if not hold.result.allowed:
@@ -77,8 +78,12 @@ async def send_message(
         await hold.release()
         raise
     outcome = await _deliver(draft, provider, hold)
-    thread_id = await _store(draft, outcome, services)
-    return SendResponse.model_validate(
+    try:
+        thread_id = await _store(draft, outcome, services)
+    except SQLAlchemyError as error:
+        logger.exception("Message %s (%s) could not be recorded", draft.id, outcome.status)
+        raise _not_recorded(outcome) from error
+    response = SendResponse.model_validate(
         {
             "id": draft.id,
             "thread_id": thread_id,
@@ -87,11 +92,20 @@ async def send_message(
             "error": outcome.error,
         }
     )
+    return response, hold.result.what_is_left(charged=0 if outcome.status == "failed" else 1)
+
+
+def _not_recorded(outcome: Outcome) -> HTTPException:
+    """Return the answer when the provider was asked and the database then failed; a 503 would invite to send it twice."""
+    if outcome.status == "failed":
+        return HTTPException(500, "The message was neither sent nor recorded")
+    return HTTPException(500, "The message was sent but could not be recorded; do not send it again")
 
 
 def _too_many(result: RateLimitResult) -> HTTPException:
     retry_after = max(1, math.ceil(result.retry_after or 1))
-    return HTTPException(429, result.detail or "Rate limit exceeded", {"Retry-After": str(retry_after)})
+    fields = {**result.what_is_left(), "Retry-After": str(retry_after)}
+    return HTTPException(429, result.detail or "Rate limit exceeded", fields)
 
 
 async def _find_inbox(inbox_id: str, services: Services) -> Inbox:
@@ -142,7 +156,10 @@ async def _deliver(draft: Draft, provider: EmailProvider, hold: SendHold) -> Out
             message_id=draft.message_id,
             in_reply_to=draft.in_reply_to,
             references=draft.references,
+            cc=draft.request.cc,
+            bcc=draft.request.bcc,
             attachments=draft.attachments,
+            html_body=draft.request.html,
         )
     except Exception as error:  # noqa: BLE001  # whatever a provider raises means that it did not take the e-mail
         await hold.release()
@@ -183,8 +200,11 @@ async def _store(draft: Draft, outcome: Outcome, services: Services) -> str:
         references=draft.references,
         from_address=draft.inbox.email_address,
         to_addresses=draft.request.to,
+        cc_addresses=draft.request.cc or [],
+        bcc_addresses=draft.request.bcc or [],
         subject=draft.request.subject,
         text=draft.request.body,
+        html=draft.request.html,
         attachments=draft.attachments,
     )
     message = Message(

@@ -46,12 +46,12 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
         SettingsError: One of them cannot be made; the message names the variable.
     """
     times = WallClock() if clock is None else clock
-    database = Database(settings.sqlalchemy_url())
+    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
     return Services(
         settings=settings,
         clock=times,
         database=database,
-        limiter=_build_limiter(settings, clock),
+        limiter=build_limiter(settings, clock),
         provider=provider or build_provider(settings, database, times),
         outbound=DomainFilter(
             "outbound",
@@ -66,7 +66,12 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
     )
 
 
-def _build_limiter(settings: Settings, clock: Clock | None) -> GlobalRateLimiter:
+def build_limiter(settings: Settings, clock: Clock | None = None) -> GlobalRateLimiter:
+    """Return the limiter that the settings ask for.
+
+    Raises:
+        SettingsError: It cannot be made; the message names the variable.
+    """
     try:
         return GlobalRateLimiter(
             settings.global_send_rate_limit_per_minute,

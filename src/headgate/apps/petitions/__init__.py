@@ -3,7 +3,25 @@
 `headgate run petitions` starts it; `create_app` returns it for another server or a test.
 """
 
-from headgate.apps.petitions.app import cleanup, create_app, halt, main, resume
+from headgate.apps.petitions.app import (
+    cleanup,
+    create_app,
+    halt,
+    inspect_submitter,
+    main,
+    reset_submitter,
+    resume,
+)
 from headgate.apps.petitions.config import Settings, SettingsError
 
-__all__ = ["Settings", "SettingsError", "cleanup", "create_app", "halt", "main", "resume"]
+__all__ = [
+    "Settings",
+    "SettingsError",
+    "cleanup",
+    "create_app",
+    "halt",
+    "inspect_submitter",
+    "main",
+    "reset_submitter",
+    "resume",
+]

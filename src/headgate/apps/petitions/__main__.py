@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from headgate.apps.petitions import SettingsError, cleanup, halt, main, resume
+from headgate.observe import redact
 
 
 def command(arguments: list[str]) -> int:
@@ -17,6 +18,7 @@ def command(arguments: list[str]) -> int:
     run = commands.add_parser("run", help="start the service")
     run.add_argument("--host", help="where to listen (default: HOST, or 127.0.0.1)")
     run.add_argument("--port", type=int, help="which port; 0 for any free one (default: PORT, or 8000)")
+    run.add_argument("--workers", type=int, default=1, help="how many processes share the work (default: 1)")
     commands.add_parser("cleanup", help="remove expired counters")
     halting = commands.add_parser("halt", help="let nothing more be submitted")
     halting.add_argument("reason", help="what clients are told")
@@ -31,9 +33,9 @@ def command(arguments: list[str]) -> int:
         elif parsed.command == "resume":
             resume()
         else:
-            return main(parsed.host, parsed.port)
+            return main(parsed.host, parsed.port, getattr(parsed, "workers", 1))
     except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(redact(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
+from uuid import UUID
 
 import psycopg
-import uvicorn
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 import headgate
+from headgate.apps.common.health import add_health
+from headgate.apps.common.starting import Launch, run
 from headgate.apps.petitions.api.dependencies.parts import Parts, build_metrics, build_parts
 from headgate.apps.petitions.api.middleware import MetricsMiddleware, SizeMiddleware, TraceMiddleware
 from headgate.apps.petitions.api.problems import answer_invalid, answer_refusal
 from headgate.apps.petitions.api.routes import operations, petition_submissions
 from headgate.apps.petitions.application.services import CleanupReport
 from headgate.apps.petitions.config import Settings, SettingsError, load_settings
-from headgate.apps.petitions.domain.errors import DatabaseUnavailableError, PetitionError
+from headgate.apps.petitions.domain.errors import CommitUnknownError, DatabaseUnavailableError, PetitionError
 from headgate.apps.petitions.infrastructure.adapters.persistence import migrate
 from headgate.apps.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
 from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
@@ -52,6 +55,7 @@ def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] 
     app = FastAPI(title="Headgate petitions", version=headgate.__version__, lifespan=lifespan)
     app.include_router(petition_submissions.router)
     app.include_router(operations.router)
+    add_health(app, {"database": lambda: app.state.parts.database.ping()})
     app.add_exception_handler(PetitionError, answer_refusal)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_middleware(SizeMiddleware)
@@ -92,7 +96,7 @@ async def _cleaning(parts: Parts) -> AsyncIterator[None]:
             await asyncio.wait([task], timeout=1)
 
 
-def main(host: str | None = None, port: int | None = None) -> int:
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
     """Run the service until it is told to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
@@ -100,9 +104,11 @@ def main(host: str | None = None, port: int | None = None) -> int:
     Args:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
     """
     with ExitStack() as stack:
-        try:
+
+        def prepare() -> Launch:
             settings = load_settings()
             configure_logging(settings.log_level)
             if not settings.database_url:
@@ -110,19 +116,24 @@ def main(host: str | None = None, port: int | None = None) -> int:
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
                 url = stack.enter_context(EmbeddedPostgres(settings.data_dir))
                 settings = replace(settings, database_url=url)
+                os.environ["DATABASE_URL"] = url  # for the workers, if there are any
             asyncio.run(_check_database(settings))
-        except SettingsError as error:
-            print(error, file=sys.stderr)
-            return 2
-        uvicorn.run(
-            create_app(settings),
-            host=settings.host if host is None else host,
-            port=settings.port if port is None else port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-        )
-    return 0
+            return Launch(
+                lambda: create_app(settings),
+                "headgate.apps.petitions.app:make_worker",
+                settings.host if host is None else host,
+                settings.port if port is None else port,
+                access_log=False,
+            )
+
+        return run(prepare, workers)
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    return create_app(settings)
 
 
 def cleanup() -> CleanupReport:
@@ -165,6 +176,32 @@ def resume() -> None:
     asyncio.run(run())
 
 
+def inspect_submitter(submitter_id: UUID) -> str:
+    """Return in two lines what was counted for somebody: petitions and co-signs. Raises as `halt` does."""
+
+    async def run() -> str:
+        async with _reached(load_settings()) as parts:
+            limiters = {"petitions": parts.rate_limiter, "co-signs": parts.co_sign_limiter}
+            found = {unit: await each.check_rate_limit(submitter_id) for unit, each in limiters.items()}
+        return "\n".join(
+            f"{unit}: {result.current_count} of {result.limit}, {result.remaining} left, "
+            f"next change {result.reset_at.isoformat(timespec='seconds')}"
+            for unit, result in found.items()
+        )
+
+    return asyncio.run(run())
+
+
+def reset_submitter(submitter_id: UUID) -> int:
+    """Forget what was counted for somebody, and return how many petitions and co-signs that were; raises as `halt` does."""
+
+    async def run() -> int:
+        async with _reached(load_settings()) as parts:
+            return sum([await store.reset(submitter_id) for store in parts.counters])
+
+    return asyncio.run(run())
+
+
 async def _check_database(settings: Settings) -> None:
     """Connect to the database and bring it up to date.
 
@@ -182,5 +219,7 @@ async def _reached(settings: Settings) -> AsyncIterator[Parts]:
             yield parts
     except DatabaseUnavailableError as error:
         raise SettingsError("DATABASE_URL: the database cannot be reached") from error
+    except CommitUnknownError as error:
+        raise SettingsError("DATABASE_URL: the database did not confirm the change; try again") from error
     except psycopg.Error as error:
         raise SettingsError(f"DATABASE_URL: {error}") from error

@@ -8,6 +8,8 @@ import sys
 import structlog
 from structlog.typing import Processor
 
+from headgate.apps.common.starting import set_up_log
+
 
 def configure_logging(level: str) -> None:
     """Send our lines of this level and above, and the warnings of others, to standard error."""
@@ -37,6 +39,4 @@ def configure_logging(level: str) -> None:
             ],
         )
     )
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger("headgate").setLevel(level)
-    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(level)))
+    set_up_log(handler, level)

@@ -3,17 +3,33 @@
 `main` serves it, `create_app` is the ASGI application, `set_webhook` tells Telegram where it is. See README.md.
 """
 
-from headgate.apps.telegram.app import create_app, main, purge_limits, set_webhook
+from headgate.apps.telegram.app import (
+    create_app,
+    delete_webhook,
+    inspect_user,
+    main,
+    poll,
+    purge_limits,
+    reset_user,
+    set_webhook,
+    webhook_info,
+)
 from headgate.apps.telegram.config import Settings
-from headgate.apps.telegram.dispatch import ButtonPress, Handler, Message
+from headgate.apps.telegram.dispatch import ButtonPress, File, Handler, Message
 
 __all__ = [
     "ButtonPress",
+    "File",
     "Handler",
     "Message",
     "Settings",
     "create_app",
+    "delete_webhook",
+    "inspect_user",
     "main",
+    "poll",
     "purge_limits",
+    "reset_user",
     "set_webhook",
+    "webhook_info",
 ]

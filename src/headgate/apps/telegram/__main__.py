@@ -7,6 +7,7 @@ import sys
 
 from headgate import HeadgateError
 from headgate.apps.telegram.app import main, purge_limits, set_webhook
+from headgate.observe import redact
 
 
 def command(arguments: list[str]) -> int:
@@ -28,9 +29,9 @@ def command(arguments: list[str]) -> int:
         elif parsed.command == "purge":
             print(f"entries removed: {purge_limits()}")
         else:
-            main(parsed.host, parsed.port)
+            return main(parsed.host, parsed.port)
     except HeadgateError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(redact(f"error: {error}"), file=sys.stderr)
         return 2
     return 0
 

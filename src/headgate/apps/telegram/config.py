@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 
 from headgate.errors import ConfigError
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS, MILLISECOND, Quota
+from headgate.urls import check_credentials
 
 Algorithm = Literal["fixed_window", "sliding_window"]
 
@@ -65,6 +66,13 @@ class Settings:
             raise ConfigError("AGENT_URL and AGENT_HANDLER are both set; messages go to one of them")
         if self.rate_limit_replies is not None:
             Quota.parse(self.rate_limit_replies)
+        for name, url in {
+            "RATE_LIMIT_KV": self.rate_limit_kv,
+            "AGENT_URL": self.agent_url,
+            "TELEGRAM_API_BASE": self.telegram_api_base,
+            "CLOUDFLARE_API_BASE": self.cloudflare_api_base,
+        }.items():
+            _check_url(name, url)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -72,7 +80,7 @@ class Settings:
         return cls(
             bot_token=env.get("TELEGRAM_BOT_TOKEN", "").strip(),
             webhook_secret=env.get("TELEGRAM_WEBHOOK_SECRET", "").strip(),
-            allowed_user_ids=_listed(env.get("ALLOWED_USER_IDS", "")),
+            allowed_user_ids=_user_ids(env.get("ALLOWED_USER_IDS", "")),
             rate_limit_max=_whole(env, "RATE_LIMIT_MAX", DEFAULT_MAX, MAX_UNITS),
             rate_limit_window_ms=_whole(
                 env, "RATE_LIMIT_WINDOW_MS", DEFAULT_WINDOW_MS, MAX_PERIOD_US // MILLISECOND
@@ -93,9 +101,23 @@ class Settings:
         )
 
 
-def _listed(text: str) -> frozenset[str]:
-    """Return the entries of a list with commas; an empty entry is nobody, not somebody with an empty name."""
-    return frozenset(filter(None, (entry.strip() for entry in text.split(","))))
+def _check_url(name: str, url: str | None) -> None:
+    try:
+        check_credentials(url or "")
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _user_ids(text: str) -> frozenset[str]:
+    """Return the ids of a list with commas; an empty entry is nobody, not somebody with an empty name."""
+    entries = frozenset(filter(None, (entry.strip() for entry in text.split(","))))
+    names = sorted(entry for entry in entries if not (entry.isascii() and entry.isdigit()))
+    if names:
+        raise ConfigError(
+            f"ALLOWED_USER_IDS: {', '.join(map(repr, names))} is no user id; Telegram's are numbers such as 42, "
+            "and a name can change hands"
+        )
+    return entries
 
 
 def _whole(env: Mapping[str, str], name: str, default: int, most: int) -> int:

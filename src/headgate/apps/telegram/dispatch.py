@@ -26,6 +26,23 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class File:
+    """A picture or document at Telegram.
+
+    Attributes:
+        kind: `photo` or `document`.
+        file_id: What it is fetched by.
+        name: Its name; `None` for a picture.
+        media_type: As its sender says; `None` for a picture.
+    """
+
+    kind: str
+    file_id: str
+    name: str | None = None
+    media_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """What somebody wrote.
 
@@ -36,6 +53,7 @@ class Message:
         chat_id: Where.
         text: The text, or the caption of a picture or document.
         message_thread_id: The topic of a forum; `None` outside of one.
+        files: The pictures and documents that came with it; `BotApi.download` fetches one by its id.
     """
 
     kind: ClassVar[str] = "message"
@@ -45,6 +63,7 @@ class Message:
     chat_id: str
     text: str
     message_thread_id: int | None = None
+    files: tuple[File, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

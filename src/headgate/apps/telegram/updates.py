@@ -61,9 +61,11 @@ class Update(_Part):
     callback_query: CallbackQuery | None = None
 
 
-def read_update(body: bytes) -> Update | None:
-    """Return the update of a request, or `None` if it is not JSON or not of an update's shape."""
+def read_update(document: bytes | dict[str, Any]) -> Update | None:
+    """Return the update of a request's body, or of a document; `None` if it is not JSON or not of an update's shape."""
     try:
-        return Update.model_validate_json(body)
+        if isinstance(document, bytes):
+            return Update.model_validate_json(document)
+        return Update.model_validate(document)
     except ValidationError:
         return None

@@ -7,10 +7,11 @@ dispatched is never dispatched or counted again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from headgate import AsyncHold, AsyncLimiter
 from headgate.apps.telegram.bot_api import BotApi, BotApiError
-from headgate.apps.telegram.dispatch import ButtonPress, Handler, Message
+from headgate.apps.telegram.dispatch import ButtonPress, File, Handler, Message
 from headgate.apps.telegram.seen import SeenUpdates
 from headgate.apps.telegram.updates import CallbackQuery, SentMessage, Update
 
@@ -130,8 +131,21 @@ def _message(update_id: int, sent: SentMessage) -> Message | None:
     if sent.sender is None or not text:
         return None
     return Message(
-        update_id, sent.message_id, str(sent.sender.id), str(sent.chat.id), text, sent.message_thread_id
+        update_id,
+        sent.message_id,
+        str(sent.sender.id),
+        str(sent.chat.id),
+        text,
+        sent.message_thread_id,
+        tuple(_files(sent)),
     )
+
+
+def _files(sent: SentMessage) -> Iterator[File]:
+    # The sizes of one picture, the largest last. Only what has an id can be fetched.
+    for kind, found in (("photo", sent.photo[-1] if sent.photo else None), ("document", sent.document)):
+        if isinstance(found, dict) and isinstance(found.get("file_id"), str):
+            yield File(kind, found["file_id"], found.get("file_name"), found.get("mime_type"))
 
 
 def _button_press(update_id: int, query: CallbackQuery) -> ButtonPress:

@@ -5,7 +5,7 @@
 
 from headgate.apps.tiers.app import create_app, main
 from headgate.apps.tiers.bucket import Outcome
-from headgate.apps.tiers.commands import create_key, list_keys, revoke_key
+from headgate.apps.tiers.commands import create_key, inspect_caller, list_keys, reset_caller, revoke_key
 from headgate.apps.tiers.config import Settings
 from headgate.apps.tiers.limits import DEFAULT_RATE_LIMITS, TierLimit
 from headgate.apps.tiers.load_test import load_test
@@ -30,9 +30,11 @@ __all__ = [
     "_redact_redis_credentials",
     "create_app",
     "create_key",
+    "inspect_caller",
     "list_keys",
     "load_test",
     "main",
+    "reset_caller",
     "revoke_key",
     "setup_rate_limiting",
 ]

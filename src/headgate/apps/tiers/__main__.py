@@ -7,6 +7,7 @@ import sys
 
 from headgate.apps.tiers import create_key, list_keys, load_test, main, revoke_key
 from headgate.errors import ConfigError
+from headgate.observe import redact
 
 
 def command(arguments: list[str] | None = None) -> int:
@@ -14,7 +15,10 @@ def command(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m headgate.apps.tiers", description="An API with tiers.")
     parser.add_argument("--host", help="where to listen (default: HOST, or 127.0.0.1)")
     parser.add_argument("--port", type=int, help="which port; 0 for any free one (default: PORT, or 8000)")
-    parser.set_defaults(command=lambda options: main(options.host, options.port))
+    parser.add_argument(
+        "--workers", type=int, default=1, help="how many processes share the work (default: 1)"
+    )
+    parser.set_defaults(command=lambda options: main(options.host, options.port, options.workers))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     keys = commands.add_parser("keys", help="API keys").add_subparsers(metavar="ACTION", required=True)
@@ -39,7 +43,7 @@ def command(arguments: list[str] | None = None) -> int:
     try:
         exit_code: int = options.command(options)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         return 2
     return exit_code
 

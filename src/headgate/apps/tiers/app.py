@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import PlainTextResponse
 from redis.asyncio import Redis
 
 import headgate
+from headgate.apps.common.health import PATHS, Check, add_health
+from headgate.apps.common.starting import Launch, log_to_stderr, run
 from headgate.apps.tiers.authentication import ApiKeyAuthentication
 from headgate.apps.tiers.config import Settings, load_settings
 from headgate.apps.tiers.keys import KeyTable
 from headgate.apps.tiers.limits import limits_by_tier
 from headgate.apps.tiers.log import log
 from headgate.apps.tiers.metrics import Metrics
-from headgate.apps.tiers.middleware import RateLimitMiddleware, Standing, setup_rate_limiting
+from headgate.apps.tiers.middleware import EXCLUDED_PATHS, RateLimitMiddleware, Standing, setup_rate_limiting
+from headgate.apps.tiers.rate_limiter import Backends
 from headgate.clock import Clock
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, StoreError, StoreMisconfigured
 from headgate.http import by_address
-from headgate.observe import RedactingFilter
 
 
 def create_app(settings: Settings | None = None, *, clock: Clock | None = None) -> FastAPI:
@@ -39,7 +39,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
         ConfigError: It cannot run like this; the message names the variable.
     """
     settings = load_settings() if settings is None else settings
-    keys = KeyTable(settings.database)
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
     metrics = Metrics(limits_by_tier(settings.rate_limits))
     client = _client(settings)
 
@@ -56,6 +56,10 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
     app = FastAPI(title="Headgate tiers", version=headgate.__version__, lifespan=lifespan)
     app.add_api_route("/", _root)
     app.add_api_route("/health", _health)
+    stores: dict[str, Check] = {"database": keys.ping}
+    if client is not None:
+        stores["redis"] = client.ping
+    add_health(app, stores)
     app.add_api_route("/metrics", lambda: PlainTextResponse(metrics.text()), include_in_schema=False)
     app.add_api_route("/v1/whoami", _whoami)
     if settings.saju_enable_rate_limiting:
@@ -63,6 +67,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
             RateLimitMiddleware,
             redis_client=client,
             rate_limits=settings.rate_limits,
+            exclude_paths=(*EXCLUDED_PATHS, *PATHS),
             use_atomic_redis=settings.saju_enable_atomic_rate_limiter,
             address=by_address(proxies=settings.trusted_proxies, header=settings.saju_forwarded_header),
             clock=clock,
@@ -74,7 +79,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
     return app
 
 
-def main(host: str | None = None, port: int | None = None) -> int:
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
     """Run the service until it is told to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
@@ -82,23 +87,33 @@ def main(host: str | None = None, port: int | None = None) -> int:
     Args:
         host: Where to listen, instead of `HOST`.
         port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
     """
-    try:
+
+    def prepare() -> Launch:
         settings = load_settings()
-        _configure_logging(settings)
+        log_to_stderr(settings.log_level)
         asyncio.run(_check_database(settings))
-        app = create_app(settings)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    uvicorn.run(
-        app,
-        host=settings.host if host is None else host,
-        port=settings.port if port is None else port,
-        log_config=None,
-        proxy_headers=False,  # it would believe X-Forwarded-For from this machine; whom to believe is ours to say
-    )
-    return 0
+        asyncio.run(_check_redis(settings))
+        is_in_memory = settings.saju_enable_rate_limiting and not settings.saju_redis_url
+        return Launch(
+            lambda: create_app(settings),
+            "headgate.apps.tiers.app:make_worker",
+            settings.host if host is None else host,
+            settings.port if port is None else port,
+            in_memory="the buckets are in memory; SAJU_REDIS_URL names a Redis that they share"
+            if is_in_memory
+            else "",
+        )
+
+    return run(prepare, workers)
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    log_to_stderr(settings.log_level)
+    return create_app(settings)
 
 
 def _client(settings: Settings) -> Redis | None:
@@ -113,11 +128,29 @@ def _client(settings: Settings) -> Redis | None:
 
 async def _check_database(settings: Settings) -> None:
     """Make the tables. The application does so by itself, but there a failure would end in a traceback."""
-    keys = KeyTable(settings.database)
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
     try:
         await keys.prepare()
     finally:
         await keys.aclose()
+
+
+async def _check_redis(settings: Settings) -> None:
+    """Refuse to start on a Redis that refuses us. One that is down may be back; until then each process limits by itself."""
+    if not settings.saju_enable_rate_limiting or not settings.saju_redis_url:
+        return
+    client = _client(settings)
+    try:
+        await Backends(
+            client, atomic=settings.saju_enable_atomic_rate_limiter, deadline=settings.saju_redis_timeout
+        ).ping()
+    except StoreMisconfigured as error:
+        raise ConfigError(f"SAJU_REDIS_URL: {error}") from None
+    except StoreError as error:
+        log(logging.WARNING, "Rate limiting: Redis cannot be reached: %s", error)
+    finally:
+        if client is not None:
+            await client.aclose()
 
 
 async def _root() -> dict[str, str]:
@@ -151,12 +184,3 @@ async def _whoami(request: Request) -> dict[str, Any]:
         "remaining": standing.remaining,
         "reset": standing.outcome.reset_at,
     }
-
-
-def _configure_logging(settings: Settings) -> None:
-    """Log to standard error, everybody's credentials removed; `LOG_LEVEL` is ours, and does not make libraries chatty."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(RedactingFilter())
-    logging.getLogger("headgate").setLevel(settings.log_level)
-    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(settings.log_level)))

@@ -1,4 +1,4 @@
-"""What `headgate tiers keys` does: plain functions that print, and return an exit code."""
+"""What `headgate tiers` does: plain functions that print, and return an exit code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from math import floor
 
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from headgate.apps.tiers.backends import state_keys
 from headgate.apps.tiers.config import Settings, load_settings
 from headgate.apps.tiers.keys import KeyTable, StoredKey
-from headgate.apps.tiers.limits import ANONYMOUS, limits_by_tier
+from headgate.apps.tiers.limits import ANONYMOUS, SIGNED_IN, limits_by_tier
+from headgate.apps.tiers.middleware import setup_rate_limiting
+from headgate.apps.tiers.rate_limiter import TokenBucketRateLimiter
 from headgate.clock import MICROSECONDS
+from headgate.errors import ConfigError
 
 
 def create_key(user_id: str, tier: str | None = None) -> int:
@@ -39,6 +47,75 @@ def revoke_key(key_id: str) -> int:
         ConfigError: The database cannot be used.
     """
     return asyncio.run(_revoke_key(key_id))
+
+
+def inspect_caller(key: str) -> int:
+    """Print what is in the bucket of a caller, `user:ID` or `ip:ADDRESS`, and take nothing.
+
+    Raises:
+        ConfigError: The key is none, or Redis or the database cannot be used.
+    """
+    return asyncio.run(_inspect(key))
+
+
+def reset_caller(key: str) -> int:
+    """Fill the bucket of a caller.
+
+    Raises:
+        ConfigError: As for `inspect_caller`.
+    """
+    return asyncio.run(_reset(key))
+
+
+async def _inspect(key: str) -> int:
+    settings = load_settings()
+    limits = limits_by_tier(settings.rate_limits)
+    tier = await _tier_of(key, settings)
+    limit = limits.get(tier, limits[ANONYMOUS])
+    async with _redis(settings) as client:
+        bucket = limit.bucket()
+        limiter = TokenBucketRateLimiter(bucket.capacity, bucket.refill_rate, client)
+        outcome = await limiter.take(key, cost=0)
+    if outcome.backend == "memory":
+        raise ConfigError("SAJU_REDIS_URL: Redis does not answer")
+    print(
+        f"{key}: tier {tier}, {limit.limit} per minute, {floor(outcome.remaining)} of {limit.capacity} left"
+    )
+    return 0
+
+
+async def _reset(key: str) -> int:
+    settings = load_settings()
+    await _tier_of(key, settings)
+    async with _redis(settings) as client:
+        try:
+            await client.delete(*state_keys(key))
+        except RedisError as error:
+            raise ConfigError(f"SAJU_REDIS_URL: {error}") from error
+    return 0
+
+
+async def _tier_of(key: str, settings: Settings) -> str:
+    kind, _, name = key.partition(":")
+    if kind not in ("user", "ip") or not name:
+        raise ConfigError(f"a caller is user:ID or ip:ADDRESS, not {key!r}")
+    if kind == "ip":
+        return ANONYMOUS
+    async with _key_table(settings) as keys:
+        tiers = {stored.user_id: stored.tier for stored in await keys.list()}
+    return tiers.get(name, SIGNED_IN)
+
+
+@asynccontextmanager
+async def _redis(settings: Settings) -> AsyncIterator[Redis]:
+    if not settings.saju_redis_url:
+        raise ConfigError(
+            "SAJU_REDIS_URL: buckets are in the memory of the service, which no command can reach"
+        )
+    client = setup_rate_limiting(settings.saju_redis_url, timeout=settings.saju_redis_timeout)
+    assert client is not None
+    async with client:
+        yield client
 
 
 async def _create_key(user_id: str, tier: str | None) -> int:
@@ -79,7 +156,7 @@ async def _revoke_key(key_id: str) -> int:
 
 @asynccontextmanager
 async def _key_table(settings: Settings) -> AsyncIterator[KeyTable]:
-    keys = KeyTable(settings.database)
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
     try:
         await keys.prepare()
         yield keys

@@ -9,15 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL
 
+from headgate.apps.common.databases import database_url
 from headgate.apps.tiers.limits import TierLimit, parse_rate_limits
 from headgate.errors import ConfigError
 from headgate.http import Proxies
 
 DEFAULT_DATABASE = "sqlite:///headgate-tiers.db"
-DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg"}
 
 
 class SettingsError(ConfigError):
@@ -35,7 +34,7 @@ def _rate_limits(text: str) -> str:
 
 
 def _database(text: str) -> str:
-    sqlalchemy_url(text)
+    database_url(text or DEFAULT_DATABASE)
     return text
 
 
@@ -47,21 +46,6 @@ def _proxies(text: str) -> str:
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def sqlalchemy_url(database_url: str) -> URL:
-    """Return where keys are stored, with the driver that we use for it.
-
-    Raises:
-        ValueError: That is not a database that we know.
-    """
-    try:
-        url = make_url(database_url or DEFAULT_DATABASE)
-    except (ArgumentError, ValueError) as error:
-        raise ValueError("is not a URL like postgresql://user@host/name") from error
-    if url.get_backend_name() not in DRIVERS:
-        raise ValueError("must begin with postgresql:// or sqlite:///")
-    return url.set(drivername=DRIVERS[url.get_backend_name()])
 
 
 class _Base(BaseSettings):
@@ -93,6 +77,7 @@ class Settings(AtomicSwitch):
     saju_trusted_proxies: Annotated[str, AfterValidator(_proxies)] = ""
     saju_forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
     database_url: Annotated[str, AfterValidator(_database)] = Field(default="", repr=False)
+    database_timeout: float = Field(default=5.0, ge=0.1, le=600)
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     log_level: Annotated[
@@ -112,7 +97,7 @@ class Settings(AtomicSwitch):
     @property
     def database(self) -> URL:
         """Where keys are stored."""
-        return sqlalchemy_url(self.database_url)
+        return database_url(self.database_url or DEFAULT_DATABASE)
 
 
 def load_settings() -> Settings:

@@ -11,15 +11,17 @@ import re
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from importlib import resources
 from typing import Any, NamedTuple
 
-from sqlalchemy import URL, Connection, event, text
+from sqlalchemy import URL, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from headgate.apps.common.databases import create_engine, problem_with, try_sqlite
+from headgate.apps.common.deadlines import DEFAULT_LIMIT, within
 from headgate.apps.tiers.config import SettingsError
 from headgate.apps.tiers.limits import SIGNED_IN
 from headgate.clock import Clock, WallClock
@@ -28,7 +30,6 @@ from headgate.errors import ConfigError
 PREFIX = "hg_"
 LONGEST_USER_ID = 200
 _KEY = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
-_SQLITE_WAIT_SECONDS = 15.0
 _LOCK = 0x7469_6572_6B65_7973  # an arbitrary number that no other program should use as its advisory lock
 
 _FIND = """
@@ -81,11 +82,13 @@ class KeyTable:
     Args:
         url: Where it is, with an asynchronous driver.
         clock: Where time comes from, for tests.
+        timeout: Seconds that PostgreSQL has for an operation.
     """
 
-    def __init__(self, url: URL, clock: Clock | None = None) -> None:
+    def __init__(self, url: URL, clock: Clock | None = None, *, timeout: float = DEFAULT_LIMIT) -> None:
         self._url = url
-        self._engine = _create_engine(url)
+        self._timeout = timeout
+        self._engine = create_engine(url, timeout)
         self._clock = WallClock() if clock is None else clock
 
     async def prepare(self) -> None:
@@ -95,23 +98,20 @@ class KeyTable:
             SettingsError: The database cannot be used.
         """
         try:
-            if self._url.get_backend_name() == "sqlite":
-                _try_sqlite(self._url)
+            try_sqlite(self._url)
             async with self._writing() as connection:
                 if connection.dialect.name == "postgresql":  # SQLite's writers wait for each other anyway
                     await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
                 for statement in _schema():
                     await connection.exec_driver_sql(statement)
-        except (OSError, sqlite3.Error) as error:
-            raise SettingsError(f"DATABASE_URL: {error}") from error
-        except SQLAlchemyError as error:
-            raise SettingsError(f"DATABASE_URL: {getattr(error, 'orig', None) or error}") from error
+        except (OSError, sqlite3.Error, SQLAlchemyError) as error:
+            raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
 
     async def find(self, key: str) -> User | None:
         """Return whom a key belongs to; `None` if it is none of ours, or was revoked."""
         if not _KEY.fullmatch(key):
             return None
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             found = (await connection.execute(text(_FIND), {"digest": digest_of(key)})).one_or_none()
         return None if found is None else User(*found)
 
@@ -141,7 +141,7 @@ class KeyTable:
 
     async def list(self) -> list[StoredKey]:
         """Return all keys, the oldest first."""
-        async with self._engine.connect() as connection:
+        async with self._reading() as connection:
             return [StoredKey(*row) for row in await connection.execute(text(_LIST))]
 
     async def revoke(self, key_id: str) -> bool:
@@ -154,12 +154,24 @@ class KeyTable:
         """Close all connections."""
         await self._engine.dispose()
 
+    async def ping(self) -> None:
+        """Ask the database for an answer; raises what SQLAlchemy raises if there is none."""
+        async with self._reading() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        with within(self._timeout):
+            async with self._engine.connect() as connection:
+                yield connection
+
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[AsyncConnection]:
         # SQLite: one that says at its beginning that it will write waits for its turn; others are refused.
         writing = self._engine.execution_options(begin_sqlite="BEGIN IMMEDIATE")
-        async with writing.begin() as connection:
-            yield connection
+        with within(self._timeout):
+            async with writing.begin() as connection:
+                yield connection
 
 
 def digest_of(key: str) -> str:
@@ -170,31 +182,3 @@ def digest_of(key: str) -> str:
 def _schema() -> list[str]:
     sql = resources.files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
     return [statement for statement in re.split(r";\s*$", sql, flags=re.MULTILINE) if statement.strip()]
-
-
-def _try_sqlite(url: URL) -> None:
-    # When opening fails, the thread of the asynchronous driver may outlive the event loop and complain of it.
-    with closing(sqlite3.connect(url.database or "")) as connection:
-        connection.execute("PRAGMA schema_version")
-
-
-def _create_engine(url: URL) -> AsyncEngine:
-    if url.get_backend_name() != "sqlite":
-        return create_async_engine(url, pool_pre_ping=True)
-    engine = create_async_engine(url, connect_args={"timeout": _SQLITE_WAIT_SECONDS})
-    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-    event.listen(engine.sync_engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _prepare_sqlite(connection: Any, record: object) -> None:
-    # The driver would begin transactions by its own rules; we say BEGIN ourselves.
-    connection.isolation_level = None
-    cursor: sqlite3.Cursor = connection.cursor()
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.execute("PRAGMA journal_mode = WAL")
-    cursor.close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get("begin_sqlite", "BEGIN"))

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from headgate.apps.tiers.limits import TierLimit
 from headgate.apps.tiers.middleware import Standing
+from headgate.observe.prometheus import all_processes
 
 _REMAINING = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
 
@@ -32,7 +33,11 @@ class Metrics:
             registry=self.registry,
         )
         limit = Gauge(
-            "saju_rate_limit_limit", "Requests per minute, by tier.", ["tier"], registry=self.registry
+            "saju_rate_limit_limit",
+            "Requests per minute, by tier.",
+            ["tier"],
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
         )
         for tier, configured in limits.items():
             limit.labels(tier).set(configured.limit)
@@ -50,4 +55,4 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all figures, as Prometheus reads them."""
-        return generate_latest(self.registry)
+        return generate_latest(all_processes(self.registry))

@@ -41,6 +41,7 @@ from headgate.errors import ConfigError
 from headgate.http import by_address
 from headgate.http.exchange import App, Message, Receive, Scope, Send, respond
 from headgate.http.problems import PROBLEM_JSON, Answer
+from headgate.urls import check_credentials
 
 __all__ = [
     "DEFAULT_RATE_LIMITS",
@@ -53,6 +54,9 @@ __all__ = [
 
 EXCLUDED_PATHS = ("/health", "/metrics", "/")
 MOST_CONNECTIONS = 50
+_SHOWN = 4
+"""Characters of a user's id in the log."""
+
 
 _OURS = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
 _SERVER_ERROR = Answer(
@@ -198,7 +202,9 @@ class RateLimitMiddleware:
         if not outcome.allowed:
             self._log_refusal(
                 logging.INFO,
-                "Rate limit exceeded: tier %s, %d per minute; retry after %d s",
+                "Rate limit exceeded: %s from %s, tier %s, %d per minute; retry after %d s",
+                _shortened(who.key),
+                self._address(scope),
                 who.tier,
                 standing.limit.limit,
                 outcome.retry_after,
@@ -249,6 +255,7 @@ def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> 
     if not redis_url:
         log(logging.INFO, "Rate limiting: Redis URL not provided, using local fallback")
         return None
+    check_credentials(redis_url)
     try:
         # Not sent again by itself: after a lost reply nobody knows whether a token was taken.
         pool = BlockingConnectionPool.from_url(
@@ -260,8 +267,8 @@ def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> 
             retry=Retry(NoBackoff(), 0),
         )
         probe = redis.Redis.from_url(redis_url, socket_timeout=timeout, socket_connect_timeout=timeout)
-    except ValueError as error:
-        raise ConfigError(_redact_redis_credentials(f"{redis_url!r}: {error}")) from None
+    except ValueError:  # its message may repeat a piece of the URL
+        raise ConfigError("is not a URL like redis://user@host:6379/0") from None
     try:
         with probe:
             probe.ping()
@@ -271,6 +278,12 @@ def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> 
     else:
         log(logging.INFO, "Rate limiting: Connected to Redis at %s", redis_url)
     return Redis.from_pool(pool)
+
+
+def _shortened(key: str) -> str:
+    """Return enough of a key to find who it is: an id may be an e-mail address, which does not belong into a log."""
+    kind, _, name = key.partition(":")
+    return key if kind == "ip" or len(name) <= _SHOWN else f"{kind}:{name[:_SHOWN]}…"
 
 
 def _attribute(user: Any, name: str) -> Any:

@@ -16,12 +16,13 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from headgate import StoreConflict, StoreError, StoreUnavailable
+from headgate import StoreConflict, StoreError, StoreMisconfigured, StoreUnavailable
 from headgate.apps.tiers.backends import UNREADABLE, AtomicBackend, MemoryBackend, PipelineBackend, state_keys
 from headgate.apps.tiers.bucket import Bucket, Outcome
 from headgate.apps.tiers.log import LimitedLog, _redact_redis_credentials, log
+from headgate.circuit import AsyncCircuit, Breaker
 from headgate.clock import Clock
-from headgate.stores.outage import Breaker
+from headgate.stores.redis.endpoint import is_refusal
 
 DEADLINE = 1.0
 """Seconds that Redis has for an answer."""
@@ -52,61 +53,58 @@ class Backends:
         self._deadline = deadline
         self._atomic = AtomicBackend(client, clock, monotonic) if atomic and client is not None else None
         self._pipeline = PipelineBackend(client, clock) if client is not None else None
-        self._breaker = Breaker(_Name(client), monotonic)
+        self._circuit = AsyncCircuit(Breaker(_Name(client), monotonic), self._probe)
         self._complain = LimitedLog()
-        self._probes: set[asyncio.Task[None]] = set()
 
     async def take(self, bucket: Bucket, key: str, cost: int) -> Outcome:
         """Take tokens from a bucket, wherever it can be done; never raises for want of Redis."""
         if self._client is None:
             return self.memory.take(bucket, key, cost)
-        ticket = self._breaker.admit()
-        if ticket is None:
-            if self._breaker.wants_probe():
-                self._start_probe()
-            return self.memory.take(bucket, key, cost)
         try:
-            async with asyncio.timeout(self._deadline):
-                outcome = await self._ask_redis(bucket, key, cost)
-        except Exception as error:  # noqa: BLE001  # the client is anybody's; what it raises must not stop the service
-            self._failed(ticket, error, key)
+            return await self._circuit.call(True, self._ask_redis, bucket, key, cost)
+        except StoreError:
             return self.memory.take(bucket, key, cost)
-        except BaseException:
-            self._breaker.gave_up(ticket)
-            raise
-        self._breaker.succeeded(ticket)
-        return outcome
+
+    async def ping(self) -> None:
+        """Ask Redis whether it can be used, by taking a token from a bucket that is nobody's.
+
+        Raises:
+            StoreUnavailable: It is down.
+            StoreMisconfigured: It refuses us.
+        """
+        if self._client is not None:
+            await self._ask_redis(Bucket(1, 1.0), "headgate:ping", 1)
 
     async def _ask_redis(self, bucket: Bucket, key: str, cost: int) -> Outcome:
         assert self._pipeline is not None
-        outcome = None if self._atomic is None else await self._atomic.take(bucket, key, cost)
-        return await self._pipeline.take(bucket, key, cost) if outcome is None else outcome
+        try:
+            async with asyncio.timeout(self._deadline):
+                outcome = None if self._atomic is None else await self._atomic.take(bucket, key, cost)
+                return await self._pipeline.take(bucket, key, cost) if outcome is None else outcome
+        except Exception as error:  # the client is anybody's; what it raises must not stop the service
+            raise self._error(error, key) from error
 
-    def _failed(self, ticket: int, error: Exception, key: str) -> None:
+    def _error(self, error: Exception, key: str) -> StoreError:
+        """Return what a failure means, and log it."""
         if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
             error = StoreConflict(UNREADABLE.format(state_keys(key)[0]))
         # Of the many requests that an outage meets, the first one speaks for all; the breaker keeps the others away.
-        if self._breaker.is_closed:
+        if self._circuit.breaker.is_closed:
             self._complain(logging.ERROR, "Rate limit check failed: %s", str(error) or type(error).__name__)
-        if not isinstance(error, StoreError):
-            error = StoreUnavailable(_redact_redis_credentials(str(error) or type(error).__name__))
-        self._breaker.failed(ticket, error)
-
-    def _start_probe(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._probe())
-        self._probes.add(task)  # an event loop alone does not keep its tasks
-        task.add_done_callback(self._probes.discard)
+        if isinstance(error, StoreError):
+            return error
+        kind = StoreMisconfigured if is_refusal(error) else StoreUnavailable
+        return kind(_redact_redis_credentials(str(error) or type(error).__name__))
 
     async def _probe(self) -> None:
-        """Look whether Redis is back, at nobody's expense."""
+        """Look whether Redis is back."""
         client: Any = self._client
         try:
             async with asyncio.timeout(self._deadline):
                 await client.ping()
         except (RedisError, OSError) as error:
             log(logging.DEBUG, "Rate limiting: Redis is still away: %s", error)
-        else:
-            self._breaker.probed()
+            raise StoreUnavailable(_redact_redis_credentials(str(error) or type(error).__name__)) from error
 
 
 class TokenBucketRateLimiter:

@@ -13,15 +13,15 @@ from headgate._async.limiter import AsyncLimiter
 from headgate._async.turns import AsyncTurns
 from headgate._fork import watch
 from headgate.clock import Clock
+from headgate.costs import Cost
 from headgate.hooks import Hook, Hooks, logger
 from headgate.keys import Key
 from headgate.policy._async.policed import AsyncPoliced
 from headgate.policy._async.shadow import AsyncShadow
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, Tally
-from headgate.stores import local
+from headgate.quotas import QuotaValue
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
-from headgate.stores.outage import OnStoreError
 
 
 class AsyncVersion(AsyncLimiter):
@@ -62,8 +62,9 @@ class AsyncVersion(AsyncLimiter):
             name=policy.name,
             store=store,
             clock=clock,
-            on_store_error=_on_store_error(policy.on_store_error),
+            on_store_error=policy.on_store_error,
             deadline=policy.deadline,
+            on_overload=policy.on_overload,
         )
         if self._policed is not None:
             pick, own = self._turn_of, self._policed.without_foreign
@@ -72,7 +73,7 @@ class AsyncVersion(AsyncLimiter):
     def _around(self, gate: AsyncGate, hooks: Iterable[Hook]) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
         new_hold: Callable[..., AsyncHold] = AsyncHold
         if self._heard is not None:
-            gate = AsyncObserved(gate, self.name, self._heard)
+            gate = AsyncObserved(gate, self.name, self.units, self._heard)
             new_hold = partial(AsyncObservedHold, self._heard, self.name)
         if self.policy.decides_alike and not self.shadows:
             return gate, new_hold
@@ -105,8 +106,10 @@ class AsyncPolicyLimiter(AsyncLimiter):
         """Take over everything that a version has prepared. A call reads the gate once, so it sees one version."""
         self._version = version
         self.rules = version.rules
+        self.units = version.units
         self.store = version.store
         self.health = version.health
+        self._ping = version._ping
         self._turn_of = version._turn_of
         self.new_hold = version.new_hold
         self.gate = version.gate
@@ -120,8 +123,10 @@ class AsyncPolicyLimiter(AsyncLimiter):
     def current(self) -> AsyncVersion:
         return self._version
 
-    async def _take(self, key: Key | None, cost: int, tier: str | None, now: float | None) -> AsyncHold:
-        return await self._version._take(key, cost, tier, now)  # gate and holds of one version
+    async def _take(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+    ) -> AsyncHold:
+        return await self._version._take(key, cost, tier, quota, now)  # gate and holds of one version
 
     def shadow_report(self) -> dict[str, ShadowCount]:
         """Return what each shadow rule would have done, by its name, in this process.
@@ -147,9 +152,3 @@ class AsyncPolicyLimiter(AsyncLimiter):
                     notify()
                 except Exception:  # noqa: BLE001  # the version is in force, whatever listeners make of it
                     logger.exception("%r failed on a new policy", notify)
-
-
-def _on_store_error(policy: str | float) -> OnStoreError:
-    if isinstance(policy, float):
-        return local(policy)
-    return "closed" if policy == "closed" else "open"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headgate._fork import watch
 from headgate.clock import Clock
-from headgate.errors import ConfigError, HeadgateError
+from headgate.errors import ConfigError, HeadgateError, StoreError
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
 from headgate.policy._async.limiter import AsyncPolicyLimiter, AsyncVersion
@@ -220,6 +220,24 @@ class AsyncLivePolicy(Mapping[str, AsyncPolicyLimiter]):
             self.last_error = redact(repr(error))
             if asked or self.last_error != known:
                 logger.exception("the policy stays as it was, for a reason that nobody thought of")
+
+    async def ping(self) -> dict[str, StoreError | None]:
+        """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
+
+        `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
+        """
+        found: dict[str, StoreError | None] = {}
+        for limiter in sorted(
+            self.values(), key=lambda limiter: not limiter.rules
+        ):  # without rules none is asked
+            if limiter.policy.store not in found:
+                try:
+                    await limiter.ping()
+                except StoreError as error:
+                    found[limiter.policy.store] = error
+                else:
+                    found[limiter.policy.store] = None
+        return found
 
     async def aclose(self) -> None:
         """Close all stores."""

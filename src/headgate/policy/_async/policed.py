@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeGuard, TypeVar
 
+from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.policy._async.shadow import AsyncShadow
 from headgate.policy.model import LimiterPolicy
@@ -57,10 +58,12 @@ class AsyncPoliced:
         if not decision.allowed or request.operation == "peek" or not self._shadows:
             return decision, receipts
         try:
-            taken = await self._all(lambda shadow: shadow.ask(request))
+            taken = await self._all(
+                lambda shadow: shadow.ask(request.replacing(_own(request.replaces, shadow)))
+            )
         except BaseException:
-            # Cancelled, or interrupted: this hold will never be settled.
-            if receipts is not None:
+            # Cancelled, or interrupted: this hold will never be settled. Units that were moved are final, or not lost.
+            if receipts is not None and request.replaces is None:
                 await self._live.refund(receipts, request.cost, request.now)
             raise
         also = tuple(
@@ -70,13 +73,12 @@ class AsyncPoliced:
         )
         return decision, (receipts or ()) + also or None
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        live = tuple(entry for entry in receipts if not _is_shadow(entry[0]))
-        if live:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        if live := _live_part(receipts):
             await self._live.refund(live, cost, now)
         for place, receipt in receipts:
             if _is_shadow(place) and (shadow := self._by_identity.get(place[1])) is not None:
-                await shadow.refund(((place[2], receipt),), cost, now)
+                await shadow.refund(((place[2], receipt),), shadow.cost_in(cost), now)
 
     async def reset(self, key: Key | None) -> None:
         await self._live.reset(self.without_foreign(key))
@@ -85,7 +87,8 @@ class AsyncPoliced:
     def _for_live(self, request: Request) -> Request:
         """Return what the live rules are asked: with the tier that the policy gives the caller."""
         tier = self._policy.tier_for(request.key, request.tier)
-        return request.for_key(self.without_foreign(request.key), tier)
+        live = request.for_key(self.without_foreign(request.key), tier)
+        return live if live.replaces is None else live.replacing(_live_part(live.replaces) or None)
 
     def without_foreign(self, key: Key | None) -> Key | None:
         """Return a call's key without what only shadow rules count by: the live ones would not know it."""
@@ -99,6 +102,20 @@ class AsyncPoliced:
             return list(await asyncio.gather(*map(ask, self._shadows)))
         # end async only
         return [await ask(shadow) for shadow in self._shadows]
+
+
+def _live_part(receipts: Receipts) -> Receipts:
+    return tuple(entry for entry in receipts if not _is_shadow(entry[0]))
+
+
+def _own(receipts: Receipts | None, shadow: AsyncShadow) -> Receipts | None:
+    """Return the receipt of a shadow rule."""
+    own = [
+        (place[2], receipt)
+        for place, receipt in receipts or ()
+        if _is_shadow(place) and place[1] == shadow.rule.identity
+    ]
+    return tuple(own) or None
 
 
 def _is_shadow(place: object) -> TypeGuard[tuple[str, str, object]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from headgate._async.limiter import AsyncLimiter
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.errors import ConfigError, CostTooHigh
 from headgate.hooks import Call, Hooks
 from headgate.keys import Key
@@ -39,6 +40,15 @@ class AsyncShadow:
         self._hooks = hooks
         # The tiers that would be known if the rule were live.
         self._known = known_tiers((*policy.rules, rule))
+        # A cost for each live rule is, for this one, that of a live rule that counts the same.
+        self._like = next(
+            (
+                i
+                for i, live in enumerate(policy.rules)
+                if live.unit == rule.unit and (live.kind == "concurrent") is (rule.kind == "concurrent")
+            ),
+            None,
+        )
         limiter = AsyncLimiter(
             rule,
             name=policy.name,
@@ -55,7 +65,7 @@ class AsyncShadow:
             await self._record(request)
             return None
         # A hold is shown as the hit that it is at first: hooks hear nothing of its end.
-        call = Call(self._policy.name, "hit", request.key, request.cost, request.tier)
+        call = Call(self._policy.name, "hit", request.key, self.cost_in(request.cost), request.tier)
         try:
             with self._hooks.watch(call) as watch:
                 decision, receipts = await self._gate.ask(self._own_request(request))
@@ -77,7 +87,7 @@ class AsyncShadow:
         except Exception as error:  # noqa: BLE001
             self.tally.report(error)
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give units back."""
         try:
             await self._gate.refund(receipts, cost, now)
@@ -92,7 +102,16 @@ class AsyncShadow:
             self.tally.report(error)
 
     def _own_request(self, request: Request) -> Request:
-        return request.for_key(self._own(request.key), self._tier(request.key, request.tier))
+        cost, replaces = self.cost_in(request.cost), request.replaces
+        key, tier = self._own(request.key), self._tier(request.key, request.tier)
+        costs = cost if replaces is None else (cost,)
+        return Request(request.operation, key, costs, tier, request.now, None, replaces)
+
+    def cost_in(self, cost: Costs) -> int:
+        """Return what this rule is charged of a cost; nothing if no live rule counts the same."""
+        if isinstance(cost, int):
+            return cost
+        return 0 if self._like is None else cost[self._like]
 
     def _tier(self, key: Key | None, tier: str | None) -> str | None:
         return self._policy.tier_among(self._known, key, tier)

@@ -14,15 +14,15 @@ from headgate._sync.hold import Hold, ObservedHold
 from headgate._sync.limiter import Limiter
 from headgate._sync.turns import Turns
 from headgate.clock import Clock
+from headgate.costs import Cost
 from headgate.hooks import Hook, Hooks, logger
 from headgate.keys import Key
 from headgate.policy._sync.policed import Policed
 from headgate.policy._sync.shadow import Shadow
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, Tally
-from headgate.stores import local
+from headgate.quotas import QuotaValue
 from headgate.stores.base import Gate, Receipts, Store
-from headgate.stores.outage import OnStoreError
 
 
 class Version(Limiter):
@@ -63,8 +63,9 @@ class Version(Limiter):
             name=policy.name,
             store=store,
             clock=clock,
-            on_store_error=_on_store_error(policy.on_store_error),
+            on_store_error=policy.on_store_error,
             deadline=policy.deadline,
+            on_overload=policy.on_overload,
         )
         if self._policed is not None:
             pick, own = self._turn_of, self._policed.without_foreign
@@ -73,7 +74,7 @@ class Version(Limiter):
     def _around(self, gate: Gate, hooks: Iterable[Hook]) -> tuple[Gate, Callable[..., Hold]]:
         new_hold: Callable[..., Hold] = Hold
         if self._heard is not None:
-            gate = Observed(gate, self.name, self._heard)
+            gate = Observed(gate, self.name, self.units, self._heard)
             new_hold = partial(ObservedHold, self._heard, self.name)
         if self.policy.decides_alike and not self.shadows:
             return gate, new_hold
@@ -106,8 +107,10 @@ class PolicyLimiter(Limiter):
         """Take over everything that a version has prepared. A call reads the gate once, so it sees one version."""
         self._version = version
         self.rules = version.rules
+        self.units = version.units
         self.store = version.store
         self.health = version.health
+        self._ping = version._ping
         self._turn_of = version._turn_of
         self.new_hold = version.new_hold
         self.gate = version.gate
@@ -121,8 +124,10 @@ class PolicyLimiter(Limiter):
     def current(self) -> Version:
         return self._version
 
-    def _take(self, key: Key | None, cost: int, tier: str | None, now: float | None) -> Hold:
-        return self._version._take(key, cost, tier, now)  # gate and holds of one version
+    def _take(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+    ) -> Hold:
+        return self._version._take(key, cost, tier, quota, now)  # gate and holds of one version
 
     def shadow_report(self) -> dict[str, ShadowCount]:
         """Return what each shadow rule would have done, by its name, in this process.
@@ -148,9 +153,3 @@ class PolicyLimiter(Limiter):
                     notify()
                 except Exception:  # noqa: BLE001  # the version is in force, whatever listeners make of it
                     logger.exception("%r failed on a new policy", notify)
-
-
-def _on_store_error(policy: str | float) -> OnStoreError:
-    if isinstance(policy, float):
-        return local(policy)
-    return "closed" if policy == "closed" else "open"

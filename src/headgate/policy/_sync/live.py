@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headgate._fork import watch
 from headgate.clock import Clock
-from headgate.errors import ConfigError, HeadgateError
+from headgate.errors import ConfigError, HeadgateError, StoreError
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
 from headgate.policy._sync.limiter import PolicyLimiter, Version
@@ -190,6 +190,24 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
             self.last_error = redact(repr(error))
             if asked or self.last_error != known:
                 logger.exception("the policy stays as it was, for a reason that nobody thought of")
+
+    def ping(self) -> dict[str, StoreError | None]:
+        """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
+
+        `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
+        """
+        found: dict[str, StoreError | None] = {}
+        for limiter in sorted(
+            self.values(), key=lambda limiter: not limiter.rules
+        ):  # without rules none is asked
+            if limiter.policy.store not in found:
+                try:
+                    limiter.ping()
+                except StoreError as error:
+                    found[limiter.policy.store] = error
+                else:
+                    found[limiter.policy.store] = None
+        return found
 
     def close(self) -> None:
         """Close all stores."""

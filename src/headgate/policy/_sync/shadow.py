@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from headgate._sync.limiter import Limiter
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.errors import ConfigError, CostTooHigh
 from headgate.hooks import Call, Hooks
 from headgate.keys import Key
@@ -40,6 +41,15 @@ class Shadow:
         self._hooks = hooks
         # The tiers that would be known if the rule were live.
         self._known = known_tiers((*policy.rules, rule))
+        # A cost for each live rule is, for this one, that of a live rule that counts the same.
+        self._like = next(
+            (
+                i
+                for i, live in enumerate(policy.rules)
+                if live.unit == rule.unit and (live.kind == "concurrent") is (rule.kind == "concurrent")
+            ),
+            None,
+        )
         limiter = Limiter(
             rule,
             name=policy.name,
@@ -56,7 +66,7 @@ class Shadow:
             self._record(request)
             return None
         # A hold is shown as the hit that it is at first: hooks hear nothing of its end.
-        call = Call(self._policy.name, "hit", request.key, request.cost, request.tier)
+        call = Call(self._policy.name, "hit", request.key, self.cost_in(request.cost), request.tier)
         try:
             with self._hooks.watch(call) as watch:
                 decision, receipts = self._gate.ask(self._own_request(request))
@@ -78,7 +88,7 @@ class Shadow:
         except Exception as error:  # noqa: BLE001
             self.tally.report(error)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give units back."""
         try:
             self._gate.refund(receipts, cost, now)
@@ -93,7 +103,16 @@ class Shadow:
             self.tally.report(error)
 
     def _own_request(self, request: Request) -> Request:
-        return request.for_key(self._own(request.key), self._tier(request.key, request.tier))
+        cost, replaces = self.cost_in(request.cost), request.replaces
+        key, tier = self._own(request.key), self._tier(request.key, request.tier)
+        costs = cost if replaces is None else (cost,)
+        return Request(request.operation, key, costs, tier, request.now, None, replaces)
+
+    def cost_in(self, cost: Costs) -> int:
+        """Return what this rule is charged of a cost; nothing if no live rule counts the same."""
+        if isinstance(cost, int):
+            return cost
+        return 0 if self._like is None else cost[self._like]
 
     def _tier(self, key: Key | None, tier: str | None) -> str | None:
         return self._policy.tier_among(self._known, key, tier)

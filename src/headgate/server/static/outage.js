@@ -10,7 +10,7 @@ export function outages({ stores }) {
     store,
     limiters: entries.map(({ limiter }) => limiter),
     since: Math.min(...entries.map(({ since }) => since ?? Infinity)),
-    error: (entries.find(({ error }) => error)?.error ?? "it does not answer").replace(`${store}: `, ""),
+    error: (entries.find(({ reason }) => reason)?.reason ?? "it does not answer").replace(`${store}: `, ""),
   }));
 }
 

@@ -94,5 +94,6 @@ function refusal(decision) {
 export function failureWords(policy) {
   if (policy === "open") return "everything is admitted";
   if (policy === "closed") return "everything is refused";
-  return policy.startsWith("local ") ? `counts here, with ${policy.slice(6)} of each limit` : policy;
+  if (typeof policy === "string") return policy;
+  return `counts here, with ${Number((policy.local * 100).toPrecision(6))}% of each limit`;
 }

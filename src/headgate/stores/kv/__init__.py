@@ -18,6 +18,7 @@ from headgate.stores.kv.memory import MemoryKV
 from headgate.stores.kv.sqlite import SQLiteKV
 from headgate.stores.kv.store import KVStore
 from headgate.stores.kv.turns import Turns
+from headgate.urls import check_credentials
 
 __all__ = ["KV", "KVStore", "ListingKV", "MemoryKV", "SQLiteKV", "SwappingKV", "Turns", "open_kv", "purge"]
 
@@ -37,6 +38,7 @@ def open_kv(url: str) -> ListingKV:
     if scheme == "sqlite":
         return SQLiteKV.from_url(url)
     if scheme in {"redis", "rediss", "unix"}:
+        check_credentials(url)
         from headgate.stores.kv.redis import RedisKV
 
         return RedisKV.from_url(url)

@@ -26,7 +26,7 @@ from urllib.parse import quote
 import httpx
 
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, to_microseconds
-from headgate.errors import ConfigError, StoreUnavailable
+from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
 
 API_BASE = "https://api.cloudflare.com/client/v4"
@@ -211,6 +211,8 @@ class _Latest:
 
 def _checked(response: httpx.Response) -> httpx.Response:
     """Return the answer if it is a success."""
+    if response.status_code in (401, 403):
+        raise StoreMisconfigured(f"Cloudflare KV: {_describe(response)}; check the token and its permissions")
     if not response.is_success:
         raise StoreUnavailable(f"Cloudflare KV: {_describe(response)}")
     return response

@@ -12,8 +12,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from headgate.errors import ConfigError, StoreUnavailable
+from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
+from headgate.stores.redis.endpoint import is_refusal
 
 _SWAP = resources.files("headgate.stores.kv").joinpath("swap.lua").read_text(encoding="utf-8")
 _GLOB = str.maketrans({letter: "\\" + letter for letter in "*?[]\\^"})
@@ -97,7 +98,8 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
-        raise StoreUnavailable(f"Redis: {error}") from error
+        kind = StoreMisconfigured if is_refusal(error) else StoreUnavailable
+        raise kind(f"Redis: {error}") from error
 
 
 def _text(reply: str | bytes) -> str:

@@ -29,11 +29,24 @@ from urllib.parse import quote, quote_from_bytes
 
 from headgate.algorithms import Algorithm, State
 from headgate.clock import MICROSECONDS, Clock, WallClock
+from headgate.costs import Costs
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
 from headgate.keys import Key, PlainKey, key_picker, storage_key
-from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, AsyncGate, AsyncNotes, Guarantees, Receipts, Tiers, births
+from headgate.rules import RATES, Rule
+from headgate.stores.base import (
+    RECORDED,
+    Answer,
+    AsyncGate,
+    AsyncNotes,
+    Guarantees,
+    Receipts,
+    births,
+    check_kinds,
+    check_whole,
+    plain_cost,
+    plain_tiers,
+)
 from headgate.stores.kv.base import KV, SwappingKV
 from headgate.stores.kv.turns import Turns
 from headgate.stores.request import Request
@@ -73,6 +86,9 @@ class KVStore:
 
     remote = False
     has_rules = False
+    pings_by_looking = (
+        True  # some providers count what is written, and entries may be named by the user's own scheme
+    )
 
     def __init__(self, kv: KV, *, stem: Stem = default_stem, clock: Clock | None = None) -> None:
         self.kv = kv
@@ -114,11 +130,13 @@ class _KVGate:
         self._swapping = store.kv if isinstance(store.kv, SwappingKV) else None
         self._limiter = limiter
         self._rule = rule
-        self._tiers = Tiers((rule,))
+        check_kinds((rule,), RATES, "a key-value store")
+        self._tiers = plain_tiers((rule,))
         self._key = key_picker((rule,))
         self._format: _Format = _Counts(rule.quota.period_us) if rule.kind == "fixed_window" else _Numbers()
 
     async def ask(self, request: Request) -> Answer:
+        check_whole(request.cost)
         (algorithm,) = self._tiers.for_request(request)
         stem = self._stem(request.key)
         if request.operation == "record":
@@ -160,18 +178,19 @@ class _KVGate:
 
             await self._change(algorithm, entry, at, record)
 
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        (algorithm,) = self._tiers.algorithms(None)
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        (algorithm,) = self._tiers.own
         [(where, receipt)] = receipts
         assert isinstance(where, tuple)
         stem, entry, charged_at = where
+        units = plain_cost(cost)
         async with self._turn(stem):
             at = self._time(now)
 
             def refund(before: State | None) -> tuple[State | None, None]:
                 if before is None or algorithm.fresh_at(before) <= at:
                     return before, None  # nothing of it counts any more
-                return algorithm.refund(before, receipt, cost, at), None
+                return algorithm.refund(before, receipt, units, at), None
 
             await self._change(algorithm, entry, charged_at, refund)
 

@@ -407,6 +407,12 @@ def _windows(rules: tuple[Rule, ...]) -> list[Window]:
         widths[width] = rule
     if not windows:
         raise ConfigError("a bucket table needs a rule, such as '10/hour'")
+    units = {rule.unit for rule in rules}
+    if len(units) > 1:
+        raise ConfigError(
+            f"a bucket table has one count for all of its rules, so they count one unit, not {_listed(units)}; "
+            f"use a table for each"
+        )
     if len(widths) > 1:
         listed = ", ".join(f"{width.total_seconds():g} s for {rule.name!r}" for width, rule in widths.items())
         raise ConfigError(f"the rules of one table need buckets of one width, not {listed}; set buckets=")

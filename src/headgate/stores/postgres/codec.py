@@ -1,28 +1,41 @@
-"""What is sent to the database and what it answers, as values: no connection, no clock.
+"""What is sent to the database and what it answers, as values: no connection.
 
 `sql/schema.sql` describes both. A request about one key that decides goes to `headgate_one_v2`; any other, or several
-together, to `headgate_many_v2`, where all that is not a key is one array of whole numbers.
+together, to `headgate_many_v3`, where all that is not a key is one array of whole numbers.
+
+A calendar's windows go with the request, those around the time that it probably is at the server. If it is another, the
+server says so and has done nothing, and the request leaves again with the windows around that time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from struct import Struct
 from typing import NamedTuple
 
-from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, TokenBucket
-from headgate.clock import Clock
+from headgate.algorithms import (
+    Algorithm,
+    Calendar,
+    Concurrent,
+    FixedWindow,
+    Receipt,
+    SlidingWindow,
+    TokenBucket,
+)
+from headgate.calendars import edges_around
+from headgate.clock import Clock, WallClock
+from headgate.costs import Costs
 from headgate.decision import Decision, Verdict, decision_of
 from headgate.errors import CostTooHigh, StoreConflict
 from headgate.keys import Key, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Receipts, Tiers, births
+from headgate.stores.base import RECORDED, Answer, Receipts, Tiers, births, given_back
 from headgate.stores.request import Request
 
-PEEK, HIT, RECORD, REFUND, RESET = range(5)
-"""What a request asks for."""
+PEEK, HIT, RECORD, REFUND, RESET, MOVE = range(6)
+"""What a request asks for; a move is a hold that replaces another."""
 
 _OPERATIONS = {"hit": HIT, "peek": PEEK, "hold": HIT, "record": RECORD}
 
@@ -33,13 +46,13 @@ BIRTH = 4
 """Which of them is the birth of the state."""
 
 PER_RECEIPT = 8
-"""Numbers in a refund for each receipt, before the units that it is for."""
+"""Numbers in a refund or a move for each receipt, before the units that it is for."""
 
 Reply = Sequence[int]
 Arguments = list[bytes | None]
 
 _SERVER_CLOCK = -1
-_ADMITTED, _NEVER, _UNCOUNTABLE, _NOT_OURS = -1, -2, -3, -4
+_ADMITTED, _NEVER, _UNCOUNTABLE, _NOT_OURS, _OTHER_WINDOW = -1, -2, -3, -4, -5
 
 # Arrays as PostgreSQL writes them: dimensions, has nulls, type of the elements, how many, number of the first; then the
 # elements, each with its length before it.
@@ -47,7 +60,23 @@ _ARRAY_HEAD = Struct(">iiiii")
 _BYTEA, _BIGINT = 17, 20
 _LENGTH = Struct(">i")
 _NUMBER = Struct(">iq")
-_FIVE_NUMBERS = Struct(">iqiqiqiqiq")
+_FOUR_NUMBERS = Struct(">iqiqiqiq")
+
+
+class Shapes(NamedTuple):
+    """What the database is told of a limiter's rules.
+
+    Attributes:
+        packed: Of each rule, as it follows the key in a program.
+        arguments: The same of the first rule, as `headgate_one_v2` takes it.
+        since: The time from which on these are the windows around it; there may be others if a rule is a calendar's.
+        until: The time until which they are.
+    """
+
+    packed: tuple[bytes, ...]
+    arguments: list[bytes]
+    since: int
+    until: int
 
 
 class StateCall(NamedTuple):
@@ -56,10 +85,11 @@ class StateCall(NamedTuple):
     keys: tuple[bytes, ...]
     operation: int
     at: int
-    cost: int
+    costs: tuple[int, ...]
     birth: int
-    rules: tuple[bytes, ...]
-    """What follows each key in the program."""
+    shapes: Shapes
+    receipts: tuple[bytes, ...]
+    """Of a refund or a move: what follows the cost of each rule in the program."""
     plan: Plan
 
     @property
@@ -67,11 +97,23 @@ class StateCall(NamedTuple):
         """Whether `headgate_one_v2` can answer it."""
         return len(self.keys) == 1 and self.operation <= RECORD
 
+    @property
+    def decides(self) -> bool:
+        """Whether there is an answer to it."""
+        return self.operation not in (REFUND, RESET)
+
     def new_states(self, reply: Reply) -> int:
         """Return how many of the states that a reply speaks of were fresh before."""
-        if self.operation not in (HIT, RECORD):
+        if self.operation not in (HIT, RECORD, MOVE):
             return 0
         return reply[BIRTH::PER_RULE].count(self.birth)
+
+    def repeated(self, reply: Reply) -> StateCall | None:
+        """Return what to ask instead if it is another time at the server than the windows are for, which did nothing."""
+        if self.plan.is_timeless or _OTHER_WINDOW not in reply[::PER_RULE]:
+            return None
+        now = next(reply[i + 1] for i in range(0, len(reply), PER_RULE) if reply[i] == _OTHER_WINDOW)
+        return self._replace(shapes=self.plan.corrected(now))
 
 
 class NoteCall(NamedTuple):
@@ -88,13 +130,13 @@ class NoteCall(NamedTuple):
 
 def one(request: StateCall, durable: bytes) -> Arguments:
     """Return the arguments of `headgate_one_v2`."""
-    _, operation, at, cost, birth, _, plan = request
-    numbers = (b"%d" % at, b"%d" % cost, b"%d" % birth)
-    return [request.keys[0], b"%d" % operation, *plan.arguments, *numbers, durable]
+    keys, operation, at, costs, birth, shapes, _, _ = request
+    numbers = (b"%d" % at, b"%d" % costs[0], b"%d" % birth)
+    return [keys[0], b"%d" % operation, *shapes.arguments, *numbers, durable]
 
 
 def many(requests: Sequence[StateCall], durable: bytes) -> Arguments:
-    """Return the arguments of `headgate_many_v2`."""
+    """Return the arguments of `headgate_many_v3`."""
     written = sorted({key for request in requests if request.operation != PEEK for key in request.keys})
     places = {key: place for place, key in enumerate(written, 1)}
     for request in requests:
@@ -110,7 +152,7 @@ def split(requests: Sequence[StateCall], reply: Reply) -> list[Reply]:
     """Return the part of a reply that belongs to each request."""
     parts, start = [], 0
     for request in requests:
-        end = start + (PER_RULE * len(request.keys) if request.operation <= RECORD else 0)
+        end = start + (PER_RULE * len(request.keys) if request.decides else 0)
         parts.append(reply[start:end])
         start = end
     return parts
@@ -127,10 +169,15 @@ def _reader(count: int) -> Struct:
 
 
 def _program(request: StateCall, places: dict[bytes, int]) -> bytes:
-    keys, operation, at, cost, birth, rules, _ = request
-    parts = [_FIVE_NUMBERS.pack(8, operation, 8, at, 8, cost, 8, birth, 8, len(keys))]
-    for key, rule in zip(keys, rules, strict=True):
-        parts += _NUMBER.pack(8, places[key]), rule
+    keys, operation, at, costs, birth, shapes, receipts, _ = request
+    parts = [_FOUR_NUMBERS.pack(8, operation, 8, at, 8, birth, 8, len(keys))]
+    if operation == RESET:
+        parts += [_NUMBER.pack(8, places[key]) for key in keys]
+        return b"".join(parts)
+    for i, (key, cost) in enumerate(zip(keys, costs, strict=True)):
+        parts += _NUMBER.pack(8, places[key]), shapes.packed[i], _NUMBER.pack(8, cost)
+        if receipts:
+            parts.append(receipts[i])
     return b"".join(parts)
 
 
@@ -143,18 +190,22 @@ def _packed(numbers: Iterable[int]) -> bytes:
     return b"".join([_NUMBER.pack(8, number) for number in numbers])
 
 
+def _packed_receipt(receipt: Receipt) -> bytes:
+    """Return a receipt as it is in a program; that of a rule that was not charged is one that no state has given."""
+    *charged, held = receipt or (-1, 0)
+    return _packed([*charged, *[0] * (PER_RECEIPT - len(charged)), held])
+
+
 class Codec:
     """The requests of a limiter's rules."""
 
     def __init__(
         self, limiter: str, rules: tuple[Rule, ...], namespace: str, clock: Clock | None = None
     ) -> None:
-        tiers = Tiers(rules)
-        names = tuple(rule.name for rule in rules)
-        self._own = Plan(names, tiers.algorithms(None))
-        self._by_tier = {tier: Plan(names, tiers.algorithms(tier)) for rule in rules for tier in rule.tiers}
-        self._tiers = tiers
         self._clock = clock
+        self._server_time = ServerTime(WallClock())
+        names = tuple(rule.name for rule in rules)
+        self._tiers = Tiers(rules, partial(Plan, names, self._server_time))
         self._pick = key_picker(rules)
         self._prefixes = tuple(storage_prefix(namespace, limiter, rule) for rule in rules)
         self._is_plain = [rule.scope for rule in rules] == [None]
@@ -167,30 +218,38 @@ class Codec:
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
             CostTooHigh: No waiting would ever admit it.
         """
-        cost, tier, now = request.cost, request.tier, request.now
-        plan = self._own if tier is None else self._by_tier.get(tier, self._own)
-        operation = _OPERATIONS[request.operation]
-        if cost.__class__ is not int or not 0 < cost <= plan.most:
-            self._tiers.for_request(request)
-            operation = operation if cost else PEEK
-        at = _SERVER_CLOCK if now is None and self._clock is None else self._at(now)
-        return StateCall(self._keys(request.key), operation, at, cost, self._new_birth(), plan.shapes, plan)
+        plan = self._tiers.for_request(request)
+        keys = self._keys(request.key)
+        operation = _OPERATIONS[request.operation] if request.charges else PEEK
+        receipts: tuple[bytes, ...] = ()
+        if request.replaces is not None:
+            operation, receipts = MOVE, plan.replaced(request.replaces)
+        at = self._at(request.now)
+        shapes = (
+            plan.shapes if plan.is_timeless else plan.shapes_at(self._server_time.now() if at < 0 else at)
+        )
+        return StateCall(
+            keys, operation, at, request.costs(len(keys)), self._new_birth(), shapes, receipts, plan
+        )
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> StateCall:
-        """Return the request to give back units of a hold."""
-        keys, rules = [], []
-        for (key, receipt), shape in zip(receipts, self._own.shapes, strict=True):
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> StateCall | None:
+        """Return the request to give back units of a hold; `None` if there is nothing to give back."""
+        plan, keys, packed, costs, charged = self._tiers.own, [], [], [], []
+        for shape, (key, receipt), units in given_back(plan.shapes.packed, receipts, cost):
             assert isinstance(key, bytes)
-            *charged, held = receipt
-            padding = [0] * (PER_RECEIPT - len(charged))
             keys.append(key)
-            rules.append(shape + _packed([*charged, *padding, held]))
-        return StateCall(tuple(keys), REFUND, self._at(now), cost, 0, tuple(rules), self._own)
+            packed.append(shape)
+            costs.append(units)
+            charged.append(_packed_receipt(receipt))
+        if not keys:
+            return None
+        shapes = plan.shapes._replace(packed=tuple(packed))
+        return StateCall(tuple(keys), REFUND, self._at(now), tuple(costs), 0, shapes, tuple(charged), plan)
 
     def reset(self, key: Key | None) -> StateCall:
         """Return the request to forget what was counted."""
-        keys = self._keys(key)
-        return StateCall(keys, RESET, _SERVER_CLOCK, 0, 0, (b"",) * len(keys), self._own)
+        plan = self._tiers.own
+        return StateCall(self._keys(key), RESET, _SERVER_CLOCK, (), 0, plan.shapes, (), plan)
 
     def _at(self, now: int | None) -> int:
         if now is not None:
@@ -205,22 +264,73 @@ class Codec:
         return tuple(map(storage_key, self._prefixes, self._pick(key)))
 
 
-class Plan:
-    """The rules of a limiter as they are for one tier: how they are asked and how their replies are read."""
+class ServerTime:
+    """What time it probably is at the server: that of this machine, unless the server has said otherwise."""
 
-    def __init__(self, names: tuple[str, ...], algorithms: tuple[Algorithm, ...]) -> None:
-        shapes = [_shape(algorithm) for algorithm in algorithms]
-        self.algorithms = algorithms
-        self.shapes = tuple(_packed(shape) for shape in shapes)
-        """What follows each key in the program."""
-        self.arguments = [b"%d" % number for number in shapes[0]] if shapes else []
-        """The same of the first rule, as `headgate_one_v2` takes it."""
-        capacities = [algorithm.capacity for algorithm in algorithms if algorithm.capacity]
-        self.most = min(capacities, default=MAX_UNITS)
-        """The highest cost that can be asked for."""
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead = 0
+
+    def now(self) -> int:
+        """Return the time in microseconds."""
+        return self._clock.now_us() + self._ahead
+
+    def correct(self, now: int) -> None:
+        """Hear from the server, so that not every call has to leave twice."""
+        self._ahead = now - self._clock.now_us()
+
+
+class Plan:
+    """The rules of a limiter as they are for one tier: how they are asked and how their replies are read.
+
+    Attributes:
+        algorithms: What decides each.
+        shapes: What the database was last told of them.
+        is_timeless: Whether it is always told the same.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], server_time: ServerTime, algorithms: tuple[Algorithm, ...]
+    ) -> None:
         self._names = names
+        self._server_time = server_time
+        self.algorithms = algorithms
         self._limits = tuple(0 if _is_off(algorithm) else algorithm.capacity for algorithm in algorithms)
         self._off = tuple(_is_off(algorithm) for algorithm in algorithms)
+        self.is_timeless = not any(isinstance(algorithm, Calendar) for algorithm in algorithms)
+        self.shapes = self._shapes_at(0)
+
+    def shapes_at(self, now: int) -> Shapes:
+        """Return what the database is told of the rules at a time."""
+        shapes = self.shapes
+        if not shapes.since <= now < shapes.until:
+            shapes = self.shapes = self._shapes_at(now)
+        return shapes
+
+    def corrected(self, now: int) -> Shapes:
+        """Return the same for what time it is at the server, which has just said so."""
+        self._server_time.correct(now)
+        return self.shapes_at(now)
+
+    def replaced(self, receipts: Receipts) -> tuple[bytes, ...]:
+        """Return the receipts of a hold that is to be replaced, as they are in a program."""
+        return tuple(
+            _packed_receipt(receipt if _can_move(algorithm, receipt) else ())
+            for algorithm, (_, receipt) in zip(self.algorithms, receipts, strict=True)
+        )
+
+    def _shapes_at(self, now: int) -> Shapes:
+        since, until = 0, MAX_UNITS
+        shapes = []
+        for algorithm in self.algorithms:
+            if isinstance(algorithm, Calendar):
+                edges, start, end = _edges(algorithm, now)
+                since, until = max(since, start), min(until, end)
+                shapes.append((5, algorithm.limit, *edges))
+            else:
+                shapes.append(_shape(algorithm))
+        arguments = [b"%d" % number for number in shapes[0]] if shapes else []
+        return Shapes(tuple(map(_packed, shapes)), arguments, since, until)
 
     def answer(self, request: Request, call: StateCall, reply: Reply) -> Answer:
         """Return what a reply says to a request.
@@ -230,13 +340,13 @@ class Plan:
             StoreConflict: Something else is stored under a key of ours.
         """
         if request.operation == "record":
-            if request.cost:
-                self.check_recorded(reply, request.cost)
+            if request.charges:
+                self.check_recorded(call, reply)
             return RECORDED
         receipts = self.receipts(call, reply) if request.operation == "hold" else None
-        return self.decision(reply, request.cost), receipts
+        return self.decision(call, reply), receipts
 
-    def decision(self, reply: Reply, cost: int) -> Decision:
+    def decision(self, call: StateCall, reply: Reply) -> Decision:
         """Return the decision in a reply.
 
         Raises:
@@ -244,45 +354,48 @@ class Plan:
         """
         retry_after, left, reset_after, reset_if_charged = reply[:4]
         if len(reply) > PER_RULE or retry_after == _NOT_OURS or self._off[0]:
-            return Decision.make(self._names, self._verdicts(reply, cost))
+            return Decision.make(self._names, self._verdicts(call, reply))
         figures = (
-            (True, self._limits[0], left - cost, None, reset_if_charged)
+            (True, self._limits[0], left - call.costs[0], None, reset_if_charged)
             if retry_after == _ADMITTED
             else (False, self._limits[0], left, None if retry_after == _NEVER else retry_after, reset_after)
         )
         return decision_of(self._names, (figures,))
 
-    def receipts(self, request: StateCall, reply: Reply) -> Receipts | None:
+    def receipts(self, call: StateCall, reply: Reply) -> Receipts | None:
         """Return the receipts of a hold, or `None` if nothing was charged."""
-        if request.operation != HIT or any(answer != _ADMITTED for answer in reply[::PER_RULE]):
+        costs = call.costs
+        if not any(costs) or any(answer != _ADMITTED for answer in reply[::PER_RULE]):
             return None
         receipts: list[tuple[object, Receipt]] = []
-        for i, (key, algorithm) in enumerate(zip(request.keys, self.algorithms, strict=True)):
+        for i, (key, algorithm, cost) in enumerate(zip(call.keys, self.algorithms, costs, strict=True)):
             place = i * PER_RULE + BIRTH
-            if isinstance(algorithm, TokenBucket):
+            if not cost:
+                receipts.append((key, ()))
+            elif isinstance(algorithm, TokenBucket):
                 shape = (algorithm.n, algorithm.d, algorithm.burst)
-                receipts.append((key, (*reply[place : place + 5], *shape, request.cost)))
+                receipts.append((key, (*reply[place : place + 5], *shape, cost)))
             else:
-                receipts.append((key, (*reply[place : place + 2], request.cost)))
+                receipts.append((key, (*reply[place : place + 2], cost)))
         return tuple(receipts)
 
-    def check_recorded(self, reply: Reply, cost: int) -> None:
+    def check_recorded(self, call: StateCall, reply: Reply) -> None:
         """Raise if units could not be recorded.
 
         Raises:
             CostTooHigh: The count would have left the exact range.
             StoreConflict: Something else is stored under a key of ours.
         """
-        for i, algorithm in enumerate(self.algorithms):
+        for i, (algorithm, cost) in enumerate(zip(self.algorithms, call.costs, strict=True)):
             answer, room = reply[i * PER_RULE : i * PER_RULE + 2]
             if answer == _UNCOUNTABLE:
                 raise CostTooHigh(cost, room, algorithm.name)
             self._check_ours(answer, i)
 
-    def _verdicts(self, reply: Reply, cost: int) -> list[Verdict]:
+    def _verdicts(self, call: StateCall, reply: Reply) -> list[Verdict]:
         admitted = all(answer == _ADMITTED for answer in reply[::PER_RULE])
         verdicts = []
-        for i, limit in enumerate(self._limits):
+        for i, (limit, cost) in enumerate(zip(self._limits, call.costs, strict=True)):
             place = i * PER_RULE
             retry_after, left, reset_after, reset_if_charged = reply[place : place + 4]
             self._check_ours(retry_after, i)
@@ -308,6 +421,25 @@ def _is_off(algorithm: Algorithm) -> bool:
     return isinstance(algorithm, TokenBucket) and not algorithm.n
 
 
+def _can_move(algorithm: Algorithm, receipt: Receipt) -> bool:
+    """Return whether units can be given back as they are moved: those of a token bucket's other shape drain away."""
+    return not isinstance(algorithm, TokenBucket) or receipt[5:8] == (
+        algorithm.n,
+        algorithm.d,
+        algorithm.burst,
+    )
+
+
+def _edges(calendar: Calendar, now: int) -> tuple[tuple[int, int, int], int, int]:
+    """Return where three windows begin that follow each other, and since and until when those are the ones to send.
+
+    Of the first two, one is that of `now`, and the other is the nearer one of those beside it: the server's time may differ.
+    """
+    before, start, end, after = edges_around(calendar.span, calendar.timezone, now)
+    middle = (start + end) // 2
+    return ((before, start, end), start, middle) if now < middle else ((start, end, after), middle, end)
+
+
 def _shape(algorithm: Algorithm) -> tuple[int, int, int, int, int]:
     """Return the kind of an algorithm in the database, and its numbers."""
     match algorithm:
@@ -317,4 +449,6 @@ def _shape(algorithm: Algorithm) -> tuple[int, int, int, int, int]:
             return 2, limit, width, lifetime, 0
         case TokenBucket(_, burst, n, d, tick):
             return 3, burst, n, d, tick
+        case Concurrent(_, limit, lease):
+            return 4, limit, lease, 0, 0
     raise AssertionError(f"no function for {algorithm!r}")

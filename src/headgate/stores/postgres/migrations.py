@@ -19,7 +19,7 @@ def migrate(url: str) -> list[str]:
     Raises:
         StoreUnavailable: The database cannot be reached, or the role may not create tables there.
     """
-    endpoint = Endpoint(url, prepare=False)
+    endpoint = Endpoint(url)
     try:
         with psycopg.connect(endpoint.conninfo) as connection:
             return _apply(connection, migrations())

@@ -1,17 +1,18 @@
 """The store in a PostgreSQL database: exact, shared by everybody who can reach it, and there after a restart.
 
 One function call decides all rules of a request where the states are (`sql/schema.sql`), by the database's clock. This
-module ties the parts together: what is said (`codec`), to whom (`endpoint`), and how, from threads (`threads`) and from
-tasks (`tasks`).
+module ties the parts together: what is said (`codec`), to whom (`endpoint`), and over which connections (`peer`, and the
+engine that all stores over a network share).
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import time
 from functools import partial
+from typing import Any
 
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.errors import ConfigError
 from headgate.keys import Key, note_key
 from headgate.rules import Rule
@@ -22,18 +23,20 @@ from headgate.stores.base import (
     Gate,
     Guarantees,
     Receipts,
+    check_deadline,
     check_note,
     note_bytes,
     note_text,
 )
-from headgate.stores.postgres.codec import Codec, NoteCall, Reply, StateCall
+from headgate.stores.breaker import stop_probes
+from headgate.stores.postgres.codec import Codec, NoteCall, Reply
 from headgate.stores.postgres.endpoint import Endpoint
 from headgate.stores.postgres.migrations import migrate
-from headgate.stores.postgres.tasks import Pipes
-from headgate.stores.postgres.threads import Lines
+from headgate.stores.postgres.peer import PostgresPeer
+from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote.tasks import AsyncEngine
+from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
-
-logger = logging.getLogger("headgate")
 
 DEFAULT_DEADLINE = 1.0
 """Seconds."""
@@ -52,7 +55,8 @@ class PostgresStore:
         durable: Whether a call waits until the database has what it counted on disk. Without, a call is several times
             quicker, and a crash of the server (not of a client) may forget what was counted in its last moments, about
             half a second.
-        max_connections: How many connections threads may have at once; tasks share one per event loop.
+        max_connections: How many connections each event loop may have, and all threads together. One is used by all,
+            and the others only while a call takes so long that it would hold up the rest.
         prepare: Whether to have the database parse the statements just once per connection. A pooler in transaction mode
             must know how to follow (PgBouncer from 1.21 on does); `False` works through any.
         clock: Where time comes from, instead of the database's clock.
@@ -70,7 +74,7 @@ class PostgresStore:
         namespace: str = "headgate",
         deadline: float = DEFAULT_DEADLINE,
         durable: bool = False,
-        max_connections: int = 10,
+        max_connections: int = 4,
         prepare: bool = True,
         clock: Clock | None = None,
     ) -> None:
@@ -78,13 +82,14 @@ class PostgresStore:
             raise ConfigError(
                 f"max_connections must be a whole number of at least 1, not {max_connections!r}"
             )
-        self.endpoint = Endpoint(url, prepare)
+        self.endpoint = Endpoint(url)
         self.namespace = namespace
-        self.deadline = _checked(deadline)
+        self.deadline = check_deadline(deadline)
         self.durable = durable
         self.clock = clock
-        self._lines = Lines(self.endpoint, max_connections, durable)
-        self._pipes = Pipes(self.endpoint, durable)
+        peer = PostgresPeer(self.endpoint, max_connections, durable, prepare)
+        self._threads = ThreadEngine(peer, self.deadline)
+        self._tasks = AsyncEngine(peer, self.deadline)
 
     @property
     def guarantees(self) -> Guarantees:
@@ -100,29 +105,25 @@ class PostgresStore:
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
-        codec = Codec(limiter, rules, self.namespace, self.clock)
-        return _PostgresGate(codec, self._lines, self.deadline if deadline is None else _checked(deadline))
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
+        return RemoteGate(self.endpoint.name, self._asks(limiter, rules), self._threads, limiter, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
-        codec = Codec(limiter, rules, self.namespace, self.clock)
-        return _AsyncPostgresGate(
-            codec, self._pipes, self.deadline if deadline is None else _checked(deadline)
-        )
+        seconds = self.deadline if deadline is None else check_deadline(deadline)
+        return AsyncRemoteGate(self.endpoint.name, self._asks(limiter, rules), self._tasks, limiter, seconds)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """See `AsyncNotes.note`. The time is the database's, whatever `clock` the store has."""
         lasting = check_note(name, text, seconds)
-        request = NoteCall(note_key(self.namespace, name), note_bytes(text), lasting)
-        kept = await self._pipes.note(request, self.deadline)
-        assert kept is not None  # it is ours if nobody else's was there
+        kept = await self._note(NoteCall(note_key(self.namespace, name), note_bytes(text), lasting))
         return note_text(kept)
 
     async def noted(self, name: str) -> str | None:
         """See `AsyncNotes.noted`."""
-        kept = await self._pipes.note(NoteCall(note_key(self.namespace, name)), self.deadline)
+        kept = await self._note(NoteCall(note_key(self.namespace, name)))
         return None if kept is None else note_text(kept)
 
     def migrate(self) -> list[str]:
@@ -131,13 +132,21 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
-        self._lines.close()
-        self._pipes.close()
+        stop_probes(self)
+        self._threads.close()
+        self._tasks.close()
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
-        await self._pipes.aclose()
-        self._lines.close()
+        stop_probes(self)
+        await self._tasks.aclose()
+        self._threads.close()
+
+    def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> PostgresAsks:
+        return PostgresAsks(Codec(limiter, rules, self.namespace, self.clock))
+
+    async def _note(self, request: NoteCall) -> Any:
+        return await self._tasks.start(request, time.monotonic() + self.deadline)
 
     def __enter__(self) -> PostgresStore:
         return self
@@ -155,68 +164,22 @@ class PostgresStore:
         return f"<{type(self).__name__} {self.endpoint.name}>"
 
 
-class _PostgresGate:
-    """A limiter's rules, for threads."""
+class PostgresAsks:
+    """What the operations of a limiter's gate ask of a database; see `Asks`."""
 
-    def __init__(self, codec: Codec, lines: Lines, deadline: float) -> None:
+    def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._call = lines.call
-        self._deadline = deadline
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request) -> Ask[Answer]:
         call = self._codec.ask(request)
-        return call.plan.answer(request, call, self._call(call, self._deadline))
+        return Ask(call, partial(call.plan.answer, request, call))
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        self._call(self._codec.refund(receipts, cost, now), self._deadline)
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+        return Ask(self._codec.refund(receipts, cost, now), _nothing)
 
-    def reset(self, key: Key | None) -> None:
-        self._call(self._codec.reset(key), self._deadline)
-
-
-class _AsyncPostgresGate:
-    """A limiter's rules, for tasks.
-
-    A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is
-    released; and what has been used or is given back is told to the end.
-    """
-
-    def __init__(self, codec: Codec, pipes: Pipes, deadline: float) -> None:
-        self._codec = codec
-        self._call = pipes.call
-        self._deadline = deadline
-
-    async def ask(self, request: Request) -> Answer:
-        call = self._codec.ask(request)
-        if request.operation == "record":
-            reply = await self._call(call, self._deadline, must_leave=True)
-        elif request.operation == "hold":
-            release = partial(self._release, call, request.now)
-            reply = await self._call(call, self._deadline, abandoned=release)
-        else:
-            reply = await self._call(call, self._deadline)
-        return call.plan.answer(request, call, reply)
-
-    async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
-        await self._call(self._codec.refund(receipts, cost, now), self._deadline, must_leave=True)
-
-    async def reset(self, key: Key | None) -> None:
-        await self._call(self._codec.reset(key), self._deadline, must_leave=True)
-
-    def _release(self, call: StateCall, now: int | None, reply: Reply) -> None:
-        """Give back what was held for a caller that has been cancelled meanwhile."""
-        receipts = call.plan.receipts(call, reply)
-        if receipts is not None:
-            refund = self._codec.refund(receipts, call.cost, now)
-            self._call(refund, self._deadline, must_leave=True).add_done_callback(_mention_failure)
+    def reset(self, key: Key | None) -> Ask[None]:
+        return Ask(self._codec.reset(key), _nothing)
 
 
-def _mention_failure(future: asyncio.Future[Reply]) -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        logger.warning("a hold whose caller was cancelled could not be released: %s", error)
-
-
-def _checked(deadline: float) -> float:
-    if not 0 < deadline < float("inf"):
-        raise ConfigError(f"a deadline is a number of seconds above 0, not {deadline!r}")
-    return deadline
+def _nothing(reply: Reply | None) -> None:
+    """Read a reply that has nothing to say, if there is one."""

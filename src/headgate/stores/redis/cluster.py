@@ -7,21 +7,32 @@ answers may be followed without charging twice; nothing else is sent again.
 from __future__ import annotations
 
 import asyncio
-import threading
-from typing import Any
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from redis.exceptions import AskError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, MovedError
 
-from headgate._fork import watch
-from headgate.errors import StoreUnavailable
+from headgate.costs import Costs
+from headgate.errors import StoreError, StoreUnavailable
+from headgate.keys import Key
+from headgate.stores.base import Answer, Receipts
 from headgate.stores.redis.codec import Reply, ScriptCall, command
 from headgate.stores.redis.endpoint import Endpoint
-from headgate.stores.redis.flows import slot_of
-from headgate.stores.redis.tasks import Abandoned, Pipes
-from headgate.stores.redis.threads import Lines
+from headgate.stores.redis.flows import Flow, Flows, slot_of
+from headgate.stores.redis.peer import AskingCall, Command, Redirected
+from headgate.stores.remote.batching import Abandoned
+from headgate.stores.remote.gates import Ask
+from headgate.stores.remote.tasks import AsyncEngine
+from headgate.stores.remote.threads import ThreadEngine
+from headgate.stores.request import Request
+
+T = TypeVar("T")
+E = TypeVar("E", bound=ThreadEngine | AsyncEngine)
 
 MOST_HOPS = 5
-_ASK_FOR_SLOTS = [command(b"CLUSTER", b"SLOTS")]
+_ASK_FOR_SLOTS = Command(command(b"CLUSTER", b"SLOTS"))
 
 Address = tuple[str, int]
 
@@ -36,8 +47,6 @@ class SlotMap:
         self._first = first
         self._owners: dict[int, Address] = {}
         self._nodes: list[Address] = []
-        self.reading = watch(threading.Lock())
-        """Held by the one thread that reads it."""
 
     @property
     def is_known(self) -> bool:
@@ -50,7 +59,8 @@ class SlotMap:
 
     def sources(self) -> list[Endpoint]:
         """Return whom to ask for the slots, one after the other."""
-        return [*(self.endpoint(address) for address in self._nodes), self._first]
+        known = (self.endpoint(address) for address in (*self._nodes, *self._first.others))
+        return [*known, self._first]
 
     def owner(self, slot: int) -> Address:
         """Return who has a slot.
@@ -89,152 +99,194 @@ class SlotMap:
         """Return the error of a call that was sent around in circles."""
         return StoreUnavailable(f"{self._first.name}: after {MOST_HOPS} nodes, none has the slot")
 
-    def closed(self) -> StoreUnavailable:
-        """Return the error of a call to a store that was closed."""
-        return StoreUnavailable(f"{self._first.name}: the store was closed")
+
+class Step(NamedTuple):
+    """A request to one node, and when the call that it belongs to is due."""
+
+    endpoint: Endpoint
+    request: ScriptCall | Command
+    due: float
 
 
-class ClusterLines:
-    """Calls from threads to a cluster."""
+Route = Generator[Step, Reply, T]
+"""The steps of an operation: each is sent the reply, or thrown the error."""
 
-    def __init__(self, slots: SlotMap, deadline: float) -> None:
-        self._slots = slots
-        self._deadline = deadline
-        self._lines: dict[Address, Lines] = {}
-        self._closed = False
 
-    def call(self, request: ScriptCall) -> Reply:
-        """As `Lines.call`, at the node that has the request's slot."""
-        if not self._slots.is_known:
-            self._read_slots()
-        address, asking = self._slots.owner(slot_of(request)), False
-        for _ in range(MOST_HOPS):
-            lines = self._at(address)
-            try:
-                [reply] = lines.exchange((request,), asking=asking)
-            except AskError as error:
-                address, asking = self._slots.follow(error)
-            except RedisError as error:
-                self._slots.forget()
-                raise lines.endpoint.error(error) from lines.endpoint.presentable(error)
-            else:
-                if isinstance(reply, ResponseError):
-                    raise lines.endpoint.error(reply) from lines.endpoint.presentable(reply)
-                return reply
-        raise self._slots.lost()
+class Nodes(Generic[E]):
+    """The engines of a store's nodes, made when they are needed."""
 
-    def close(self) -> None:
-        """Close all connections; calls that are under way end first."""
-        self._closed = True
-        for lines in list(self._lines.values()):
-            lines.close()
+    def __init__(self, make: Callable[[Endpoint], E]) -> None:
+        self._make = make
+        self._engines: dict[str, E] = {}
+        self._is_closed = False
 
-    def _at(self, address: Address) -> Lines:
-        if self._closed:
-            raise self._slots.closed()
-        lines = self._lines.get(address)
-        if lines is None:
-            made = Lines(self._slots.endpoint(address), self._deadline)
-            lines = self._lines.setdefault(address, made)
-        return lines
+    def at(self, endpoint: Endpoint) -> E:
+        """Return the engine of a node."""
+        engine = self._engines.get(endpoint.name)
+        if engine is None:
+            engine = self._engines.setdefault(endpoint.name, self._make(endpoint))
+            if self._is_closed:
+                engine.close()
+        return engine
 
-    def _read_slots(self) -> None:
-        with self._slots.reading:
-            if self._slots.is_known:
-                return  # by whoever had the lock
-            for endpoint in self._slots.sources():
-                connection = endpoint.connection(self._deadline)
+    def close(self) -> list[E]:
+        """Return all engines, to be closed; there will be none any more that is open."""
+        self._is_closed = True
+        return list(self._engines.values())
+
+
+class Cluster:
+    """Where the requests of an operation go. It carries flows to all nodes as an engine carries requests to one.
+
+    Args:
+        first: A node of it.
+        threads: What carries the requests of threads to each node.
+        tasks: The same of tasks.
+    """
+
+    def __init__(self, first: Endpoint, threads: Nodes[ThreadEngine], tasks: Nodes[AsyncEngine]) -> None:
+        self._slots = SlotMap(first)
+        self._threads = threads
+        self._tasks = tasks
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def call(
+        self,
+        flow: Flow[T],
+        due: float,
+        source: str = "",
+        must_leave: bool = False,
+        abandoned: Abandoned | None = None,
+    ) -> T:
+        """Make the calls that a flow asks for, from a thread, and return what it returns.
+
+        If the thread is interrupted, what has been charged by then stays so until it expires.
+        """
+        route = self._route(flow, due)
+        try:
+            step = next(route)
+            while True:
                 try:
-                    connection.connect()
-                    connection.send_packed_command(_ASK_FOR_SLOTS, check_health=False)
-                    self._slots.read(connection.read_response(disable_decoding=True))
-                    return
-                except RedisError as error:
-                    failure = endpoint.error(error)
-                finally:
-                    connection.disconnect()
-        raise failure
+                    reply = self._threads.at(step.endpoint).call(step.request, step.due, source)
+                except StoreError as error:
+                    step = route.throw(error)
+                else:
+                    step = route.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
+    def tell(self, flow: Flow[T], due: float, source: str) -> None:
+        """As `call`; what it returns is of no interest."""
+        self.call(flow, due, source)
 
-class ClusterPipes:
-    """Calls from tasks to a cluster."""
+    def start(
+        self, flow: Flow[T], due: float, source: str = "", must_leave: bool = False
+    ) -> asyncio.Future[T]:
+        """Make the calls that a flow asks for, even if nobody waits for what it returns."""
+        return asyncio.shield(self._run(flow, due, source))
 
-    def __init__(self, slots: SlotMap, deadline: float) -> None:
-        self._slots = slots
-        self._deadline = deadline
-        self._pipes: dict[Address, Pipes] = {}
-        self._reading: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-        self._closed = False
+    async def call_async(self, flow: Flow[T], due: float, source: str, abandoned: Abandoned) -> T:
+        """Return what a flow returns; if the caller is cancelled, `abandoned` gets it."""
+        task = self._run(flow, due, source)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(partial(self._hand_over, abandoned))
+            raise
 
-    async def call(self, request: ScriptCall) -> Reply:
-        """As `Pipes.call`, at the node that has the request's slot."""
-        return await self.call_watched(request, _ignored)
+    def _hand_over(self, abandoned: Abandoned, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            abandoned(task.result())
 
-    async def call_watched(self, request: ScriptCall, abandoned: Abandoned) -> Reply:
-        """As `Pipes.call_watched`, at the node that has the request's slot."""
-        if not self._slots.is_known:
-            await self._know_slots()
-        address, asking = self._slots.owner(slot_of(request)), False
+    def _run(self, flow: Flow[T], due: float, source: str) -> asyncio.Task[T]:
+        task = asyncio.create_task(self._follow_async(flow, due, source))
+        self._running.add(task)  # an event loop alone does not keep its tasks
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller has seen it, unless it was cancelled
+
+    async def _follow_async(self, flow: Flow[T], due: float, source: str) -> T:
+        route = self._route(flow, due)
+        try:
+            step = next(route)
+            while True:
+                try:
+                    reply = await self._tasks.at(step.endpoint).start(step.request, step.due, source)
+                except StoreError as error:
+                    step = route.throw(error)
+                else:
+                    step = route.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _route(self, flow: Flow[T], due: float) -> Route[T]:
+        """Return the steps of a flow, all of them by the same deadline."""
+        try:
+            request = next(flow)
+            while True:
+                try:
+                    reply = yield from self._follow(request, due)
+                except StoreError as error:
+                    request = flow.throw(error)
+                else:
+                    request = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _follow(self, request: ScriptCall, due: float) -> Route[Reply]:
+        """Send a request to the node that has its slot, wherever that is by now."""
+        slots = self._slots
+        if not slots.is_known:
+            yield from self._read_slots(due)
+        address = slots.owner(slot_of(request))
         for _ in range(MOST_HOPS):
             try:
-                return await self._at(address).call_watched(request, abandoned, asking)
-            except AskError as error:
-                address, asking = self._slots.follow(error)
+                return (yield Step(slots.endpoint(address), request, due))
+            except Redirected as redirected:
+                address, is_asking = slots.follow(redirected.error)
+                request = AskingCall(*request) if is_asking else ScriptCall(*request)
             except StoreUnavailable:
-                self._slots.forget()
+                slots.forget()
                 raise
-        raise self._slots.lost()
+        raise slots.lost()
 
-    async def aclose(self) -> None:
-        """Close the connections of this event loop, and tell the others to do the same."""
-        self._closed = True
-        for pipes in list(self._pipes.values()):
-            await pipes.aclose()
-
-    def close(self) -> None:
-        """As `aclose`, from a thread without an event loop: none is waited for."""
-        self._closed = True
-        for pipes in list(self._pipes.values()):
-            pipes.close()
-
-    def _at(self, address: Address) -> Pipes:
-        if self._closed:
-            raise self._slots.closed()
-        pipes = self._pipes.get(address)
-        if pipes is None:
-            made = Pipes(self._slots.endpoint(address), self._deadline, slot_of)
-            pipes = self._pipes.setdefault(address, made)
-        return pipes
-
-    async def _know_slots(self) -> None:
-        """Read the slots, once for all tasks of this event loop."""
-        loop = asyncio.get_running_loop()
-        reading = self._reading.get(loop)
-        if reading is None:
-            reading = self._reading[loop] = loop.create_task(self._read_slots())
-            reading.add_done_callback(self._has_read)
-        await asyncio.shield(reading)
-
-    def _has_read(self, reading: asyncio.Task[None]) -> None:
-        self._reading.pop(reading.get_loop(), None)
-        if not reading.cancelled():
-            reading.exception()  # whoever waited has seen it; if nobody did, there is nobody to tell
-
-    async def _read_slots(self) -> None:
+    def _read_slots(self, due: float) -> Route[None]:
+        """Ask one node after the other, each for half of the time that is left."""
+        failure: StoreError | None = None
         for endpoint in self._slots.sources():
-            connection = endpoint.async_connection(self._deadline)
+            now = time.monotonic()
             try:
-                async with asyncio.timeout(self._deadline):
-                    await connection.connect()
-                    await connection.send_packed_command(_ASK_FOR_SLOTS, check_health=False)
-                    self._slots.read(await connection.read_response(disable_decoding=True))
-                    return
-            except (RedisError, TimeoutError) as error:
-                failure = endpoint.error(error)
-            finally:
-                await connection.disconnect(nowait=True)
+                self._slots.read((yield Step(endpoint, _ASK_FOR_SLOTS, now + (due - now) / 2)))
+            except StoreError as error:
+                failure = error
+            else:
+                return
+        assert failure is not None  # there is at least the node that was given
         raise failure
 
 
-def _ignored(reply: Reply) -> None:
-    """Leave a charged call charged."""
+class ClusterAsks:
+    """What the operations of a limiter's gate ask of a cluster; see `Asks`. The reply to a flow is what it returns."""
+
+    def __init__(self, flows: Flows) -> None:
+        self._flows = flows
+
+    def ask(self, request: Request) -> Ask[Answer]:
+        return Ask(self._flows.ask(request), _same)
+
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+        return Ask(self._flows.refund(receipts, cost, now), _same)
+
+    def reset(self, key: Key | None) -> Ask[None]:
+        return Ask(self._flows.reset(key), _same)
+
+
+def _same(result: T) -> T:
+    return result

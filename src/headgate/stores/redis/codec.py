@@ -12,13 +12,24 @@ from hashlib import blake2b
 from struct import Struct, unpack
 from typing import Any, Literal, NamedTuple
 
-from headgate.algorithms import Algorithm, FixedWindow, Receipt, SlidingWindow, TokenBucket, check_cost
+from headgate.algorithms import (
+    Algorithm,
+    Calendar,
+    Concurrent,
+    FixedWindow,
+    Receipt,
+    SlidingWindow,
+    TokenBucket,
+)
+from headgate.calendars import edges_around
+from headgate.clock import Clock, WallClock
+from headgate.costs import Costs
 from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh
 from headgate.keys import Key, PlainKey, check_plain, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
-from headgate.stores.base import Receipts, Tiers, births, check_whole
+from headgate.stores.base import NewBirth, Receipts, Tiers, births
 from headgate.stores.redis.script import SHA, SOURCE
 
 Reply = Any
@@ -29,7 +40,10 @@ Tag = Literal["limiter", "key"]
 
 _HEAD = Struct("<BHddd")
 _SHAPE = Struct("<Bdddd")
+_OWN = Struct("<dB")
 _SERVER_CLOCK = -1
+_OWN_COSTS = -1
+_OUTSIDE = "EDGES "
 _VERDICT = Struct("<Bqqqq")
 _ALLOWED, _RETRY_IS_KNOWN, _RESET_IS_KNOWN = 1, 2, 4
 
@@ -47,10 +61,25 @@ class Operation(IntEnum):
 
 
 class ScriptCall(NamedTuple):
-    """One request as the script takes it: the keys of its states, and everything else."""
+    """One request as the script takes it.
+
+    Attributes:
+        keys: The keys of its states.
+        body: Everything else.
+        body_at: Returns the same with the windows of calendars around a time of the server's, if it has calendars and was
+            made with those around another time.
+    """
 
     keys: tuple[bytes, ...]
     body: bytes
+    body_at: Callable[[int], bytes] | None = None
+
+    def after(self, error: BaseException) -> ScriptCall | None:
+        """Return what to send instead, once, if an error says that the server's time is in no window that was sent."""
+        text = str(error)
+        if self.body_at is None or not text.startswith(_OUTSIDE):
+            return None
+        return self._replace(body=self.body_at(int(text.removeprefix(_OUTSIDE))), body_at=None)
 
 
 def note(key: bytes, text: bytes, lasting_us: int) -> ScriptCall:
@@ -130,46 +159,46 @@ class Keys:
         return b"{%b}" % blake2b(raw, digest_size=8, key=self._tag_key).hexdigest().encode()
 
 
-class Plans:
-    """The plans of a limiter's rules by tier."""
+class ServerTime:
+    """What time it may be at the server: that of a clock here, until the server has said something else."""
 
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
-        tiers = Tiers(rules)
-        names = tuple(rule.name for rule in rules)
-        new_birth = births()
-        self._own = Plan(names, tiers.algorithms(None), new_birth)
-        self._by_tier = {
-            tier: Plan(names, tiers.algorithms(tier), new_birth) for rule in rules for tier in rule.tiers
-        }
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = WallClock() if clock is None else clock
+        self._ahead = 0
 
-    def of(self, tier: str | None) -> Plan:
-        """Return the plan of a tier; an unknown one has the rules' own."""
-        return self._own if tier is None else self._by_tier.get(tier, self._own)
+    def guess(self) -> int:
+        """Return it."""
+        return self._clock.now_us() + self._ahead
 
-    def admitting(self, tier: str | None, cost: int) -> Plan:
-        """As `of`, for a call that must be able to succeed.
+    def learn(self, now: int) -> None:
+        """Take note of what the server has said."""
+        self._ahead = now - self._clock.now_us()
 
-        Raises:
-            ConfigError: The cost is not a whole number of units.
-            CostTooHigh: No waiting would ever admit it.
-        """
-        check_whole(cost)
-        plan = self.of(tier)
-        check_cost(plan.algorithms, cost)
-        return plan
+
+def plans(rules: tuple[Rule, ...], time: ServerTime | None = None) -> Tiers[Plan]:
+    """Return the plans of a limiter's rules by tier, and by quotas of a call's own."""
+    names, new_birth = tuple(rule.name for rule in rules), births()
+    server_time = time or ServerTime()
+    return Tiers(rules, lambda algorithms: Plan(names, algorithms, new_birth, server_time))
 
 
 class Plan:
     """Some rules as they are for one tier: how they are asked and how their replies are read."""
 
     def __init__(
-        self, names: tuple[str, ...], algorithms: tuple[Algorithm, ...], new_birth: Callable[[], int]
+        self,
+        names: tuple[str, ...],
+        algorithms: tuple[Algorithm, ...],
+        new_birth: NewBirth,
+        time: ServerTime,
     ) -> None:
         self.names = names
         self.algorithms = algorithms
         self._size = len(algorithms)
         self._new_birth = new_birth
-        self._shapes = b"".join(_SHAPE.pack(*_shape(algorithm)) for algorithm in algorithms)
+        self._time = time
+        self._has_calendars = any(isinstance(algorithm, Calendar) for algorithm in algorithms)
+        self._shapes = self._shapes_at(0)
         self._scales = [(a.capacity, a.tick if isinstance(a, TokenBucket) else 1) for a in algorithms]
 
     def part(self, indices: Sequence[int]) -> Plan:
@@ -178,19 +207,54 @@ class Plan:
             tuple(self.names[i] for i in indices),
             tuple(self.algorithms[i] for i in indices),
             self._new_birth,
+            self._time,
         )
 
-    def ask(self, operation: Operation, keys: tuple[bytes, ...], cost: int, now: int | None) -> ScriptCall:
+    def ask(
+        self,
+        operation: Operation,
+        keys: tuple[bytes, ...],
+        cost: Costs,
+        now: int | None,
+        replaces: Receipts | None = None,
+    ) -> ScriptCall:
         """Return the request for a decision, or to record."""
         at = _SERVER_CLOCK if now is None else now
-        return ScriptCall(keys, _HEAD.pack(operation, self._size, at, cost, self._new_birth()) + self._shapes)
+        if type(cost) is int:
+            more = b""
+        elif not replaces and len(set(cost)) == 1:  # type: ignore[arg-type]  # it is no number, so it is several
+            cost, more = cost[0], b""  # type: ignore[index]
+        else:
+            cost, more = _OWN_COSTS, self._own(cost, replaces)  # type: ignore[arg-type]
+        head = _HEAD.pack(operation, self._size, at, cost, self._new_birth())
+        if not self._has_calendars:
+            return ScriptCall(keys, head + self._shapes + more)
+        if now is not None:
+            return ScriptCall(keys, head + self._shapes_at(now) + more)
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> ScriptCall:
-        """Return the request to give back units of a hold."""
+        def body_at(server_now: int) -> bytes:
+            self._time.learn(server_now)
+            return head + self._shapes_at(server_now) + more
+
+        return ScriptCall(keys, head + self._shapes_at(self._time.guess()) + more, body_at)
+
+    def refund(self, receipts: Receipts, costs: tuple[int, ...], now: int | None) -> ScriptCall:
+        """Return the request to give back units of a hold, of each rule so many."""
         at = _SERVER_CLOCK if now is None else now
-        body = [_HEAD.pack(Operation.REFUND, self._size, at, cost, 0), self._shapes]
-        body += [Struct(f"<{len(receipt)}d").pack(*receipt) for _, receipt in receipts]
-        return ScriptCall(tuple(key for key, _ in receipts), b"".join(body))  # type: ignore[misc]  # our keys are bytes
+        head = _HEAD.pack(Operation.REFUND, self._size, at, _OWN_COSTS, 0)
+        keys: Any = tuple(key for key, _ in receipts)  # a receipt of ours has bytes
+        return ScriptCall(keys, head + self._shapes + self._own(costs, receipts))
+
+    def _own(self, costs: tuple[int, ...], receipts: Receipts | None) -> bytes:
+        """Return what each rule has of its own: its cost, and the receipt of what is given back."""
+        return b"".join(
+            _OWN.pack(cost, len(receipt)) + Struct(f"<{len(receipt)}d").pack(*receipt)
+            for cost, (_, receipt) in zip(costs, receipts or ((None, ()),) * self._size, strict=True)
+        )
+
+    def _shapes_at(self, now: int) -> bytes:
+        """Return kind and shape of all rules, with the windows of calendars around a time."""
+        return b"".join(_SHAPE.pack(*_shape(algorithm, now)) for algorithm in self.algorithms)
 
     def reset(self, keys: tuple[bytes, ...]) -> ScriptCall:
         """Return the request to forget what was counted."""
@@ -218,34 +282,40 @@ class Plan:
             )
         return verdicts
 
-    def receipts(self, keys: tuple[bytes, ...], reply: Reply, cost: int) -> Receipts | None:
+    def receipts(self, keys: tuple[bytes, ...], reply: Reply, cost: Costs) -> Receipts | None:
         """Return the receipts of a hold, or `None` if nothing was charged."""
         rest = reply[self._size * _VERDICT.size :]
         if not rest:
             return None
         numbers = unpack(f"<{len(rest) // 8}q", rest)
         receipts: list[tuple[object, Receipt]] = []
-        for key, algorithm in zip(keys, self.algorithms, strict=True):
-            if isinstance(algorithm, TokenBucket):
+        for key, algorithm, units in zip(keys, self.algorithms, self.costs(cost), strict=True):
+            if not units:
+                receipts.append((key, ()))
+            elif isinstance(algorithm, TokenBucket):
                 own, numbers = numbers[:5], numbers[5:]
-                receipts.append((key, (*own, algorithm.n, algorithm.d, algorithm.burst, cost)))
+                receipts.append((key, (*own, algorithm.n, algorithm.d, algorithm.burst, units)))
             else:
                 own, numbers = numbers[:2], numbers[2:]
-                receipts.append((key, (*own, cost)))
+                receipts.append((key, (*own, units)))
         return tuple(receipts)
 
-    def check_recorded(self, reply: Reply, cost: int) -> None:
+    def costs(self, cost: Costs) -> tuple[int, ...]:
+        """Return the cost for each rule."""
+        return cost if isinstance(cost, tuple) else (cost,) * self._size
+
+    def check_recorded(self, reply: Reply, cost: Costs) -> None:
         """Raise CostTooHigh if units could not be recorded because the count would leave the exact range."""
         if reply == 0:
             return
         number, count = reply
         algorithm = self.algorithms[number - 1]
         parts = algorithm.d if isinstance(algorithm, TokenBucket) else 1
-        raise CostTooHigh(cost, (MAX_UNITS - count) // parts, algorithm.name)
+        raise CostTooHigh(self.costs(cost)[number - 1], max(0, MAX_UNITS - count) // parts, algorithm.name)
 
 
-def _shape(algorithm: Algorithm) -> tuple[int, int, int, int, int]:
-    """Return the kind of an algorithm in the script, and its numbers."""
+def _shape(algorithm: Algorithm, now: int) -> tuple[int, int, int, int, int]:
+    """Return the kind of an algorithm in the script, and its numbers; those of a calendar around a time."""
     match algorithm:
         case FixedWindow(_, limit, period):
             return 1, limit, period, 0, 0
@@ -253,4 +323,13 @@ def _shape(algorithm: Algorithm) -> tuple[int, int, int, int, int]:
             return 2, limit, width, lifetime, 0
         case TokenBucket(_, burst, n, d, tick):
             return 3, burst, n, d, tick
+        case Concurrent(_, limit, lease):
+            return 4, limit, lease, 0, 0
+        case Calendar(_, limit, span, timezone):
+            before, start, end, after = edges_around(span, timezone, now)
+            # The window of this time and the one that is nearer to it: no two clocks differ by more than half a window, or
+            # the server says so.
+            return (
+                (5, limit, before, start, end) if now - start < end - now else (5, limit, start, end, after)
+            )
     raise AssertionError(f"no script for {algorithm!r}")

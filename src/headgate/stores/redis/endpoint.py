@@ -15,12 +15,20 @@ from typing import Any, Protocol, cast
 import redis.asyncio.connection
 import redis.connection
 from redis import Redis, RedisCluster
+from redis._parsers.base import BaseParser
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio import RedisCluster as AsyncRedisCluster
-from redis.exceptions import MovedError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, MovedError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headgate.errors import ConfigError, StoreConflict, StoreError, StoreUnavailable
+from headgate.errors import (
+    ConfigError,
+    StoreConflict,
+    StoreError,
+    StoreMisconfigured,
+    StoreTimeout,
+    StoreUnavailable,
+)
 
 Target = str | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
 """What a store can be made of."""
@@ -50,6 +58,16 @@ _LEFT_OUT = frozenset(
         "socket_timeout",
         "timeout",
     }
+)
+
+
+# How a server says that it will not count for us before somebody changes something: credentials, rights, a read-only
+# replica, a database that it does not have, a Sentinel.
+_REFUSAL = re.compile(
+    r"\b(NOAUTH|WRONGPASS|NOPERM|READONLY|DENIED)\b|Authentication required|invalid (username-)?password|AUTH failed|"
+    r"without any password|no permissions|read only replica|unknown command|DB index is out of range|"
+    r"SELECT is not allowed|knows no primary|CERTIFICATE_VERIFY_FAILED",
+    re.IGNORECASE,
 )
 
 
@@ -89,12 +107,14 @@ class Endpoint:
         for_threads: How to make a connection; `None` if only coroutines can have one.
         for_tasks: How to make a connection for coroutines; `None` if only threads can have one.
         owner: The user's client. Some of its connections need it to stay alive.
+        others: Further nodes of a cluster, to begin with if this one cannot be reached.
     """
 
     name: str
     for_threads: Recipe | None
     for_tasks: Recipe | None
     owner: object = None
+    others: tuple[tuple[str, int], ...] = ()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -191,11 +211,15 @@ class Endpoint:
         """Return what a failure of redis-py means to us, without credentials."""
         text = self._without_credentials(str(cause) or type(cause).__name__)
         if isinstance(cause, (RedisTimeoutError, TimeoutError)):
-            return StoreUnavailable(f"{self.name} did not answer in time: {text}")
+            return StoreTimeout(f"{self.name} did not answer in time: {text}")
         if isinstance(cause, MovedError):
-            return StoreUnavailable(f"{self.name} belongs to a cluster: make the store with cluster=True")
+            return StoreMisconfigured(
+                f"{self.name} belongs to a cluster: write redis+cluster://, or make the store with cluster=True"
+            )
         if isinstance(cause, ResponseError) and ("WRONGTYPE" in text or ": not a " in text):
             return StoreConflict(f"{self.name} holds something else under a key of ours: {text}")
+        if is_refusal(cause):
+            return StoreMisconfigured(f"{self.name} refuses us, or is another kind of server: {text}")
         return StoreUnavailable(f"{self.name}: {text}")
 
     def presentable(self, cause: BaseException) -> BaseException | None:
@@ -212,6 +236,23 @@ class Endpoint:
             if user := settings.get("username"):
                 text = re.sub(rf"\b{re.escape(str(user))}\b", "***", text)
         return text
+
+
+def socket_of(connection: Connection) -> Any:
+    """Return the socket of a connection that is connected; redis-py has no other name for it."""
+    return connection._sock  # type: ignore[attr-defined]
+
+
+def error_of(text: str) -> RedisError:
+    """Return the exception that redis-py makes of an error of the server."""
+    error: RedisError = BaseParser.parse_error(text)  # type: ignore[no-untyped-call]
+    return error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether a server will not work for us before somebody changes something, or is another kind of server."""
+    text = f"{getattr(error, 'status_code', '')} {error}"
+    return isinstance(error, InvalidResponse) or _REFUSAL.search(text) is not None
 
 
 def is_read_only(error: object) -> bool:

@@ -2,8 +2,8 @@
 
 Nearly every operation is one request. In a cluster, the states of several rules may lie in several slots, which no single
 call can reach. These are charged one slot after the other, token buckets last because of what a refund leaves behind: a
-window is afterwards as if nothing had happened, a token bucket only nearly. If a slot refuses or fails, those before it are
-refunded.
+window or a place is afterwards as if nothing had happened, a token bucket only nearly. If a slot refuses or fails, those
+before it are refunded. A hold that replaces another one cannot be undone like that, so it must be about a single slot.
 
 A flow is a generator: it yields a request whose keys share a slot, is sent the reply or thrown the error, and returns the
 result. So it serves threads and tasks alike.
@@ -17,14 +17,15 @@ from typing import NamedTuple, TypeVar
 
 from redis.crc import key_slot
 
-from headgate.algorithms import TokenBucket
+from headgate.algorithms import Receipt, TokenBucket
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.decision import Decision, Fields
-from headgate.errors import StoreError
+from headgate.errors import ConfigError, StoreError
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Receipts, check_whole
-from headgate.stores.redis.codec import Keys, Operation, Plan, Plans, Reply, ScriptCall, Tag
+from headgate.stores.base import RECORDED, Answer, Receipts, given_back
+from headgate.stores.redis.codec import Keys, Operation, Plan, Reply, ScriptCall, Tag, plans
 from headgate.stores.request import Request
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class Flows:
     def __init__(
         self, limiter: str, rules: tuple[Rule, ...], namespace: str, tag: Tag | None, clock: Clock | None
     ) -> None:
-        self._plans = Plans(rules)
+        self._plans = plans(rules)
         self._keys = Keys(limiter, rules, namespace, tag)
         self._clock = clock
         self.may_spread = tag == "key" and len({rule.scope for rule in rules}) > 1
@@ -49,13 +50,14 @@ class Flows:
         """Return the one call for a decision, and how its reply is read; not if it may spread.
 
         Raises:
-            ConfigError: The key does not fit the rules, or the cost is not a whole number.
+            ConfigError: The key does not fit the rules, or the cost is none that they could take.
             CostTooHigh: No waiting would ever admit the cost.
         """
-        plan = self._plans.admitting(request.tier, request.cost)
+        plan, cost = self._plans.for_request(request), request.cost
         operation = _OPERATIONS[request.operation]
-        call = plan.ask(operation, self._keys.of(request.key), request.cost, self._at(request.now))
-        return Question(plan, call, request.cost, operation == Operation.HOLD)
+        keys, now = self._keys.of(request.key), self._at(request.now)
+        call = plan.ask(operation, keys, cost, now, request.replaces)
+        return Question(plan, call, cost, operation == Operation.HOLD)
 
     def ask(self, request: Request) -> Flow[Answer]:
         """Answer a request."""
@@ -64,43 +66,56 @@ class Flows:
         if not self.may_spread:
             question = self.question(request)
             return question.answer((yield question.call))
-        plan = self._plans.admitting(request.tier, request.cost)
-        parts = self._parts(plan, self._keys.of(request.key))
+        plan, now = self._plans.for_request(request), self._at(request.now)
+        parts = self._parts(plan, self._keys.of(request.key), request.cost)
         if request.operation == "peek":
-            return (yield from _peek(plan, parts, request.cost, self._at(request.now)))
-        decision, receipts = yield from _charge(plan, parts, request.cost, self._at(request.now))
+            return (yield from _peek(plan, parts, now))
+        if request.replaces is not None:
+            return (yield from _move(plan, parts, request.replaces, now))
+        decision, receipts = yield from _charge(plan, parts, now)
         return decision, receipts if request.operation == "hold" else None
 
     def _record(self, request: Request) -> Flow[Answer]:
-        check_whole(request.cost)
-        plan = self._plans.of(request.tier)
-        parts = self._parts(plan, self._keys.of(request.key))
-        for part in parts if request.cost else ():
-            reply = yield part.plan.ask(Operation.RECORD, part.keys, request.cost, self._at(request.now))
-            part.plan.check_recorded(reply, request.cost)
+        plan, now = self._plans.for_request(request), self._at(request.now)
+        parts = self._parts(plan, self._keys.of(request.key), request.cost)
+        for part in filter(_has_cost, parts):
+            reply = yield part.plan.ask(Operation.RECORD, part.keys, part.cost, now)
+            part.plan.check_recorded(reply, part.cost)
         return RECORDED
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Flow[None]:
-        keys = tuple(key for key, _ in receipts)
-        for part in self._parts(self._plans.of(None), keys):  # type: ignore[arg-type]  # a receipt of ours has bytes
-            yield part.plan.refund(tuple(receipts[i] for i in part.indices), cost, self._at(now))
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Flow[None]:
+        plan = self._plans.own
+        found = tuple(given_back(range(len(receipts)), receipts, cost))
+        if not found:
+            return
+        if len(found) < len(receipts):
+            plan = plan.part([i for i, _, _ in found])
+        charged, units = tuple(entry for _, entry, _ in found), tuple(units for _, _, units in found)
+        keys = tuple(key for key, _ in charged)
+        for part in self._parts(plan, keys, units):  # type: ignore[arg-type]  # a receipt of ours has bytes
+            own = tuple(charged[i] for i in part.indices)
+            yield part.plan.refund(own, part.plan.costs(part.cost), self._at(now))
 
     def reset(self, key: Key | None) -> Flow[None]:
-        for part in self._parts(self._plans.of(None), self._keys.of(key)):
+        for part in self._parts(self._plans.own, self._keys.of(key), 0):
             yield part.plan.reset(part.keys)
 
     def _at(self, now: int | None) -> int | None:
         """Return the time to decide at; `None` for the server's."""
         return self._clock.now_us() if now is None and self._clock is not None else now
 
-    def _parts(self, plan: Plan, keys: tuple[bytes, ...]) -> list[Part]:
+    def _parts(self, plan: Plan, keys: tuple[bytes, ...], cost: Costs) -> list[Part]:
         """Return the parts of a request that lie in one slot each, in the order in which they are to be charged."""
         if not self.may_spread:
-            return [Part(range(len(keys)), plan, keys)]
+            return [Part(range(len(keys)), plan, keys, cost)]
         by_slot: dict[int, list[int]] = {}
         for i, key in enumerate(keys):
             by_slot.setdefault(key_slot(key), []).append(i)
-        parts = [Part(found, plan.part(found), tuple(keys[i] for i in found)) for found in by_slot.values()]
+        costs = plan.costs(cost)
+        parts = [
+            Part(found, plan.part(found), tuple(keys[i] for i in found), tuple(costs[i] for i in found))
+            for found in by_slot.values()
+        ]
         return sorted(parts, key=_has_buckets)
 
 
@@ -109,7 +124,7 @@ class Question(NamedTuple):
 
     plan: Plan
     call: ScriptCall
-    cost: int
+    cost: Costs
     holds: bool
 
     def answer(self, reply: Reply) -> Answer:
@@ -119,11 +134,17 @@ class Question(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Those rules of a request that lie in one slot."""
+    """Those rules of a request that lie in one slot, and what it costs them."""
 
     indices: Sequence[int]
     plan: Plan
     keys: tuple[bytes, ...]
+    cost: Costs
+
+
+def single(request: ScriptCall) -> Flow[Reply]:
+    """Return the flow of one request."""
+    return (yield request)
 
 
 def slot_of(request: ScriptCall) -> int:
@@ -135,59 +156,98 @@ def _has_buckets(part: Part) -> bool:
     return any(isinstance(algorithm, TokenBucket) for algorithm in part.plan.algorithms)
 
 
-def _charge(plan: Plan, parts: list[Part], cost: int, now: int | None) -> Flow[Answer]:
+def _has_cost(part: Part) -> bool:
+    return any(part.plan.costs(part.cost))
+
+
+def _charge(plan: Plan, parts: list[Part], now: int | None) -> Flow[Answer]:
     """Charge all parts or none."""
     verdicts: dict[int, Fields] = {}
     charged: list[tuple[Part, Receipts]] = []
     try:
         for part in parts:
-            reply = yield part.plan.ask(Operation.HOLD, part.keys, cost, now)
+            reply = yield part.plan.ask(Operation.HOLD, part.keys, part.cost, now)
             found = part.plan.verdicts(reply)
             verdicts.update(zip(part.indices, found, strict=True))
             if not all(verdict[0] for verdict in found):
                 break
-            if receipts := part.plan.receipts(part.keys, reply, cost):
+            if receipts := part.plan.receipts(part.keys, reply, part.cost):
                 charged.append((part, receipts))
         else:
-            return Decision.make(plan.names, _in_order(verdicts)), _joined(charged)
+            return Decision.make(plan.names, _in_order(verdicts)), _joined(parts, charged)
     except StoreError:
-        yield from _undo(charged, cost, now)
+        yield from _undo(charged, now)
         raise
-    yield from _undo(charged, cost, now)
+    yield from _undo(charged, now)
     if len(parts) > 1:
         not_asked = [other for other in parts if other.indices[0] not in verdicts]
-        yield from _look(not_asked, cost, now, verdicts)
-        yield from _look([other for other in parts if other is not part], 0, now, verdicts)
+        yield from _look(not_asked, now, verdicts)
+        yield from _look(_free([other for other in parts if other is not part]), now, verdicts)
     return Decision.make(plan.names, _in_order(verdicts)), None
 
 
-def _peek(plan: Plan, parts: list[Part], cost: int, now: int | None) -> Flow[Answer]:
+def _move(plan: Plan, parts: list[Part], replaces: Receipts, now: int | None) -> Flow[Answer]:
+    """Charge the one part that a hold is about in place of what it replaces.
+
+    Raises:
+        ConfigError: It is about several parts. What was moved in one could not be moved back if another one refused.
+    """
+    moved = [part for part in parts if _has_cost(part) or any(replaces[i][1] for i in part.indices)]
+    if len(moved) > 1:
+        raise ConfigError(
+            "what this hold has taken lies in several slots of the cluster, and cannot be confirmed or renewed in one step; "
+            'use RedisStore(..., hash_tag="limiter"), which keeps a limiter in one slot'
+        )
     verdicts: dict[int, Fields] = {}
-    yield from _look(parts, cost, now, verdicts)
+    charged: list[tuple[Part, Receipts]] = []
+    for part in moved:
+        own = tuple(replaces[i] for i in part.indices)
+        reply = yield part.plan.ask(Operation.HOLD, part.keys, part.cost, now, own)
+        verdicts.update(zip(part.indices, part.plan.verdicts(reply), strict=True))
+        if receipts := part.plan.receipts(part.keys, reply, part.cost):
+            charged.append((part, receipts))
+    yield from _look([part for part in parts if part not in moved], now, verdicts)
+    return Decision.make(plan.names, _in_order(verdicts)), _joined(parts, charged)
+
+
+def _peek(plan: Plan, parts: list[Part], now: int | None) -> Flow[Answer]:
+    verdicts: dict[int, Fields] = {}
+    yield from _look(parts, now, verdicts)
     if len(parts) > 1 and not all(verdict[0] for verdict in verdicts.values()):
-        yield from _look(parts, 0, now, verdicts)
+        yield from _look(_free(parts), now, verdicts)
     return Decision.make(plan.names, _in_order(verdicts)), None
 
 
-def _look(parts: Sequence[Part], cost: int, now: int | None, verdicts: dict[int, Fields]) -> Flow[None]:
+def _look(parts: Sequence[Part], now: int | None, verdicts: dict[int, Fields]) -> Flow[None]:
     """Note what each rule says without charging it; but one that has refused has refused."""
     for part in parts:
-        found = part.plan.verdicts((yield part.plan.ask(Operation.PEEK, part.keys, cost, now)))
+        found = part.plan.verdicts((yield part.plan.ask(Operation.PEEK, part.keys, part.cost, now)))
         for i, verdict in zip(part.indices, found, strict=True):
             if i not in verdicts or verdicts[i][0]:
                 verdicts[i] = verdict
 
 
-def _undo(charged: list[tuple[Part, Receipts]], cost: int, now: int | None) -> Flow[None]:
+def _free(parts: Sequence[Part]) -> list[Part]:
+    return [part._replace(cost=0) for part in parts]
+
+
+def _undo(charged: list[tuple[Part, Receipts]], now: int | None) -> Flow[None]:
     for part, receipts in charged:
         with suppress(StoreError):  # what cannot be given back stays counted until it expires
-            yield part.plan.refund(receipts, cost, now)
+            yield part.plan.refund(receipts, part.plan.costs(part.cost), now)
 
 
 def _in_order(verdicts: dict[int, Fields]) -> list[Fields]:
     return [verdicts[i] for i in sorted(verdicts)]
 
 
-def _joined(charged: list[tuple[Part, Receipts]]) -> Receipts | None:
-    by_index = {i: r for part, receipts in charged for i, r in zip(part.indices, receipts, strict=True)}
-    return tuple(by_index[i] for i in sorted(by_index)) or None
+def _joined(parts: list[Part], charged: list[tuple[Part, Receipts]]) -> Receipts | None:
+    """Return the receipts of all rules, in their order; those of rules that were not charged are empty."""
+    if not charged:
+        return None
+    by_index: dict[int, tuple[object, Receipt]] = {
+        i: (key, ()) for part in parts for i, key in zip(part.indices, part.keys, strict=True)
+    }
+    for part, receipts in charged:
+        by_index.update(zip(part.indices, receipts, strict=True))
+    return tuple(by_index[i] for i in sorted(by_index))

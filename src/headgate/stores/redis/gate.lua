@@ -2,23 +2,30 @@
 --
 -- KEYS     the states, in the order in which the requests name them
 -- ARGV[i]  one request, packed little-endian: "<BHddd" operation, number of rules, now (microseconds since the epoch;
---          below 0: the server's clock), cost, birth. Then per rule "<Bdddd", its kind and shape:
+--          below 0: the server's clock), cost (below 0: each rule has its own), birth. Then per rule "<Bdddd", its kind and
+--          shape:
 --            1 fixed window     limit, period (us), -, -
 --            2 sliding window   limit, width (us), lifetime (us), -
 --            3 token bucket     burst, n, d, tick (us)
---          and, to refund, per rule as many doubles as its receipt has.
+--            4 concurrent       limit, lease (us), -, -
+--            5 calendar         limit, start of a window, end of it and start of the next, end of that
+--          If each rule has its own cost, and to refund, then per rule "<dB" its cost and how many numbers its receipt has,
+--          and these, a double each. The receipt of a hit, peek, hold or record is what it replaces: those units are given
+--          back first, unless the request is refused.
 --          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has no rule but one key, for a
 --          cost the milliseconds to keep it (0: only look), and then its text.
 -- Reply    one entry per request:
 --            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
 --                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
 --                              retry_after * tick + lag microseconds, and so on (windows: a tick of 1, no lag). An
---                              admitted hold goes on with each rule's receipt, an "i8" per number, without what the
---                              caller knows. (Text, because the server takes longer to reply a table than to decide.)
+--                              admitted hold goes on with the receipt of each rule that was charged, an "i8" per number,
+--                              without what the caller knows. (Text, because the server takes longer to reply a table
+--                              than to decide.)
 --            record            0, or the number of the rule whose count would leave the exact range, and its count
 --            refund, reset     0
 --            note              the text that is kept under that name, or nil
---            an error          if this request failed; the others have not noticed
+--            an error          if this request failed; the others have not noticed. "EDGES" and a time: by the server's
+--                              clock it is then, in neither of the windows of a calendar that were sent. Nothing was done.
 --
 -- Every number is whole. Doubles are exact below 2^53: a product or sum that passes it still compares as larger than
 -- everything that has not, and where it would be needed exactly, the steps are ordered so that it is not passed. And below
@@ -29,6 +36,9 @@
 --   fixed window     birth, index, count
 --   sliding window   birth, units in all buckets; then index and units of each bucket, oldest first
 --   token bucket     birth, level, time, refunded, n, d, burst
+--   concurrent       birth, latest time at which a lease began, units of all leases; then end, number and units of each
+--                    lease, in the order of their ends
+--   calendar         birth, end of the window, count
 --
 -- A sliding window of 4088 bytes or more is long: it is not rewritten by every hit but changed in place, and so has another
 -- head of 56 bytes: -birth, units in all buckets, offsets of the first bucket and of the last, index and units of the last,
@@ -41,7 +51,7 @@
 
 local MAX_UNITS = 9007199254740991
 local PEEK, HOLD, RECORD, REFUND, RESET, NOTE = 2, 3, 4, 5, 6, 7
-local FIXED, BUCKET = 1, 3
+local BUCKET = 3
 
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
@@ -50,12 +60,14 @@ local seconds_and_rest = call("TIME")
 local clock = tonumber(seconds_and_rest[1]) * 1000000 + tonumber(seconds_and_rest[2])
 
 -- What long windows need, by name. It is put together only when there is one: to make functions takes as long as a decision,
--- and every name from outside that they use makes it longer. (That is why the sizes are written out elsewhere.)
+-- and every name from outside that they use makes it longer. (That is why sizes are written out elsewhere, and what is rarely
+-- needed has its own names for what it calls.)
 local long_windows
 local function long(name, ...)
   if long_windows then
     return long_windows[name](...)
   end
+  local call, pack, unpack, sub, fmod = redis.call, struct.pack, struct.unpack, string.sub, math.fmod
   local HEAD = 56
   local READ = HEAD + 252 * 16 -- bytes that are read first: all of a short window; no bucket of a long one is cut in two
 
@@ -93,9 +105,12 @@ local function long(name, ...)
     return pack("<ddddddd", -birth, count, HEAD, HEAD + size - 32, newest, newest_units, 0) .. sub(window, 17)
   end
 
-  -- Changes a window in place. Returns the whole one, to be written anew, if too much of it is of no use.
-  local function change(key, offset, bucket, head)
+  -- Changes a window in place, one bucket or two. Returns the whole one, to be written anew, if too much of it is of no use.
+  local function change(key, offset, bucket, head, earlier_offset, earlier_bucket)
     local size = call("SETRANGE", key, offset, bucket) -- before the head: a server without room refuses it
+    if earlier_offset then
+      call("SETRANGE", key, earlier_offset, earlier_bucket)
+    end
     call("SETRANGE", key, "0", head)
     local birth, count, first, last, _, _, holes = unpack("<ddddddd", head)
     local used = last + 16 - first
@@ -121,12 +136,15 @@ local function long(name, ...)
   return long_windows[name](...)
 end
 
--- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same; a table: what
--- changes in a long window, as offset and text of one bucket and the new head), then the receipt without shape and cost.
--- reset_after is nil if nothing is ever counted, and so is the state after.
+-- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same; "": a fresh one;
+-- a table: what changes in a long window, as offset and text of one bucket, the new head, and maybe of one more bucket), then
+-- the receipt without shape and cost. reset_after is nil if nothing is ever counted, and so is the state after. All but the
+-- sliding window decide by a state that they are given (false: a fresh one) instead of the one under the key.
 
-local function decide_fixed(key, now, cost, birth, beyond, limit, period)
-  local state = call("GET", key)
+local function decide_fixed(key, now, cost, birth, beyond, limit, period, _, _, state)
+  if state == nil then
+    state = call("GET", key)
+  end
   local index, count = floor(now / period), 0
   if state then
     if #state ~= 24 then
@@ -225,11 +243,13 @@ local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifet
   return 1, remaining, false, index * width - now + lifetime, 0, after, birth, index
 end
 
-local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick)
+local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick, state)
   if n == 0 then
     return (cost == 0 or beyond) and 1 or 0, 0, false, false, 0
   end
-  local state = call("GET", key)
+  if state == nil then
+    state = call("GET", key)
+  end
   local level, time, refunded = 0, floor(now / tick), 0
   local fresh_after = 0 -- ticks until the state is fresh in its own shape
   local birth_before, time_before
@@ -245,16 +265,17 @@ local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick)
       if old_n ~= n or old_d ~= d or old_burst ~= burst then
         -- old_level * d / old_d, rounded up. The product may have 88 bits, so it is divided in parts: d and old_d stay
         -- below 2^35, so that 17 bits of d at a time keep every step below 2^53. Only the last sum may pass it; it is then
-        -- not exact, but no smaller than 2^53, and cut off at MAX_UNITS like the exact one.
+        -- not exact, but no smaller than 2^53, which is all that has to be known of it.
         local rest, low = fmod(old_level, old_d), fmod(d, 131072)
         local product = rest * (d - low) / 131072
         local carried = fmod(product, old_d)
         local parts = (product - carried) / old_d * 131072 + ceil((carried * 131072 + rest * low) / old_d)
-        old_level = min((old_level - rest) / old_d * d + parts, MAX_UNITS)
+        old_level = (old_level - rest) / old_d * d + parts
         -- Receipts name units of the other shape: they must not be given back in this one.
         old_birth, old_refunded = birth, 0
       end
-      old_level = old_level - n * (time - old_time)
+      -- More than can be counted in this shape stays so until the state is fresh in its own.
+      old_level = old_level > MAX_UNITS and MAX_UNITS + 1 or old_level - n * (time - old_time)
       if old_level > 0 then
         birth, level, refunded = old_birth, old_level, old_refunded
       end
@@ -268,8 +289,13 @@ local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick)
   else
     local excess = level - (burst - cost) * d
     if cost == 0 or excess > 0 then
-      local reset_after = level > 0 and min(ceil(level / n), fresh_after) or 0
-      local retry_after = cost > 0 and min(ceil(excess / n), reset_after)
+      local reset_after, retry_after = 0, cost > 0 and fresh_after
+      if level > MAX_UNITS then
+        reset_after = fresh_after
+      elseif level > 0 then
+        reset_after = min(ceil(level / n), fresh_after)
+        retry_after = cost > 0 and min(ceil(excess / n), reset_after)
+      end
       return cost == 0 and 1 or 0, floor(max(0, burst * d - level) / d), retry_after, reset_after, lag
     end
   end
@@ -282,7 +308,99 @@ end
 
 local DECIDE = { decide_fixed, decide_sliding, decide_bucket }
 
-local function save(key, state, counted_for, explicit)
+-- Puts together what decides the other kinds, when there is one of them, and returns that of a kind.
+local function decider(asked_kind)
+  local CONCURRENT, CALENDAR, MAX_UNITS = 4, 5, 9007199254740991
+  local call, pack, unpack, sub, fmod, max = redis.call, struct.pack, struct.unpack, string.sub, math.fmod, math.max
+
+  local function decide_concurrent(key, now, cost, birth, _, limit, lease, _, _, state)
+    if state == nil then
+      state = call("GET", key)
+    end
+    state = state or ""
+    local number, time, count = birth, now, 0
+    local first, size, newest = 25, #state, nil -- place of the first lease that has not ended; when the last one ends
+    if size > 0 then
+      if size < 48 or fmod(size, 24) ~= 0 then
+        error("not a row of leases")
+      end
+      local old_birth, latest, old_count = unpack("<ddd", state)
+      time, count = max(now, latest), old_count
+      while first < size do
+        local lease_end, _, units = unpack("<ddd", state, first)
+        if lease_end > time then
+          birth, newest = old_birth, unpack("<d", state, size - 23)
+          break
+        end
+        count = count - units
+        first = first + 24
+      end
+    end
+    if cost > 0 and count + cost > limit then
+      local retry_after = false
+      if limit > 0 then
+        local excess, place = count - (limit - cost), first
+        repeat
+          local lease_end, _, units = unpack("<ddd", state, place)
+          excess = excess - units
+          retry_after = lease_end - now
+          place = place + 24
+        until excess <= 0
+      end
+      return 0, max(0, limit - count), retry_after, newest and newest - now or 0, 0
+    end
+    local remaining = max(0, limit - count - cost)
+    if cost == 0 then
+      return 1, remaining, false, newest and newest - now or 0, 0
+    end
+    local lease_end, place = time + lease, max(25, size + 1)
+    while place > first and unpack("<d", state, place - 24) > lease_end do -- only where leases were longer before
+      place = place - 24
+    end
+    local after = pack("<ddd", birth, time, count + cost) .. sub(state, first, place - 1)
+      .. pack("<ddd", lease_end, number, cost) .. sub(state, place)
+    return 1, remaining, false, max(lease_end, newest or 0) - now, 0, after, birth, number
+  end
+
+  local function decide_calendar(key, now, cost, birth, beyond, limit, start, edge, last, state)
+    local window_end = now < edge and edge or last
+    if now < start or now >= last then
+      error({ err = string.format("EDGES %.0f", now) })
+    end
+    if state == nil then
+      state = call("GET", key)
+    end
+    local count = 0
+    if state then
+      if #state ~= 24 then
+        error("not a calendar window")
+      end
+      local old_birth, old_end, old_count = unpack("<ddd", state)
+      if old_end > now then
+        birth, window_end, count = old_birth, old_end, old_count
+      end
+    end
+    local reset_after = window_end - now
+    if cost > 0 and not beyond and count + cost > limit then
+      return 0, max(0, limit - count), limit > 0 and reset_after, count > 0 and reset_after or 0, 0
+    end
+    if beyond and count + cost > MAX_UNITS then
+      return 0, count
+    end
+    count = count + cost
+    return 1, max(0, limit - count), false, count > 0 and reset_after or 0, 0,
+      cost > 0 and pack("<ddd", birth, window_end, count), birth, window_end
+  end
+
+  DECIDE[CONCURRENT], DECIDE[CALENDAR] = decide_concurrent, decide_calendar
+  return DECIDE[asked_kind]
+end
+
+local function save(kind, key, state, counted_for, explicit)
+  if state == "" then
+    call("DEL", key)
+    return
+  end
   local expires = clock + max(0, counted_for)
   if explicit then
     expires = expires + 3600000000 -- an hour: the time of the caller's own may go slower than ours
@@ -291,8 +409,8 @@ local function save(key, state, counted_for, explicit)
   -- state may outlive its last unit but never the other way round.
   expires = ceil(min(expires, 8000000000000000) / 1000) + 1
   if type(state) == "table" then
-    state = long("change", key, state[1], state[2], state[3])
-  elseif #state >= 4088 then
+    state = long("change", key, state[1], state[2], state[3], state[4], state[5])
+  elseif #state >= 4088 and kind == 2 then
     state = long("lengthened", state)
   end
   if state then
@@ -311,95 +429,129 @@ local function packed_receipt(kind, r1, r2, r3, r4, r5)
   return kind == BUCKET and pack("<i8i8i8i8i8", r1, r2, r3, r4, r5) or pack("<i8i8", r1, r2)
 end
 
-local function decide_one(operation, request, key, now, cost, birth, explicit)
-  local kind, a, b, c, d = unpack("<Bdddd", request, 28)
-  local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
-    DECIDE[kind](key, now, cost, birth, operation == RECORD, a, b, c, d)
-  if operation == RECORD and allowed == 0 then
-    return { 1, remaining }
+-- Returns what gives units back, alone or in the place of others. It is put together only when it is needed: to make these
+-- functions takes as long as a decision.
+local refund_all, move
+local function giving_back()
+  if move then
+    return refund_all, move
   end
-  if after and operation ~= PEEK then
-    save(key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
-    if operation == HOLD then
-      return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4, r5)
-    end
-  end
-  return operation == RECORD and 0 or packed(allowed, remaining, retry_after, reset_after, lag)
-end
+  local FIXED, SLIDING, BUCKET, CONCURRENT, MAX_UNITS = 1, 2, 3, 4, 9007199254740991
+  local call, pack, unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
+  local floor, ceil, fmod, min, max = math.floor, math.ceil, math.fmod, math.min, math.max
 
-local function decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
-  local reply, after, counted_for = {}, {}, {}
-  local refused, beyond = false, operation == RECORD
-  for i = 1, rules do
-    local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
-    local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5 =
-      DECIDE[kind](KEYS[first_key + i], now, cost, birth, beyond, a, b, c, d)
-    if beyond and allowed == 0 then
-      return { i, remaining }
-    end
-    refused = refused or allowed == 0
-    reply[i] = packed(allowed, remaining, retry_after, reset_after, lag)
-    after[i] = changed
-    counted_for[i] = kind == BUCKET and reset_after and reset_after * d + lag or reset_after
-    if changed and operation == HOLD then
-      reply[rules + i] = packed_receipt(kind, r1, r2, r3, r4, r5)
-    end
-  end
-  if refused then
-    -- A rule that would have admitted shows what it has left without this call.
-    for i = 1, rules do
-      if unpack("<B", reply[i]) % 2 == 1 then
-        local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
-        reply[i] = packed(DECIDE[kind](KEYS[first_key + i], now, 0, birth, false, a, b, c, d))
-      end
-    end
-    return table.concat(reply, "", 1, rules)
-  end
-  if operation ~= PEEK then
-    for i = 1, rules do
-      if after[i] then
-        save(KEYS[first_key + i], after[i], counted_for[i], explicit)
-      end
-    end
-  end
-  return beyond and 0 or table.concat(reply)
-end
-
--- Returns what refunds. It is put together only when it is needed: to make these functions takes as long as a decision.
--- Each returns the state after (nil: the very same, "": a fresh one, a table: what changes of a long window) and how long it
--- will be counted in microseconds.
-local function refunding()
-  local function refund_fixed(key, now, cost, period, birth, index, held)
-    local state = call("GET", key)
-    if not state then
-      return nil
-    end
+  -- Returns a window of one count with units given back (nil: the very same, "": a fresh one); of a fixed window by its index,
+  -- of a calendar by its end.
+  local function refund_window(state, cost, birth, index, held)
     if #state ~= 24 then
-      error("not a fixed window")
+      error("not a window of one count")
     end
     local state_birth, state_index, count = unpack("<ddd", state)
     if state_birth ~= birth or state_index ~= index then
       return nil
     end
     count = count - min(cost, held)
-    if count <= 0 then
-      return ""
-    end
-    return pack("<ddd", birth, index, count), index * period - now + period
+    return count > 0 and pack("<ddd", birth, index, count) or ""
   end
 
-  local function refund_sliding(key, now, cost, width, lifetime, birth, index, held)
-    local text, state_birth, count, first, last, newest, newest_units, holes =
-      long("read", key, call("GETRANGE", key, "0", "4087"))
+  -- The same of leases, and when the last one ends.
+  local function refund_lease(state, cost, birth, number, held)
+    local size = #state
+    if size < 48 or fmod(size, 24) ~= 0 then
+      error("not a row of leases")
+    end
+    local state_birth, latest, count = unpack("<ddd", state)
     if state_birth ~= birth then
       return nil
     end
-    local start = 0 -- offset of the text that was read last
-    local function bucket_at(offset)
-      if offset < start then
-        return unpack("<dd", call("GETRANGE", key, offset, offset + 15))
+    local packed_number, place = pack("<d", number), 24
+    repeat -- these eight bytes may be part of other numbers, too
+      place = string.find(state, packed_number, place + 1, true)
+      if not place then
+        return nil
       end
-      return unpack("<dd", text, offset - start + 1)
+    until fmod(place, 24) == 9
+    local lease_end, _, units = unpack("<ddd", state, place - 8)
+    local back = min(units, cost, held)
+    local lease = units > back and pack("<ddd", lease_end, number, units - back) or ""
+    local leases = sub(state, 25, place - 9) .. lease .. sub(state, place + 16)
+    if leases == "" then
+      return ""
+    end
+    return pack("<ddd", birth, latest, count - back) .. leases, unpack("<d", leases, #leases - 23)
+  end
+
+  -- Returns how much of a bucket is left in so many ticks from a time, and how much of that is then a receipt's.
+  local function left_of_bucket(ticks, level, time, refunded, later, cost, level_before, at, refunded_before, n, d, held)
+    local left = max(0, level - n * (later - time + ticks))
+    -- Only the first product may pass 2^53. What was there before the hold and what it took fit into the burst together,
+    -- which does not: so gone is then more than cost * d, exact or not, and nothing is given back.
+    local gone = n * (later - at + ticks) - max(0, level_before - (refunded - refunded_before)) - (held - cost) * d
+    return left, min(left, max(0, cost * d - max(0, gone)))
+  end
+
+  local function refund_bucket(
+    state, now, cost, tick, birth, level_before, at, refunded_before, time_before, n, d, burst, held
+  )
+    if #state ~= 56 then
+      error("not a token bucket")
+    end
+    local state_birth, level, time, refunded, state_n, state_d, state_burst = unpack("<ddddddd", state)
+    if state_birth ~= birth or state_n ~= n or state_d ~= d or state_burst ~= burst then
+      return nil
+    end
+    local later = max(floor(now / tick), time)
+    cost = min(cost, held)
+    local left, back =
+      left_of_bucket(0, level, time, refunded, later, cost, level_before, at, refunded_before, n, d, held)
+    if left == back then
+      return ""
+    end
+    if cost == held and level == level_before + held * d and time == at and refunded == refunded_before then
+      -- Nothing has happened since the hold: back to the state before it.
+      level, time = level_before + n * (at - time_before), time_before
+    else
+      level, refunded = level - back, refunded + back
+      if refunded > MAX_UNITS then
+        birth, refunded = fmod(birth + 1, MAX_UNITS), 0
+      end
+    end
+    local after = pack("<ddddddd", birth, level, time, refunded, n, d, burst)
+    return after, (time * tick - now) + ceil(level / n) * tick
+  end
+
+  -- Returns a sliding window of any length as a table, with units of a receipt given back; nil if it is a fresh one.
+  local function window_after(key, cost, birth, index, held)
+    local text, state_birth, count, first, last, newest, newest_units, holes =
+      long("read", key, call("GETRANGE", key, "0", "4087"))
+    if not text then
+      return nil
+    end
+    local start = 0 -- offset of the text that was read last
+    local given_back_at, units_left
+    local function bucket_at(offset)
+      local i, units
+      if offset < start then
+        i, units = unpack("<dd", call("GETRANGE", key, offset, offset + 15))
+      else
+        if offset >= start + #text then
+          start, text = offset, call("GETRANGE", key, offset, offset + 4095)
+        end
+        i, units = unpack("<dd", text, offset - start + 1)
+      end
+      return i, offset == given_back_at and units_left or units
+    end
+    local function read_from(offset) -- before a walk to the end
+      if holes then
+        start, text = offset, ""
+      end
+    end
+    local window = {
+      birth = state_birth, count = count, first = first, last = last, newest = newest, newest_units = newest_units,
+      holes = holes, text = not holes and text, latest = newest, back = 0, bucket_at = bucket_at, read_from = read_from,
+    }
+    if state_birth ~= birth then
+      return window
     end
     local low, high = first, last -- the bucket is between these two, if it is still there
     if holes then
@@ -419,100 +571,298 @@ local function refunding()
     local found, units = bucket_at(low)
     local back = min(units, cost, held)
     if found ~= index or back == 0 then
+      return window
+    end
+    units_left = units - back
+    given_back_at = low
+    window.back, window.count, window.low, window.units_left = back, count - back, low, units_left
+    if window.count == 0 then
+      window.newest = nil
+    elseif low < last then
+      window.holes = holes and (units_left > 0 and holes or holes + 1)
+    else
+      newest_units = units_left
+      while newest_units == 0 do -- there is a bucket with units before it, for this was not all of them
+        last = last - 16
+        newest, newest_units = bucket_at(last)
+        holes = holes and (newest_units > 0 and holes or holes - 1)
+      end
+      window.last, window.newest, window.newest_units, window.holes = last, newest, newest_units, holes
+    end
+    return window
+  end
+
+  -- Returns of a short window the buckets from an offset to another, without what was given back.
+  local function buckets_between(window, index, from, to)
+    local text, low = window.text, window.low
+    if not low or low < from or low >= to then
+      return sub(text, from + 1, to)
+    end
+    local bucket = window.units_left > 0 and pack("<dd", index, window.units_left) or ""
+    return sub(text, from + 1, low) .. bucket .. sub(text, low + 17, to)
+  end
+
+  -- Returns a window after a refund alone, as a decide returns it.
+  local function refunded_window(window, index)
+    if window.back == 0 then
       return nil
     end
-    if back == count then
+    if window.count == 0 then
       return ""
     end
-    units = units - back
-    local after
-    if not holes then
-      local bucket = units > 0 and pack("<dd", index, units) or ""
-      after = pack("<dd", birth, count - back) .. sub(text, 17, low) .. bucket .. sub(text, low + 17)
-      newest = unpack("<d", after, #after - 15)
-    else
-      if low < last then
-        holes = units > 0 and holes or holes + 1
-      else
-        newest_units = units
-        while newest_units == 0 do -- there is a bucket with units before it, for this was not all of them
-          last = last - 16
-          newest, newest_units = bucket_at(last)
-          holes = newest_units > 0 and holes or holes - 1
+    if not window.holes then
+      return pack("<dd", window.birth, window.count) .. buckets_between(window, index, 16, #window.text)
+    end
+    local head = pack(
+      "<ddddddd", -window.birth, window.count, window.first, window.last, window.newest, window.newest_units, window.holes
+    )
+    return { window.low, pack("<dd", index, window.units_left), head }
+  end
+
+  local function move_sliding(key, now, cost, birth, limit, width, lifetime, held_birth, held_index, held)
+    local window = window_after(key, held, held_birth, held_index, held)
+    if not window then
+      return DECIDE[SLIDING](key, now, cost, birth, false, limit, width, lifetime)
+    end
+    local at = max(now, window.latest * width)
+    local horizon = at - lifetime
+    local newest, count, first, bucket_at = window.newest, window.count, window.first, window.bucket_at
+    if newest and newest * width > horizon then
+      birth = window.birth
+      window.read_from(first)
+      while true do -- ends at the last bucket, if not before
+        local index, units = bucket_at(first)
+        if index * width > horizon then
+          break
         end
+        count = count - units
+        first = first + 16
       end
-      local head = pack("<ddddddd", -birth, count - back, first, last, newest, newest_units, holes)
-      after = { low, pack("<dd", index, units), head }
-    end
-    return after, newest * width - now + lifetime
-  end
-
-  local function refund_bucket(
-    key, now, cost, tick, birth, level_before, at, refunded_before, time_before, n, d, burst, held
-  )
-    local state = call("GET", key)
-    if not state then
-      return nil
-    end
-    if #state ~= 56 then
-      error("not a token bucket")
-    end
-    local state_birth, level, time, refunded, state_n, state_d, state_burst = unpack("<ddddddd", state)
-    if state_birth ~= birth or state_n ~= n or state_d ~= d or state_burst ~= burst then
-      return nil
-    end
-    local later = max(floor(now / tick), time)
-    local left = max(0, level - n * (later - time))
-    cost = min(cost, held)
-    -- Only the first product may pass 2^53. What was there before the hold and what it took fit into the burst together,
-    -- which does not: so gone is then more than cost * d, exact or not, and nothing is given back.
-    local gone = n * (later - at) - max(0, level_before - (refunded - refunded_before)) - (held - cost) * d
-    local back = min(left, max(0, cost * d - max(0, gone)))
-    if left == back then
-      return ""
-    end
-    if cost == held and level == level_before + held * d and time == at and refunded == refunded_before then
-      -- Nothing has happened since the hold: back to the state before it.
-      level, time = level_before + n * (at - time_before), time_before
     else
-      level, refunded = level - back, refunded + back
-      if refunded > MAX_UNITS then
-        birth, refunded = fmod(birth + 1, MAX_UNITS), 0
+      newest, count = nil, 0
+    end
+    if cost > 0 and count + cost > limit then
+      local retry_after = false
+      if limit > 0 then
+        local excess, offset = count - (limit - cost), first
+        window.read_from(first)
+        repeat
+          local index, units = bucket_at(offset)
+          excess = excess - units
+          retry_after = index * width - now + lifetime
+          offset = offset + 16
+        until excess <= 0
+      end
+      local _, remaining, _, reset_after = DECIDE[SLIDING](key, now, 0, birth, false, limit, width, lifetime)
+      return 0, remaining, retry_after, reset_after, 0
+    end
+    local remaining = max(0, limit - count - cost)
+    if cost == 0 then
+      local after = refunded_window(window, held_index)
+      return 1, remaining, false, newest and newest * width - now + lifetime or 0, 0, after
+    end
+    local index, units, after = floor(at / width), cost, nil
+    if not newest then
+      after = pack("<dddd", birth, cost, index, cost)
+    else
+      local kept = window.last + 16 -- offset of the end of what stays as it is
+      if index <= newest then
+        index, units, kept = newest, window.newest_units + cost, window.last
+      end
+      if window.holes then
+        local head = pack("<ddddddd", -birth, count + cost, first, kept, index, units, window.holes)
+        after = { kept, pack("<dd", index, units), head }
+        if window.back > 0 and window.low < kept then
+          after[4], after[5] = window.low, pack("<dd", held_index, window.units_left)
+        end
+      else
+        after = pack("<dd", birth, count + cost) .. buckets_between(window, held_index, first, kept)
+          .. pack("<dd", index, units)
       end
     end
-    local after = pack("<ddddddd", birth, level, time, refunded, n, d, burst)
-    return after, (time * tick - now) + ceil(level / n) * tick
+    return 1, remaining, false, index * width - now + lifetime, 0, after, birth, index
   end
 
-  return function(request, first_key, rules, now, cost, explicit)
+  -- As a decide, in the place of a receipt's units. The time is read from the state that has them: by a clock that went back,
+  -- units must not move to an earlier time.
+  move = function(kind, key, now, cost, birth, a, b, c, d, ...)
+    if kind == SLIDING then
+      return move_sliding(key, now, cost, birth, a, b, c, ...)
+    end
+    local decide, state = DECIDE[kind] or decider(kind), call("GET", key)
+    -- What a refusal shows. It also makes sure that the state is one, and the time in the windows that were sent.
+    local _, remaining_as_is, _, reset_as_is, lag_as_is = decide(key, now, 0, birth, false, a, b, c, d, state)
+    if not state then
+      return decide(key, now, cost, birth, false, a, b, c, d, state)
+    end
+    local _, level_before, held_at, refunded_before, _, n, parts, burst, held = ... -- of a bucket
+    local at, start, edge, last, after_refund = now, b, c, d, nil
+    if kind == BUCKET then
+      if n ~= b or parts ~= c or burst ~= a then
+        -- Units of another shape stay where they are, and drain away: no one could say how long to wait for both.
+        return decide(key, now, cost, birth, false, a, b, c, d, state)
+      end
+      local _, _, time = unpack("<ddd", state)
+      at = max(now, time * d)
+      after_refund = refund_bucket(state, at, MAX_UNITS, d, ...) -- all that the receipt names
+    elseif kind == CONCURRENT then
+      local _, latest = unpack("<dd", state)
+      at = max(now, latest)
+      after_refund = refund_lease(state, MAX_UNITS, ...)
+    else
+      local _, state_index = unpack("<dd", state)
+      if kind == FIXED then
+        at = max(now, state_index * b)
+      elseif state_index > (now < edge and edge or last) then -- the clock went back: to that window, not to this one
+        at = state_index - 1
+        start, edge, last = at, state_index, state_index
+      end
+      after_refund = refund_window(state, MAX_UNITS, ...)
+    end
+    local before = state
+    if after_refund then
+      before = after_refund ~= "" and after_refund
+    end
+    local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
+      decide(key, at, cost, birth, false, a, start, edge, last, before)
+    if allowed == 1 then
+      if kind == BUCKET and cost > 0 then
+        local state_birth, _, time = unpack("<ddd", state)
+        r5 = state_birth == r1 and time or r3
+      end
+      return 1, remaining, false, reset_after, lag + at - now, cost > 0 and after or after_refund, r1, r2, r3, r4, r5
+    end
+    if kind ~= BUCKET then
+      retry_after = retry_after and retry_after + at - now
+    elseif after_refund then
+      -- From some time on what drains is what would be given back, so waiting for that gains nothing. Then the wait is as
+      -- long as if nothing were given back.
+      local _, level, time, refunded = unpack("<dddd", state)
+      local left, back = left_of_bucket(
+        retry_after, level, time, refunded, max(floor(now / d), time), held, level_before, held_at, refunded_before, n,
+        parts, held
+      )
+      if left - back > (a - cost) * c then
+        retry_after = select(3, decide(key, now, cost, birth, false, a, b, c, d, state))
+      end
+    end
+    return 0, remaining_as_is, retry_after, reset_as_is, lag_as_is
+  end
+
+  refund_all = function(request, first_key, rules, now, explicit)
     local place = 28
     local receipt = place + 33 * rules
     for i = 1, rules do
       local key = KEYS[first_key + i]
-      local kind, a, b, c, d = unpack("<Bdddd", request, place)
+      local kind, _, b, c, d = unpack("<Bdddd", request, place)
+      local cost, numbers = unpack("<dB", request, receipt)
       local after, counted_for
-      if kind == BUCKET then
-        after, counted_for = refund_bucket(key, now, cost, d, unpack("<ddddddddd", request, receipt))
-        receipt = receipt + 72
-      elseif kind == FIXED then
-        after, counted_for = refund_fixed(key, now, cost, b, unpack("<ddd", request, receipt))
-        receipt = receipt + 24
+      if kind == SLIDING then
+        local birth, index, held = unpack("<ddd", request, receipt + 9)
+        local window = window_after(key, cost, birth, index, held)
+        if window then
+          after = refunded_window(window, index)
+          counted_for = window.newest and window.newest * b - now + c
+        end
       else
-        after, counted_for = refund_sliding(key, now, cost, b, c, unpack("<ddd", request, receipt))
-        receipt = receipt + 24
+        local state = call("GET", key)
+        if state and kind == BUCKET then
+          after, counted_for =
+            refund_bucket(state, now, cost, d, unpack("<ddddddddd", request, receipt + 9))
+        elseif state then
+          local birth, index, held = unpack("<ddd", request, receipt + 9)
+          if kind == CONCURRENT then
+            after, counted_for = refund_lease(state, cost, birth, index, held)
+            counted_for = counted_for and counted_for - now
+          else
+            after = refund_window(state, cost, birth, index, held)
+            counted_for = (kind == FIXED and (index + 1) * b or index) - now
+          end
+        end
       end
-      if after == "" then
-        call("DEL", key)
-      elseif after then
-        save(key, after, counted_for, explicit)
+      if after then
+        save(kind, key, after, counted_for, explicit)
       end
       place = place + 33
+      receipt = receipt + 9 + 8 * numbers
     end
     return 0
   end
+
+  return refund_all, move
 end
 
-local refund_all
+local function decide_one(operation, request, key, now, cost, birth, explicit)
+  local kind, a, b, c, d = unpack("<Bdddd", request, 28)
+  local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
+    (DECIDE[kind] or decider(kind))(key, now, cost, birth, operation == RECORD, a, b, c, d)
+  if operation == RECORD and allowed == 0 then
+    return { 1, remaining }
+  end
+  if after and operation ~= PEEK then
+    save(kind, key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
+    if operation == HOLD then
+      return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4, r5)
+    end
+  end
+  return operation == RECORD and 0 or packed(allowed, remaining, retry_after, reset_after, lag)
+end
+
+local function decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
+  local reply, after, counted_for = {}, {}, {}
+  local refused, beyond = false, operation == RECORD
+  local own_cost, numbers, receipts = cost, 0, rules
+  local place = 28 + 33 * rules -- of the next rule's own cost and receipt, if they have them
+  for i = 1, rules do
+    local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
+    if cost < 0 then
+      own_cost, numbers = unpack("<dB", request, place)
+      place = place + 9
+    end
+    local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5
+    if numbers > 0 then
+      local _, move_one = giving_back()
+      allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5 =
+        move_one(kind, KEYS[first_key + i], now, own_cost, birth, a, b, c, d,
+          unpack(numbers == 9 and "<ddddddddd" or "<ddd", request, place))
+      place = place + 8 * numbers
+    else
+      allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5 = (DECIDE[kind] or decider(kind))(
+        KEYS[first_key + i], now, own_cost, birth, beyond and own_cost > 0, a, b, c, d
+      )
+    end
+    if beyond and allowed == 0 then
+      return { i, remaining }
+    end
+    refused = refused or allowed == 0
+    reply[i] = packed(allowed, remaining, retry_after, reset_after, lag)
+    after[i] = changed
+    counted_for[i] = reset_after and reset_after * (kind == BUCKET and d or 1) + lag
+    if changed and own_cost > 0 and operation == HOLD then
+      receipts = receipts + 1
+      reply[receipts] = packed_receipt(kind, r1, r2, r3, r4, r5)
+    end
+  end
+  if refused then
+    -- A rule that would have admitted shows what it has left without this call.
+    for i = 1, rules do
+      if unpack("<B", reply[i]) % 2 == 1 then
+        local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
+        reply[i] = packed(DECIDE[kind](KEYS[first_key + i], now, 0, birth, false, a, b, c, d))
+      end
+    end
+    return table.concat(reply, "", 1, rules)
+  end
+  if operation ~= PEEK then
+    for i = 1, rules do
+      if after[i] then
+        save(unpack("<B", request, 33 * i - 5), KEYS[first_key + i], after[i], counted_for[i], explicit)
+      end
+    end
+  end
+  return beyond and 0 or table.concat(reply)
+end
+
 local function run(request, first_key)
   local operation, rules, now, cost, birth = unpack("<BHddd", request)
   local explicit = now >= 0
@@ -525,15 +875,14 @@ local function run(request, first_key)
     end
     return 0
   elseif operation == REFUND then
-    refund_all = refund_all or refunding()
-    return refund_all(request, first_key, rules, now, cost, explicit)
+    return giving_back()(request, first_key, rules, now, explicit)
   elseif operation == NOTE then
     local key = KEYS[first_key + 1]
     if cost > 0 then
       call("SET", key, sub(request, 28), "NX", "PX", cost)
     end
     return call("GET", key)
-  elseif rules == 1 then
+  elseif rules == 1 and cost >= 0 then
     return decide_one(operation, request, KEYS[first_key + 1], now, cost, birth, explicit)
   end
   return decide_all(operation, request, first_key, rules, now, cost, birth, explicit)

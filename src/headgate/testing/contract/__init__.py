@@ -12,6 +12,7 @@ The clock of the contract is a fake one, so the tests never wait. Nothing in her
 
 from __future__ import annotations
 
+from headgate.testing.contract.features import FeatureRaceTests, FeatureTests
 from headgate.testing.contract.holds import HoldTests
 from headgate.testing.contract.keys import KeyTests
 from headgate.testing.contract.notes import NoteTests
@@ -22,11 +23,22 @@ from headgate.testing.contract.times import TimeTests
 __all__ = ["AsyncStoreContract", "StoreContract"]
 
 
-class StoreContract(ReplayTests, TimeTests, HoldTests, KeyTests, ThreadRaceTests, ProcessRaceTests):
+class StoreContract(
+    ReplayTests,
+    TimeTests,
+    HoldTests,
+    KeyTests,
+    FeatureTests,
+    ThreadRaceTests,
+    FeatureRaceTests,
+    ProcessRaceTests,
+):
     """What every store must do. Subclass it and write `make_store`."""
 
 
-class AsyncStoreContract(NoteTests, ReplayTests, TimeTests, HoldTests, KeyTests, ProcessRaceTests):
+class AsyncStoreContract(
+    NoteTests, ReplayTests, TimeTests, HoldTests, KeyTests, FeatureTests, ProcessRaceTests
+):
     """What every asynchronous store must do. Subclass it and write `make_store`, which returns an `AsyncStore`.
 
     It is the same contract: every call is awaited on an event loop, and the races are between tasks. A store that keeps

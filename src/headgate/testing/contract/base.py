@@ -16,7 +16,7 @@ from headgate import Limiter, Quota, Rule
 from headgate.rules import Kind
 from headgate.stores.base import Guarantees, Store
 from headgate.testing.clock import FakeClock
-from headgate.testing.contract.traces import ALL_KINDS, START_US, make_rule
+from headgate.testing.contract.traces import ALL_FEATURES, ALL_KINDS, START_US, Feature, make_rule
 
 each_kind = pytest.mark.parametrize("kind", ALL_KINDS)
 """Run a test once for every kind of rule."""
@@ -28,7 +28,8 @@ class Contract:
     Attributes:
         own_time: Whether calls leave the time to the store, which `make_store` must then give `self.clock`. By default
             the time goes with every call.
-        kinds: The kinds of rules that the store takes.
+        kinds: The kinds of rates that the store counts.
+        missing_features: What else it cannot do yet.
         effort: How many random examples each property tries, as a share of what the loaded Hypothesis profile says.
         clock: The time, in either case.
         folder: An empty folder of each test's own.
@@ -36,6 +37,7 @@ class Contract:
 
     own_time: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = ALL_KINDS
+    missing_features: ClassVar[frozenset[Feature]] = frozenset()
     effort: ClassVar[float] = 1.0
 
     clock: FakeClock
@@ -83,6 +85,17 @@ class Contract:
         if kind not in self.kinds:
             pytest.skip(f"this store does not take a {kind}")
         return make_rule(kind, Quota(limit, period_us, burst), **options)
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What the store can do besides counting rates."""
+        return ALL_FEATURES - self.missing_features
+
+    def need(self, *features: Feature) -> None:
+        """Leave the test out if the store cannot do this yet."""
+        missing = set(features) & self.missing_features
+        if missing:
+            pytest.skip(f"this store cannot do this yet: {', '.join(sorted(missing))}")
 
     def require(self, promise: str) -> None:
         """Leave the test out if the store does not give this guarantee."""

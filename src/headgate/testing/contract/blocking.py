@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from headgate.clock import Clock
+from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.rules import Rule
 from headgate.stores.base import Answer, AsyncGate, AsyncStore, Gate, Guarantees, Receipts
@@ -72,7 +73,7 @@ class _BlockingGate:
     def ask(self, request: Request) -> Answer:
         return self._run(self._gate.ask(request))
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         self._run(self._gate.refund(receipts, cost, now))
 
     def reset(self, key: Key | None) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 
-from headgate import AsyncLimiter, Rule
+from headgate import AsyncLimiter, Rule, concurrent
 from headgate.stores.base import Store
 from headgate.testing.contract.base import Contract, each_kind
 from headgate.testing.contract.blocking import BlockingStore
 from headgate.testing.contract.races import SLOTS, Tally, check_tally
+
+PLACES = 5
 
 TASKS = 256
 
@@ -42,6 +44,27 @@ class TaskRaceTests(Contract):
             return sum(answer.allowed for answer in answers)
 
         assert self.blocking.run(race()) == SLOTS
+
+    def test_tasks_racing_for_places_never_have_too_many_at_once(self) -> None:
+        self.need("concurrent", "moves")
+        self.require("exact")
+        limiter, tally = self.async_limiter(concurrent(PLACES, lease="60s")), Tally()
+
+        async def work() -> bool:
+            hold = await limiter.hold("a")
+            if hold:
+                tally.add(1)
+                await hold.renew()
+                tally.add(-1)
+            await hold.release()
+            return hold.allowed
+
+        async def race() -> list[bool]:
+            return await asyncio.gather(*(work() for _ in range(64)))
+
+        assert sum(self.blocking.run(race())) >= PLACES
+        assert tally.most <= PLACES
+        assert self.limiter(*limiter.rules, name=limiter.name).check("a", 0).remaining == PLACES
 
     @each_kind
     def test_tasks_racing_through_holds_never_have_too_many(self, kind: str) -> None:

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headgate import Decision, Hold, Limiter, Rule
+from hypothesis import strategies as st
+
+from headgate import Decision, Hold, Limiter, Quota, Rule
 from headgate.errors import CostTooHigh
 from headgate.keys import Key
+from headgate.rules import Kind
 from headgate.testing.contract.base import each_kind
 from headgate.testing.contract.decisions import DecisionTests
-from headgate.testing.contract.traces import START_US, Actor, Trace, traces
+from headgate.testing.contract.traces import START_US, Actor, Trace, make_rule, traces
 
 OTHER_KEYS = 300
 """Enough new keys for a store that looks at a few old ones with each to have looked at all there are."""
+
+
+_QUOTAS = st.tuples(st.sampled_from((1, 7, 10, 60, 100, 3600)), st.sampled_from((1, 5, 12, 200)))
+_Turn = tuple[int, str, int, int, bool]
+"""Which of two versions of the rules, which tier, how long after the last turn, at what cost, and whether as a hold."""
+
+_PLAY = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.sampled_from("abc"),
+        st.sampled_from((0, 0, 1, 16_667, 999_999, 5_000_000, 30_000_000, 61_000_000)),
+        st.sampled_from((1, 1, 3, 5, 12, 100)),
+        st.booleans(),
+    ),
+    max_size=30,
+)
 
 
 class TimeTests(DecisionTests):
@@ -88,7 +107,7 @@ class TimeTests(DecisionTests):
             key, cost = trace.key(step.who), min(step.cost, limiter.rules[0].quota.burst or 12)
             if step.op in ("settle", "release") and holds:
                 hold, place = holds.pop(step.hold % len(holds))
-                kept = hold.settle(min(cost, hold.cost) if step.op == "settle" else 0)
+                kept = hold.settle(min(cost, log[place][2]) if step.op == "settle" else 0)
                 log[place] = (*log[place][:2], kept)
                 continue
             try:
@@ -101,6 +120,41 @@ class TimeTests(DecisionTests):
                 if taken is not None:
                     holds.append((taken, len(log) - 1))
         return log
+
+    def test_callers_who_change_between_quotas_get_no_more_than_the_best_of_them(self) -> None:
+        """Tiers, reloads that change every limit, and callers' own quotas, in any order."""
+        rules = st.tuples(st.sampled_from(self.kinds), st.lists(_QUOTAS, min_size=4, max_size=4), _PLAY)
+        self.for_all(rules, self._is_not_played)
+
+    def _is_not_played(self, example: tuple[Kind, list[tuple[int, int]], list[_Turn]]) -> None:
+        """Keep a log of all that was admitted, and hold every span to the largest limit and burst of its quotas."""
+        kind, drawn, turns = example
+        quotas = [Quota(n, 60_000_000, burst if kind == "token_bucket" else None) for n, burst in drawn]
+        self.clock.set_us(START_US)
+        first = self.limiter(self.rule(kind, 1, tiers=dict(zip("abc", quotas[:3], strict=True))))
+        again = self.rule(kind, 1, tiers=dict(zip("abc", quotas[1:], strict=True)))
+        limiters, log = (first, self.limiter(again, name=first.name)), []
+        for version, tier, wait, cost, holds in turns:
+            self.clock.advance_us(wait)
+            quota = quotas["abc".index(tier) + version]
+            try:
+                call = limiters[version].hold if holds else limiters[version].hit
+                admitted = bool(call("a", cost, tier=tier))
+            except CostTooHigh:
+                continue
+            if admitted:
+                log.append((self.clock.now_us(), cost, quota))
+        for start in range(len(log)):
+            for end in range(start, len(log)):
+                span = log[start : end + 1]
+                bursts = [q.limit if q.burst is None else q.burst for _, _, q in span]
+                best = Quota(
+                    max(q.limit for _, _, q in span),
+                    60_000_000,
+                    max(bursts) if kind == "token_bucket" else None,
+                )
+                most = _most_between(make_rule(kind, best), span[0][0], span[-1][0])
+                assert sum(units for _, units, _ in span) <= most, span
 
     @each_kind
     def test_a_state_is_fresh_at_reset_after_and_not_a_microsecond_before(self, kind: str) -> None:

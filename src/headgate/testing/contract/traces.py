@@ -23,24 +23,38 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
+from headgate.costs import Cost
 from headgate.errors import CostTooHigh
 from headgate.keys import Key
-from headgate.rules import SHARED, Kind
+from headgate.quota import SPANS_US, Span
+from headgate.rules import RATES, SHARED, Kind
+from headgate.rules import make_rule as make_any_rule
 
-Operation = Literal["hit", "check", "hold", "settle", "release", "record", "reset"]
+Operation = Literal["hit", "check", "hold", "settle", "release", "confirm", "renew", "record", "reset"]
+
+Feature = Literal["units", "moves", "quotas", "concurrent", "calendar"]
+"""What stores do besides counting rates: a cost for each rule, holds that are confirmed or renewed, quotas of a call's own,
+places that are held, windows of a calendar."""
+
+ALL_FEATURES: frozenset[Feature] = frozenset(("units", "moves", "quotas", "concurrent", "calendar"))
 
 START_US = 1_700_000_000_000_000
 LATEST_US = (
     8_000_000_000_000_000  # stays within the exact range of doubles, whatever is added to it in a trace
 )
 
-ALL_KINDS: tuple[Kind, ...] = ("fixed_window", "sliding_window", "sliding_log", "token_bucket")
+ALL_KINDS = RATES
 
 _MS, _SECOND, _HOUR, _DAY = 1_000, 1_000_000, 3_600_000_000, 86_400_000_000
 _PERIODS = (_MS, 7 * _MS, _SECOND, 60 * _SECOND, _HOUR, _HOUR + _MS, 30 * _DAY)
 _LIMITS = (1, 2, 3, 5, 8, 12, 5_000, 0)
 _BUCKETS = (60, 7, 2, 1)
 _TIERS = (None, None, "pro", "unknown")
+_CALENDARS: tuple[tuple[Span, str], ...] = (
+    ("day", "Europe/Berlin"),
+    ("week", "UTC"),
+    ("month", "Pacific/Apia"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,11 @@ class Move:
 
 @dataclass(frozen=True)
 class Step:
-    """One call. `hold` says which of the open holds is settled or released, `version` which limits are in force."""
+    """One call.
+
+    `hold` says which of the open holds is settled, confirmed, renewed or released, `version` which limits are in force. If
+    they are used, `tokens` is the cost in the other unit, and `limit` that of a quota for the first rule.
+    """
 
     op: Operation
     move: Move
@@ -74,6 +92,8 @@ class Step:
     tier: str | None
     version: int
     hold: int
+    tokens: int = 0
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,24 @@ class Trace:
 
     versions: tuple[tuple[Rule, ...], ...]
     steps: tuple[Step, ...]
+    features: frozenset[Feature] = frozenset()
+
+    @property
+    def has_places(self) -> bool:
+        """Whether only holds can be asked of it."""
+        return any(rule.kind == "concurrent" for rule in self.versions[0])
+
+    def cost(self, step: Step) -> Cost:
+        """Return what a step costs: by unit, if there is another unit than requests."""
+        units = {rule.unit for rule in self.versions[0]}
+        return step.cost if units <= {"requests"} else {"requests": step.cost, "tokens": step.tokens}
+
+    def quota(self, step: Step) -> dict[str, Quota] | None:
+        """Return the quota that a step brings along for the first rule."""
+        first = self.versions[step.version][0]
+        if "quotas" not in self.features or step.limit is None:
+            return None
+        return {first.name: Quota(step.limit, first.quota.period_us)}
 
     def key(self, who: int) -> Key:
         """Return the key of one of a few callers; some share an entry of theirs."""
@@ -97,41 +135,60 @@ class Trace:
 
 
 def traces(
-    kinds: Sequence[Kind] = ALL_KINDS, *, most_rules: int = 3, backwards: bool = True, most_steps: int = 40
+    kinds: Sequence[Kind] = ALL_KINDS,
+    *,
+    most_rules: int = 3,
+    backwards: bool = True,
+    most_steps: int = 40,
+    features: frozenset[Feature] = frozenset(),
 ) -> st.SearchStrategy[Trace]:
-    """Return traces over rules of these kinds."""
-    steps = st.lists(_steps(backwards), min_size=1, max_size=most_steps).map(tuple)
-    return st.builds(Trace, _versions(kinds, most_rules), steps)
+    """Return traces over rules of these kinds, and of those among the features."""
+    steps = st.lists(_steps(backwards, "moves" in features), min_size=1, max_size=most_steps).map(tuple)
+    return st.builds(Trace, _versions(kinds, most_rules, features), steps, st.just(features))
 
 
 @st.composite
-def _versions(draw: st.DrawFn, kinds: Sequence[Kind], most_rules: int) -> tuple[tuple[Rule, ...], ...]:
+def _versions(
+    draw: st.DrawFn, kinds: Sequence[Kind], most_rules: int, features: frozenset[Feature]
+) -> tuple[tuple[Rule, ...], ...]:
     count = draw(st.integers(1, most_rules))
     scopes = draw(st.sampled_from(((None, SHARED), ("user", "realm", SHARED))))
-    rules = [draw(_rule_versions(kinds, scopes, f"rule{i}")) for i in range(count)]
+    rules = [draw(_rule_versions(kinds, scopes, f"rule{i}", features)) for i in range(count)]
     first, second = zip(*rules, strict=True)
     return first, second
 
 
 @st.composite
 def _rule_versions(
-    draw: st.DrawFn, kinds: Sequence[Kind], scopes: Sequence[str | None], name: str
+    draw: st.DrawFn,
+    kinds: Sequence[Kind],
+    scopes: Sequence[str | None],
+    name: str,
+    features: frozenset[Feature],
 ) -> tuple[Rule, Rule]:
-    kind = draw(st.sampled_from(kinds))
+    more: tuple[Kind, ...] = ("concurrent", "calendar")
+    kind = draw(st.sampled_from((*kinds, *(kind for kind in more if kind in features))))
     period = draw(st.sampled_from(_PERIODS))
     buckets, strict = draw(st.sampled_from(_BUCKETS)), draw(st.booleans())
     scope = draw(st.sampled_from(scopes))
+    unit = draw(st.sampled_from(("requests", "tokens"))) if "units" in features else "requests"
+    span, zone = draw(st.sampled_from(_CALENDARS)) if kind == "calendar" else (None, None)
 
     def quota() -> Quota:
         limit = draw(st.sampled_from(_LIMITS))
         burst = draw(st.none() | st.integers(1, 12)) if kind == "token_bucket" and limit else None
-        return Quota(limit, period, burst)
+        return Quota(limit, period if span is None else SPANS_US[span], burst)
 
     def rule() -> Rule:
         own, tiers = quota(), {"pro": quota()}
-        return make_rule(kind, own, name=name, scope=scope, tiers=tiers, buckets=buckets, strict=strict)
+        return make_any_rule(
+            kind, own, scope, tiers, name, buckets, strict, unit=unit, span=span, timezone=zone
+        )
 
-    return rule(), rule()
+    first = rule()
+    if kind == "concurrent":
+        period = draw(st.sampled_from(_PERIODS))  # a lease may change, and keeps what is held
+    return first, rule()
 
 
 def make_rule(
@@ -143,15 +200,18 @@ def make_rule(
     tiers: Mapping[str, Quota] | None = None,
     buckets: int = 60,
     strict: bool = True,
+    unit: str = "requests",
 ) -> Rule:
     """Return a rule of the kind that is named."""
     if kind == "sliding_window":
-        return sliding_window(quota, name=name, scope=scope, tiers=tiers, buckets=buckets, strict=strict)
+        return sliding_window(
+            quota, name=name, scope=scope, tiers=tiers, buckets=buckets, strict=strict, unit=unit
+        )
     makers = {"fixed_window": fixed_window, "sliding_log": sliding_log, "token_bucket": token_bucket}
-    return makers[kind](quota, name=name, scope=scope, tiers=tiers)
+    return makers[kind](quota, name=name, scope=scope, tiers=tiers, unit=unit)
 
 
-def _steps(backwards: bool) -> st.SearchStrategy[Step]:
+def _steps(backwards: bool, confirms: bool) -> st.SearchStrategy[Step]:
     nudges = st.sampled_from((0, -1, 1))
     moves = [
         st.builds(Move, st.just("us"), st.sampled_from((0, 1, 2, 999, 1_000, 10_000_000))),
@@ -160,17 +220,18 @@ def _steps(backwards: bool) -> st.SearchStrategy[Step]:
     ]
     if backwards:
         moves.append(st.builds(Move, st.just("sixtieth"), st.sampled_from((-1, -10, -59, -61)), nudges))
+    ops = ("hit", "hit", "hit", "hold", "hold", "check", "settle", "settle", "release", "record", "reset")
     return st.builds(
         Step,
-        op=st.sampled_from(
-            ("hit", "hit", "hit", "hold", "hold", "check", "settle", "settle", "release", "record", "reset")
-        ),
+        op=st.sampled_from((*ops, "hold", "confirm", "confirm", "renew") if confirms else ops),
         move=st.one_of(st.just(Move("us", 0)), *moves),
         who=st.sampled_from((0, 0, 0, 1, 2)),
         cost=st.sampled_from((1, 1, 2, 3, 5, 0, 12, 13, 5_000)),
         tier=st.sampled_from(_TIERS),
         version=st.sampled_from((0, 0, 0, 1)),
         hold=st.integers(0, 3),
+        tokens=st.sampled_from((1, 2, 3, 0, 12)),
+        limit=st.sampled_from((None, None, 1, 4, 12, 0)),
     )
 
 
@@ -193,19 +254,35 @@ class Actor:
         return (seen,) if answer is None else (answer, seen)
 
     def _call(self, limiter: Limiter, key: Key, step: Step) -> Decision | None:
-        if step.op == "hit":
-            return limiter.hit(key, step.cost, tier=step.tier)
+        cost, quota = self._trace.cost(step), self._trace.quota(step)
         if step.op == "check":
-            return limiter.check(key, step.cost, tier=step.tier)
-        if step.op == "hold":
-            hold = limiter.hold(key, step.cost, tier=step.tier)
+            return limiter.check(key, cost, tier=step.tier, quota=quota)
+        if step.op == "hold" or (step.op in ("hit", "record") and self._trace.has_places):
+            hold = limiter.hold(key, cost, tier=step.tier, quota=quota)
             self._holds.append(hold)
             return hold.decision
+        if step.op == "hit":
+            return limiter.hit(key, cost, tier=step.tier, quota=quota)
         if step.op == "record":
-            limiter.record(key, step.cost, tier=step.tier)
+            limiter.record(key, cost, tier=step.tier, quota=quota)
         elif step.op == "reset":
             limiter.reset(key)
         elif self._holds:
-            hold = self._holds.pop(step.hold % len(self._holds))
-            hold.settle(step.cost if step.op == "settle" else 0)
+            return self._end(step, cost)
         return None
+
+    def _end(self, step: Step, cost: Cost) -> Decision | None:
+        """Settle, release, confirm or renew one of the open holds."""
+        hold = self._holds[step.hold % len(self._holds)]
+        if step.op in ("confirm", "renew") and hold.final is not None:
+            return None  # it was refused, and says so for ever
+        if step.op == "renew":
+            return hold.renew() if self._trace.has_places else None
+        if step.op != "confirm":
+            self._holds.remove(hold)
+            hold.settle(cost if step.op == "settle" else 0)
+            return None
+        answer = hold.confirm(cost if step.tokens % 2 else None)
+        if hold.final is not None:
+            self._holds.remove(hold)
+        return answer

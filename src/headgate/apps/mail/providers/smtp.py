@@ -16,6 +16,7 @@ from email.policy import SMTP, SMTPUTF8
 
 import aiosmtplib
 
+from headgate.apps.mail.domain_filter import bare_address
 from headgate.apps.mail.providers.base import OutgoingAttachment, ProviderError
 from headgate.apps.mail.providers.mime import build_message
 
@@ -59,7 +60,8 @@ class SmtpProvider:
         html_body: str | None = None,
     ) -> str | None:
         """Hand one e-mail over; the id returned is its Message-ID, the one name that an SMTP server knows it by."""
-        recipients = list(dict.fromkeys([*to, *(cc or ()), *(bcc or ())]))
+        everybody = [*to, *(cc or ()), *(bcc or ())]
+        recipients = list(dict.fromkeys(map(bare_address, everybody)))
         try:
             message = build_message(
                 to,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, HTTPException, Query, Response
 
 from headgate.apps.mail.routes.parameters import PAGE, Id, Limit, Offset
 from headgate.apps.mail.schemas import MessageList, MessageView, SendRequest, SendResponse, Text
@@ -27,10 +27,16 @@ router = APIRouter(prefix="/messages", tags=["messages"])
     },
 )
 async def post_message(
-    request: SendRequest, services: ServicesPart, limiter: LimiterPart, provider: ProviderPart
+    request: SendRequest,
+    response: Response,
+    services: ServicesPart,
+    limiter: LimiterPart,
+    provider: ProviderPart,
 ) -> SendResponse:
     """Send an e-mail. If the provider fails, the answer is still 201, with the status `failed`."""
-    return await send_message(request, services, limiter, provider)
+    sent, fields = await send_message(request, services, limiter, provider)
+    response.headers.update(fields)
+    return sent
 
 
 @router.get("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -9,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import structlog
-from fastapi import HTTPException
+from fastapi import HTTPException, Response
 
 from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
 
@@ -30,7 +31,8 @@ class TraceMiddleware:
     """Gives every request a trace id: that of `X-Correlation-ID`, or a new one.
 
     It is in every log line of the request and in the response's `X-Correlation-ID`. One that cannot be a header or a word
-    in a log is replaced.
+    in a log is replaced. What nothing inside has handled is logged and answered here, with the trace id: the framework's
+    own answer to it is made outside of every middleware.
     """
 
     def __init__(self, app: App) -> None:
@@ -44,13 +46,35 @@ class TraceMiddleware:
         trace_id = given.decode("ascii") if _TRACE_ID.fullmatch(given) else str(uuid4())
         scope.setdefault("state", {})["trace_id"] = trace_id
 
+        is_answered = False
+
         async def traced(message: Message) -> None:
+            nonlocal is_answered
             if message["type"] == "http.response.start":
+                is_answered = True
                 message["headers"] = [*message.get("headers", ()), (_HEADER, trace_id.encode())]
             await send(message)
 
         with structlog.contextvars.bound_contextvars(trace_id=trace_id):
-            await self.app(scope, receive, traced)
+            try:
+                await self.app(scope, receive, traced)
+            except Exception:
+                structlog.get_logger().exception("request_failed", method=scope["method"], path=scope["path"])
+                if is_answered:
+                    raise  # the connection has to be closed, or the client would wait for the rest
+                await _server_error(scope["path"], trace_id)(scope, receive, traced)
+
+
+def _server_error(path: str, trace_id: str) -> Response:
+    body = {
+        "type": "about:blank",
+        "title": "Internal Server Error",
+        "status": 500,
+        "detail": "Something went wrong that was not foreseen; the log says more under this trace_id.",
+        "instance": path,
+        "trace_id": trace_id,
+    }
+    return Response(json.dumps(body), 500, media_type="application/json")
 
 
 class MetricsMiddleware:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, model_validator
 
-from headgate.apps.petitions.domain.models import Petition, PetitionState, PetitionType
+from headgate.apps.petitions.domain.models import CoSign, Petition, PetitionState, PetitionType
 
 
 def zulu(instant: datetime) -> str:
@@ -112,14 +112,14 @@ class PetitionResponse(StatusResponse):
     type: PetitionType
     content_hash: str
     realm: str
-    co_signer_count: int = 0
+    co_signer_count: int
     created_at: Instant
 
     @classmethod
     def of(cls, petition: Petition) -> Self:
         """Return what is said of a petition."""
         parts = {**StatusResponse.of(petition).__dict__, **SubmissionResponse.of(petition).__dict__}
-        return cls(**parts)
+        return cls(**parts, co_signer_count=petition.co_signer_count)
 
 
 class WithdrawalRequest(BaseModel):
@@ -127,6 +127,33 @@ class WithdrawalRequest(BaseModel):
 
     requester_id: UUID
     reason: Annotated[Text, Field(max_length=1000)] | None = None
+
+
+class CoSignRequest(BaseModel):
+    """Who co-signs a petition."""
+
+    signer_id: UUID
+
+
+class CoSignResponse(BaseModel):
+    """A co-sign that was taken in, and how many the petition has with it."""
+
+    co_sign_id: UUID
+    petition_id: UUID
+    signer_id: UUID
+    signed_at: Instant
+    co_signer_count: int
+
+    @classmethod
+    def of(cls, co_sign: CoSign) -> Self:
+        """Return what is said of a co-sign."""
+        return cls(
+            co_sign_id=co_sign.id,
+            petition_id=co_sign.petition_id,
+            signer_id=co_sign.signer_id,
+            signed_at=co_sign.signed_at,
+            co_signer_count=co_sign.co_signer_count,
+        )
 
 
 class Problem(BaseModel):
@@ -138,6 +165,21 @@ class Problem(BaseModel):
     detail: str
     instance: str
     trace_id: str
+
+
+class CoSignLimitProblem(Problem):
+    """The limit on co-signs is reached; `Retry-After` says for how many seconds."""
+
+    rate_limit_remaining: int
+    rate_limit_reset_at: str = Field(description="when the next co-sign is admitted, ISO 8601 in UTC")
+    rate_limit_limit: int
+    rate_limit_current: int
+    rate_limit_scope: Literal["submitter"]
+    actor: str
+    cycle_id: str
+    as_of_seq: int = Field(description="number of the latest event in the ledger")
+    nfr_reference: str
+    hardening_control: str
 
 
 class RateLimitProblem(Problem):

@@ -16,6 +16,8 @@ from fastapi.exceptions import RequestValidationError
 from headgate.apps.petitions.api.dependencies.parts import get_parts
 from headgate.apps.petitions.api.models import zulu
 from headgate.apps.petitions.domain.errors import (
+    AlreadyCoSignedError,
+    CommitUnknownError,
     DatabaseUnavailableError,
     InvalidPetitionError,
     InvalidRealmError,
@@ -28,6 +30,7 @@ from headgate.apps.petitions.domain.errors import (
 )
 
 RATE_LIMITED = "urn:archon72:petition:rate-limit-exceeded"
+CO_SIGN_LIMITED = "urn:archon72:co-sign:rate-limit-exceeded"
 
 _KINDS: dict[type[PetitionError], tuple[int, str, str]] = {
     RateLimitExceededError: (429, RATE_LIMITED, "Rate Limit Exceeded"),
@@ -38,6 +41,8 @@ _KINDS: dict[type[PetitionError], tuple[int, str, str]] = {
         "https://archon72.io/errors/database-unavailable",
         "Database Unavailable",
     ),
+    CommitUnknownError: (503, "https://archon72.io/errors/outcome-unknown", "Outcome Unknown"),
+    AlreadyCoSignedError: (409, "https://archon72.io/errors/already-co-signed", "Already Co-Signed"),
     InvalidRealmError: (400, "https://archon72.io/errors/invalid-realm", "Invalid Realm"),
     InvalidPetitionError: (400, "https://archon72.io/errors/invalid-petition", "Invalid Petition Submission"),
     NotYourPetitionError: (403, "https://archon72.io/errors/not-your-petition", "Not Your Petition"),
@@ -54,14 +59,17 @@ async def answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, PetitionError)
     if isinstance(error, RateLimitExceededError):
         parts = get_parts(request)
-        parts.metrics.refused(error.submitter_id)
+        parts.metrics.refused(error.submitter_id, error.counter)
         sequence = await parts.witness.witness(error, request.state.trace_id)
         return _problem(request, error, _governance(error, sequence), error.retry_after_seconds)
     if isinstance(error, QueueOverflowError):
-        extra = {"queue_depth": error.queue_depth, "threshold": error.threshold}
+        extra: dict[str, Any] = {"queue_depth": error.queue_depth, "threshold": error.threshold}
         return _problem(request, error, extra, error.retry_after_seconds)
     if isinstance(error, DatabaseUnavailableError):
         return _problem(request, error, {}, error.retry_after_seconds)
+    if isinstance(error, CommitUnknownError):
+        extra = {"petition_id": error.petition_id and str(error.petition_id)}
+        return _problem(request, error, extra, error.retry_after_seconds)
     return _problem(request, error, {}, _HALT_RETRY_SECONDS if isinstance(error, SystemHaltedError) else None)
 
 
@@ -78,9 +86,17 @@ def cycle_of(instant: datetime) -> str:
 
 
 def _governance(error: RateLimitExceededError, sequence: int) -> dict[str, Any]:
+    co_sign: dict[str, Any] = {}
+    if error.counter == "co_sign":
+        co_sign = {
+            "type": CO_SIGN_LIMITED,
+            "rate_limit_reset_at": zulu(error.reset_at),
+            "nfr_reference": "NFR-5.1",
+            "hardening_control": "HC-4",
+        }
     return {
         "rate_limit_remaining": max(0, error.limit - error.current_count),
-        "rate_limit_reset": zulu(error.reset_at),
+        **(co_sign or {"rate_limit_reset": zulu(error.reset_at)}),
         "rate_limit_limit": error.limit,
         "rate_limit_current": error.current_count,
         "rate_limit_scope": error.scope,

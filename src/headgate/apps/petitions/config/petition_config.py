@@ -56,6 +56,7 @@ class PetitionRateLimitConfig:
             it, and may be forgotten up to a minute early.
         realm_limit: Most petitions to one realm in a window, of all submitters; 0 for no such limit.
         global_limit: Most petitions in a window altogether; 0 for no such limit.
+        co_sign_limit_per_hour: Most co-signs of one identity in a window.
     """
 
     limit_per_hour: int = 10
@@ -64,6 +65,7 @@ class PetitionRateLimitConfig:
     strict: bool = False
     realm_limit: int = 0
     global_limit: int = 0
+    co_sign_limit_per_hour: int = 50
 
     def __post_init__(self) -> None:
         _demand(
@@ -85,6 +87,10 @@ class PetitionRateLimitConfig:
         _demand(
             0 <= self.global_limit <= LARGEST_LIMIT,
             f"PETITION_RATE_LIMIT_GLOBAL: must be from 0 to {LARGEST_LIMIT}",
+        )
+        _demand(
+            1 <= self.co_sign_limit_per_hour <= LARGEST_LIMIT,
+            f"PETITION_CO_SIGN_LIMIT_PER_HOUR: must be from 1 to {LARGEST_LIMIT}",
         )
 
 
@@ -114,6 +120,7 @@ def load_petition_config(
         strict=given.flag("PETITION_RATE_LIMIT_STRICT", False),
         realm_limit=given.whole("PETITION_RATE_LIMIT_PER_REALM", 0),
         global_limit=given.whole("PETITION_RATE_LIMIT_GLOBAL", 0),
+        co_sign_limit_per_hour=given.whole("PETITION_CO_SIGN_LIMIT_PER_HOUR", 50),
     )
     return queue, limit
 

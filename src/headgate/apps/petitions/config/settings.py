@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
 from headgate import ConfigError
 from headgate.apps.petitions.config.environment import Environment, SettingsError
 from headgate.apps.petitions.config.petition_config import (
@@ -17,6 +20,7 @@ from headgate.apps.petitions.config.petition_config import (
 )
 from headgate.apps.petitions.domain.models.petition import REALMS
 from headgate.http import Proxies
+from headgate.urls import check_credentials
 
 Anonymous = Literal["address", "shared", "refuse"]
 
@@ -33,8 +37,8 @@ class Settings:
         database_url: Where PostgreSQL is; empty for an embedded one.
         data_dir: Where the embedded one keeps its files.
         pool_size: Most connections to the database.
-        database_timeout: Seconds to wait for a connection.
-        outage_seconds: How long submissions are refused without another try once the database could not be reached.
+        database_timeout: Seconds that the database has, from asking for a connection to the end of the last statement.
+        outage_seconds: What clients are told to wait while the database cannot be reached.
         anonymous: By what petitions without a submitter are counted: by the client's address, all together, or not at
             all because they are refused.
         proxies: Whose word about the client's address is taken.
@@ -95,7 +99,7 @@ def load_settings(variables: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         queue=queue,
         rate_limit=rate_limit,
-        database_url=given.text("DATABASE_URL", ""),
+        database_url=_database_url(given.text("DATABASE_URL", "")),
         data_dir=Path(data_dir).absolute() if data_dir else _default_data_dir(variables),
         pool_size=given.whole("PETITION_DATABASE_POOL_SIZE", 10),
         database_timeout=given.number("PETITION_DATABASE_TIMEOUT", 5.0),
@@ -116,6 +120,21 @@ def load_settings(variables: Mapping[str, str] | None = None) -> Settings:
             "LOG_LEVEL", "INFO", _LEVELS
         ),
     )
+
+
+def _database_url(text: str) -> str:
+    """Return where PostgreSQL is, as a URL or as `host=… dbname=…`, if it can be read; no message repeats it."""
+    try:
+        check_credentials(text)
+        scheme, is_url, _ = text.partition("://")
+        if is_url and scheme.lower() not in ("postgresql", "postgres"):
+            raise SettingsError("must begin with postgresql://")
+        conninfo_to_dict(text)
+    except ConfigError as error:
+        raise SettingsError(f"DATABASE_URL: {error}") from None
+    except psycopg.Error:
+        raise SettingsError("DATABASE_URL: is not a URL like postgresql://user@host/name") from None
+    return text
 
 
 def _proxies(text: str) -> Proxies | None:

@@ -7,7 +7,7 @@ SELECT headgate_one_v2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 
 -- name: many
 -- Answer several requests.
-SELECT headgate_many_v2($1, $2, $3, $4)
+SELECT headgate_many_v3($1, $2, $3, $4)
 
 -- name: clean
 -- Remove states that equal a fresh one.

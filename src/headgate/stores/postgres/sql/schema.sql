@@ -29,7 +29,7 @@ CREATE TABLE headgate_chunks (
     PRIMARY KEY (key, newest)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- A state while headgate_many_v2 works on it.
+-- A state while headgate_many_v3 works on it.
 CREATE TYPE headgate_cell_v1 AS (
     state bigint[], -- null if there is none
     expires bigint  -- null if it was not changed
@@ -41,18 +41,25 @@ CREATE TYPE headgate_cell_v1 AS (
 -- a b c d          limit, period, -, -     limit, width, lifetime, -                    burst, n, d, tick
 -- state            birth, index, units     birth, total, then index and units of each   birth, level, time, refunded,
 --                                          live bucket, oldest first                    n, d, burst
+--
+-- kind             4 concurrent                                5 calendar
+-- a b c d          limit, lease, -, -                          limit, and where three windows begin that follow each other
+-- state            birth, latest, total, then end, number      birth, end, units
+--                  and units of each lease, first end first
+--
 -- forced           whether to count the units even beyond the limit
 --
 -- Returns
 --   1  -1 if the units are admitted, -2 if they never will be, -3 if counting them would leave the exact range, -4 if the
---      state is not one of this kind, or is folded; else after how long they will be admitted
---   2  units left without this call; after -3 how many more could be counted
+--      state is not one of this kind, or is folded, -5 if now is in none of the first two windows; else after how long they
+--      will be admitted
+--   2  units left without this call; after -3 how many more could be counted; after -5 now
 --   3  after how long nothing would be counted without this call
 --   4  the same with this call, if it was admitted
---   5  to 9: the receipt: birth and index; or birth, level before, time, refunded and time before
+--   5  to 9: the receipt: birth and index, number or end; or birth, level before, time, refunded and time before
 --   10 and on: the new state, if there is one
 --
--- A sliding window's state carries its total here, so that no call has to add it up. 9007199254740991 is 2^53 - 1, the
+-- States with a list carry its total here, so that no call has to add it up. 9007199254740991 is 2^53 - 1, the
 -- most that every store counts exactly. Each expression costs most when it is met first in a transaction, so there are
 -- few of them on the way to an admission.
 CREATE FUNCTION headgate_decide_v2(
@@ -68,14 +75,16 @@ DECLARE
     period ALIAS FOR b;
     width ALIAS FOR b;
     lifetime ALIAS FOR c;
+    lease ALIAS FOR b;
     burst ALIAS FOR a;
     n ALIAS FOR b;
     parts ALIAS FOR c; -- small parts in a unit: the algorithm's d
     tick ALIAS FOR d;
     size integer;
-    first integer; -- where the first live bucket stands
-    newest bigint;
-    index bigint;
+    first integer; -- where the first live bucket or lease stands
+    place integer; -- where a new lease goes
+    newest bigint; -- the index of the last bucket; the end of a new lease
+    index bigint;  -- of a calendar's window: its end
     count bigint;
     level bigint;
     time bigint;
@@ -85,28 +94,35 @@ DECLARE
     retry_after bigint;
     reset_after bigint;
 BEGIN
-    IF kind = 1 THEN
-        index := now / period;
-        IF state[2] >= index AND cardinality(state) = 3 THEN
-            birth := state[1];
-            index := state[2];
-            count := state[3];
-        ELSIF cardinality(state) <> 3 THEN
+    IF kind = 1 OR kind = 5 THEN
+        IF cardinality(state) <> 3 THEN
             RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+        ELSIF kind = 1 THEN
+            index := greatest(now / period, state[2]);
+            retry_after := (index + 1) * period - now;
+        ELSE
+            index := CASE WHEN state[2] > now THEN state[2] WHEN now < b THEN NULL WHEN now < c THEN c WHEN now < d THEN d END;
+            IF index IS NULL THEN
+                RETURN ARRAY[-5, now, 0, 0, 0, 0, 0, 0, 0];
+            END IF;
+            retry_after := index - now;
+        END IF;
+        IF state[2] = index THEN
+            birth := state[1];
+            count := state[3];
         ELSE
             count := 0;
         END IF;
-        retry_after := (index + 1) * period - now;
         reset_after := CASE WHEN count > 0 THEN retry_after ELSE 0 END;
         IF cost > 0 AND count + cost <= (CASE WHEN forced THEN 9007199254740991 ELSE "limit" END) THEN
             RETURN ARRAY[
                 -1, greatest(0, "limit" - count), reset_after, retry_after,
                 birth, index, 0, 0, 0, birth, index, count + cost
             ];
-        ELSIF forced THEN
-            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
         ELSIF cost = 0 THEN
             retry_after := -1;
+        ELSIF forced THEN
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
         ELSIF "limit" = 0 THEN
             retry_after := -2;
         END IF;
@@ -154,10 +170,10 @@ BEGIN
             RETURN ARRAY[
                 -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now, state[1], newest, 0, 0, 0
             ] || state;
-        ELSIF forced THEN
-            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
         ELSIF cost = 0 THEN
             retry_after := -1;
+        ELSIF forced THEN
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
         ELSIF "limit" = 0 THEN
             retry_after := -2;
         ELSE
@@ -167,6 +183,50 @@ BEGIN
                 excess := excess - state[first + 1];
             END LOOP;
             retry_after := state[first] * width + lifetime - now;
+        END IF;
+        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
+
+    ELSIF kind = 4 THEN
+        size := cardinality(state);
+        IF size < 6 OR size % 3 > 0 THEN
+            RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+        END IF;
+        time := greatest(now, state[2]);
+        count := coalesce(state[3], 0);
+        first := 4;
+        WHILE state[first] <= time LOOP
+            count := count - state[first + 2];
+            first := first + 3;
+        END LOOP;
+        reset_after := CASE WHEN count > 0 THEN state[size - 2] - now ELSE 0 END;
+        IF cost > 0 AND count + cost <= (CASE WHEN forced THEN 9007199254740991 ELSE "limit" END) THEN
+            newest := time + lease;
+            IF count = 0 THEN
+                RETURN ARRAY[
+                    -1, "limit", 0, newest - now, birth, birth, 0, 0, 0, birth, time, cost, newest, birth, cost
+                ];
+            END IF;
+            place := size + 1;
+            WHILE place > first AND state[place - 3] > newest LOOP -- only where leases were longer before
+                place := place - 3;
+            END LOOP;
+            RETURN ARRAY[
+                -1, greatest(0, "limit" - count), reset_after, greatest(newest, state[size - 2]) - now,
+                state[1], birth, 0, 0, 0, state[1], time, count + cost
+            ] || state[first : place - 1] || ARRAY[newest, birth, cost] || state[place :];
+        ELSIF cost = 0 THEN
+            retry_after := -1;
+        ELSIF forced THEN
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
+        ELSIF "limit" = 0 THEN
+            retry_after := -2;
+        ELSE
+            excess := count + cost - "limit" - state[first + 2];
+            WHILE excess > 0 LOOP
+                first := first + 3;
+                excess := excess - state[first + 2];
+            END LOOP;
+            retry_after := state[first] - now;
         END IF;
         RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
     END IF;
@@ -186,12 +246,16 @@ BEGIN
             reset_after := (time + (level + n - 1) / n) * tick - now;
         ELSE
             -- Receipts name units of the other shape: they must not be given back in this one, so the birth is new.
-            level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), 9007199254740991);
-            level := CASE WHEN time - state[3] < (level + n - 1) / n THEN level - n * (time - state[3]) ELSE 0 END;
+            level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), 9007199254740992);
             refunded := 0;
-            -- While nothing is written the state keeps its shape, and is fresh as soon as it is so in one of the two.
-            reset_after := CASE WHEN level = 0 THEN 0 ELSE
-                least(time + (level + n - 1) / n, state[3] + (state[2] + state[5] - 1) / state[5]) * tick - now END;
+            -- While nothing is written the state keeps its shape, and is fresh as soon as it is so in one of the two. What
+            -- cannot be counted in this one is so in its own alone.
+            reset_after := (state[3] + (state[2] + state[5] - 1) / state[5]) * tick - now;
+            IF level <= 9007199254740991 THEN
+                level := CASE WHEN time - state[3] < (level + n - 1) / n THEN level - n * (time - state[3]) ELSE 0 END;
+                reset_after := CASE WHEN level = 0 THEN 0 ELSE
+                    least((time + (level + n - 1) / n) * tick - now, reset_after) END;
+            END IF;
         END IF;
     ELSE
         level := 0;
@@ -206,10 +270,12 @@ BEGIN
             birth, level, time, refunded, CASE WHEN birth = state[1] THEN state[3] ELSE time END,
             birth, excess, time, refunded, n, parts, burst
         ];
-    ELSIF forced THEN
-        RETURN ARRAY[-3, (9007199254740991 - level) / parts, 0, 0, 0, 0, 0, 0, 0];
     ELSIF cost = 0 THEN
         retry_after := -1;
+    ELSIF forced THEN
+        RETURN ARRAY[-3, greatest(0, 9007199254740991 - level) / parts, 0, 0, 0, 0, 0, 0, 0];
+    ELSIF level > 9007199254740991 THEN
+        retry_after := reset_after;
     ELSE
         excess := level + cost * parts - burst * parts;
         retry_after := least((time + (excess + n - 1) / n) * tick - now, reset_after);
@@ -250,13 +316,13 @@ BEGIN
         RETURN NULL;
     END IF;
     cost := least(cost, held);
-    IF kind = 1 THEN
+    IF kind = 1 OR kind = 5 THEN
         IF state[2] <> receipt[2] THEN
             RETURN NULL;
         ELSIF state[3] <= cost THEN
             RETURN ARRAY[0];
         END IF;
-        RETURN ARRAY[(state[2] + 1) * b, state[1], state[2], state[3] - cost];
+        RETURN ARRAY[CASE kind WHEN 1 THEN (state[2] + 1) * b ELSE state[2] END, state[1], state[2], state[3] - cost];
 
     ELSIF kind = 2 THEN
         place := 3;
@@ -276,6 +342,26 @@ BEGIN
             RETURN ARRAY[0];
         END IF;
         RETURN (state[cardinality(state) - 1] * b + c) || state;
+
+    ELSIF kind = 4 THEN
+        place := 4;
+        LOOP
+            place := array_position(state, receipt[2], place + 1);
+            EXIT WHEN place % 3 = 2 OR place IS NULL; -- not where an end or units happen to be that number
+        END LOOP;
+        count := state[place + 1];
+        IF count IS NULL THEN
+            RETURN NULL;
+        END IF;
+        state[3] := state[3] - least(count, cost);
+        state[place + 1] := count - cost;
+        IF count <= cost THEN
+            state := state[: place - 2] || state[place + 2 :];
+        END IF;
+        IF cardinality(state) = 3 THEN
+            RETURN ARRAY[0];
+        END IF;
+        RETURN state[cardinality(state) - 2] || state;
     END IF;
 
     IF state[5 : 7] <> receipt[6 : 8] THEN
@@ -308,6 +394,79 @@ BEGIN
         END IF;
     END IF;
     RETURN ARRAY[(time + (level + n - 1) / n) * d, state[1], level, time, refunded, n, parts, state[7]];
+END
+$$;
+
+-- Decide one rule after giving back the units of a receipt, in one step: a refusal changes nothing.
+--
+-- kind, a b c d, state, now, cost, birth  as in headgate_decide_v2
+-- receipt, held                           as in headgate_refund_v2; of a token bucket with n, d, burst as they are here
+--
+-- Returns
+--   1   units left without this call after the receipt's have been given back
+--   2   to 10: what headgate_decide_v2 returns first. What is said of the time without this call is without giving back too.
+--   11  and on: the new state; 0 alone if none is left, nothing if it stays as it is
+CREATE FUNCTION headgate_move_v1(
+    kind bigint, a bigint, b bigint, c bigint, d bigint,
+    state bigint[], receipt bigint[], held bigint, now bigint, cost bigint, birth bigint
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+DECLARE
+    as_is CONSTANT bigint[] := headgate_decide_v2(kind, a, b, c, d, state, now, 0, birth, false);
+    at bigint := now; -- as the state reads the time: units must not move to an earlier one
+    given bigint[]; -- as headgate_refund_v2 returns it
+    after bigint[];
+    retry_after bigint;
+BEGIN
+    IF as_is[1] < -1 THEN
+        RETURN 0 || as_is;
+    ELSIF state IS NULL THEN
+        NULL;
+    ELSIF kind <> 5 THEN
+        at := greatest(now, CASE kind
+            WHEN 1 THEN state[2] * b WHEN 2 THEN state[cardinality(state) - 1] * b WHEN 3 THEN state[3] * d ELSE state[2]
+        END);
+    ELSIF state[2] > now AND NOT now BETWEEN b AND d - 1 THEN
+        RETURN ARRAY[0, -5, now, 0, 0, 0, 0, 0, 0, 0];
+    ELSIF state[2] > (CASE WHEN now < c THEN c ELSE d END) THEN
+        -- A later window was already counted in. It is the one to decide on, even if nothing is left in it.
+        at := state[2] - 1;
+        b := at;
+        c := state[2];
+    END IF;
+    given := headgate_refund_v2(kind, a, b, c, d, state, receipt, held, held, at);
+    after := headgate_decide_v2(
+        kind, a, b, c, d, CASE WHEN given IS NULL THEN state ELSE nullif(given[2 :], '{}') END, at, cost, birth, false
+    );
+    IF after[1] = -1 THEN
+        IF kind = 3 AND after[5] = state[1] THEN
+            after[9] := state[3];
+        END IF;
+        RETURN ARRAY[
+            after[2], -1, as_is[2], as_is[3], CASE WHEN after[4] > 0 THEN after[4] + at - now ELSE 0 END,
+            after[5], after[6], after[7], after[8], after[9]
+        ] || CASE WHEN cost > 0 THEN after[10 :] WHEN cardinality(given) = 1 THEN given ELSE given[2 :] END;
+    END IF;
+    retry_after := after[1];
+    IF retry_after >= 0 THEN
+        retry_after := retry_after + at - now;
+        IF kind = 3 AND state IS NOT NULL THEN
+            -- From some time on what drains is what would be given back, so waiting for that gains nothing. Then the wait is
+            -- as long as if nothing were given back.
+            given := headgate_refund_v2(kind, a, b, c, d, state, receipt, held, held, now + retry_after);
+            after := headgate_decide_v2(
+                kind, a, b, c, d, CASE WHEN given IS NULL THEN state ELSE nullif(given[2 :], '{}') END,
+                now + retry_after, cost, birth, false
+            );
+            IF after[1] <> -1 THEN
+                retry_after := (headgate_decide_v2(kind, a, b, c, d, state, now, cost, birth, false))[1];
+            END IF;
+        END IF;
+    END IF;
+    RETURN ARRAY[0, retry_after, as_is[2], as_is[3], as_is[4], 0, 0, 0, 0, 0];
 END
 $$;
 
@@ -546,6 +705,59 @@ BEGIN
 END
 $$;
 
+-- As headgate_move_v1, for a folded state.
+--
+-- keep  whether to write what changes in chunks. Without, all that is done to them is undone: whether the request as a whole
+--       is admitted is not known yet.
+CREATE FUNCTION headgate_move_folded_v1(
+    key bytea, "limit" bigint, width bigint, lifetime bigint,
+    state bigint[], receipt bigint[], held bigint, now bigint, cost bigint, birth bigint, keep boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+DECLARE
+    at CONSTANT bigint := greatest(now, state[cardinality(state) - 1] * width);
+    as_is bigint[];
+    given bigint[];
+    after bigint[];
+    kept bigint[] := '{}';
+BEGIN
+    as_is := headgate_unfold_v1(key, state, "limit", width, lifetime, now, 0, false);
+    as_is := headgate_decide_v2(2, "limit", width, lifetime, 0, as_is, now, 0, birth, false);
+    BEGIN
+        given := headgate_refund_folded_v1(key, width, lifetime, state, receipt, held, held);
+        IF given IS NOT NULL THEN
+            kept := given[2 :];
+            state := kept;
+        END IF;
+        IF state[1] < 0 THEN
+            after := headgate_unfold_v1(key, state, "limit", width, lifetime, at, cost, false);
+        ELSE
+            after := state;
+        END IF;
+        after := headgate_decide_v2(2, "limit", width, lifetime, 0, after, at, cost, birth, false);
+        IF NOT keep THEN
+            RAISE SQLSTATE 'HG001';
+        ELSIF cost > 0 THEN
+            kept := headgate_fold_v1(key, state, after[10 :], cost);
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'HG001' THEN
+        NULL; -- the tables are as before, and the variables are not
+    END;
+    IF after[1] = -1 THEN
+        RETURN ARRAY[
+            after[2], -1, as_is[2], as_is[3], CASE WHEN after[4] > 0 THEN after[4] + at - now ELSE 0 END,
+            after[5], after[6], 0, 0, 0
+        ] || kept;
+    END IF;
+    RETURN ARRAY[
+        0, CASE WHEN after[1] < 0 THEN after[1] ELSE after[1] + at - now END, as_is[2], as_is[3], as_is[4], 0, 0, 0, 0, 0
+    ];
+END
+$$;
+
 -- Return the number of the advisory lock that everybody takes who writes the state of a key.
 CREATE FUNCTION headgate_lock_number_v1(key bytea)
 RETURNS bigint
@@ -597,7 +809,7 @@ BEGIN
         kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
     );
     -- One question for all that is rare: a folded state, which was refused as it is, and one that now has over 96 buckets.
-    IF after[1] = -4 OR cardinality(after) > 203 THEN
+    IF (after[1] = -4 OR cardinality(after) > 203) AND kind = 2 THEN
         IF before[1] < 0 THEN
             now := CASE WHEN at < 0 THEN server_now ELSE at END;
             after := headgate_unfold_v1(
@@ -629,17 +841,18 @@ $$;
 -- keys     the states that the requests are about, each once; first those that may be written, in ascending order
 -- locks    how many these are
 -- program  the requests one after the other:
---            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset
---            at, cost, birth  as in headgate_one_v2
+--            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset, 5 a hold that replaces another
+--            at, birth        as in headgate_one_v2
 --            rules            how many rules follow, each as
 --              key            its place in keys; of a reset nothing else
 --              kind, a b c d
---              receipt        of a refund only: eight numbers, then the units that it is for
+--              cost
+--              receipt        of 3 and 5 only: eight numbers, then the units that it is for; of 5 these may be 0
 -- durable  as in headgate_one_v2
 --
--- Returns, for each rule of each peek, hit, hold and record, the first nine numbers of headgate_decide_v2. Such a request
--- was admitted, and written, if all of its rules begin with -1.
-CREATE FUNCTION headgate_many_v2(keys bytea[], locks integer, program bigint[], durable boolean)
+-- Returns, for each rule of each request but 3 and 4, the first nine numbers of headgate_decide_v2. Such a request was
+-- admitted, and written, if all of its rules begin with -1.
+CREATE FUNCTION headgate_many_v3(keys bytea[], locks integer, program bigint[], durable boolean)
 RETURNS bigint[]
 LANGUAGE plpgsql
 VOLATILE
@@ -660,9 +873,9 @@ DECLARE
     operation bigint;
     at bigint;
     now bigint;
-    cost bigint;
     birth bigint;
     rules integer;
+    lefts bigint[]; -- of each rule, once its receipt's units have been given back
     grace bigint;
     admitted boolean;
     after bigint[];
@@ -697,29 +910,28 @@ BEGIN
         operation := program[p];
         at := program[p + 1];
         now := CASE WHEN at < 0 THEN server_now ELSE at END;
-        cost := program[p + 2];
-        birth := program[p + 3];
-        rules := program[p + 4];
+        birth := program[p + 2];
+        rules := program[p + 3];
         grace := CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
-        p := p + 5;
+        p := p + 4;
         IF operation <= 2 THEN
             admitted := operation > 0;
             FOR i IN 1 .. rules LOOP
                 after := headgate_decide_v2(
                     program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                    cells[program[p]].state, now, cost, birth, operation = 2
+                    cells[program[p]].state, now, program[p + 6], birth, operation = 2
                 );
-                IF after[1] = -4 OR cardinality(after) > 203 THEN -- as in headgate_one_v2
+                IF (after[1] = -4 OR cardinality(after) > 203) AND program[p + 1] = 2 THEN -- as in headgate_one_v2
                     folding := true;
                     cell := cells[program[p]];
                     IF cell.state[1] < 0 THEN
                         after := headgate_unfold_v1(
                             keys[program[p]], CASE WHEN program[p] <= locks THEN cell.state END,
-                            program[p + 2], program[p + 3], program[p + 4], now, cost, operation = 2
+                            program[p + 2], program[p + 3], program[p + 4], now, program[p + 6], operation = 2
                         );
                         after := headgate_decide_v2(
                             program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                            after, now, cost, birth, operation = 2
+                            after, now, program[p + 6], birth, operation = 2
                         );
                     END IF;
                 END IF;
@@ -731,15 +943,67 @@ BEGIN
                     cell.expires := server_now + after[4] + grace;
                     changes[i] := cell;
                 END IF;
-                p := p + 6;
+                p := p + 7;
             END LOOP;
             IF admitted THEN
                 FOR i IN 1 .. rules LOOP
-                    CONTINUE WHEN cardinality(changes[i].state) = 0; -- a limit of 0 records nothing
-                    place := program[p - 6 * (rules - i + 1)];
+                    CONTINUE WHEN cardinality(changes[i].state) = 0; -- a cost of 0, or a limit of 0 that records nothing
+                    place := program[p - 7 * (rules - i + 1)];
                     cell := changes[i];
-                    IF folding AND (cells[place].state[1] < 0 OR cardinality(cell.state) > 194) THEN
-                        cell.state := headgate_fold_v1(keys[place], cells[place].state, cell.state, cost);
+                    IF folding AND (cells[place].state[1] < 0 OR cardinality(cell.state) > 194)
+                        AND program[p - 7 * (rules - i + 1) + 1] = 2
+                    THEN
+                        cell.state := headgate_fold_v1(
+                            keys[place], cells[place].state, cell.state, program[p - 7 * (rules - i) - 1]
+                        );
+                    END IF;
+                    cells[place] := cell;
+                END LOOP;
+            END IF;
+        ELSIF operation = 5 THEN
+            admitted := true;
+            lefts := '{}';
+            FOR i IN 1 .. rules LOOP
+                place := program[p];
+                IF cells[place].state[1] < 0 THEN
+                    after := headgate_move_folded_v1(
+                        keys[place], program[p + 2], program[p + 3], program[p + 4], cells[place].state,
+                        program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth, false
+                    );
+                ELSE
+                    after := headgate_move_v1(
+                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                        cells[place].state, program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth
+                    );
+                END IF;
+                reply := reply || after[2 : 10];
+                lefts[i] := after[1];
+                admitted := admitted AND after[2] = -1;
+                cell.state := after[11 :];
+                cell.expires := server_now + after[5] + grace;
+                changes[i] := cell;
+                p := p + 16;
+            END LOOP;
+            IF admitted THEN
+                p := p - 16 * rules;
+                FOR i IN 1 .. rules LOOP
+                    reply[cardinality(reply) - 9 * (rules - i + 1) + 2] := lefts[i];
+                    place := program[p];
+                    cell := changes[i];
+                    IF cells[place].state[1] < 0 THEN
+                        after := headgate_move_folded_v1(
+                            keys[place], program[p + 2], program[p + 3], program[p + 4], cells[place].state,
+                            program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth, true
+                        );
+                        cell.state := after[11 :];
+                    ELSIF program[p + 1] = 2 AND cardinality(cell.state) > 194 THEN
+                        cell.state := headgate_fold_v1(keys[place], NULL, cell.state, program[p + 6]);
+                    END IF;
+                    p := p + 16;
+                    CONTINUE WHEN cardinality(cell.state) = 0;
+                    IF cardinality(cell.state) = 1 THEN
+                        cell.state := NULL;
+                        removed := true;
                     END IF;
                     cells[place] := cell;
                 END LOOP;
@@ -749,12 +1013,12 @@ BEGIN
                 IF cells[program[p]].state[1] < 0 THEN
                     after := headgate_refund_folded_v1(
                         keys[program[p]], program[p + 3], program[p + 4],
-                        cells[program[p]].state, program[p + 6 : p + 13], program[p + 14], cost
+                        cells[program[p]].state, program[p + 7 : p + 14], program[p + 15], program[p + 6]
                     );
                 ELSE
                     after := headgate_refund_v2(
                         program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                        cells[program[p]].state, program[p + 6 : p + 13], program[p + 14], cost, now
+                        cells[program[p]].state, program[p + 7 : p + 14], program[p + 15], program[p + 6], now
                     );
                 END IF;
                 IF after IS NOT NULL THEN
@@ -763,7 +1027,7 @@ BEGIN
                     cell.expires := server_now + greatest(0, after[1] - now) + grace;
                     cells[program[p]] := cell;
                 END IF;
-                p := p + 15;
+                p := p + 16;
             END LOOP;
         ELSE
             FOR i IN 1 .. rules LOOP
@@ -893,8 +1157,46 @@ BEGIN
 END
 $$;
 
--- What follows is for processes with older code, whose receipts have no time before: the state's time stays what the hold
--- made it then. They ask the functions above, so that all processes count alike.
+-- What follows is for processes with older code. They ask the functions above, so that all processes count alike.
+
+-- In a program there is one cost for all rules of a request, before its birth.
+CREATE FUNCTION headgate_many_v2(keys bytea[], locks integer, program bigint[], durable boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+DECLARE
+    translated bigint[] := '{}';
+    p integer := 1; -- place in the program
+    operation bigint;
+    cost bigint;
+    rules bigint;
+BEGIN
+    WHILE p <= cardinality(program) LOOP
+        operation := program[p];
+        cost := program[p + 2];
+        rules := program[p + 4];
+        translated := translated || program[p : p + 1] || program[p + 3 : p + 4];
+        p := p + 5;
+        FOR i IN 1 .. rules LOOP
+            IF operation = 4 THEN
+                translated := translated || program[p];
+                p := p + 1;
+            ELSE
+                translated := translated || program[p : p + 5] || cost;
+                p := p + 6;
+                IF operation = 3 THEN
+                    translated := translated || program[p : p + 8];
+                    p := p + 9;
+                END IF;
+            END IF;
+        END LOOP;
+    END LOOP;
+    RETURN headgate_many_v3(keys, locks, translated, durable);
+END
+$$;
+
+-- Receipts of the first version have no time before: the state's time stays what the hold made it then.
 
 CREATE FUNCTION headgate_one_v1(
     key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,

@@ -9,18 +9,22 @@ from datetime import datetime
 from fastapi import Request
 
 from headgate.apps.petitions.application.services import (
+    CoSignService,
     PetitionSubmissionService,
     QueueCapacityService,
     RateLimitCleanupService,
     RateLimitService,
     RefusalWitnessService,
 )
+from headgate.apps.petitions.application.services.co_sign_service import COUNTER as CO_SIGN
 from headgate.apps.petitions.config import Settings
 from headgate.apps.petitions.infrastructure.adapters.persistence import (
     Database,
+    PostgresCoSignRepository,
     PostgresEventLedger,
     PostgresHaltState,
     PostgresPetitionRepository,
+    PostgresQueueStore,
     PostgresRateLimitStore,
 )
 from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
@@ -34,11 +38,14 @@ class Parts:
     metrics: MetricsCollector
     database: Database
     rate_limiter: RateLimitService
+    co_sign_limiter: RateLimitService
     queue_capacity: QueueCapacityService
     submissions: PetitionSubmissionService
+    co_signs: CoSignService
     witness: RefusalWitnessService
     cleanup: RateLimitCleanupService
     halt: PostgresHaltState
+    counters: tuple[PostgresRateLimitStore, ...]
 
 
 def build_metrics(settings: Settings) -> MetricsCollector:
@@ -68,6 +75,7 @@ def build_parts(
     )
     limit = settings.rate_limit
     store = PostgresRateLimitStore(database, limit.window_minutes, now=now)
+    co_sign_store = PostgresRateLimitStore(database, limit.window_minutes, counter=CO_SIGN, now=now)
     petitions = PostgresPetitionRepository(database)
     ledger = PostgresEventLedger(database)
     halt = PostgresHaltState(database)
@@ -84,11 +92,16 @@ def build_parts(
             global_limit=limit.global_limit,
             observer=metrics,
         ),
-        queue_capacity=QueueCapacityService(petitions.count_waiting, settings.queue, metrics),
+        co_sign_limiter=RateLimitService(
+            co_sign_store, limit.co_sign_limit_per_hour, limit.window_minutes, strict=limit.strict
+        ),
+        queue_capacity=QueueCapacityService(PostgresQueueStore(database), settings.queue, metrics),
         submissions=PetitionSubmissionService(database, petitions, ledger, halt),
+        co_signs=CoSignService(database, petitions, PostgresCoSignRepository(database), ledger, halt),
         witness=RefusalWitnessService(ledger),
         cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),
         halt=halt,
+        counters=(store, co_sign_store),
     )
 
 

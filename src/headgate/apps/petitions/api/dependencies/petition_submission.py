@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 
 from headgate.apps.petitions.api.dependencies.parts import Parts, get_parts
 from headgate.apps.petitions.application.ports import QueueCapacityPort, RateLimiterPort
-from headgate.apps.petitions.application.services import PetitionSubmissionService
+from headgate.apps.petitions.application.services import CoSignService, PetitionSubmissionService
 from headgate.apps.petitions.config import Settings
 from headgate.apps.petitions.domain.errors import InvalidPetitionError
 from headgate.http import client_address
@@ -39,6 +39,16 @@ def get_submission_service(parts: PartsPart) -> PetitionSubmissionService:
     return parts.submissions
 
 
+def get_co_sign_limiter(parts: PartsPart) -> RateLimiterPort:
+    """Return the limit on co-signs, which counts apart from that on submissions."""
+    return parts.co_sign_limiter
+
+
+def get_co_sign_service(parts: PartsPart) -> CoSignService:
+    """Return what takes co-signs in."""
+    return parts.co_signs
+
+
 def get_trace_id(request: Request) -> str:
     """Return the request's trace id."""
     return str(request.state.trace_id)
@@ -47,6 +57,8 @@ def get_trace_id(request: Request) -> str:
 RateLimiterPart = Annotated[RateLimiterPort, Depends(get_rate_limiter)]
 QueueCapacityPart = Annotated[QueueCapacityPort, Depends(get_queue_capacity)]
 SubmissionServicePart = Annotated[PetitionSubmissionService, Depends(get_submission_service)]
+CoSignLimiterPart = Annotated[RateLimiterPort, Depends(get_co_sign_limiter)]
+CoSignServicePart = Annotated[CoSignService, Depends(get_co_sign_service)]
 SettingsPart = Annotated[Settings, Depends(get_settings)]
 TraceIdPart = Annotated[str, Depends(get_trace_id)]
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
 from headgate.apps.petitions.api.dependencies.petition_submission import (
+    CoSignLimiterPart,
+    CoSignServicePart,
     QueueCapacityPart,
     RateLimiterPart,
     SettingsPart,
@@ -17,6 +20,9 @@ from headgate.apps.petitions.api.dependencies.petition_submission import (
     counted_as,
 )
 from headgate.apps.petitions.api.models import (
+    CoSignLimitProblem,
+    CoSignRequest,
+    CoSignResponse,
     PetitionResponse,
     Problem,
     RateLimitProblem,
@@ -25,9 +31,8 @@ from headgate.apps.petitions.api.models import (
     SubmissionResponse,
     WithdrawalRequest,
 )
-from headgate.apps.petitions.application.ports import QueueCapacityPort
+from headgate.apps.petitions.application.ports import RateLimitResult
 from headgate.apps.petitions.application.services import refusal_of
-from headgate.apps.petitions.domain.errors import QueueOverflowError
 from headgate.apps.petitions.domain.models import Draft
 
 router = APIRouter(prefix="/v1/petition-submissions", tags=["petitions"])
@@ -39,6 +44,15 @@ def _refusals(**descriptions: str) -> dict[int | str, dict[str, Any]]:
     return {
         int(status.removeprefix("on_")): {"model": Problem, "description": text}
         for status, text in descriptions.items()
+    }
+
+
+def _what_is_left(found: RateLimitResult) -> dict[str, str]:
+    """Return the fields of an accepted submission: what the check found, less the one that was accepted."""
+    return {
+        "X-RateLimit-Limit": str(found.limit),
+        "X-RateLimit-Remaining": str(max(0, found.remaining - 1)),
+        "X-RateLimit-Reset": str(math.ceil(found.reset_at.timestamp())),
     }
 
 
@@ -64,6 +78,7 @@ _RETRY_AFTER = {"description": "whole seconds until it is worth trying again", "
 async def submit_petition(
     submission: SubmissionRequest,
     request: Request,
+    response: Response,
     capacity: QueueCapacityPart,
     limiter: RateLimiterPart,
     submissions: SubmissionServicePart,
@@ -71,7 +86,8 @@ async def submit_petition(
     trace_id: TraceIdPart,
 ) -> SubmissionResponse:
     """Submit a petition: room in the queue first, then the limit, then everything else."""
-    await _demand_room(capacity)
+    if not await capacity.is_accepting_submissions():
+        raise capacity.refuse()
     preferences = submission.notification_preferences
     draft = Draft(
         type=submission.type,
@@ -84,8 +100,8 @@ async def submit_petition(
     result = await limiter.check_rate_limit(draft.counted_as, realm=draft.realm)
     if not result.allowed:
         raise refusal_of(draft.counted_as, result, limiter.get_window_minutes())
-    petition = await submissions.submit(draft, limiter, trace_id)
-    capacity.record_acceptance()
+    petition = await submissions.submit(draft, limiter, capacity, trace_id)
+    response.headers.update(_what_is_left(result))
     return SubmissionResponse.of(petition)
 
 
@@ -120,6 +136,34 @@ async def get_status(
 
 
 @router.post(
+    "/{petition_id}/co-sign",
+    status_code=201,
+    responses={
+        **_refusals(
+            on_400="Its fate is settled",
+            on_404="No such petition",
+            on_409="This identity has co-signed it",
+            on_503="The system is halted, or the database cannot be asked",
+        ),
+        429: {
+            "model": CoSignLimitProblem,
+            "description": "This identity has reached the limit on co-signs. Nothing was signed or counted.",
+            "headers": {"Retry-After": _RETRY_AFTER},
+        },
+    },
+)
+async def co_sign_petition(
+    petition_id: UUID,
+    co_sign: CoSignRequest,
+    limiter: CoSignLimiterPart,
+    co_signs: CoSignServicePart,
+    trace_id: TraceIdPart,
+) -> CoSignResponse:
+    """Co-sign a petition, once per identity; co-signs have a limit of their own."""
+    return CoSignResponse.of(await co_signs.co_sign(petition_id, co_sign.signer_id, limiter, trace_id))
+
+
+@router.post(
     "/{petition_id}/withdraw",
     responses=_refusals(
         on_400="Its fate is settled",
@@ -137,11 +181,3 @@ async def withdraw_petition(
     """Take a petition back. What it counted stays counted."""
     petition = await submissions.withdraw(petition_id, withdrawal.requester_id, withdrawal.reason, trace_id)
     return PetitionResponse.of(petition)
-
-
-async def _demand_room(capacity: QueueCapacityPort) -> None:
-    if not await capacity.is_accepting_submissions():
-        capacity.record_rejection()
-        raise QueueOverflowError(
-            await capacity.get_queue_depth(), capacity.get_threshold(), capacity.get_retry_after_seconds()
-        )

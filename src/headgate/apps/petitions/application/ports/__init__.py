@@ -1,13 +1,19 @@
 """What the service needs from outside, and what it offers: protocols and the values that they speak of."""
 
 from headgate.apps.petitions.application.ports.persistence import (
+    CoSignRepositoryPort,
     Event,
     EventLedgerPort,
     HaltStatePort,
     PetitionRepositoryPort,
     UnitOfWorkPort,
 )
-from headgate.apps.petitions.application.ports.queue_capacity import QueueCapacityPort, QueueObserver
+from headgate.apps.petitions.application.ports.queue_capacity import (
+    QueueCapacityPort,
+    QueueMeasure,
+    QueueObserver,
+    QueueStorePort,
+)
 from headgate.apps.petitions.application.ports.rate_limit_store import (
     CleanupResult,
     RateLimitPolicy,
@@ -23,12 +29,15 @@ from headgate.apps.petitions.application.ports.rate_limiter import (
 
 __all__ = [
     "CleanupResult",
+    "CoSignRepositoryPort",
     "Event",
     "EventLedgerPort",
     "HaltStatePort",
     "PetitionRepositoryPort",
     "QueueCapacityPort",
+    "QueueMeasure",
     "QueueObserver",
+    "QueueStorePort",
     "RateLimitObserver",
     "RateLimitPolicy",
     "RateLimitResult",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from headgate.apps.petitions.domain.models import Draft, Petition, PetitionState
+from headgate.apps.petitions.domain.models import CoSign, Draft, Petition, PetitionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,10 @@ class UnitOfWorkPort(Protocol):
     """Makes several writes one."""
 
     def transaction(self) -> AbstractAsyncContextManager[object]:
-        """Open a transaction that everything inside the block takes part in: all of it is kept, or nothing."""
+        """Open a transaction that everything inside the block takes part in: all of it is kept, or nothing.
+
+        Raises `CommitUnknownError` at the end if nobody knows which of the two it is.
+        """
         ...
 
 
@@ -51,8 +54,12 @@ class PetitionRepositoryPort(Protocol):
         """Give a petition another state, and say why."""
         ...
 
-    async def count_waiting(self) -> int:
-        """Return how many petitions nobody has looked at yet."""
+
+class CoSignRepositoryPort(Protocol):
+    """Keeps co-signs."""
+
+    async def add(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
+        """Keep a co-sign; `None` if this identity has co-signed the petition."""
         ...
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+from headgate.apps.petitions.domain.errors import QueueOverflowError
 
 
 class QueueCapacityPort(Protocol):
@@ -16,20 +19,39 @@ class QueueCapacityPort(Protocol):
         """Return how many petitions wait, as far as is known."""
         ...
 
-    def record_acceptance(self) -> None:
-        """Take note of a petition that was saved and waits now."""
+    async def take_place(self) -> None:
+        """Take a place in the queue for a petition, in the transaction under way, in which it has been saved.
+
+        Raises:
+            QueueOverflowError: Others were faster since there was room. The transaction is to be rolled back.
+        """
         ...
 
-    def record_rejection(self) -> None:
-        """Take note of a petition that was refused for lack of room."""
+    def refuse(self) -> QueueOverflowError:
+        """Take note of a petition that is refused for lack of room, and return the error that says so."""
         ...
 
-    def get_threshold(self) -> int:
-        """Return how many may wait."""
+
+@dataclass(frozen=True, slots=True)
+class QueueMeasure:
+    """How many petitions wait, and how many seconds ago they were counted; those taken in since are included."""
+
+    depth: int
+    age: float
+
+
+class QueueStorePort(Protocol):
+    """Keeps the number of waiting petitions that all instances share."""
+
+    async def measure(self, max_age: float) -> QueueMeasure:
+        """Return how many petitions wait; they are counted anew if that was done longer ago than so many seconds."""
         ...
 
-    def get_retry_after_seconds(self) -> int:
-        """Return what a refused client is told to wait."""
+    async def take_place(self, threshold: int) -> int | None:
+        """Add one if fewer than `threshold` wait, in the transaction under way, and return how many wait then.
+
+        `None` if there is no room. Others who take a place wait until that transaction has ended.
+        """
         ...
 
 

@@ -90,7 +90,15 @@ class CleanupResult:
 
 
 class RateLimitStorePort(Protocol):
-    """Counts submissions in minutes. Time is the database's, so that instances cannot disagree."""
+    """Counts submissions, or whatever else `counter` names, in minutes.
+
+    Time is the database's, so that instances cannot disagree.
+    """
+
+    @property
+    def counter(self) -> str:
+        """What is counted; stores of different names count apart."""
+        ...
 
     async def get_submission_count(self, submitter_id: UUID, since: datetime) -> int:
         """Return the sum of the counters whose minute began later than `since`; 0 if there are none."""

@@ -76,6 +76,6 @@ class RateLimitObserver(Protocol):
         """Take note of what a check found."""
         ...
 
-    def recorded(self, submitter_id: UUID, remaining: int) -> None:
-        """Take note of what is left after a petition was counted."""
+    def recorded(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
+        """Take note of what is left after a petition was counted, and for how long that is true if nothing else comes."""
         ...

@@ -1,5 +1,6 @@
 """What the service does."""
 
+from headgate.apps.petitions.application.services.co_sign_service import CoSignService
 from headgate.apps.petitions.application.services.petition_submission_service import PetitionSubmissionService
 from headgate.apps.petitions.application.services.queue_capacity_service import QueueCapacityService
 from headgate.apps.petitions.application.services.rate_limit_cleanup_service import (
@@ -11,6 +12,7 @@ from headgate.apps.petitions.application.services.refusal_witness_service import
 
 __all__ = [
     "CleanupReport",
+    "CoSignService",
     "PetitionSubmissionService",
     "QueueCapacityService",
     "RateLimitCleanupService",

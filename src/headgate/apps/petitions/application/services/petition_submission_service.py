@@ -12,11 +12,13 @@ from headgate.apps.petitions.application.ports import (
     EventLedgerPort,
     HaltStatePort,
     PetitionRepositoryPort,
+    QueueCapacityPort,
     RateLimiterPort,
     UnitOfWorkPort,
 )
 from headgate.apps.petitions.application.services.logging_mixin import LoggingMixin
 from headgate.apps.petitions.domain.errors import (
+    CommitUnknownError,
     InvalidPetitionError,
     InvalidRealmError,
     NotYourPetitionError,
@@ -45,24 +47,34 @@ class PetitionSubmissionService(LoggingMixin):
         self._ledger = ledger
         self._halt = halt
 
-    async def submit(self, draft: Draft, limiter: RateLimiterPort, trace_id: str) -> Petition:
-        """Save a petition that has passed the check of the limit, and count it.
+    async def submit(
+        self, draft: Draft, limiter: RateLimiterPort, capacity: QueueCapacityPort, trace_id: str
+    ) -> Petition:
+        """Save a petition that has passed the check of the limit, count it, and give it its place in the queue.
 
         Counting comes last: until the transaction ends, others who count for the same submitter wait, so the wait is
-        as short as can be.
+        as short as can be; and the place in the queue, for which everybody waits, comes after that.
 
         Raises:
             SystemHaltedError: Nothing is written at the moment.
             InvalidRealmError: There is no such realm.
             RateLimitExceededError: Others were faster since the check.
+            QueueOverflowError: Likewise.
+            CommitUnknownError: Nobody knows whether it was kept; it names the petition.
         """
-        async with self._work.transaction():
-            await self._demand_running()
-            if draft.realm not in REALMS:
-                raise InvalidRealmError(draft.realm)
-            petition = await self._petitions.save(draft)
-            await self._tell("received", petition, _received(petition, trace_id))
-            await limiter.record_submission(draft.counted_as, realm=draft.realm)
+        petition: Petition | None = None
+        try:
+            async with self._work.transaction():
+                await self._demand_running()
+                if draft.realm not in REALMS:
+                    raise InvalidRealmError(draft.realm)
+                petition = await self._petitions.save(draft)
+                await self._tell("received", petition, _received(petition, trace_id))
+                await limiter.record_submission(draft.counted_as, realm=draft.realm)
+                await capacity.take_place()
+        except CommitUnknownError as error:
+            error.petition_id = None if petition is None else petition.id
+            raise
         self.log.info("petition_received", petition_id=str(petition.id), realm=petition.realm)
         return petition
 

@@ -1,26 +1,28 @@
 """Whether there is room for another petition.
 
 The queue is full at the threshold and has room again only below threshold - hysteresis, so that it does not flap around
-one number. Counting the queue costs a query, so the answer is believed for a while; petitions that this process has
-accepted since are added, so that it cannot run past the threshold by itself in the meantime.
+one number. Counting the queue costs a query, so the answer is believed for a while. Petitions that any instance has taken in
+since are in the figure: a petition takes its place in the transaction that saves it, or is not saved. So the threshold holds
+whatever comes at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-from headgate.apps.petitions.application.ports.queue_capacity import QueueObserver
+from headgate.apps.petitions.application.ports.queue_capacity import QueueObserver, QueueStorePort
 from headgate.apps.petitions.application.services.logging_mixin import LoggingMixin
 from headgate.apps.petitions.config import PetitionQueueConfig
+from headgate.apps.petitions.domain.errors import QueueOverflowError
 
 
 class QueueCapacityService(LoggingMixin):
-    """Refuses petitions while too many wait. The state is this process's own.
+    """Refuses petitions while too many wait. Whether it is refusing is this process's own state.
 
     Args:
-        count_waiting: Counts the petitions that wait.
+        store: Knows how many petitions wait.
         config: Thresholds and times.
         observer: Hears of the depth and of refusals.
         clock: Seconds that never go back.
@@ -30,12 +32,12 @@ class QueueCapacityService(LoggingMixin):
 
     def __init__(
         self,
-        count_waiting: Callable[[], Awaitable[int]],
+        store: QueueStorePort,
         config: PetitionQueueConfig,
         observer: QueueObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._count_waiting = count_waiting
+        self._store = store
         self._config = config
         self._observer = observer
         self._clock = clock
@@ -60,33 +62,36 @@ class QueueCapacityService(LoggingMixin):
         """Return how many petitions wait; counted at most once per `cache_ttl_seconds`."""
         async with (
             self._counting
-        ):  # those who come while it is being counted wait for that, not for a count of their own
+        ):  # who comes while it is being counted waits for that, not for a count of its own
             if self._clock() >= self._good_until:
-                self._depth = await self._count_waiting()
-                self._good_until = self._clock() + self._config.cache_ttl_seconds
+                ttl = self._config.cache_ttl_seconds
+                measure = await self._store.measure(ttl)
+                self._depth = measure.depth
+                self._good_until = self._clock() + ttl - measure.age
                 self._tell()
         return self._depth
 
-    def record_acceptance(self) -> None:
-        """Take note of a petition that was saved and waits now."""
-        self._depth += 1
+    async def take_place(self) -> None:
+        """Take a place in the queue for a petition, in the transaction under way, in which it has been saved.
+
+        Raises:
+            QueueOverflowError: Others were faster since there was room. The transaction is to be rolled back.
+        """
+        depth = await self._store.take_place(self._config.threshold)
+        if depth is None:
+            self._depth = max(self._depth, self._config.threshold)
+            raise self.refuse()
+        self._depth = max(self._depth, depth)
         self._tell()
 
-    def record_rejection(self) -> None:
-        """Take note of a petition that was refused for lack of room."""
+    def refuse(self) -> QueueOverflowError:
+        """Take note of a petition that is refused for lack of room, and return the error that says so."""
         self.log.info(
             "petition_rejected_queue_overflow", queue_depth=self._depth, threshold=self._config.threshold
         )
         if self._observer is not None:
             self._observer.queue_rejected()
-
-    def get_threshold(self) -> int:
-        """Return how many may wait."""
-        return self._config.threshold
-
-    def get_retry_after_seconds(self) -> int:
-        """Return what a refused client is told to wait."""
-        return self._config.retry_after_seconds
+        return QueueOverflowError(self._depth, self._config.threshold, self._config.retry_after_seconds)
 
     def _tell(self) -> None:
         if self._observer is not None:

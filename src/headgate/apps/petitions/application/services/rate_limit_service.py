@@ -7,6 +7,8 @@ the figures mean.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import datetime
 from uuid import UUID
 
@@ -20,14 +22,17 @@ from headgate.apps.petitions.application.services.logging_mixin import LoggingMi
 from headgate.apps.petitions.domain.errors import RateLimitExceededError
 from headgate.apps.petitions.domain.models import start_of_minute
 
-__all__ = ["RateLimitResult", "RateLimitService", "refusal_of"]
+__all__ = ["RateLimitResult", "RateLimitService", "RefusalLines", "refusal_of"]
+
+INDIVIDUALLY, TOGETHER, QUIET_SECONDS = 10, 100, 60.0
+_MOST_FOLLOWED = 10_000
 
 
 class RateLimitService(LoggingMixin):
-    """Limits submissions with counters in a store. Any store, limit and window will do: for co-signers, give it others.
+    """Limits submissions with counters in a store. Any store, limit and window will do: co-signs have their own.
 
     Args:
-        store: Where submissions are counted.
+        store: Where submissions are counted; what it counts has a name, apart from everything with another.
         limit_per_hour: Most of one submitter in the window.
         window_minutes: How long the window is.
         strict: Whether a submission counts from the end of its minute instead of its beginning.
@@ -52,6 +57,7 @@ class RateLimitService(LoggingMixin):
         self._store = store
         self._policy = RateLimitPolicy(limit_per_hour, window_minutes, strict, realm_limit, global_limit)
         self._observer = observer
+        self._lines = RefusalLines()
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
         """Return whether one more petition is admitted, with one statement; counts nothing."""
@@ -76,9 +82,11 @@ class RateLimitService(LoggingMixin):
         if not report.allowed:
             result = self._result(report)
             self._log_refusal(submitter_id, result)
-            raise refusal_of(submitter_id, result, self._policy.window_minutes)
+            raise refusal_of(submitter_id, result, self._policy.window_minutes, self._store.counter)
         if self._observer is not None:
-            self._observer.recorded(submitter_id, self._remaining(report) - 1)
+            expiry = report.submitter.oldest_expiry or report.at + self._policy.window
+            valid_seconds = (expiry - report.at).total_seconds()
+            self._observer.recorded(submitter_id, self._remaining(report) - 1, valid_seconds)
         self.log.debug(
             "submission_recorded",
             submitter_id=str(submitter_id),
@@ -121,16 +129,44 @@ class RateLimitService(LoggingMixin):
         return max(0, report.submitter.limit - report.submitter.count)
 
     def _log_refusal(self, submitter_id: UUID, result: RateLimitResult) -> None:
-        self.log.info(
+        refusals = self._lines.refused((submitter_id, result.scope))
+        write = self.log.debug if refusals is None else self.log.info
+        write(
             "rate_limit_exceeded",
             submitter_id=str(submitter_id),
             current_count=result.current_count,
             limit=result.limit,
             scope=result.scope,
+            refusals=refusals,
         )
 
 
-def refusal_of(submitter_id: UUID, result: RateLimitResult, window_minutes: int) -> RateLimitExceededError:
+class RefusalLines:
+    """Which refusals have a line at INFO: the first ten of somebody, then every hundredth, which stands for all of them.
+
+    After a minute without one, the next refusal is a first one again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[tuple[UUID, str], tuple[int, float]] = {}
+
+    def refused(self, kind: tuple[UUID, str]) -> int | None:
+        """Count a refusal; return how many refusals a line about it stands for, `None` if it has none."""
+        now = self._clock()
+        if len(self._seen) >= _MOST_FOLLOWED:
+            self._seen = {each: seen for each, seen in self._seen.items() if now - seen[1] <= QUIET_SECONDS}
+        count, last = self._seen.pop(kind, (0, now))
+        count = count + 1 if now - last <= QUIET_SECONDS else 1
+        self._seen[kind] = (count, now)
+        if count <= INDIVIDUALLY:
+            return 1
+        return TOGETHER if (count - INDIVIDUALLY) % TOGETHER == 0 else None
+
+
+def refusal_of(
+    submitter_id: UUID, result: RateLimitResult, window_minutes: int, counter: str = "submission"
+) -> RateLimitExceededError:
     """Return the error that says what a refused check found."""
     return RateLimitExceededError(
         submitter_id,
@@ -140,4 +176,5 @@ def refusal_of(submitter_id: UUID, result: RateLimitResult, window_minutes: int)
         result.retry_after_seconds,
         scope=result.scope,
         window_minutes=window_minutes,
+        counter=counter,
     )

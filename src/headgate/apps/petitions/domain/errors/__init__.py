@@ -2,6 +2,8 @@
 
 from headgate.apps.petitions.domain.errors.base import PetitionError
 from headgate.apps.petitions.domain.errors.petition import (
+    AlreadyCoSignedError,
+    CommitUnknownError,
     DatabaseUnavailableError,
     InvalidPetitionError,
     InvalidRealmError,
@@ -13,6 +15,8 @@ from headgate.apps.petitions.domain.errors.petition import (
 from headgate.apps.petitions.domain.errors.rate_limit import RateLimitExceededError
 
 __all__ = [
+    "AlreadyCoSignedError",
+    "CommitUnknownError",
     "DatabaseUnavailableError",
     "InvalidPetitionError",
     "InvalidRealmError",

@@ -5,8 +5,10 @@ PetitionError
 ├── QueueOverflowError           503
 ├── SystemHaltedError            503
 ├── DatabaseUnavailableError     503
+├── CommitUnknownError           503
 ├── InvalidRealmError            400
 ├── InvalidPetitionError         400
+├── AlreadyCoSignedError         409
 ├── NotYourPetitionError         403
 └── PetitionNotFoundError        404
 """

@@ -39,6 +39,23 @@ class DatabaseUnavailableError(PetitionError):
         self.retry_after_seconds = max(1, retry_after_seconds)
 
 
+class CommitUnknownError(PetitionError):
+    """The database did not say whether it kept what it was told to keep.
+
+    Attributes:
+        retry_after_seconds: When the database may be asked again.
+        petition_id: The petition to look for; `None` if there is none to name.
+    """
+
+    def __init__(self, retry_after_seconds: int, petition_id: UUID | None = None) -> None:
+        super().__init__(
+            "The database did not confirm the change, which may have been made or not. "
+            "Look for the petition before you try again."
+        )
+        self.retry_after_seconds = max(1, retry_after_seconds)
+        self.petition_id = petition_id
+
+
 class InvalidRealmError(PetitionError):
     """There is no such realm."""
 
@@ -53,6 +70,13 @@ class InvalidPetitionError(PetitionError):
 
 class NotYourPetitionError(PetitionError):
     """Only whoever submitted a petition may withdraw it."""
+
+
+class AlreadyCoSignedError(PetitionError):
+    """An identity co-signs a petition once."""
+
+    def __init__(self, petition_id: UUID) -> None:
+        super().__init__(f"Petition {petition_id} has been co-signed by this identity")
 
 
 class PetitionNotFoundError(PetitionError):

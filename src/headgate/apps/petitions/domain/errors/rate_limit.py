@@ -7,6 +7,8 @@ from uuid import UUID
 
 from headgate.apps.petitions.domain.errors.base import PetitionError
 
+_UNITS = {"submission": "petitions", "co_sign": "co-signs"}
+
 
 class RateLimitExceededError(PetitionError):
     """A submitter, a realm or everybody together has reached the limit (FR-1.5, HC-4). Nothing was counted.
@@ -19,6 +21,7 @@ class RateLimitExceededError(PetitionError):
         retry_after_seconds: How long that is, in whole seconds, rounded up.
         scope: Whose limit it was: `submitter`, `realm` or `global`.
         window_minutes: How long the window is.
+        counter: What is counted: `submission` or `co_sign`.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class RateLimitExceededError(PetitionError):
         *,
         scope: str = "submitter",
         window_minutes: int = 60,
+        counter: str = "submission",
     ) -> None:
         self.submitter_id = submitter_id
         self.current_count = current_count
@@ -39,5 +43,6 @@ class RateLimitExceededError(PetitionError):
         self.retry_after_seconds = max(1, retry_after_seconds)
         self.scope = scope
         self.window_minutes = window_minutes
+        self.counter = counter
         per = "hour" if window_minutes == 60 else f"{window_minutes} minutes"
-        super().__init__(f"Maximum {limit} petitions per {per} exceeded")
+        super().__init__(f"Maximum {limit} {_UNITS.get(counter, counter)} per {per} exceeded")

@@ -2,6 +2,7 @@
 
 from headgate.apps.petitions.domain.models.petition import (
     REALMS,
+    CoSign,
     Draft,
     Petition,
     PetitionState,
@@ -11,6 +12,7 @@ from headgate.apps.petitions.domain.models.rate_limit_bucket import RateLimitBuc
 
 __all__ = [
     "REALMS",
+    "CoSign",
     "Draft",
     "Petition",
     "PetitionState",

@@ -81,9 +81,21 @@ class Petition:
     created_at: datetime
     updated_at: datetime
     fate_reason: str | None = None
+    co_signer_count: int = 0
 
     @property
     def status_token(self) -> str:
         """A word that changes whenever the petition does."""
         text = f"{self.id}/{self.state}/{self.updated_at.timestamp():.6f}"
         return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CoSign:
+    """Somebody's name under a petition, and how many names there are with it."""
+
+    id: UUID
+    petition_id: UUID
+    signer_id: UUID
+    signed_at: datetime
+    co_signer_count: int

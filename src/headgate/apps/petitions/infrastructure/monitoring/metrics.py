@@ -2,18 +2,24 @@
 
 The series of the limit carry the submitter, of whom there may be millions; so only so many submitters have series of their
 own at a time. The others share the one called `other`. A submitter's series are dropped when nothing has been heard of them
-for as long as the window, at the next scrape or when their place is needed.
+for as long as the window, at the next scrape or when their place is needed. What remains is dropped as soon as it may have
+changed by itself: when the oldest counter leaves the window. With several processes, which share files that take additions
+only, it becomes NaN instead, and whoever has series keeps them.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from headgate.apps.petitions.application.ports import RateLimitResult
+from headgate.hosting import METRICS_FOLDER
+from headgate.observe.prometheus import all_processes
 
 OTHERS = "other"
 _ALL = ("service", "environment")
@@ -45,25 +51,39 @@ class MetricsCollector:
         self._forget_after = forget_after
         self._clock = clock
         self._heard: dict[str, float] = {}  # oldest first
-        self.petition_rate_limit_hits = self._counter(
+        self._valid_until: dict[str, float] = {}
+        self._is_shared = METRICS_FOLDER in os.environ
+        self.petition_rate_limit_hits_total = self._counter(
             "petition_rate_limit_hits_total",
             "Total petition submissions rejected due to rate limiting",
             "submitter_id",
+        )
+        self.petition_co_sign_rate_limit_hits_total = self._counter(
+            "petition_co_sign_rate_limit_hits_total", "Total co-signs rejected due to rate limiting"
         )
         self.petition_rate_limit_remaining = Gauge(
             "petition_rate_limit_remaining",
             "Remaining submissions before rate limit for active submitters",
             (*_ALL, "submitter_id"),
             registry=self.registry,
+            multiprocess_mode="mostrecent",
         )
         self.petition_rate_limit_checks = self._counter(
             "petition_rate_limit_checks_total", "Rate limit checks of petition submissions", "result"
         )
         self.petition_queue_depth = Gauge(
-            "petition_queue_depth", "Petitions that wait", (*_ALL, "state"), registry=self.registry
+            "petition_queue_depth",
+            "Petitions that wait",
+            (*_ALL, "state"),
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
         )
         self.petition_queue_threshold = Gauge(
-            "petition_queue_threshold", "Petitions that may wait", _ALL, registry=self.registry
+            "petition_queue_threshold",
+            "Petitions that may wait",
+            _ALL,
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
         )
         self.petition_queue_rejections = self._counter(
             "petition_queue_rejections_total", "Petitions refused because too many wait"
@@ -95,15 +115,19 @@ class MetricsCollector:
         outcome = "allowed" if result.allowed else "blocked"
         self.petition_rate_limit_checks.labels(*self._base, outcome).inc()
         if result.scope == "submitter":
-            self._set_remaining(submitter_id, result.remaining)
+            valid = result.reset_at - (result.checked_at or datetime.now(UTC))
+            self._set_remaining(submitter_id, result.remaining, valid.total_seconds())
 
-    def recorded(self, submitter_id: UUID, remaining: int) -> None:
-        """Take note of what is left after a submission was counted."""
-        self._set_remaining(submitter_id, remaining)
+    def recorded(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
+        """Take note of what is left after a submission was counted, and for how long that is true."""
+        self._set_remaining(submitter_id, remaining, valid_seconds)
 
-    def refused(self, submitter_id: UUID) -> None:
-        """Count a 429."""
-        self.petition_rate_limit_hits.labels(*self._base, self._label(submitter_id)).inc()
+    def refused(self, submitter_id: UUID, counter: str = "submission") -> None:
+        """Count a 429 of a submission or, apart from those, of a co-sign."""
+        if counter == "co_sign":
+            self.petition_co_sign_rate_limit_hits_total.labels(*self._base).inc()
+            return
+        self.petition_rate_limit_hits_total.labels(*self._base, self._label(submitter_id)).inc()
 
     def queue_measured(self, depth: int, threshold: int) -> None:
         """Take note of how many petitions wait."""
@@ -127,13 +151,16 @@ class MetricsCollector:
     def render(self) -> bytes:
         """Return everything as text for Prometheus."""
         self._forget_silent()
-        return generate_latest(self.registry)
+        self._forget_outdated()
+        return generate_latest(all_processes(self.registry))
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(name, documentation, (*_ALL, *labels), registry=self.registry)
 
-    def _set_remaining(self, submitter_id: UUID, remaining: int) -> None:
-        self.petition_rate_limit_remaining.labels(*self._base, self._label(submitter_id)).set(remaining)
+    def _set_remaining(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
+        label = self._label(submitter_id)
+        self.petition_rate_limit_remaining.labels(*self._base, label).set(remaining)
+        self._valid_until[label] = self._clock() + valid_seconds
 
     def _label(self, submitter_id: UUID) -> str:
         """Return what a submitter's series are called: by their id if there is a place for them."""
@@ -146,12 +173,28 @@ class MetricsCollector:
         self._heard[label] = self._clock()
         return label
 
+    def _forget_outdated(self) -> None:
+        """Drop what a counter that has left the window since has made untrue."""
+        now = self._clock()
+        for label in [label for label, until in self._valid_until.items() if until <= now]:
+            self._drop_remaining(label)
+
+    def _drop_remaining(self, label: str) -> None:
+        if self._valid_until.pop(label, None) is None:
+            return
+        if self._is_shared:  # the files that processes share take additions only
+            self.petition_rate_limit_remaining.labels(*self._base, label).set(float("nan"))
+        else:
+            self.petition_rate_limit_remaining.remove(*self._base, label)
+
     def _forget_silent(self) -> None:
+        if self._is_shared:  # a place in the files is for ever, so there is nothing to gain
+            return
         deadline = self._clock() - self._forget_after
         while self._heard:
             label, heard = next(iter(self._heard.items()))
             if heard > deadline:
                 return
             del self._heard[label]
-            for metric in (self.petition_rate_limit_hits, self.petition_rate_limit_remaining):
-                metric.remove(*self._base, label)
+            self._drop_remaining(label)
+            self.petition_rate_limit_hits_total.remove(*self._base, label)

@@ -6,16 +6,20 @@ from headgate.apps.petitions.infrastructure.adapters.persistence.rate_limit_stor
     PostgresRateLimitStore,
 )
 from headgate.apps.petitions.infrastructure.adapters.persistence.records import (
+    PostgresCoSignRepository,
     PostgresEventLedger,
     PostgresHaltState,
     PostgresPetitionRepository,
+    PostgresQueueStore,
 )
 
 __all__ = [
     "Database",
+    "PostgresCoSignRepository",
     "PostgresEventLedger",
     "PostgresHaltState",
     "PostgresPetitionRepository",
+    "PostgresQueueStore",
     "PostgresRateLimitStore",
     "migrate",
     "migration_files",

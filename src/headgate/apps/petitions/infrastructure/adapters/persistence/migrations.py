@@ -6,6 +6,7 @@ from importlib import resources
 
 from headgate.apps.petitions.infrastructure.adapters.persistence.database import Database
 
+_PATIENCE = 300  # seconds: another instance may be at it, and tables may be large
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('petition_migrations', 0))"
 _TABLE = """
     CREATE TABLE IF NOT EXISTS petition_migrations (
@@ -23,7 +24,9 @@ def migration_files() -> dict[str, str]:
 
 async def migrate(database: Database) -> list[str]:
     """Apply what has not been applied yet, and return the names. Instances that start together wait for each other."""
-    async with database.transaction() as connection:
+    await database.ping()  # a database that hangs is noticed in the usual time
+    async with database.transaction(_PATIENCE) as connection:
+        await connection.execute(f"SET LOCAL statement_timeout = {_PATIENCE * 1000}")
         await connection.execute(_LOCK)
         await connection.execute(_TABLE)
         rows = await (await connection.execute("SELECT name FROM petition_migrations")).fetchall()

@@ -8,11 +8,14 @@ from uuid import UUID
 from blake3 import blake3
 from psycopg.types.json import Jsonb
 
-from headgate.apps.petitions.application.ports import Event
-from headgate.apps.petitions.domain.models import Draft, Petition, PetitionState, PetitionType
+from headgate.apps.petitions.application.ports import Event, QueueMeasure
+from headgate.apps.petitions.domain.models import CoSign, Draft, Petition, PetitionState, PetitionType
 from headgate.apps.petitions.infrastructure.adapters.persistence.database import Database
 
-_COLUMNS = "id, type, state, content_hash, realm, submitter_id, created_at, updated_at, fate_reason"
+_COLUMNS = """
+    id, type, state, content_hash, realm, submitter_id, created_at, updated_at, fate_reason,
+    (SELECT count(*) FROM petition_co_signs WHERE petition_id = petition_submissions.id)
+"""
 _SAVE = f"""
     INSERT INTO petition_submissions (type, text, realm, submitter_id, content_hash, notification_preferences)
     VALUES (%s, %s, %s, %s, %s, %s) RETURNING {_COLUMNS}
@@ -21,7 +24,21 @@ _GET = f"SELECT {_COLUMNS} FROM petition_submissions WHERE id = %s"
 _CHANGE = f"""
     UPDATE petition_submissions SET state = %s, fate_reason = %s WHERE id = %s RETURNING {_COLUMNS}
 """
-_WAITING = "SELECT count(*) FROM petition_submissions WHERE state = 'RECEIVED'"
+
+_DEPTH = "SELECT depth, extract(epoch FROM clock_timestamp() - counted_at)::float8 FROM petition_queue"
+_LOCK_QUEUE = "SELECT FROM petition_queue FOR UPDATE"
+_RECOUNT = """
+    UPDATE petition_queue
+    SET depth = (SELECT count(*) FROM petition_submissions WHERE state = 'RECEIVED'), counted_at = clock_timestamp()
+    RETURNING depth
+"""
+_TAKE_PLACE = "UPDATE petition_queue SET depth = depth + 1 WHERE depth < %s RETURNING depth"
+
+_CO_SIGN = """
+    INSERT INTO petition_co_signs (petition_id, signer_id) VALUES (%s, %s) ON CONFLICT DO NOTHING
+    RETURNING id, signed_at
+"""
+_CO_SIGNERS = "SELECT count(*) FROM petition_co_signs WHERE petition_id = %s"
 
 _APPEND = """
     INSERT INTO ledger.governance_events (event_type, actor_id, trace_id, payload)
@@ -81,9 +98,39 @@ class PostgresPetitionRepository(_Records):
         """Give a petition another state, and say why."""
         return _petition(await self._row(_CHANGE, state, fate_reason, petition_id))
 
-    async def count_waiting(self) -> int:
-        """Return how many petitions nobody has looked at yet."""
-        return await self._number(_WAITING)
+
+class PostgresCoSignRepository(_Records):
+    """Co-signs in `petition_co_signs`."""
+
+    async def add(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
+        """Keep a co-sign; `None` if this identity has co-signed the petition."""
+        row = await self._row(_CO_SIGN, petition_id, signer_id)
+        if row is None:
+            return None
+        id_, signed_at = row
+        count = await self._number(_CO_SIGNERS, petition_id)
+        return CoSign(id_, petition_id, signer_id, signed_at, count)
+
+
+class PostgresQueueStore(_Records):
+    """The one row of `petition_queue`."""
+
+    async def measure(self, max_age: float) -> QueueMeasure:
+        """Return how many petitions wait; they are counted anew if that was done longer ago than so many seconds."""
+        row = await self._row(_DEPTH)
+        assert row is not None  # a migration put it there
+        if row[1] < max_age:
+            return QueueMeasure(row[0], row[1])
+        async with self._database.transaction():
+            # Whoever has a place holds this lock until the petition is committed, so the count misses none. It is a
+            # statement of its own, or it would be as old as the wait for the lock.
+            await self._row(_LOCK_QUEUE)
+            return QueueMeasure(await self._number(_RECOUNT), 0.0)
+
+    async def take_place(self, threshold: int) -> int | None:
+        """Add one if fewer than `threshold` wait, in the transaction under way, and return how many wait then."""
+        row = await self._row(_TAKE_PLACE, threshold)
+        return None if row is None else int(row[0])
 
 
 class PostgresEventLedger(_Records):

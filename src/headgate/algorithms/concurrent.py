@@ -1,0 +1,110 @@
+"""So many units held at once.
+
+State: birth, the latest time at which a lease began, then end, number and units of each lease, in the order of their ends. A
+lease counts until its end. Its number is the birth that its call brought along, which no other call has, so that a receipt
+finds it. All leases of a state end after its latest time: those that had ended then are not in it.
+
+If a clock goes back, a lease begins at the latest time all the same. It would be too short by the clock that has caught up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.algorithms.base import Receipt, State, check_countable, moved
+from headgate.decision import Verdict
+
+_HEADER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrent:
+    """The places of one quota.
+
+    Attributes:
+        name: The rule's name.
+        limit: The most units at once.
+        lease: How long a holder keeps its place that does nothing.
+    """
+
+    name: str
+    limit: int
+    lease: int
+
+    @property
+    def capacity(self) -> int:
+        return self.limit
+
+    def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
+        live = self._live(state, now, birth)
+        count = sum(live[4::3])
+        if cost and count + cost > self.limit:
+            retry_after = _free_at(live, count + cost - self.limit) - now if self.limit else None
+            return state, Verdict(
+                False, self.limit, max(0, self.limit - count), retry_after, _reset_after(live, now)
+            )
+        after = self._taken(live, cost, birth) if cost else live
+        verdict = Verdict(True, self.limit, max(0, self.limit - count - cost), None, _reset_after(after, now))
+        return after if cost else state, verdict
+
+    def move(
+        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+    ) -> tuple[State | None, Verdict]:
+        return moved(self, state, receipt, now, cost, birth)
+
+    def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
+        live = self._live(state, now, birth)
+        check_countable(sum(live[4::3]), cost, self.name)
+        return self._taken(live, cost, birth)
+
+    def receipt(self, before: State | None, after: State, cost: int) -> Receipt:
+        (number,) = set(after[3::3]).difference(() if before is None else before[3::3])
+        return after[0], number, cost
+
+    def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
+        birth, number, held = receipt
+        if state is None or state[0] != birth or number not in state[3::3]:
+            return state
+        place = _HEADER + 3 * state[3::3].index(number)
+        units = state[place + 2] - min(cost, held)
+        lease = (state[place], number, units) if units > 0 else ()
+        after = (*state[:place], *lease, *state[place + 3 :])
+        return after if len(after) > _HEADER else None
+
+    def read(self, state: State, now: int) -> int:
+        return max(now, state[1])
+
+    def fresh_at(self, state: State) -> int:
+        return state[-3]
+
+    def _live(self, state: State | None, now: int, birth: int) -> State:
+        """Return the state without the leases that have ended, with the time as it is read; a new one if none is left."""
+        if state is None:
+            return birth, now
+        now = self.read(state, now)
+        first = _HEADER
+        while first < len(state) and state[first] <= now:
+            first += 3
+        if first == len(state):
+            return birth, now
+        return state[0], now, *state[first:]
+
+    def _taken(self, live: State, cost: int, birth: int) -> State:
+        end = live[1] + self.lease
+        place = len(live)
+        while place > _HEADER and live[place - 3] > end:  # only where leases were longer before
+            place -= 3
+        return *live[:place], end, birth, cost, *live[place:]
+
+
+def _free_at(live: State, units: int) -> int:
+    """Return when leases of so many units will have ended."""
+    for end, held in zip(live[2::3], live[4::3], strict=True):
+        units -= held
+        if units <= 0:
+            return end
+    raise AssertionError("more units to free than are held: a cost above the limit got this far")
+
+
+def _reset_after(live: State, now: int) -> int:
+    return live[-3] - now if len(live) > _HEADER else 0

@@ -1,0 +1,60 @@
+"""`/livez` and `/readyz`: whether the process runs, and whether it can do its work.
+
+An orchestrator restarts what is not live, and sends nothing to what is not ready. So a store that is down makes a service
+not ready, and never not live: a restart would not bring the store back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+Check = Callable[[], Awaitable[object]]
+
+PATHS = ("/livez", "/readyz")
+PATIENCE = 5.0
+"""Seconds that a store has for an answer."""
+
+logger = logging.getLogger(__name__)
+
+
+def add_health(app: FastAPI, stores: Mapping[str, Check], patience: float = PATIENCE) -> None:
+    """Add both endpoints.
+
+    Args:
+        app: The service.
+        stores: By name, what asks each of its stores for an answer, and raises if there is none.
+        patience: Seconds that each of them has.
+    """
+
+    async def live() -> dict[str, str]:
+        """Say that the process answers."""
+        return {"status": "ok"}
+
+    async def ready() -> JSONResponse:
+        """Say whether every store answers; 503 if one does not."""
+        states = await asyncio.gather(*(_state(name, check, patience) for name, check in stores.items()))
+        is_ready = all(state == "ok" for state in states)
+        body = {
+            "status": "ok" if is_ready else "unavailable",
+            "stores": dict(zip(stores, states, strict=True)),
+        }
+        return JSONResponse(body, 200 if is_ready else 503)
+
+    unavailable = {"description": "A store does not answer; `stores` says which"}
+    app.add_api_route("/livez", live, tags=["operations"])
+    app.add_api_route("/readyz", ready, tags=["operations"], responses={503: unavailable})
+
+
+async def _state(name: str, check: Check, patience: float) -> str:
+    try:
+        async with asyncio.timeout(patience):
+            await check()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the store cannot be used; the log says why
+        logger.info("not ready: %s: %s", name, str(error) or type(error).__name__)
+        return "unavailable"
+    return "ok"

@@ -1,0 +1,150 @@
+"""How requests travel to a server, alone or together, and how the answers come back.
+
+HTTP is why they leave together: 64 tasks that each send requests of their own make some 400 calls a second, and ten thousand
+in batches (httpx 0.28, two cores shared with the server).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import httpx
+
+from headgate.client.endpoint import Endpoint, is_lost, unpacked
+from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request
+from headgate.errors import StoreConflict, StoreError
+from headgate.stores.remote.batching import Call
+from headgate.stores.remote.baton import Baton
+from headgate.stores.remote.peer import PENDING, Talk
+
+LANES = 4
+MOST_PER_BATCH = 128
+MOST_BYTES = 32_768
+"""How much leaves together at most, so that nobody waits long for others and the server takes it."""
+
+TOO_LARGE = 413
+
+
+class ServerPeer:
+    """A Headgate server; see `Peer`."""
+
+    lanes = LANES
+    most = MOST_PER_BATCH
+    most_bytes = MOST_BYTES
+    failures = (httpx.HTTPError,)
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.name = endpoint.name
+        self._endpoint = endpoint
+
+    def size(self, request: HttpRequest) -> int:
+        return (
+            MOST_BYTES + 1 if request.entry is None else len(request.entry)
+        )  # what is no entry leaves alone
+
+    def connect(self, seconds: float) -> HttpWire:
+        return HttpWire(self._endpoint, seconds)
+
+    async def connect_async(self, seconds: float) -> AsyncHttpWire:
+        return AsyncHttpWire(self._endpoint)
+
+    def failure(self, cause: BaseException) -> StoreError:
+        error = self._endpoint.error(cause)
+        error.__cause__ = cause
+        return error
+
+    def may_repeat(self, request: HttpRequest, cause: BaseException) -> bool:
+        return request.may_repeat and is_lost(cause)
+
+    def talk(self, calls: Sequence[Call]) -> Talk:
+        if len(calls) == 1:
+            calls[0].answer((yield calls[0].request))
+            return ()
+        answer = yield batch_request([call.request.entry for call in calls])
+        if answer.status == TOO_LARGE:
+            return calls  # the server takes less at once than we thought, and has done nothing
+        try:
+            answers = batch_answers(answer, len(calls))
+        except ValueError as error:
+            for call in calls:
+                call.fail(StoreConflict(f"{self.name} did not answer as a Headgate server does: {error}"))
+            return ()
+        for call, own in zip(calls, answers, strict=True):
+            call.answer(own)
+        return ()
+
+
+class HttpWire:
+    """A connection for threads. A thread of its own waits for the answers, because httpx waits for each part of one."""
+
+    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+        self._endpoint = endpoint
+        self._seconds = seconds
+        self._transport = endpoint.transport()
+        self._requests: SimpleQueue[HttpRequest | None] = SimpleQueue()
+        self._outcome: Any = PENDING
+        self._news = Baton()
+        threading.Thread(target=self._serve, daemon=True, name="headgate asks a server").start()
+
+    def is_over(self) -> bool:
+        return False  # httpx sees to that
+
+    def send(self, message: HttpRequest) -> None:
+        self._outcome = PENDING
+        self._requests.put(message)
+
+    def wait(self, seconds: float) -> bool:
+        self._news.wait(seconds)
+        return self._outcome is not PENDING
+
+    def receive(self) -> Any:
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    def close(self) -> None:
+        self._requests.put(None)
+
+    def _serve(self) -> None:
+        while (request := self._requests.get()) is not None:
+            try:
+                self._outcome = self._exchange(request)
+            except BaseException as error:  # noqa: BLE001  # it is for those that wait
+                self._outcome = error
+            self._news.set()
+        if not self._endpoint.is_transport_given:
+            self._transport.close()
+
+    def _exchange(self, request: HttpRequest) -> Response:
+        response = self._transport.handle_request(self._endpoint.packed(request, self._seconds))
+        try:
+            response.read()
+        finally:
+            response.close()
+        return unpacked(response)
+
+
+class AsyncHttpWire:
+    """A connection for tasks."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._transport: httpx.AsyncBaseTransport = endpoint.async_transport()
+
+    async def is_over(self) -> bool:
+        return False  # httpx sees to that
+
+    async def exchange(self, message: HttpRequest) -> Response:
+        response = await self._transport.handle_async_request(self._endpoint.packed(message, None))
+        try:
+            await response.aread()
+        finally:
+            await response.aclose()
+        return unpacked(response)
+
+    async def close(self) -> None:
+        if not self._endpoint.is_transport_given:
+            await self._transport.aclose()

@@ -1,0 +1,136 @@
+"""What a call costs: one number for every rule, or a mapping by what the rules count.
+
+    limiter.hold("model", 3)                  # 3 of everything
+    limiter.hold("model", {"tokens": 800})    # 800 tokens, and one request
+
+Inside there is no mapping: a request has the same cost for every rule, or one number per rule, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headgate.errors import ConfigError
+from headgate.quota import MAX_UNITS
+from headgate.rules import REQUESTS, Rule
+
+Cost = int | Mapping[str, int]
+"""What a caller says: how many of everything, or how many of each unit. Requests that are not named are one."""
+
+
+Costs = int | tuple[int, ...]
+"""What a request says: how many units, the same for every rule, or one number per rule."""
+
+
+def total(cost: Cost) -> int:
+    """Return a cost as one number, for those who only add up: all units of a mapping together."""
+    return cost if isinstance(cost, int) else sum(cost.values())
+
+
+class Units:
+    """What the rules of a limiter count.
+
+    Attributes:
+        is_freed: Per rule, whether its units are free again when a hold ends, whatever it cost.
+        has_places: Whether there is such a rule.
+    """
+
+    def __init__(self, limiter: str, rules: tuple[Rule, ...]) -> None:
+        self._limiter = limiter
+        self._units = tuple(rule.unit for rule in rules)
+        self._known = {REQUESTS, *self._units}
+        self.is_freed = tuple(rule.kind == "concurrent" for rule in rules)
+        self.has_places = any(self.is_freed)
+
+    def costs(self, cost: Cost) -> Costs:
+        """Return what a call costs each rule.
+
+        Raises:
+            ConfigError: A unit is missing or unknown, or its cost is not a whole number.
+        """
+        if not isinstance(cost, Mapping):
+            _check_whole(cost)
+            return cost
+        self._check(cost)
+        missing = self._known - cost.keys() - {REQUESTS}
+        if missing:
+            raise ConfigError(
+                f"{self._name()} also counts {_listed(missing)}, so a cost by unit needs it: "
+                f"{{**{dict(cost)!r}, {min(missing)!r}: …}}"
+            )
+        return self._simple(tuple(cost.get(unit, 1) for unit in self._units))
+
+    def settled(self, cost: Cost, held: Costs) -> Costs:
+        """Return what a hold has cost each rule; of a unit that is not named, what was held.
+
+        Raises:
+            ConfigError: A unit is unknown, or its cost is not a whole number.
+        """
+        if not isinstance(cost, Mapping):
+            _check_whole(cost)
+            return cost
+        self._check(cost)
+        return self._simple(
+            tuple(cost.get(unit, units) for unit, units in zip(self._units, self._each(held), strict=True))
+        )
+
+    def by_unit(self, costs: Costs) -> Cost:
+        """Return what each rule is charged as a cost by unit, if it is not the same for all."""
+        return self.named(costs) if isinstance(costs, tuple) else costs
+
+    def named(self, costs: Costs) -> Mapping[str, int]:
+        """Return what each rule is charged as a cost by unit."""
+        found: dict[str, int] = {}
+        for unit, cost in zip(self._units, self._each(costs), strict=True):
+            found[unit] = max(cost, found.get(unit, 0))
+        return found
+
+    def difference(self, held: Costs, final: Costs) -> tuple[Costs, Costs]:
+        """Return what a hold of some costs gives back when it ends at others, and what is to be recorded besides."""
+        if isinstance(held, int) and isinstance(final, int) and not self.has_places:
+            return max(0, held - final), max(0, final - held)
+        every = tuple(zip(self._each(held), self._each(final), self.is_freed, strict=True))
+        return (
+            tuple(units if is_freed else max(0, units - used) for units, used, is_freed in every),
+            tuple(0 if is_freed else max(0, used - units) for units, used, is_freed in every),
+        )
+
+    def without_places(self, costs: Costs) -> tuple[int, ...]:
+        """Return costs without those of places, which are free when a hold ends."""
+        return tuple(
+            0 if is_freed else cost for cost, is_freed in zip(self._each(costs), self.is_freed, strict=True)
+        )
+
+    def only_places(self, costs: Costs) -> tuple[int, ...]:
+        """Return the costs of places alone."""
+        return tuple(
+            cost if is_freed else 0 for cost, is_freed in zip(self._each(costs), self.is_freed, strict=True)
+        )
+
+    def _each(self, costs: Costs) -> tuple[int, ...]:
+        return costs if isinstance(costs, tuple) else (costs,) * len(self._units)
+
+    def _simple(self, costs: tuple[int, ...]) -> Costs:
+        """Return one number where it is the same for all rules: that is quicker everywhere."""
+        return costs[0] if len(set(costs)) == 1 else costs
+
+    def _check(self, cost: Mapping[str, int]) -> None:
+        unknown = cost.keys() - self._known
+        if unknown and self._units:
+            raise ConfigError(
+                f"{self._name()} does not count {_listed(unknown)}; it counts {_listed(self._known)}"
+            )
+        for units in cost.values():
+            _check_whole(units)
+
+    def _name(self) -> str:
+        return f"limiter {self._limiter!r}" if self._limiter else "the limiter"
+
+
+def _check_whole(cost: int) -> None:
+    if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
+        raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")
+
+
+def _listed(units: Iterable[object]) -> str:
+    return ", ".join(sorted(repr(unit) for unit in units))

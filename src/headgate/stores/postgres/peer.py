@@ -1,0 +1,295 @@
+"""What is sent to a database for some calls, over which connection, and how the replies are read.
+
+Connections are libpq's, through psycopg's wrapper of it (`psycopg.pq`): a statement is sent once, and nothing is repeated
+behind our back. After a lost reply nobody knows whether a call was counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from psycopg import Error, OperationalError, pq
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PollingStatus
+
+from headgate.errors import StoreError
+from headgate.stores.postgres.codec import Arguments, NoteCall, StateCall, many, numbers, one, split
+from headgate.stores.postgres.endpoint import Endpoint, Refused, blames_one, spares_connection
+from headgate.stores.postgres.janitor import Janitor
+from headgate.stores.postgres.sql import query
+from headgate.stores.remote.batching import Call
+from headgate.stores.remote.connecting import in_thread
+from headgate.stores.remote.peer import PENDING, Talk
+from headgate.stores.remote.polling import Poller
+
+logger = logging.getLogger("headgate")
+
+MOST_PER_CALL = 128
+"""How many requests leave together at most. Their keys stay locked until all of them are done."""
+
+_BINARY = 1
+_TUPLES_OK, _COMMAND_OK = int(ExecStatus.TUPLES_OK), int(ExecStatus.COMMAND_OK)
+
+
+class Statement(NamedTuple):
+    """A statement with one value in its result, both binary."""
+
+    name: bytes
+    text: bytes
+    formats: list[int]
+    """Of the arguments: 0 text, 1 binary."""
+    is_frequent: bool = True
+    """Whether it is worth having it parsed when a connection begins."""
+
+
+def _statement(name: str, formats: list[int]) -> Statement:
+    return Statement(name.encode(), query(name).encode(), formats)
+
+
+ONE = _statement("one", [1] + [0] * 10)
+MANY = _statement("many", [1, 0, 1, 0])
+CLEAN = _statement("clean", [1, 0])
+# Parsed when it is sent: so decisions go on in a database that was not migrated since there are notes.
+NOTE = _statement("note", [1, 1, 0, 0])._replace(is_frequent=False)
+
+
+Message = tuple[Statement, Arguments]
+
+
+class PostgresPeer:
+    """A database; see `Peer`.
+
+    Args:
+        endpoint: Where it is.
+        lanes: How many connections there may be.
+        durable: Whether a call waits until the database has what it counted on disk.
+        prepare: Whether to have the database parse the statements just once per connection.
+    """
+
+    most = MOST_PER_CALL
+    most_bytes = 0
+    failures = (Error, Refused)
+
+    def __init__(self, endpoint: Endpoint, lanes: int, durable: bool, prepare: bool) -> None:
+        self.name = endpoint.name
+        self.lanes = lanes
+        self._endpoint = endpoint
+        self._durable = b"t" if durable else b"f"
+        self._prepare = prepare
+        self._janitor = Janitor()
+
+    def size(self, request: StateCall | NoteCall) -> int:
+        return 1 if isinstance(request, NoteCall) else 0  # a note leaves alone: it is another statement
+
+    def connect(self, seconds: float) -> PostgresWire:
+        due = time.monotonic() + seconds
+        pgconn = pq.PGconn.connect_start(self._endpoint.conninfo.encode())
+        try:
+            while (step := pgconn.connect_poll()) != PollingStatus.OK:
+                if step == PollingStatus.FAILED or pgconn.status == ConnStatus.BAD:
+                    raise OperationalError(pgconn.get_error_message())
+                _wait_until(pgconn.socket, due, for_writing=step != PollingStatus.READING)
+            wire = PostgresWire(pgconn, self._prepare)
+            if self._prepare:
+                wire.prepare(due)
+        except BaseException:
+            pgconn.finish()
+            raise
+        return wire
+
+    async def connect_async(self, seconds: float) -> AsyncPostgresWire:
+        # libpq looks up the host before it says that it has to wait.
+        return AsyncPostgresWire(await in_thread(lambda: self.connect(seconds)))
+
+    def failure(self, cause: BaseException) -> StoreError:
+        error = self._endpoint.error(cause)
+        error.__cause__ = cause
+        return error
+
+    def may_repeat(self, request: StateCall | NoteCall, cause: BaseException) -> bool:
+        return False
+
+    def talk(self, calls: Sequence[Call]) -> Talk:
+        value = yield self._message(calls)
+        if isinstance(value, Refused):
+            if len(calls) > 1 and blames_one(value):
+                return calls
+            for call in calls:
+                call.fail(self.failure(value))
+            if not spares_connection(value):
+                raise value
+            return ()
+        if isinstance(calls[0].request, NoteCall):
+            calls[0].answer(value)
+            return ()
+        new, again = self._hand_over(calls, value)
+        arguments = self._janitor.next(new)
+        if arguments is not None:
+            # What has become fresh is cleared away now and then, in a round trip of its own.
+            last = yield CLEAN, arguments
+            if isinstance(last, Refused):
+                logger.warning("%s", self.failure(last))
+            else:
+                self._janitor.cleaned(last)
+        return again
+
+    def _message(self, calls: Sequence[Call]) -> Message:
+        request = calls[0].request
+        if isinstance(request, NoteCall):
+            return NOTE, request.arguments(self._durable)
+        if len(calls) == 1 and request.is_single:
+            return ONE, one(request, self._durable)
+        return MANY, many([call.request for call in calls], self._durable)
+
+    def _hand_over(self, calls: Sequence[Call], value: bytes | None) -> tuple[int, list[Call]]:
+        """Answer calls, and return how many new states they have made, and which have to leave again."""
+        requests: list[StateCall] = [call.request for call in calls]
+        reply = numbers(value)
+        replies = [reply] if len(calls) == 1 else split(requests, reply)
+        new, again = 0, []
+        for call, request, own in zip(calls, requests, replies, strict=True):
+            repeated = request.repeated(own)
+            if repeated is None:
+                new += request.new_states(own)
+                call.answer(own)
+            else:
+                call.request = repeated
+                again.append(call)
+        return new, again
+
+
+class PostgresWire:
+    """A connection for threads.
+
+    Attributes:
+        is_unsent: Whether a part of the message is still to be sent.
+    """
+
+    def __init__(self, pgconn: Any, prepare: bool) -> None:
+        self.fileno: int = pgconn.socket
+        self.pgconn = pgconn
+        self._poller = Poller(self.fileno)
+        self._prepared = prepare
+        self._result: Any = None
+        self.is_unsent = False
+        pgconn.nonblocking = 1
+
+    def prepare(self, due: float) -> None:
+        """Have the database parse the statements once, by the time that is due on the monotonic clock."""
+        for statement in (ONE, MANY, CLEAN):
+            self.pgconn.send_prepare(statement.name, statement.text)
+            self.is_unsent = bool(self.pgconn.flush())
+            while (reply := self.receive()) is PENDING:
+                _wait_until(self.fileno, due, for_writing=self.is_unsent)
+            if isinstance(reply, Refused):
+                raise reply
+
+    def is_over(self) -> bool:
+        try:
+            while self._poller.wait(0):
+                self.pgconn.consume_input()  # a goodbye, or something harmless
+                if self.pgconn.status != ConnStatus.OK:
+                    return True
+        except OperationalError:
+            return True
+        return False
+
+    def send(self, message: Message) -> None:
+        pgconn, ((name, text, formats, is_frequent), arguments) = self.pgconn, message
+        if self._prepared and is_frequent:
+            pgconn.send_query_prepared(name, arguments, formats, _BINARY)
+        else:
+            pgconn.send_query_params(text, arguments, None, formats, _BINARY)
+        self.is_unsent = bool(pgconn.flush())
+
+    def wait(self, seconds: float) -> bool:
+        return self._poller.wait(seconds, for_writing=self.is_unsent)
+
+    def receive(self) -> Any:
+        pgconn = self.pgconn
+        pgconn.consume_input()
+        if self.is_unsent:
+            self.is_unsent = bool(pgconn.flush())
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                return self._reply()
+            self._result = result
+        return PENDING
+
+    def close(self) -> None:
+        self.pgconn.finish()
+
+    def _reply(self) -> bytes | Refused | None:
+        """Return the value that has come, or the error with which the database has refused.
+
+        Raises:
+            OperationalError: The connection is lost, and with it what became of the statement.
+        """
+        result, self._result = self._result, None
+        if result is None:
+            raise OperationalError("the reply was empty")
+        if result.status == _TUPLES_OK:
+            value: bytes | None = result.get_value(0, 0)
+            return value
+        if result.status == _COMMAND_OK:
+            return None
+        message = result.get_error_message()
+        sqlstate = result.error_field(DiagnosticField.SQLSTATE)
+        severity = result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED)
+        if sqlstate is None or severity != b"ERROR":
+            raise OperationalError(message)
+        primary = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or message.encode()
+        return Refused(primary.decode("utf-8", "replace"), sqlstate.decode())
+
+
+class AsyncPostgresWire:
+    """A connection for tasks of the running event loop."""
+
+    def __init__(self, wire: PostgresWire) -> None:
+        self._wire = wire
+        self._loop = asyncio.get_running_loop()
+        self._reply: asyncio.Future[Any] | None = None
+        self._loop.add_reader(wire.fileno, self._on_news)
+
+    async def is_over(self) -> bool:
+        return self._wire.is_over()
+
+    async def exchange(self, message: Message) -> Any:
+        self._reply = self._loop.create_future()
+        self._wire.send(message)
+        if self._wire.is_unsent:
+            self._loop.add_writer(self._wire.fileno, self._on_news)
+        return await self._reply
+
+    async def close(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._wire.fileno)
+            self._loop.remove_writer(self._wire.fileno)
+        self._wire.close()
+
+    def _on_news(self) -> None:
+        """Read what has come, or send what is left."""
+        waiting = self._reply
+        if waiting is None or waiting.done():
+            if self._wire.is_over():
+                self._loop.remove_reader(self._wire.fileno)  # it would be news for ever
+            return
+        try:
+            was_unsent = self._wire.is_unsent
+            reply = self._wire.receive()
+            if was_unsent and not self._wire.is_unsent:
+                self._loop.remove_writer(self._wire.fileno)
+        except Exception as cause:  # noqa: BLE001  # whatever it is, it is for the one that waits
+            waiting.set_exception(cause)
+        else:
+            if reply is not PENDING:
+                waiting.set_result(reply)
+
+
+def _wait_until(fileno: int, due: float, *, for_writing: bool) -> None:
+    if not Poller(fileno).wait(due - time.monotonic(), for_writing=for_writing):
+        raise TimeoutError

@@ -1,0 +1,839 @@
+-- Costs of each rule, holds that replace another, places (concurrent) and calendars. Also, what is owed to a token bucket is no
+-- longer cut off at what can be counted in the shape of a caller of another tier. The functions that are replaced take and
+-- return what they did.
+
+-- Decide one rule.
+--
+-- kind             1 fixed window          2 sliding window or log                      3 token bucket
+-- a b c d          limit, period, -, -     limit, width, lifetime, -                    burst, n, d, tick
+-- state            birth, index, units     birth, total, then index and units of each   birth, level, time, refunded,
+--                                          live bucket, oldest first                    n, d, burst
+--
+-- kind             4 concurrent                                5 calendar
+-- a b c d          limit, lease, -, -                          limit, and where three windows begin that follow each other
+-- state            birth, latest, total, then end, number      birth, end, units
+--                  and units of each lease, first end first
+--
+-- forced           whether to count the units even beyond the limit
+--
+-- Returns
+--   1  -1 if the units are admitted, -2 if they never will be, -3 if counting them would leave the exact range, -4 if the
+--      state is not one of this kind, or is folded, -5 if now is in none of the first two windows; else after how long they
+--      will be admitted
+--   2  units left without this call; after -3 how many more could be counted; after -5 now
+--   3  after how long nothing would be counted without this call
+--   4  the same with this call, if it was admitted
+--   5  to 9: the receipt: birth and index, number or end; or birth, level before, time, refunded and time before
+--   10 and on: the new state, if there is one
+--
+-- States with a list carry its total here, so that no call has to add it up. 9007199254740991 is 2^53 - 1, the
+-- most that every store counts exactly. Each expression costs most when it is met first in a transaction, so there are
+-- few of them on the way to an admission.
+CREATE OR REPLACE FUNCTION headgate_decide_v2(
+    kind bigint, a bigint, b bigint, c bigint, d bigint,
+    state bigint[], now bigint, cost bigint, birth bigint, forced boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+DECLARE
+    "limit" ALIAS FOR a;
+    period ALIAS FOR b;
+    width ALIAS FOR b;
+    lifetime ALIAS FOR c;
+    lease ALIAS FOR b;
+    burst ALIAS FOR a;
+    n ALIAS FOR b;
+    parts ALIAS FOR c; -- small parts in a unit: the algorithm's d
+    tick ALIAS FOR d;
+    size integer;
+    first integer; -- where the first live bucket or lease stands
+    place integer; -- where a new lease goes
+    newest bigint; -- the index of the last bucket; the end of a new lease
+    index bigint;  -- of a calendar's window: its end
+    count bigint;
+    level bigint;
+    time bigint;
+    refunded bigint;
+    remaining bigint;
+    excess bigint;
+    retry_after bigint;
+    reset_after bigint;
+BEGIN
+    IF kind = 1 OR kind = 5 THEN
+        IF cardinality(state) <> 3 THEN
+            RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+        ELSIF kind = 1 THEN
+            index := greatest(now / period, state[2]);
+            retry_after := (index + 1) * period - now;
+        ELSE
+            index := CASE WHEN state[2] > now THEN state[2] WHEN now < b THEN NULL WHEN now < c THEN c WHEN now < d THEN d END;
+            IF index IS NULL THEN
+                RETURN ARRAY[-5, now, 0, 0, 0, 0, 0, 0, 0];
+            END IF;
+            retry_after := index - now;
+        END IF;
+        IF state[2] = index THEN
+            birth := state[1];
+            count := state[3];
+        ELSE
+            count := 0;
+        END IF;
+        reset_after := CASE WHEN count > 0 THEN retry_after ELSE 0 END;
+        IF cost > 0 AND count + cost <= (CASE WHEN forced THEN 9007199254740991 ELSE "limit" END) THEN
+            RETURN ARRAY[
+                -1, greatest(0, "limit" - count), reset_after, retry_after,
+                birth, index, 0, 0, 0, birth, index, count + cost
+            ];
+        ELSIF cost = 0 THEN
+            retry_after := -1;
+        ELSIF forced THEN
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
+        ELSIF "limit" = 0 THEN
+            retry_after := -2;
+        END IF;
+        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
+
+    ELSIF kind = 2 THEN
+        IF state IS NULL THEN
+            count := 0;
+        ELSE
+            size := cardinality(state);
+            IF size < 4 OR size % 2 = 1 THEN
+                RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+            END IF;
+            count := state[2];
+            newest := state[size - 1];
+            first := 3;
+            time := greatest(now, newest * width) - lifetime; -- buckets that began by then no longer count
+            WHILE first < size AND state[first] * width <= time LOOP
+                count := count - state[first + 1];
+                first := first + 2;
+            END LOOP;
+        END IF;
+        reset_after := CASE WHEN count > 0 THEN newest * width + lifetime - now ELSE 0 END;
+        IF cost > 0 AND count + cost <= (CASE WHEN forced THEN 9007199254740991 ELSE "limit" END) THEN
+            index := now / width;
+            IF count = 0 THEN
+                RETURN ARRAY[
+                    -1, "limit", 0, index * width + lifetime - now, birth, index, 0, 0, 0, birth, cost, index, cost
+                ];
+            END IF;
+            IF first > 3 THEN
+                birth := state[1];
+                state := state[first - 2 :];
+                state[1] := birth;
+                size := size - first + 3;
+            END IF;
+            state[2] := count + cost;
+            IF index <= newest THEN
+                state[size] := state[size] + cost;
+            ELSE
+                newest := index;
+                state[size + 1] := index;
+                state[size + 2] := cost;
+            END IF;
+            RETURN ARRAY[
+                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now, state[1], newest, 0, 0, 0
+            ] || state;
+        ELSIF cost = 0 THEN
+            retry_after := -1;
+        ELSIF forced THEN
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
+        ELSIF "limit" = 0 THEN
+            retry_after := -2;
+        ELSE
+            excess := count + cost - "limit" - state[first + 1];
+            WHILE excess > 0 LOOP
+                first := first + 2;
+                excess := excess - state[first + 1];
+            END LOOP;
+            retry_after := state[first] * width + lifetime - now;
+        END IF;
+        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
+
+    ELSIF kind = 4 THEN
+        size := cardinality(state);
+        IF size < 6 OR size % 3 > 0 THEN
+            RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+        END IF;
+        time := greatest(now, state[2]);
+        count := coalesce(state[3], 0);
+        first := 4;
+        WHILE state[first] <= time LOOP
+            count := count - state[first + 2];
+            first := first + 3;
+        END LOOP;
+        reset_after := CASE WHEN count > 0 THEN state[size - 2] - now ELSE 0 END;
+        IF cost > 0 AND count + cost <= (CASE WHEN forced THEN 9007199254740991 ELSE "limit" END) THEN
+            newest := time + lease;
+            IF count = 0 THEN
+                RETURN ARRAY[
+                    -1, "limit", 0, newest - now, birth, birth, 0, 0, 0, birth, time, cost, newest, birth, cost
+                ];
+            END IF;
+            place := size + 1;
+            WHILE place > first AND state[place - 3] > newest LOOP -- only where leases were longer before
+                place := place - 3;
+            END LOOP;
+            RETURN ARRAY[
+                -1, greatest(0, "limit" - count), reset_after, greatest(newest, state[size - 2]) - now,
+                state[1], birth, 0, 0, 0, state[1], time, count + cost
+            ] || state[first : place - 1] || ARRAY[newest, birth, cost] || state[place :];
+        ELSIF cost = 0 THEN
+            retry_after := -1;
+        ELSIF forced THEN
+            RETURN ARRAY[-3, 9007199254740991 - count, 0, 0, 0, 0, 0, 0, 0];
+        ELSIF "limit" = 0 THEN
+            retry_after := -2;
+        ELSE
+            excess := count + cost - "limit" - state[first + 2];
+            WHILE excess > 0 LOOP
+                first := first + 3;
+                excess := excess - state[first + 2];
+            END LOOP;
+            retry_after := state[first] - now;
+        END IF;
+        RETURN ARRAY[retry_after, greatest(0, "limit" - count), reset_after, reset_after, 0, 0, 0, 0, 0];
+    END IF;
+
+    IF n = 0 THEN
+        RETURN ARRAY[CASE WHEN cost = 0 OR forced THEN -1 ELSE -2 END, 0, 0, 0, 0, 0, 0, 0, 0];
+    ELSIF cardinality(state) <> 7 THEN
+        RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+    END IF;
+    time := greatest(now / tick, state[3]);
+    -- Written as divisions: how long it takes to drain, rather than how much does.
+    IF time - state[3] < (state[2] + state[5] - 1) / state[5] THEN
+        IF state[5] = n AND state[6] = parts AND state[7] = burst THEN
+            birth := state[1];
+            level := state[2] - n * (time - state[3]);
+            refunded := state[4];
+            reset_after := (time + (level + n - 1) / n) * tick - now;
+        ELSE
+            -- Receipts name units of the other shape: they must not be given back in this one, so the birth is new.
+            level := least(div(state[2]::numeric * parts + state[6] - 1, state[6]), 9007199254740992);
+            refunded := 0;
+            -- While nothing is written the state keeps its shape, and is fresh as soon as it is so in one of the two. What
+            -- cannot be counted in this one is so in its own alone.
+            reset_after := (state[3] + (state[2] + state[5] - 1) / state[5]) * tick - now;
+            IF level <= 9007199254740991 THEN
+                level := CASE WHEN time - state[3] < (level + n - 1) / n THEN level - n * (time - state[3]) ELSE 0 END;
+                reset_after := CASE WHEN level = 0 THEN 0 ELSE
+                    least((time + (level + n - 1) / n) * tick - now, reset_after) END;
+            END IF;
+        END IF;
+    ELSE
+        level := 0;
+        refunded := 0;
+        reset_after := 0;
+    END IF;
+    remaining := greatest(0, burst * parts - level) / parts;
+    IF cost > 0 AND cost <= ((CASE WHEN forced THEN 9007199254740991 ELSE burst * parts END) - level) / parts THEN
+        excess := level + cost * parts;
+        RETURN ARRAY[
+            -1, remaining, reset_after, (time + (excess + n - 1) / n) * tick - now,
+            birth, level, time, refunded, CASE WHEN birth = state[1] THEN state[3] ELSE time END,
+            birth, excess, time, refunded, n, parts, burst
+        ];
+    ELSIF cost = 0 THEN
+        retry_after := -1;
+    ELSIF forced THEN
+        RETURN ARRAY[-3, greatest(0, 9007199254740991 - level) / parts, 0, 0, 0, 0, 0, 0, 0];
+    ELSIF level > 9007199254740991 THEN
+        retry_after := reset_after;
+    ELSE
+        excess := level + cost * parts - burst * parts;
+        retry_after := least((time + (excess + n - 1) / n) * tick - now, reset_after);
+    END IF;
+    RETURN ARRAY[retry_after, remaining, reset_after, reset_after, 0, 0, 0, 0, 0];
+END
+$$;
+
+-- Give units back to one rule.
+--
+-- kind, a b c d, state   as in headgate_decide_v2
+-- receipt                the receipt that it returned; a token bucket's is followed by n, d, burst
+-- held                   the units that the receipt is for
+--
+-- Returns null if nothing changes; else when the new state will be fresh, and the new state if there is one.
+CREATE OR REPLACE FUNCTION headgate_refund_v2(
+    kind bigint, a bigint, b bigint, c bigint, d bigint,
+    state bigint[], receipt bigint[], held bigint, cost bigint, now bigint
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+DECLARE
+    max_units CONSTANT bigint := 9007199254740991; -- 2^53 - 1
+    place integer;
+    count bigint;
+    level bigint;
+    time bigint;
+    refunded bigint;
+    "left" bigint;
+    gone numeric;
+    back bigint;
+    n bigint;
+    parts bigint;
+BEGIN
+    IF state IS NULL OR state[1] <> receipt[1] THEN
+        RETURN NULL;
+    END IF;
+    cost := least(cost, held);
+    IF kind = 1 OR kind = 5 THEN
+        IF state[2] <> receipt[2] THEN
+            RETURN NULL;
+        ELSIF state[3] <= cost THEN
+            RETURN ARRAY[0];
+        END IF;
+        RETURN ARRAY[CASE kind WHEN 1 THEN (state[2] + 1) * b ELSE state[2] END, state[1], state[2], state[3] - cost];
+
+    ELSIF kind = 2 THEN
+        place := 3;
+        WHILE state[place] <> receipt[2] LOOP
+            place := place + 2;
+        END LOOP;
+        count := state[place + 1];
+        IF count IS NULL THEN
+            RETURN NULL;
+        END IF;
+        state[2] := state[2] - least(count, cost);
+        state[place + 1] := count - cost;
+        IF count <= cost THEN
+            state := state[: place - 1] || state[place + 2 :];
+        END IF;
+        IF cardinality(state) = 2 THEN
+            RETURN ARRAY[0];
+        END IF;
+        RETURN (state[cardinality(state) - 1] * b + c) || state;
+
+    ELSIF kind = 4 THEN
+        place := 4;
+        LOOP
+            place := array_position(state, receipt[2], place + 1);
+            EXIT WHEN place % 3 = 2 OR place IS NULL; -- not where an end or units happen to be that number
+        END LOOP;
+        count := state[place + 1];
+        IF count IS NULL THEN
+            RETURN NULL;
+        END IF;
+        state[3] := state[3] - least(count, cost);
+        state[place + 1] := count - cost;
+        IF count <= cost THEN
+            state := state[: place - 2] || state[place + 2 :];
+        END IF;
+        IF cardinality(state) = 3 THEN
+            RETURN ARRAY[0];
+        END IF;
+        RETURN state[cardinality(state) - 2] || state;
+    END IF;
+
+    IF state[5 : 7] <> receipt[6 : 8] THEN
+        RETURN NULL;
+    END IF;
+    level := state[2];
+    time := state[3];
+    refunded := state[4];
+    n := state[5];
+    parts := state[6];
+    now := greatest(now / d, time);
+    "left" := CASE WHEN now - time < (level + n - 1) / n THEN level - n * (now - time) ELSE 0 END;
+    -- What has drained since came first out of what was there before the hold and has not been given back since, then out
+    -- of the units that stay charged, and only then out of those that are given back.
+    gone := n::numeric * (now - receipt[3]) - greatest(0, receipt[2] - (refunded - receipt[4])) - (held - cost) * parts;
+    back := least("left", greatest(0, cost * parts - greatest(0, gone)));
+    IF "left" = back THEN
+        RETURN ARRAY[0];
+    END IF;
+    IF cost = held AND level = receipt[2] + held * parts AND time = receipt[3] AND refunded = receipt[4] THEN
+        -- Nothing has happened since the hold: back to the state before it, whose level cannot pass the exact range.
+        level := receipt[2] + n * (time - receipt[5]);
+        time := receipt[5];
+    ELSE
+        level := level - back;
+        refunded := refunded + back;
+        IF refunded > max_units THEN
+            state[1] := (state[1] + 1) % max_units;
+            refunded := 0;
+        END IF;
+    END IF;
+    RETURN ARRAY[(time + (level + n - 1) / n) * d, state[1], level, time, refunded, n, parts, state[7]];
+END
+$$;
+
+-- Decide one rule after giving back the units of a receipt, in one step: a refusal changes nothing.
+--
+-- kind, a b c d, state, now, cost, birth  as in headgate_decide_v2
+-- receipt, held                           as in headgate_refund_v2; of a token bucket with n, d, burst as they are here
+--
+-- Returns
+--   1   units left without this call after the receipt's have been given back
+--   2   to 10: what headgate_decide_v2 returns first. What is said of the time without this call is without giving back too.
+--   11  and on: the new state; 0 alone if none is left, nothing if it stays as it is
+CREATE FUNCTION headgate_move_v1(
+    kind bigint, a bigint, b bigint, c bigint, d bigint,
+    state bigint[], receipt bigint[], held bigint, now bigint, cost bigint, birth bigint
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+DECLARE
+    as_is CONSTANT bigint[] := headgate_decide_v2(kind, a, b, c, d, state, now, 0, birth, false);
+    at bigint := now; -- as the state reads the time: units must not move to an earlier one
+    given bigint[]; -- as headgate_refund_v2 returns it
+    after bigint[];
+    retry_after bigint;
+BEGIN
+    IF as_is[1] < -1 THEN
+        RETURN 0 || as_is;
+    ELSIF state IS NULL THEN
+        NULL;
+    ELSIF kind <> 5 THEN
+        at := greatest(now, CASE kind
+            WHEN 1 THEN state[2] * b WHEN 2 THEN state[cardinality(state) - 1] * b WHEN 3 THEN state[3] * d ELSE state[2]
+        END);
+    ELSIF state[2] > now AND NOT now BETWEEN b AND d - 1 THEN
+        RETURN ARRAY[0, -5, now, 0, 0, 0, 0, 0, 0, 0];
+    ELSIF state[2] > (CASE WHEN now < c THEN c ELSE d END) THEN
+        -- A later window was already counted in. It is the one to decide on, even if nothing is left in it.
+        at := state[2] - 1;
+        b := at;
+        c := state[2];
+    END IF;
+    given := headgate_refund_v2(kind, a, b, c, d, state, receipt, held, held, at);
+    after := headgate_decide_v2(
+        kind, a, b, c, d, CASE WHEN given IS NULL THEN state ELSE nullif(given[2 :], '{}') END, at, cost, birth, false
+    );
+    IF after[1] = -1 THEN
+        IF kind = 3 AND after[5] = state[1] THEN
+            after[9] := state[3];
+        END IF;
+        RETURN ARRAY[
+            after[2], -1, as_is[2], as_is[3], CASE WHEN after[4] > 0 THEN after[4] + at - now ELSE 0 END,
+            after[5], after[6], after[7], after[8], after[9]
+        ] || CASE WHEN cost > 0 THEN after[10 :] WHEN cardinality(given) = 1 THEN given ELSE given[2 :] END;
+    END IF;
+    retry_after := after[1];
+    IF retry_after >= 0 THEN
+        retry_after := retry_after + at - now;
+        IF kind = 3 AND state IS NOT NULL THEN
+            -- From some time on what drains is what would be given back, so waiting for that gains nothing. Then the wait is
+            -- as long as if nothing were given back.
+            given := headgate_refund_v2(kind, a, b, c, d, state, receipt, held, held, now + retry_after);
+            after := headgate_decide_v2(
+                kind, a, b, c, d, CASE WHEN given IS NULL THEN state ELSE nullif(given[2 :], '{}') END,
+                now + retry_after, cost, birth, false
+            );
+            IF after[1] <> -1 THEN
+                retry_after := (headgate_decide_v2(kind, a, b, c, d, state, now, cost, birth, false))[1];
+            END IF;
+        END IF;
+    END IF;
+    RETURN ARRAY[0, retry_after, as_is[2], as_is[3], as_is[4], 0, 0, 0, 0, 0];
+END
+$$;
+
+-- As headgate_move_v1, for a folded state.
+--
+-- keep  whether to write what changes in chunks. Without, all that is done to them is undone: whether the request as a whole
+--       is admitted is not known yet.
+CREATE FUNCTION headgate_move_folded_v1(
+    key bytea, "limit" bigint, width bigint, lifetime bigint,
+    state bigint[], receipt bigint[], held bigint, now bigint, cost bigint, birth bigint, keep boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+DECLARE
+    at CONSTANT bigint := greatest(now, state[cardinality(state) - 1] * width);
+    as_is bigint[];
+    given bigint[];
+    after bigint[];
+    kept bigint[] := '{}';
+BEGIN
+    as_is := headgate_unfold_v1(key, state, "limit", width, lifetime, now, 0, false);
+    as_is := headgate_decide_v2(2, "limit", width, lifetime, 0, as_is, now, 0, birth, false);
+    BEGIN
+        given := headgate_refund_folded_v1(key, width, lifetime, state, receipt, held, held);
+        IF given IS NOT NULL THEN
+            kept := given[2 :];
+            state := kept;
+        END IF;
+        IF state[1] < 0 THEN
+            after := headgate_unfold_v1(key, state, "limit", width, lifetime, at, cost, false);
+        ELSE
+            after := state;
+        END IF;
+        after := headgate_decide_v2(2, "limit", width, lifetime, 0, after, at, cost, birth, false);
+        IF NOT keep THEN
+            RAISE SQLSTATE 'HG001';
+        ELSIF cost > 0 THEN
+            kept := headgate_fold_v1(key, state, after[10 :], cost);
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'HG001' THEN
+        NULL; -- the tables are as before, and the variables are not
+    END;
+    IF after[1] = -1 THEN
+        RETURN ARRAY[
+            after[2], -1, as_is[2], as_is[3], CASE WHEN after[4] > 0 THEN after[4] + at - now ELSE 0 END,
+            after[5], after[6], 0, 0, 0
+        ] || kept;
+    END IF;
+    RETURN ARRAY[
+        0, CASE WHEN after[1] < 0 THEN after[1] ELSE after[1] + at - now END, as_is[2], as_is[3], as_is[4], 0, 0, 0, 0, 0
+    ];
+END
+$$;
+
+-- Answer one request about one key: the shortest way.
+--
+-- operation        0 peek, 1 hit or hold, 2 record
+-- kind, a b c d    as in headgate_decide_v2
+-- at               a time of the caller's own, or -1 for this server's
+-- birth            for a state that is fresh
+-- durable          whether to wait until the disk has it
+--
+-- Returns the first nine numbers of headgate_decide_v2.
+CREATE OR REPLACE FUNCTION headgate_one_v2(
+    key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,
+    at bigint, cost bigint, birth bigint, durable boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+-- A plan that was made while the table was small would read all of it for every key long after it has grown.
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    before bigint[];
+    place tid;
+    after bigint[];
+    server_now bigint;
+    now bigint;
+    ignored text;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE invalid_transaction_state USING MESSAGE = 'headgate needs the isolation level READ COMMITTED';
+    END IF;
+    IF NOT durable THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    IF operation > 0 THEN
+        ignored := pg_advisory_xact_lock(headgate_lock_number_v1(key))::text;
+    END IF;
+    -- Each statement sees what was committed before it began: so the state is read by one of its own after the lock.
+    SELECT states.state, states.ctid INTO before, place FROM headgate_states AS states WHERE states.key = key;
+    server_now := extract(epoch FROM clock_timestamp()) * 1000000;
+    after := headgate_decide_v2(
+        kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
+    );
+    -- One question for all that is rare: a folded state, which was refused as it is, and one that now has over 96 buckets.
+    IF (after[1] = -4 OR cardinality(after) > 203) AND kind = 2 THEN
+        IF before[1] < 0 THEN
+            now := CASE WHEN at < 0 THEN server_now ELSE at END;
+            after := headgate_unfold_v1(
+                key, CASE WHEN operation > 0 THEN before END, a, b, c, now, cost, operation = 2
+            );
+            after := headgate_decide_v2(kind, a, b, c, d, after, now, cost, birth, operation = 2);
+        END IF;
+        IF operation > 0 AND after[10] IS NOT NULL THEN
+            after := after[: 9] || headgate_fold_v1(key, before, after[10 :], cost);
+        END IF;
+    END IF;
+    IF operation > 0 AND after[10] IS NOT NULL THEN
+        -- A state that was written at a time of the caller's own lives an hour longer than it seems to need.
+        server_now := server_now + after[4] + CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
+        UPDATE headgate_states AS states SET state = after[10 :], expires = server_now
+        WHERE states.ctid = place AND states.key = key; -- where it was just found, unless it was cleared away since
+        IF NOT FOUND THEN
+            INSERT INTO headgate_states AS states VALUES (key, after[10 :], server_now)
+            ON CONFLICT ON CONSTRAINT headgate_states_pkey
+            DO UPDATE SET state = excluded.state, expires = excluded.expires;
+        END IF;
+    END IF;
+    RETURN after[: 9];
+END
+$$;
+
+-- Answer requests one after the other, each for all of its rules together, and write what changed.
+--
+-- keys     the states that the requests are about, each once; first those that may be written, in ascending order
+-- locks    how many these are
+-- program  the requests one after the other:
+--            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset, 5 a hold that replaces another
+--            at, birth        as in headgate_one_v2
+--            rules            how many rules follow, each as
+--              key            its place in keys; of a reset nothing else
+--              kind, a b c d
+--              cost
+--              receipt        of 3 and 5 only: eight numbers, then the units that it is for; of 5 these may be 0
+-- durable  as in headgate_one_v2
+--
+-- Returns, for each rule of each request but 3 and 4, the first nine numbers of headgate_decide_v2. Such a request was
+-- admitted, and written, if all of its rules begin with -1.
+CREATE FUNCTION headgate_many_v3(keys bytea[], locks integer, program bigint[], durable boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+SET enable_seqscan = off -- as above
+AS $$
+DECLARE
+    cells headgate_cell_v1[]; -- by place in keys
+    changes headgate_cell_v1[]; -- what the request under way would make of them, by rule
+    cell headgate_cell_v1;
+    reply bigint[];
+    server_now bigint;
+    ignored text;
+    few boolean;
+    removed boolean := false;
+    folding boolean := false; -- whether a state with many buckets has been met
+    p integer := 1; -- place in the program
+    place integer; -- in keys
+    operation bigint;
+    at bigint;
+    now bigint;
+    birth bigint;
+    rules integer;
+    lefts bigint[]; -- of each rule, once its receipt's units have been given back
+    grace bigint;
+    admitted boolean;
+    after bigint[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE invalid_transaction_state USING MESSAGE = 'headgate needs the isolation level READ COMMITTED';
+    END IF;
+    IF NOT durable THEN
+        ignored := set_config('synchronous_commit', 'off', true);
+    END IF;
+    -- Everybody locks in the order of the keys, so no two calls can wait for each other.
+    few := cardinality(keys) < 8; -- then a statement for each key costs less than one for all
+    IF few THEN
+        FOR k IN 1 .. locks LOOP
+            ignored := pg_advisory_xact_lock(headgate_lock_number_v1(keys[k]))::text;
+        END LOOP;
+        FOR k IN 1 .. cardinality(keys) LOOP
+            SELECT states.state, NULL INTO cell FROM headgate_states AS states WHERE states.key = keys[k];
+            cells[k] := cell;
+        END LOOP;
+    ELSE
+        PERFORM pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM unnest(keys[: locks]) AS key;
+        cells := ARRAY(
+            SELECT ROW((SELECT states.state FROM headgate_states AS states WHERE states.key = asked), NULL)
+                ::headgate_cell_v1
+            FROM unnest(keys) AS asked
+        );
+    END IF;
+    server_now := extract(epoch FROM clock_timestamp()) * 1000000;
+
+    WHILE p <= cardinality(program) LOOP
+        operation := program[p];
+        at := program[p + 1];
+        now := CASE WHEN at < 0 THEN server_now ELSE at END;
+        birth := program[p + 2];
+        rules := program[p + 3];
+        grace := CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
+        p := p + 4;
+        IF operation <= 2 THEN
+            admitted := operation > 0;
+            FOR i IN 1 .. rules LOOP
+                after := headgate_decide_v2(
+                    program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                    cells[program[p]].state, now, program[p + 6], birth, operation = 2
+                );
+                IF (after[1] = -4 OR cardinality(after) > 203) AND program[p + 1] = 2 THEN -- as in headgate_one_v2
+                    folding := true;
+                    cell := cells[program[p]];
+                    IF cell.state[1] < 0 THEN
+                        after := headgate_unfold_v1(
+                            keys[program[p]], CASE WHEN program[p] <= locks THEN cell.state END,
+                            program[p + 2], program[p + 3], program[p + 4], now, program[p + 6], operation = 2
+                        );
+                        after := headgate_decide_v2(
+                            program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                            after, now, program[p + 6], birth, operation = 2
+                        );
+                    END IF;
+                END IF;
+                reply := reply || after[: 9];
+                IF after[1] <> -1 THEN
+                    admitted := false;
+                ELSIF admitted THEN
+                    cell.state := after[10 :];
+                    cell.expires := server_now + after[4] + grace;
+                    changes[i] := cell;
+                END IF;
+                p := p + 7;
+            END LOOP;
+            IF admitted THEN
+                FOR i IN 1 .. rules LOOP
+                    CONTINUE WHEN cardinality(changes[i].state) = 0; -- a cost of 0, or a limit of 0 that records nothing
+                    place := program[p - 7 * (rules - i + 1)];
+                    cell := changes[i];
+                    IF folding AND (cells[place].state[1] < 0 OR cardinality(cell.state) > 194)
+                        AND program[p - 7 * (rules - i + 1) + 1] = 2
+                    THEN
+                        cell.state := headgate_fold_v1(
+                            keys[place], cells[place].state, cell.state, program[p - 7 * (rules - i) - 1]
+                        );
+                    END IF;
+                    cells[place] := cell;
+                END LOOP;
+            END IF;
+        ELSIF operation = 5 THEN
+            admitted := true;
+            lefts := '{}';
+            FOR i IN 1 .. rules LOOP
+                place := program[p];
+                IF cells[place].state[1] < 0 THEN
+                    after := headgate_move_folded_v1(
+                        keys[place], program[p + 2], program[p + 3], program[p + 4], cells[place].state,
+                        program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth, false
+                    );
+                ELSE
+                    after := headgate_move_v1(
+                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                        cells[place].state, program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth
+                    );
+                END IF;
+                reply := reply || after[2 : 10];
+                lefts[i] := after[1];
+                admitted := admitted AND after[2] = -1;
+                cell.state := after[11 :];
+                cell.expires := server_now + after[5] + grace;
+                changes[i] := cell;
+                p := p + 16;
+            END LOOP;
+            IF admitted THEN
+                p := p - 16 * rules;
+                FOR i IN 1 .. rules LOOP
+                    reply[cardinality(reply) - 9 * (rules - i + 1) + 2] := lefts[i];
+                    place := program[p];
+                    cell := changes[i];
+                    IF cells[place].state[1] < 0 THEN
+                        after := headgate_move_folded_v1(
+                            keys[place], program[p + 2], program[p + 3], program[p + 4], cells[place].state,
+                            program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth, true
+                        );
+                        cell.state := after[11 :];
+                    ELSIF program[p + 1] = 2 AND cardinality(cell.state) > 194 THEN
+                        cell.state := headgate_fold_v1(keys[place], NULL, cell.state, program[p + 6]);
+                    END IF;
+                    p := p + 16;
+                    CONTINUE WHEN cardinality(cell.state) = 0;
+                    IF cardinality(cell.state) = 1 THEN
+                        cell.state := NULL;
+                        removed := true;
+                    END IF;
+                    cells[place] := cell;
+                END LOOP;
+            END IF;
+        ELSIF operation = 3 THEN
+            FOR i IN 1 .. rules LOOP
+                IF cells[program[p]].state[1] < 0 THEN
+                    after := headgate_refund_folded_v1(
+                        keys[program[p]], program[p + 3], program[p + 4],
+                        cells[program[p]].state, program[p + 7 : p + 14], program[p + 15], program[p + 6]
+                    );
+                ELSE
+                    after := headgate_refund_v2(
+                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
+                        cells[program[p]].state, program[p + 7 : p + 14], program[p + 15], program[p + 6], now
+                    );
+                END IF;
+                IF after IS NOT NULL THEN
+                    cell.state := nullif(after[2 :], '{}');
+                    removed := removed OR cell.state IS NULL;
+                    cell.expires := server_now + greatest(0, after[1] - now) + grace;
+                    cells[program[p]] := cell;
+                END IF;
+                p := p + 16;
+            END LOOP;
+        ELSE
+            FOR i IN 1 .. rules LOOP
+                IF cells[program[p]].state[1] < 0 THEN
+                    DELETE FROM headgate_chunks AS chunks WHERE chunks.key = keys[program[p]];
+                END IF;
+                cells[program[p]] := ROW(NULL, 0)::headgate_cell_v1;
+                p := p + 1;
+            END LOOP;
+            removed := true;
+        END IF;
+    END LOOP;
+
+    IF few THEN
+        FOR k IN 1 .. locks LOOP
+            cell := cells[k];
+            IF cell.expires IS NULL THEN
+                CONTINUE;
+            ELSIF cell.state IS NULL THEN
+                DELETE FROM headgate_states AS states WHERE states.key = keys[k];
+            ELSE
+                UPDATE headgate_states AS states SET state = cell.state, expires = cell.expires
+                WHERE states.key = keys[k];
+                IF NOT FOUND THEN
+                    INSERT INTO headgate_states AS states VALUES (keys[k], cell.state, cell.expires)
+                    ON CONFLICT ON CONSTRAINT headgate_states_pkey
+                    DO UPDATE SET state = excluded.state, expires = excluded.expires;
+                END IF;
+            END IF;
+        END LOOP;
+    ELSE
+        INSERT INTO headgate_states AS states
+        SELECT keys[changed.k], changed.state, changed.expires
+        FROM unnest(cells) WITH ORDINALITY AS changed (state, expires, k)
+        WHERE changed.expires IS NOT NULL AND changed.state IS NOT NULL
+        ON CONFLICT ON CONSTRAINT headgate_states_pkey
+        DO UPDATE SET state = excluded.state, expires = excluded.expires;
+        IF removed THEN
+            DELETE FROM headgate_states AS states WHERE states.key = ANY (ARRAY(
+                SELECT keys[changed.k] FROM unnest(cells) WITH ORDINALITY AS changed (state, expires, k)
+                WHERE changed.expires IS NOT NULL AND changed.state IS NULL
+            ));
+        END IF;
+    END IF;
+    RETURN reply;
+END
+$$;
+
+-- In a program there is one cost for all rules of a request, before its birth.
+CREATE OR REPLACE FUNCTION headgate_many_v2(keys bytea[], locks integer, program bigint[], durable boolean)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+DECLARE
+    translated bigint[] := '{}';
+    p integer := 1; -- place in the program
+    operation bigint;
+    cost bigint;
+    rules bigint;
+BEGIN
+    WHILE p <= cardinality(program) LOOP
+        operation := program[p];
+        cost := program[p + 2];
+        rules := program[p + 4];
+        translated := translated || program[p : p + 1] || program[p + 3 : p + 4];
+        p := p + 5;
+        FOR i IN 1 .. rules LOOP
+            IF operation = 4 THEN
+                translated := translated || program[p];
+                p := p + 1;
+            ELSE
+                translated := translated || program[p : p + 5] || cost;
+                p := p + 6;
+                IF operation = 3 THEN
+                    translated := translated || program[p : p + 8];
+                    p := p + 9;
+                END IF;
+            END IF;
+        END LOOP;
+    END LOOP;
+    RETURN headgate_many_v3(keys, locks, translated, durable);
+END
+$$;

@@ -1,0 +1,62 @@
+"""Whether a server may drop keys of ours to make room.
+
+All our keys expire, so every `maxmemory-policy` but `noeviction` may choose them, the `volatile-` ones included. A key that
+is dropped while it counts lets its caller begin anew. Without `maxmemory` nothing is ever dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from redis.exceptions import RedisError
+
+from headgate.stores.redis.codec import command
+from headgate.stores.redis.endpoint import Endpoint
+
+logger = logging.getLogger("headgate")
+
+_INFO = [command(b"INFO", b"memory")]
+
+
+def ask(endpoint: Endpoint, deadline: float) -> str | None:
+    """Return by which policy a server drops keys; empty if by none, `None` if it does not say."""
+    connection = endpoint.connection(deadline)
+    try:
+        connection.connect()
+        connection.send_packed_command(_INFO, check_health=False)
+        return read(connection.read_response(disable_decoding=True))
+    except (RedisError, OSError) as error:
+        _explain(endpoint, error)
+        return None
+    finally:
+        connection.disconnect()
+
+
+async def ask_async(endpoint: Endpoint, deadline: float) -> str | None:
+    """As `ask`, for coroutines."""
+    connection = endpoint.async_connection(deadline)
+    try:
+        async with asyncio.timeout(deadline):
+            await connection.connect()
+            await connection.send_packed_command(_INFO, check_health=False)
+            return read(await connection.read_response(disable_decoding=True))
+    except (RedisError, OSError) as error:
+        _explain(endpoint, error)
+        return None
+    finally:
+        await connection.disconnect(nowait=True)
+
+
+def read(info: bytes) -> str | None:
+    """Return the same from the reply to INFO memory."""
+    figures = dict(line.partition(b":")[::2] for line in info.splitlines())
+    policy, room = figures.get(b"maxmemory_policy"), figures.get(b"maxmemory")
+    if policy is None or room is None:
+        return None
+    return "" if policy == b"noeviction" or int(room) == 0 else policy.decode("ascii", "replace")
+
+
+def _explain(endpoint: Endpoint, error: Exception) -> None:
+    # Some providers forbid the command. It is the store's calls that say whether it works.
+    logger.debug("%s does not say whether it drops keys: %s", endpoint.name, endpoint.error(error))

@@ -1,0 +1,302 @@
+"""What is sent to a server for some calls, over which connection, and how the replies are read.
+
+All requests of a batch are one call of the script; in a cluster one per slot, sent together.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import AskError, NoScriptError, RedisError, ResponseError
+
+from headgate.errors import StoreError, StoreUnavailable
+from headgate.stores.redis.codec import ASKING, ScriptCall, call_by_name, call_by_text
+from headgate.stores.redis.endpoint import (
+    AsyncConnection,
+    Connection,
+    Endpoint,
+    error_of,
+    is_read_only,
+    socket_of,
+)
+from headgate.stores.redis.flows import slot_of
+from headgate.stores.remote.batching import Call
+from headgate.stores.remote.peer import PENDING, Talk
+from headgate.stores.remote.polling import Poller
+
+MOST_PER_CALL = 128
+"""How many requests leave together at most: the server does nothing else while it works on them."""
+
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Message(NamedTuple):
+    """Commands that are sent together, and how many replies there are to them."""
+
+    commands: bytes
+    replies: int
+
+
+class Command(NamedTuple):
+    """A request that is no call of the script; the reply to it is the server's."""
+
+    packed: bytes
+
+
+class AskingCall(ScriptCall):
+    """A request to a node of a cluster to which its slot is just on its way."""
+
+    __slots__ = ()
+
+
+class Redirected(StoreUnavailable):
+    """A node of a cluster has done nothing, and named another.
+
+    Attributes:
+        error: What it said.
+    """
+
+    def __init__(self, error: AskError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class RedisPeer:
+    """A server; see `Peer`. It works on one call after another, so that further connections would bring nothing.
+
+    Args:
+        endpoint: Where it is.
+        is_node: Whether it is a node of a cluster, which may have only some of the slots.
+    """
+
+    lanes = 1
+    most = MOST_PER_CALL
+    most_bytes = None
+    failures = (RedisError,)
+
+    def __init__(self, endpoint: Endpoint, is_node: bool = False) -> None:
+        self.name = endpoint.name
+        self._endpoint = endpoint
+        self._is_node = is_node
+
+    def size(self, request: ScriptCall | Command) -> int:
+        return 0
+
+    def connect(self, seconds: float) -> RedisWire:
+        connection = self._endpoint.connection(seconds)
+        connection.connect()
+        return RedisWire(connection)
+
+    async def connect_async(self, seconds: float) -> AsyncRedisWire:
+        connection = self._endpoint.async_connection(seconds)
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return AsyncRedisWire(connection)
+
+    def failure(self, cause: BaseException) -> StoreError:
+        if self._is_node and isinstance(cause, AskError):  # or MovedError, which is one
+            return Redirected(cause)
+        error = self._endpoint.error(cause)
+        error.__cause__ = self._endpoint.presentable(cause)
+        return error
+
+    def may_repeat(self, request: ScriptCall | Command, cause: BaseException) -> bool:
+        return False
+
+    def talk(self, calls: Sequence[Call]) -> Talk:
+        groups, again = self._groups(calls) if self._is_node else [calls], list[Call]()
+        forgotten = self._hand_over(groups, (yield _message(groups, call_by_name)), again)
+        if forgotten:
+            # A new server, or one that was told to forget the script: nothing of these was done yet.
+            self._hand_over(forgotten, (yield _message(forgotten, call_by_text)), again)
+        return again
+
+    def _groups(self, calls: Sequence[Call]) -> list[Sequence[Call]]:
+        """Return the calls that each command is for."""
+        groups: dict[object, list[Call]] = {}
+        for call in calls:
+            request = call.request
+            group = id(call) if isinstance(request, Command) else (slot_of(request), type(request))
+            groups.setdefault(group, []).append(call)
+        return list(groups.values())
+
+    def _hand_over(
+        self, groups: Sequence[Sequence[Call]], replies: Iterable[Any], again: list[Call]
+    ) -> list[Sequence[Call]]:
+        """Answer calls, and return the groups that need the script first; note those that leave again for their time.
+
+        Raises:
+            ConnectionResetError: The server is no longer the primary, so the next call looks for that anew.
+        """
+        rest, forgotten, is_demoted = iter(replies), [], False
+        for group in groups:
+            if isinstance(group[0].request, AskingCall):
+                next(rest)  # to ASKING itself
+            reply = next(rest)
+            if isinstance(reply, NoScriptError):
+                forgotten.append(group)
+                continue
+            if isinstance(reply, RedisError) or isinstance(group[0].request, Command):
+                reply = [reply] * len(group)
+            for call, own in zip(group, reply, strict=True):
+                if isinstance(own, RedisError):
+                    if isinstance(call.request, ScriptCall) and (instead := call.request.after(own)):
+                        call.request = instead
+                        again.append(call)
+                        continue
+                    call.fail(self.failure(own))
+                    is_demoted |= is_read_only(own)
+                else:
+                    call.answer(own)
+        if is_demoted:
+            raise ConnectionResetError(f"{self.name} may no longer write")
+        return forgotten
+
+
+def _message(
+    groups: Sequence[Sequence[Call]], packed: Callable[[Sequence[ScriptCall]], list[bytes]]
+) -> Message:
+    commands: list[bytes] = []
+    for group in groups:
+        first = group[0].request
+        if isinstance(first, AskingCall):
+            commands += ASKING
+        commands += first if isinstance(first, Command) else packed([call.request for call in group])
+    return Message(b"".join(commands), len(commands))
+
+
+class RedisWire:
+    """A connection for threads: one of redis-py, of which only the socket is used once it is connected.
+
+    redis-py would wait for each part of a reply as long as for a whole one.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._socket = socket_of(connection)
+        self._socket.setblocking(False)
+        self._poller = Poller(self._socket.fileno())
+        self._unsent = b""
+        self._received = b""
+        self._expected = 0
+
+    def is_over(self) -> bool:
+        try:
+            self._socket.recv(
+                1
+            )  # a server that was restarted has closed it; anything else would be unasked for
+        except _NOT_NOW:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def send(self, message: Message) -> None:
+        self._unsent, self._expected = message
+        self._flush()
+
+    def wait(self, seconds: float) -> bool:
+        return self._poller.wait(seconds, for_writing=bool(self._unsent))
+
+    def receive(self) -> Any:
+        if self._unsent:
+            self._flush()
+        while True:
+            try:
+                data = self._socket.recv(65536)
+            except _NOT_NOW:
+                return PENDING
+            if not data:
+                raise ConnectionResetError("the server has closed the connection")
+            self._received += data
+            replies = parse(self._received, self._expected)
+            if replies is not None:
+                self._received = b""
+                return replies
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except _NOT_NOW:
+            return
+
+
+class AsyncRedisWire:
+    """A connection for tasks."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def is_over(self) -> bool:
+        # Before redis-py 8 it went by the longer name, which is now deprecated.
+        can_read = getattr(self._connection, "can_read", None) or self._connection.can_read_destructive
+        try:
+            return bool(await can_read())  # nothing can come unasked for but the end
+        except (RedisError, OSError):
+            return True
+
+    async def exchange(self, message: Message) -> list[Any]:
+        connection = self._connection
+        await connection.send_packed_command((message.commands,), check_health=False)
+        replies: list[Any] = []
+        for _ in range(message.replies):
+            try:
+                replies.append(await connection.read_response(disable_decoding=True))
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    async def close(self) -> None:
+        await self._connection.disconnect(nowait=True)
+
+
+def parse(data: bytes, count: int) -> list[Any] | None:
+    """Return so many replies of a server, errors among them as exceptions; `None` if they are not all there yet."""
+    replies, place = [], 0
+    try:
+        for _ in range(count):
+            reply, place = _parse_one(data, place)
+            replies.append(reply)
+    except _IncompleteError:
+        return None
+    return replies
+
+
+class _IncompleteError(Exception):
+    """There is more to come."""
+
+
+def _parse_one(data: bytes, place: int) -> tuple[Any, int]:
+    end = data.find(b"\r\n", place)
+    if end < 0:
+        raise _IncompleteError
+    kind, text, place = data[place : place + 1], data[place + 1 : end], end + 2
+    if kind == b"$":
+        end = place + int(text)
+        if end < place:
+            return None, place
+        if len(data) < end + 2:
+            raise _IncompleteError
+        return data[place:end], end + 2
+    if kind == b":":
+        return int(text), place
+    if kind == b"*":
+        items = []
+        for _ in range(int(text)):
+            item, place = _parse_one(data, place)
+            items.append(item)
+        return items, place
+    if kind == b"-":
+        return error_of(text.decode("utf-8", "replace")), place
+    if kind == b"+":
+        return text, place
+    raise ValueError(f"this is no reply of a Redis server: {data[:40]!r}")

@@ -1,0 +1,438 @@
+"""Which calls leave when, on which connection, and what becomes of them; without any I/O and without a clock.
+
+A call that finds nothing under way leaves at once. One that comes while a round trip is under way waits for its end, and
+then leaves with all others that wait, as one batch. There is no timer and nothing to tune: the busier it is, the more calls
+share a round trip.
+
+The rules, for tasks and threads alike:
+
+- **Lanes.** A lane is a connection, or room for one, with at most one batch under way. There are few. Normally all calls
+  share one lane; the others are for what would hold up everybody.
+- **Slow limiters.** A batch that takes much longer than usual makes the limiters in it *slow*. A slow limiter has a queue of
+  its own, which leaves on another lane, so that nobody else waits for it. It is slow until a batch of its own is quick. One
+  lane is kept for those that are not.
+- **Deadlines.** Each call has its own, which counts from the call to its answer, whatever it waits for. When it passes, that
+  call fails, and no other: a connection is given up only after the store's own deadline.
+- **Not sent, not to blame.** A call that was not sent by its deadline has charged nothing. If the server was silent all that
+  time it is down; if it answered others meanwhile, this process has more calls than it can send (`StoreOverloaded`).
+- **At most once.** A call is sent once. Only what a server has certainly not done is sent again: a peer says what that is.
+
+Times are seconds of a monotonic clock, handed in as `now`. Threads may be interrupted anywhere by a signal handler that
+raises, so each change is made in an order that loses no call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from headgate.errors import StoreError, StoreOverloaded, StoreTimeout
+from headgate.stores.remote.peer import Peer
+
+MANY = 32
+"""From how many on those that have gathered leave in two halves."""
+
+SLOW = 0.02
+"""Seconds. A batch that takes longer, and four times as long as usual, is slow."""
+
+RECONNECT_PAUSE = 1.0
+"""Seconds after which a further connection is tried again, while others work."""
+
+_NEVER = float("inf")
+
+WAITING, SENT, OVER = range(3)
+"""The states of a call."""
+
+Abandoned = Callable[[Any], None]
+"""Takes the reply to a call whose caller no longer waits for it."""
+
+
+class Call:
+    """A request on its way to a server. Drivers add how a caller waits for the reply.
+
+    Attributes:
+        request: What the peer sends.
+        since: When it was asked.
+        due: When it fails.
+        source: What is quick or slow together: the limiter.
+        must_leave: Whether it is sent even if its caller has given up.
+        abandoned: What takes the reply if the caller has given up.
+        alone: Whether it cannot share a batch.
+        lane: Where it was sent.
+        state: Whether it waits, was sent, or is over.
+        has_left_before: Whether it was sent before, in vain.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "alone",
+        "due",
+        "has_left_before",
+        "lane",
+        "must_leave",
+        "request",
+        "since",
+        "source",
+        "state",
+    )
+
+    def __init__(
+        self,
+        request: Any,
+        since: float,
+        due: float,
+        source: str = "",
+        must_leave: bool = False,
+        abandoned: Abandoned | None = None,
+    ) -> None:
+        self.request = request
+        self.since = since
+        self.due = due
+        self.source = source
+        self.must_leave = must_leave
+        self.abandoned = abandoned
+        self.alone = False
+        self.lane: Any = None
+        self.state = WAITING
+        self.has_left_before = False
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its caller no longer waits."""
+        raise NotImplementedError
+
+    def deliver(self, reply: Any, error: BaseException | None) -> None:
+        """Give the caller its reply, or its error."""
+        raise NotImplementedError
+
+    def answer(self, reply: Any) -> None:
+        """Hand over the reply, unless it comes too late."""
+        if self.state == OVER:
+            return
+        self.state = OVER
+        if not self.is_abandoned:
+            self.deliver(reply, None)
+        elif self.abandoned is not None:
+            self.abandoned(reply)
+
+    def fail(self, error: BaseException) -> None:
+        """Hand over why there is no reply."""
+        if self.state != OVER:
+            self.state = OVER
+            self.deliver(None, error)
+
+
+class Queue:
+    """Calls that leave together.
+
+    Attributes:
+        waiting: Those that have not left.
+        lane: Where others of them are under way.
+    """
+
+    __slots__ = ("lane", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Call] = deque()
+        self.lane: Any = None
+
+
+class Lane:
+    """A connection, or room for one. Drivers add what they need.
+
+    Attributes:
+        wire: The connection; `None` while there is none.
+        queue: Whose calls it carries now; `None` while it is idle.
+        batch: The calls that are under way.
+        sent: When they left.
+        is_heard: Whether the server has said something since.
+        closed_until: When a connection may be tried again after it failed.
+    """
+
+    __slots__ = ("batch", "closed_until", "is_heard", "queue", "sent", "wire")
+
+    def __init__(self) -> None:
+        self.wire: Any = None
+        self.queue: Queue | None = None
+        self.batch: list[Call] = []
+        self.sent = 0.0
+        self.is_heard = False
+        self.closed_until = 0.0
+
+
+L = TypeVar("L", bound=Lane)
+
+
+class Batcher(Generic[L]):
+    """The calls of one event loop, or of all threads, to one server.
+
+    Args:
+        peer: The server.
+        deadline: Seconds after which a connection that is silent is given up.
+        new_lane: Makes a lane.
+
+    Attributes:
+        lanes: All lanes.
+        alarm: When `expire` has something to do, at the earliest.
+    """
+
+    def __init__(self, peer: Peer, deadline: float, new_lane: Callable[[], L]) -> None:
+        self.lanes = [new_lane() for _ in range(peer.lanes)]
+        self.alarm = _NEVER
+        self._peer = peer
+        self._deadline = deadline
+        self._quick = Queue()
+        self._slow: dict[str, Queue] = {}
+        self._heard = -_NEVER
+        self._usual = 0.0
+        self._patience = SLOW if peer.lanes > 1 else _NEVER
+
+    def add(self, call: Call) -> bool:
+        """Take a call; return whether it might leave at once."""
+        queue = self._queue_of(call) if self._slow else self._quick
+        queue.waiting.append(call)
+        due, lane = call.due, queue.lane
+        if lane is not None and lane.batch and lane.sent + self._patience < due:
+            due = lane.sent + self._patience
+        if due < self.alarm:
+            self.alarm = due
+        return lane is None
+
+    def next_lane(self, now: float) -> L | None:
+        """Return a lane on which calls can leave now; it is theirs until `finish` or `lose`."""
+        for queue in self._queues() if self._slow else (self._quick,):
+            if queue.waiting and queue.lane is None:
+                lane = self._idle_lane(now, queue is self._quick)
+                if lane is not None:
+                    lane.queue, queue.lane = queue, lane
+                    return lane
+        return None
+
+    def take(self, lane: L, now: float, *, after_pause: bool = False) -> list[Call]:
+        """Return the calls that leave on a lane now; if there are none, the lane is idle again.
+
+        After a pause, the first half of many leaves first: from then on there are always replies to work on here while the
+        server works on requests. Were all to leave together, the two would take turns.
+        """
+        queue, peer = lane.queue, self._peer
+        assert queue is not None
+        waiting, most, room = queue.waiting, peer.most, peer.most_bytes
+        if after_pause and len(waiting) >= MANY:
+            most = min(most, len(waiting) // 2)
+        lane.sent, lane.is_heard = now, False
+        batch: list[Call] = []
+        lane.batch = batch
+        while waiting and len(batch) < most:
+            call = waiting[0]
+            is_usual = call.state == WAITING and now < call.due and not (self._slow or call.is_abandoned)
+            if not is_usual and self._stays(call, queue, now):
+                waiting.popleft()
+                continue
+            if room is not None:
+                room -= peer.size(call.request)
+                if batch and room < 0:
+                    break
+            if batch and (call.alone or batch[0].alone):
+                break
+            batch.append(call)
+            waiting.popleft()
+            call.lane, call.state = lane, SENT
+        if not batch:
+            self.finish(lane)
+        elif waiting and now + self._patience < self.alarm:
+            self.alarm = now + self._patience
+        return batch
+
+    def hear(self, lane: L, now: float) -> None:
+        """Take note that the server has said something on a lane."""
+        self._heard = now
+        if not lane.is_heard:
+            lane.is_heard = True
+            if len(self.lanes) > 1:
+                self._measure(lane, now - lane.sent)
+
+    def finish(self, lane: L, again: Iterable[Call] = ()) -> None:
+        """Take note that all of a batch is answered, but for those that leave once more, each alone."""
+        if lane.queue is not None and lane.queue.lane is lane:
+            lane.queue.lane = None
+        lane.queue, lane.batch = None, []
+        for call in reversed([call for call in again if call.state == SENT]):
+            call.state, call.alone = WAITING, True
+            self._queue_of(call).waiting.appendleft(call)
+
+    def lose(self, lane: L, cause: BaseException | None) -> None:
+        """Take note that the connection of a lane is lost, and fail the calls whose replies are lost with it.
+
+        Without a cause the server was silent for too long.
+        """
+        lane.wire = None
+        again = []
+        for call in lane.batch:
+            if cause and not call.has_left_before and self._peer.may_repeat(call.request, cause):
+                call.has_left_before = True
+                again.append(call)
+            else:
+                call.fail(self._failure(cause))
+        self.finish(lane, again)
+
+    def time_to_connect(self, lane: L, now: float) -> float:
+        """Return the seconds after which a connection under way is given up: not before all that wait for it are due."""
+        waiting = lane.queue.waiting if lane.queue else ()
+        return max([self._deadline, *(call.due - now for call in waiting)])
+
+    def cannot_connect(self, lane: L, cause: BaseException, now: float) -> None:
+        """Take note that there is no connection to be had; all fail that wait, unless another lane has one."""
+        self.finish(lane)
+        if any(other.wire is not None for other in self.lanes):
+            lane.closed_until = now + RECONNECT_PAUSE
+        else:
+            self.fail_waiting(cause)
+
+    def fail_waiting(self, cause: BaseException | None) -> None:
+        """Fail all calls that have not left."""
+        for queue in self._queues():
+            while queue.waiting:
+                queue.waiting.popleft().fail(self._failure(cause))
+
+    def expire(self, now: float) -> list[L]:
+        """Fail the calls that are due, and return the lanes that the driver has to `give_up`."""
+        for queue in self._queues():
+            if any(call.due <= now for call in queue.waiting):
+                queue.waiting = deque(call for call in queue.waiting if not self._is_expired(call, now))
+        silent = []
+        for lane in self.lanes:
+            for call in lane.batch:
+                if call.due <= now:
+                    call.fail(self._failure(None))
+            if lane.batch and now >= self._given_up_at(lane):
+                silent.append(lane)
+            elif self._holds_up(lane) and now >= lane.sent + self._patience:
+                self._isolate(lane)
+        self.alarm = self._next_due()
+        return silent
+
+    def give_up(self, lane: L) -> None:
+        """Fail what is under way on a lane.
+
+        If the server has said nothing to anybody since that left, those that wait fail too: they would only find out once
+        more that nobody answers.
+        """
+        is_silent = self._heard < lane.sent
+        self.lose(lane, None)
+        if is_silent:
+            self.fail_waiting(None)
+
+    @property
+    def main_lane(self) -> L | None:
+        """The lane that those calls use whose limiters are not slow; `None` if nothing is under way there."""
+        lane: L | None = self._quick.lane
+        return lane
+
+    def lane_of(self, call: Call) -> L | None:
+        """Return the lane on which a call is under way, or for which it waits; `None` if there is none."""
+        lane: L | None = call.lane if call.state == SENT else self._queue_of(call).lane
+        return lane
+
+    def someone_on(self, lane: L) -> Call | None:
+        """Return a call whose caller waits for what happens on a lane; `None` if there is none."""
+        calls = (*lane.batch, *lane.queue.waiting) if lane.queue else ()
+        return next((call for call in calls if call.state != OVER and not call.is_abandoned), None)
+
+    def _queues(self) -> Iterable[Queue]:
+        return (self._quick, *self._slow.values()) if self._slow else (self._quick,)
+
+    def _queue_of(self, call: Call) -> Queue:
+        return self._slow.get(call.source, self._quick) if self._slow else self._quick
+
+    def _idle_lane(self, now: float, is_quick: bool) -> L | None:
+        """Return an idle lane, preferably one with a connection; the last one is kept for what is quick."""
+        if not is_quick and self._quick.lane is None and sum(lane.queue is None for lane in self.lanes) == 1:
+            return None
+        unconnected = None
+        for lane in self.lanes:
+            if lane.queue is None:
+                if lane.wire is not None:
+                    return lane
+                if unconnected is None and lane.closed_until <= now:
+                    unconnected = lane
+        return unconnected
+
+    def _stays(self, call: Call, queue: Queue, now: float) -> bool:
+        """Tell whether the next call of a queue does not leave, and see to it that nobody waits for it there."""
+        if call.state != WAITING or self._is_expired(call, now):
+            return True
+        if call.is_abandoned and not call.must_leave:
+            call.state = OVER
+            return True
+        own = self._queue_of(call)
+        if own is queue:
+            return False
+        own.waiting.append(call)  # its limiter has become slow
+        return True
+
+    def _is_expired(self, call: Call, now: float) -> bool:
+        """Fail a call that was not sent by its deadline."""
+        if call.due > now:
+            return False
+        is_asked = any(lane.queue and (lane.batch or lane.wire is None) for lane in self.lanes)
+        call.fail(
+            self._failure(None)
+            if is_asked and self._heard < call.since
+            else StoreOverloaded(f"{self._peer.name}: this process has more calls than it can send in time")
+        )
+        return True
+
+    def _next_due(self) -> float:
+        dues = [call.due for queue in self._queues() for call in queue.waiting]
+        for lane in self.lanes:
+            if lane.batch:
+                dues += [call.due for call in lane.batch if call.state == SENT]
+                dues.append(self._given_up_at(lane))
+                if self._holds_up(lane):
+                    dues.append(lane.sent + self._patience)
+        return min(dues, default=_NEVER)
+
+    def _failure(self, cause: BaseException | None) -> StoreError:
+        if cause is None:
+            return StoreTimeout(f"{self._peer.name} did not answer in time")
+        return self._peer.failure(cause)
+
+    def _given_up_at(self, lane: L) -> float:
+        """Return when the connection of a lane is given up: not before all that is under way there is due."""
+        return max(lane.sent + self._deadline, max(call.due for call in lane.batch))
+
+    def _holds_up(self, lane: L) -> bool:
+        """Tell whether calls wait for a batch that is under way."""
+        queue = lane.queue
+        return bool(lane.batch and queue is not None and queue.lane is lane and queue.waiting)
+
+    def _measure(self, lane: L, took: float) -> None:
+        """Compare what a batch took with what is usual, to know which limiters are slow."""
+        is_isolated = lane.queue is None or lane.queue.lane is not lane
+        if not self._usual and not is_isolated:
+            self._usual = took  # the server may be far away
+        elif took > self._patience:
+            self._isolate(lane)
+        elif self._slow and len(sources := {call.source for call in lane.batch}) == 1:
+            self._mix_again(*sources)
+        # Quick ones count at once, slow ones little by little: otherwise what is slow all the time would be usual.
+        self._usual += (took - self._usual) / (4 if took < self._usual else 64)
+        self._patience = max(SLOW, 4 * self._usual)
+
+    def _isolate(self, lane: L) -> None:
+        """Give each limiter of a slow batch a queue of its own, and let those that wait for it leave on another lane."""
+        for call in lane.batch:
+            if call.source not in self._slow:
+                self._slow[call.source] = Queue()
+        if lane.queue is not None and lane.queue.lane is lane:
+            lane.queue.lane = None
+            lane.queue = Queue()  # nobody's: it is busy until its batch is answered
+
+    def _mix_again(self, source: str) -> None:
+        """Let a limiter that is quick again leave with all others."""
+        queue = self._slow.get(source)
+        if queue is not None and queue.lane is not None:
+            del self._slow[source]
+            self._quick.waiting.extend(queue.waiting)
+            queue.waiting.clear()

@@ -1,0 +1,294 @@
+"""The driver for coroutines: per event loop a few connections, each with a task that carries one batch after another."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from headgate._fork import watch
+from headgate.errors import StoreUnavailable
+from headgate.stores.remote.batching import Abandoned, Batcher, Call, Lane
+from headgate.stores.remote.peer import AsyncWire, Peer
+
+GRACE = 0.02
+"""Seconds. If the event loop was blocked beyond a deadline, replies that are there and just unread have so much time."""
+
+
+class TaskCall(Call):
+    """A call that a task waits for."""
+
+    __slots__ = ("future",)
+
+    future: asyncio.Future[Any]
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self.future.cancelled()
+
+    def deliver(self, reply: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.future.set_result(reply)
+        elif not self.future.done():
+            self.future.set_exception(error)
+
+
+class TaskLane(Lane):
+    """A lane, and the task that carries its batches; `None` if it was given up."""
+
+    __slots__ = ("driver",)
+
+    driver: asyncio.Task[None] | None
+
+
+class AsyncEngine:
+    """Calls of all event loops of this process to one server.
+
+    Args:
+        peer: The server.
+        deadline: Seconds after which a connection that is silent is given up.
+    """
+
+    def __init__(self, peer: Peer, deadline: float) -> None:
+        self._peer = peer
+        self._deadline = deadline
+        self._by_loop: dict[asyncio.AbstractEventLoop, LoopEngine] = {}
+        self._is_closed = False
+        watch(self)
+
+    def start(
+        self,
+        request: Any,
+        due: float,
+        source: str = "",
+        must_leave: bool = False,
+        abandoned: Abandoned | None = None,
+    ) -> asyncio.Future[Any]:
+        """Send a request, once, and return the future of its reply, which raises what the peer makes of a failure.
+
+        Cancelling the future leaves all other calls alone. A request that has not left by then does not leave, unless it
+        must; the reply to one that has left goes to `abandoned`.
+
+        Raises:
+            StoreUnavailable: The store was closed.
+        """
+        loop = asyncio.get_running_loop()
+        engine = self._by_loop.get(loop) or self._open(loop)
+        if self._is_closed and not must_leave:
+            raise self._closed()
+        call = TaskCall(request, time.monotonic(), due, source, must_leave, abandoned)
+        call.future = future = loop.create_future()
+        engine.start(call)
+        return future
+
+    async def call_async(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any:
+        """Return the reply to a request; if the caller is cancelled `abandoned` gets it, even when it has just come."""
+        future = self.start(request, due, source, abandoned=abandoned)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and not future.exception():
+                abandoned(future.result())
+            raise
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop when its calls have ended, and have others do the same with theirs."""
+        own = self._by_loop.get(asyncio.get_running_loop())
+        self.close(own)
+        if own is not None:
+            await own.aclose()
+
+    def close(self, but: LoopEngine | None = None) -> None:
+        """As `aclose`, without waiting for any of them."""
+        self._is_closed = True
+        for loop, engine in list(self._by_loop.items()):
+            if engine is not but and not loop.is_closed():
+                loop.call_soon_threadsafe(engine.close_soon)
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> LoopEngine:
+        if self._is_closed:
+            raise self._closed()
+        for other in list(self._by_loop):
+            if other.is_closed():
+                self._by_loop.pop(other, None)
+        engine = self._by_loop[loop] = LoopEngine(
+            self._peer, self._deadline, lambda: self._by_loop.pop(loop, None)
+        )
+        return engine
+
+    def _closed(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._peer.name}: the store was closed")
+
+    def after_fork_in_child(self) -> None:
+        """Leave the parent's connections alone; they are kept, because forgetting them could close them."""
+        _inherited.append(self._by_loop)
+        self._by_loop = {}
+
+
+class LoopEngine:
+    """Calls of the running event loop to one server."""
+
+    def __init__(self, peer: Peer, deadline: float, on_close: Callable[[], object]) -> None:
+        self._peer = peer
+        self._batcher = Batcher(peer, deadline, TaskLane)
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = float("inf")
+        self._drivers: set[asyncio.Task[None]] = set()
+        self._keeper: AsyncGenerator[None, None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    def start(self, call: TaskCall) -> None:
+        """Take a call. It leaves in the next turn of the event loop, together with all others of this turn."""
+        batcher = self._batcher
+        if batcher.add(call):
+            self._drive_free_lanes(call.since)
+        if batcher.alarm < self._timer_due:
+            self._set_timer(call.since)
+
+    async def aclose(self) -> None:
+        """Let calls that are under way end, then close the connections."""
+        while self._drivers:
+            await asyncio.wait(self._drivers)
+        self._on_close()
+        if self._keeper is not None:
+            await self._keeper.aclose()
+
+    def close_soon(self) -> None:
+        """As `aclose`, without waiting for it."""
+        self._closing = self._loop.create_task(self.aclose())
+
+    def _drive_free_lanes(self, now: float) -> None:
+        while (lane := self._batcher.next_lane(now)) is not None:
+            lane.driver = self._loop.create_task(self._drive(lane))
+            self._drivers.add(lane.driver)
+
+    async def _drive(self, lane: TaskLane) -> None:
+        """Carry one batch after another, until there is nothing to carry."""
+        is_first = True
+        try:
+            if self._keeper is None:
+                self._keeper = self._keep()
+                await anext(self._keeper)
+            while lane.queue is not None:
+                try:
+                    await self._round_trip(lane, is_first)
+                except asyncio.CancelledError:
+                    if lane.driver is not None:  # not given up for its silence: the event loop ends
+                        cause = ConnectionAbortedError("the event loop is shutting down")
+                        await self._lose(lane, cause)
+                        self._batcher.fail_waiting(cause)
+                        raise
+                    _this_task().uncancel()
+                    await self._hang_up(lane)
+                    self._batcher.give_up(lane)
+                is_first = False
+                self._hand_on(lane)
+        finally:
+            # Here, and not when the task is done: a call that comes in between would wait for a driver that has left.
+            self._drivers.discard(_this_task())
+
+    def _hand_on(self, lane: TaskLane) -> None:
+        """Go on with those that wait: on this lane, if it is as good as any; on others, if there is more to carry."""
+        now = time.monotonic()
+        following = self._batcher.next_lane(now)
+        if following is not None:
+            if following is lane:
+                lane.driver = _this_task()
+            else:
+                following.driver = self._loop.create_task(self._drive(following))
+                self._drivers.add(following.driver)
+            self._drive_free_lanes(now)
+
+    async def _round_trip(self, lane: TaskLane, is_first: bool) -> None:
+        wire = lane.wire
+        if wire is not None and is_first and await wire.is_over():
+            await self._hang_up(lane)
+            wire = None
+        if wire is None:
+            wire = await self._connect(lane)
+            if wire is None:
+                return
+        batcher = self._batcher
+        calls = batcher.take(lane, time.monotonic(), after_pause=is_first)
+        if not calls:
+            return
+        talk = self._peer.talk(calls)
+        try:
+            message = next(talk)
+            while True:
+                reply = await wire.exchange(message)
+                batcher.hear(lane, time.monotonic())
+                message = talk.send(reply)
+        except StopIteration as stop:
+            batcher.finish(lane, stop.value)
+        except Exception as cause:  # noqa: BLE001  # whatever it is, no caller may wait for ever
+            await self._lose(lane, cause)
+
+    async def _connect(self, lane: TaskLane) -> AsyncWire | None:
+        try:
+            seconds = self._batcher.time_to_connect(lane, time.monotonic())
+            async with asyncio.timeout(seconds):
+                lane.wire = await self._peer.connect_async(seconds)
+        except Exception as cause:  # noqa: BLE001  # see above
+            self._batcher.cannot_connect(lane, cause, time.monotonic())
+            return None
+        wire: AsyncWire = lane.wire
+        return wire
+
+    async def _lose(self, lane: TaskLane, cause: BaseException) -> None:
+        await self._hang_up(lane)
+        self._batcher.lose(lane, cause)
+
+    async def _hang_up(self, lane: TaskLane) -> None:
+        wire, lane.wire = lane.wire, None
+        if wire is not None:
+            await wire.close()
+
+    def _set_timer(self, now: float) -> None:
+        """See to it that somebody looks when the next call is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = self._batcher.alarm
+        self._timer = self._loop.call_later(max(0.0, self._timer_due - now), self._on_due)
+
+    def _on_due(self) -> None:
+        now = time.monotonic()
+        if now > self._timer_due + GRACE:
+            # This comes late, so the event loop was blocked: replies may be there and just unread.
+            self._timer = self._loop.call_later(GRACE, self._expire)
+        else:
+            self._expire()
+
+    def _expire(self) -> None:
+        self._timer, self._timer_due = None, float("inf")
+        now = time.monotonic()
+        for lane in self._batcher.expire(now) if now >= self._batcher.alarm else ():
+            driver, lane.driver = lane.driver, None
+            if driver is not None:
+                driver.cancel()
+        self._drive_free_lanes(now)
+        if self._batcher.alarm < float("inf"):
+            self._set_timer(now)
+
+    async def _keep(self) -> AsyncGenerator[None, None]:
+        """Hold the connections open. An event loop that ends properly closes its generators, and thereby these."""
+        try:
+            yield
+        finally:
+            self._on_close()
+            if self._timer is not None:
+                self._timer.cancel()
+            for lane in self._batcher.lanes:
+                await self._hang_up(lane)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+_inherited: list[object] = []

@@ -1,0 +1,164 @@
+"""No password is ever printed: every program is really started with awkward ones, and all that it says is searched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PASSWORDS = [
+    "hunter2secret",
+    "hunter2secret/x",
+    "hunter2secret#x",
+    "hunter2secret?x",
+    "hunter2@secret",
+    "@hunter2secret",
+    "hunter2/@secret",
+    "hunter2%zzsecret",
+    "hunter2%40secret",
+    "hunter2:secret",
+    "hunter2 secret",
+    "hunter2[secret",
+    "hunter2]secret",
+    "hunter2\\secret",
+    "hunter2'secret",
+    'hunter2"secret',
+    "hunter2,secret",
+    "hunter2secretß",
+    "123/hunter2secret",
+    "123?hunter2secret",
+    "123@hunter2secret",
+]
+"""Each has one of the words in it that must not be seen."""
+
+SECRET = ("hunter2", "secret")
+
+POSTGRES = ("postgresql://ada:{}@127.0.0.1:1/db", "postgresql://:{}@127.0.0.1:1/db?connect_timeout=2")
+OTHER = ("mysql://ada:{}@127.0.0.1:1/db", "ada:{}@127.0.0.1:1/db", "//ada:{}@127.0.0.1:1/db")
+REDIS = ("redis://ada:{}@127.0.0.1:1/0", "rediss://:{}@127.0.0.1:1/0", "redis://127.0.0.1:1/0?password={}")
+
+PROGRAM = """
+import json, os, sys
+from importlib import import_module
+module, fixed, trials = json.loads(sys.stdin.read())
+os.environ.update(fixed)
+main = import_module(module).main
+for variable, value in trials:
+    os.environ[variable] = value
+    try:
+        main(host="256.256.256.256", port=0)  # nobody can listen there, so that every start ends
+    except SystemExit:
+        pass
+    del os.environ[variable]
+    print("tried", flush=True)
+"""
+
+
+def trials(**templates: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return every setting with every password in every template."""
+    return [
+        (variable, template.format(password))
+        for variable, shapes in templates.items()
+        for template in shapes
+        for password in PASSWORDS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "fixed", "settings"),
+    [
+        (
+            "headgate.apps.mail",
+            {"GLOBAL_SEND_RATE_LIMIT_PER_MINUTE": "5", "LOG_LEVEL": "DEBUG"},
+            trials(DATABASE_URL=POSTGRES + OTHER, RATE_LIMIT_STORE=POSTGRES + REDIS + OTHER),
+        ),
+        (
+            "headgate.apps.tiers",
+            {
+                "SAJU_ENABLE_RATE_LIMITING": "true",
+                "SAJU_ENABLE_ATOMIC_RATE_LIMITER": "true",
+                "LOG_LEVEL": "DEBUG",
+            },
+            trials(DATABASE_URL=POSTGRES + OTHER, SAJU_REDIS_URL=REDIS + OTHER),
+        ),
+        (
+            "headgate.apps.telegram",
+            {"TELEGRAM_BOT_TOKEN": "1:x", "TELEGRAM_WEBHOOK_SECRET": "y", "RATE_LIMIT_KV": "memory://"},
+            trials(
+                RATE_LIMIT_KV=REDIS + OTHER, AGENT_URL=("http://ada:{}@127.0.0.1:1/", "ada:{}@127.0.0.1:1")
+            ),
+        ),
+        (
+            "headgate.apps.petitions",
+            {"PETITION_DATABASE_TIMEOUT": "0.1", "LOG_LEVEL": "DEBUG"},
+            trials(DATABASE_URL=(*POSTGRES, *OTHER, "host=127.0.0.1 port=1 user=ada password={}")),
+        ),
+    ],
+    ids=["mail", "tiers", "telegram", "petitions"],
+)
+def test_a_service_that_starts_shows_no_password(
+    module: str, fixed: dict[str, str], settings: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    names = {"DATABASE_URL", "HOST", "PORT", "LOG_LEVEL", "ENVIRONMENT"}
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps([module, fixed, settings]),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert ran.stdout.count("tried") == len(settings)
+    assert leaks(ran.stdout + ran.stderr) == []
+
+
+@pytest.mark.parametrize("command", ["check", "serve", "inspect", "migrate"])
+def test_the_command_shows_no_password(command: str, tmp_path: Path) -> None:
+    """One process for all passwords: `serve` finds its port taken, so it ends."""
+    urls = [template.format(password) for template in (*POSTGRES, *REDIS, *OTHER) for password in PASSWORDS]
+    ran = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        input=json.dumps([command, urls]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert ran.stdout.count("tried") == len(urls)
+    assert leaks(ran.stdout + ran.stderr) == []
+
+
+COMMANDS = """
+import json, socket, sys
+from pathlib import Path
+from headgate.cli import main
+command, urls = json.loads(sys.stdin.read())
+taken = socket.create_server(("127.0.0.1", 0))
+port = str(taken.getsockname()[1])
+for url in urls:
+    Path("headgate.toml").write_text(f'limiters.login.rules = ["5/minute"]\\nlimiters.login.store = {json.dumps(url)}\\n')
+    arguments = {
+        "check": ["check", "headgate.toml"],
+        "serve": ["serve", "--config", "headgate.toml", "--host", "127.0.0.1", "--port", port],
+        "inspect": ["inspect", "login", "ada", "--config", "headgate.toml"],
+        "migrate": ["migrate", url],
+    }[command]
+    try:
+        main(arguments)
+    except SystemExit:
+        pass
+    print("tried", flush=True)
+"""
+
+
+def leaks(text: str) -> list[str]:
+    """Return the lines that have a piece of a password in them."""
+    return [line for line in text.splitlines() if any(word in line.lower() for word in SECRET)]

@@ -1,0 +1,105 @@
+"""Whether a service runs, and whether it can do its work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from headgate.apps import mail, petitions, telegram, tiers
+from headgate.apps.common.health import add_health
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import RedisServer
+
+
+@asynccontextmanager
+async def client_of(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Run an application, and provide a client of it."""
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://service.test") as client,
+    ):
+        yield client
+
+
+async def states(client: httpx.AsyncClient) -> tuple[int, dict[str, str]]:
+    """Return what a service says of its stores; that it is live must always be true."""
+    assert (await client.get("/livez")).json() == {"status": "ok"}
+    answer = await client.get("/readyz")
+    assert answer.json()["status"] == ("ok" if answer.status_code == 200 else "unavailable")
+    return answer.status_code, answer.json()["stores"]
+
+
+async def test_mail_is_ready_while_its_stores_answer(tmp_path: Path) -> None:
+    with PostgresServer() as postgres, RedisServer() as redis:
+        settings = mail.Settings(
+            database_url=postgres.url,
+            database_timeout=0.5,
+            global_send_rate_limit_per_minute=5,
+            rate_limit_store=redis.url,
+        )
+        async with client_of(mail.create_app(settings)) as client:
+            assert await states(client) == (200, {"database": "ok", "rate_limit_store": "ok"})
+            postgres.pause()
+            assert await states(client) == (503, {"database": "unavailable", "rate_limit_store": "ok"})
+            postgres.resume()
+            redis.kill()
+            assert await states(client) == (503, {"database": "ok", "rate_limit_store": "unavailable"})
+
+
+async def test_tiers_are_ready_while_their_stores_answer(tmp_path: Path) -> None:
+    with RedisServer() as redis:
+        settings = tiers.Settings(
+            database_url=f"sqlite:///{tmp_path / 'keys.db'}",
+            saju_enable_rate_limiting=True,
+            saju_redis_url=redis.url,
+            saju_rate_limits="anonymous=1 burst 1",
+        )
+        async with client_of(tiers.create_app(settings)) as client:
+            for _ in range(3):  # not limited, as nothing of an orchestrator's may be
+                assert await states(client) == (200, {"database": "ok", "redis": "ok"})
+            redis.kill()
+            assert await states(client) == (503, {"database": "ok", "redis": "unavailable"})
+
+
+async def test_the_bot_is_ready_while_its_store_answers() -> None:
+    with RedisServer() as redis:
+        settings = telegram.Settings(bot_token="1:x", webhook_secret="s", rate_limit_kv=redis.url)
+        async with client_of(telegram.create_app(settings)) as client:
+            assert await states(client) == (200, {"rate_limit_kv": "ok"})
+            redis.kill()
+            assert await states(client) == (503, {"rate_limit_kv": "unavailable"})
+
+
+async def test_petitions_are_ready_while_the_database_answers() -> None:
+    with PostgresServer() as postgres:
+        settings = petitions.Settings(database_url=postgres.url, database_timeout=0.5)
+        async with client_of(petitions.create_app(settings)) as client:
+            assert await states(client) == (200, {"database": "ok"})
+            postgres.pause()
+            assert await states(client) == (503, {"database": "unavailable"})
+            postgres.resume()
+
+
+async def test_a_store_that_never_answers_is_not_waited_for() -> None:
+    async def hang() -> None:
+        await forever.wait()
+
+    forever = asyncio.Event()
+    app = FastAPI()
+    add_health(app, {"slow": hang}, patience=0.01)
+    async with client_of(app) as client:
+        assert await states(client) == (503, {"slow": "unavailable"})
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATABASE_URL", "HOST", "PORT", "LOG_LEVEL", "ENVIRONMENT"):
+        monkeypatch.delenv(name, raising=False)

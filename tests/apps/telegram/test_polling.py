@@ -1,0 +1,141 @@
+"""Long polling, files, and what Telegram asks to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headgate.apps.telegram import File
+from headgate.apps.telegram.bot_api import BotApi, BotApiError
+from headgate.apps.telegram.polling import Poller
+from headgate.apps.telegram.updates import read_update
+from headgate.testing import FakeClock
+from tests.apps.telegram.bot_api_server import Bot, BotApiServer
+from tests.apps.telegram.updates import message, photo_update, text_update, update
+
+Service = Any
+Start = Callable[..., Awaitable[Service]]
+
+
+class Collecting:
+    """Deals with updates by remembering them; fails as often as it is told to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.seen: list[int] = []
+        self.failures = failures
+
+    async def receive(self, received: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("not now")
+        self.seen.append(received.update_id)
+
+
+@pytest.fixture
+def bot(bot_api: tuple[BotApiServer, str], token: str) -> Bot:
+    return bot_api[0].bot(token)
+
+
+@pytest.fixture
+def api(bot_api: tuple[BotApiServer, str], token: str, clock: FakeClock) -> BotApi:
+    return BotApi(token, api_base=bot_api[1], clock=clock)
+
+
+async def rounds(poller: Poller, count: int) -> None:
+    """Let a poller fetch so many times."""
+    for _ in range(count):
+        await poller._round()
+
+
+async def test_updates_are_fetched_in_order_and_once(api: BotApi, bot: Bot, clock: FakeClock) -> None:
+    webhook: Any = Collecting()
+    poller = Poller(api, webhook, clock)
+    bot.updates = [text_update(), text_update()]
+    expected = [each["update_id"] for each in bot.updates]
+    await rounds(poller, 2)
+    bot.updates.append(text_update())
+    expected.append(bot.updates[-1]["update_id"])
+    await rounds(poller, 2)
+    assert webhook.seen == expected
+    assert bot.updates == []
+    assert bot.calls[0][1]["allowed_updates"] == ["message", "callback_query"]
+    await api.aclose()
+
+
+async def test_an_update_that_failed_is_fetched_again(api: BotApi, bot: Bot, clock: FakeClock) -> None:
+    webhook: Any = Collecting(failures=1)
+    poller = Poller(api, webhook, clock)
+    bot.updates = [text_update(), text_update()]
+    expected = [each["update_id"] for each in bot.updates]
+    await rounds(poller, 3)
+    assert webhook.seen == expected
+    await api.aclose()
+
+
+async def test_polling_goes_on_after_a_failure_and_ends_when_telegram_refuses(
+    api: BotApi, bot: Bot, clock: FakeClock
+) -> None:
+    webhook: Any = Collecting()
+    bot.updates = [text_update()]
+    bot.fail("getUpdates", 502, "Bad Gateway")
+    running = asyncio.create_task(Poller(api, webhook, clock).run())
+    async with asyncio.timeout(30):
+        while not webhook.seen:
+            clock.advance(1)
+            await asyncio.sleep(0)
+        bot.fail("getUpdates", 409, "Conflict: can't use getUpdates method while webhook is active")
+        with pytest.raises(BotApiError, match="webhook is active"):
+            await running
+    await api.aclose()
+
+
+async def test_a_429_is_waited_for_and_the_reply_sent(start: Start, clock: FakeClock) -> None:
+    service = await start()
+    service.bot.fail("sendMessage", 429, "Too Many Requests: retry after 5", retry_after=5)
+    service.handler.reply = "Hello back"
+    began = clock.now
+    posting = asyncio.create_task(service.post(text_update()))
+    async with asyncio.timeout(30):
+        while not posting.done():
+            clock.advance(1)
+            await asyncio.sleep(0)
+    assert len(service.bot.sent()) == 2
+    assert clock.now - began >= 5
+
+
+async def test_a_wait_that_is_too_long_is_an_error(api: BotApi, bot: Bot) -> None:
+    bot.fail("sendMessage", 429, "Too Many Requests: retry after 900", retry_after=900)
+    with pytest.raises(BotApiError) as refused:
+        await api.send_message("42", "Hello")
+    assert refused.value.retry_after == 900
+    await api.aclose()
+
+
+async def test_pictures_and_documents_reach_the_handler_as_ids(start: Start) -> None:
+    service = await start()
+    await service.post(photo_update("Look"))
+    document = {"file_id": "BQAC", "file_name": "a.pdf", "mime_type": "application/pdf", "file_size": 7}
+    await service.post(update(message=message(text=None, caption="Read", document=document)))
+    await service.post(update(message=message(text=None, caption="Odd", document={}, photo=["x"])))
+    photo, read, odd = service.handler.events
+    assert [file.kind for file in photo.files] == ["photo"]
+    assert photo.files[0].file_id == "AgACAgIAAxkBAAJ"
+    assert read.files == (File("document", "BQAC", "a.pdf", "application/pdf"),)
+    assert odd.files == ()
+
+
+async def test_a_file_is_fetched_by_its_id(api: BotApi, bot: Bot) -> None:
+    bot.files["BQAC"] = b"%PDF"
+    assert await api.download("BQAC") == b"%PDF"
+    with pytest.raises(BotApiError, match="invalid file_id"):
+        await api.download("gone")
+    await api.aclose()
+
+
+async def test_polling_and_the_webhook_read_updates_alike() -> None:
+    document = text_update()
+    assert read_update(document) == read_update(json.dumps(document).encode()) is not None

@@ -1,0 +1,57 @@
+"""A PostgreSQL with API keys that hangs: requests are answered all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from headgate.apps.tiers import Settings, create_app
+from headgate.apps.tiers.keys import KeyTable
+from headgate.testing.postgres_server import PostgresServer
+
+PATIENCE = 60
+"""Seconds after which a test gives up; what it waits for takes far less."""
+
+
+async def in_time(awaitable: Any) -> Any:
+    """Return what something returns, or fail if that takes for ever."""
+    return await asyncio.wait_for(awaitable, PATIENCE)
+
+
+async def test_keys_that_cannot_be_looked_up_are_a_503() -> None:
+    with PostgresServer() as server:
+        settings = Settings(database_url=server.url, database_timeout=0.5, saju_enable_rate_limiting=True)
+        table = KeyTable(settings.database)
+        await table.prepare()
+        key = (await table.create("ada", "pro")).key
+        await table.aclose()
+        app = create_app(settings)
+        transport = httpx.ASGITransport(app)
+        headers = {"X-API-Key": key}
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://t", headers=headers) as client,
+        ):
+            assert (await client.get("/v1/whoami")).json()["user"] == "ada"
+            server.pause()
+            try:
+                answers = await in_time(asyncio.gather(*(client.get("/v1/whoami") for _ in range(4))))
+                assert [answer.status_code for answer in answers] == [503] * 4
+            finally:
+                server.resume()
+            assert (await in_time(client.get("/v1/whoami"))).json()["user"] == "ada"
+
+
+async def test_a_database_that_hangs_ends_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PostgresServer() as server:
+        table = KeyTable(Settings(database_url=server.url).database, timeout=0.5)
+        server.pause()
+        try:
+            with pytest.raises(Exception, match="DATABASE_URL: the server did not answer in time"):
+                await in_time(table.prepare())
+        finally:
+            server.resume()
+        await table.aclose()

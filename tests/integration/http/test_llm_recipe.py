@@ -1,0 +1,81 @@
+"""The recipe of docs/how-to/llm.md, against a server that enforces the same limits: it never has to answer 429."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import httpx
+
+from headgate import AsyncLimiter, Rule, calendar, concurrent, sliding_log, sliding_window
+from headgate.testing import FakeClock
+
+CALLS = 60
+MOST_TOKENS = 900
+
+
+def limits(minute: Any) -> tuple[Rule, ...]:
+    return (
+        minute("12/minute", name="requests per minute"),
+        minute("5000/minute", unit="tokens", name="tokens per minute"),
+        calendar("40/day", name="requests per day"),
+        concurrent(3, lease="60s", name="in flight"),
+    )
+
+
+class Provider:
+    """A model behind limits of its own, counted to the microsecond."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._limiter = AsyncLimiter(*limits(sliding_log), clock=clock)
+        self._random = random.Random(15)
+        self.statuses: list[int] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        asked = json.loads((await receive())["body"])
+        hold = await self._limiter.hold("caller", {"tokens": asked["max_tokens"]})
+        status, usage = 429, 0
+        if hold:
+            for _ in range(self._random.randrange(5)):
+                await asyncio.sleep(0)  # others come in between
+            status, usage = 200, self._random.randrange(1, asked["max_tokens"] + 1)
+            await hold.settle({"tokens": usage})
+        self.statuses.append(status)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        body = json.dumps({"usage": {"total_tokens": usage}}).encode()
+        await send({"type": "http.response.body", "body": body})
+
+
+async def call_often(model: AsyncLimiter | None, clock: FakeClock) -> list[int]:
+    """Make all calls from several tasks, each as soon as the limiter admits it; return what the provider answered."""
+    provider = Provider(clock)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(provider), base_url="http://model")
+    open_calls = iter(range(CALLS))
+
+    async def work() -> None:
+        for _ in open_calls:
+            if model is None:
+                await client.post("/", json={"max_tokens": MOST_TOKENS})
+                continue
+            while not (hold := await model.hold("gpt", {"tokens": MOST_TOKENS})):
+                if hold.decision.denied_by == "in flight":
+                    await asyncio.sleep(0)  # a place is free as soon as another call ends
+                else:
+                    clock.advance(hold.retry_after or 0)
+            answer = (await client.post("/", json={"max_tokens": MOST_TOKENS})).json()
+            await hold.settle({"tokens": answer["usage"]["total_tokens"]})
+
+    await asyncio.gather(*(work() for _ in range(5)))
+    await client.aclose()
+    return provider.statuses
+
+
+async def test_the_provider_never_answers_429() -> None:
+    clock = FakeClock()
+    assert await call_often(AsyncLimiter(*limits(sliding_window), clock=clock), clock) == [200] * CALLS
+
+
+async def test_without_the_limiter_it_does() -> None:
+    assert 429 in await call_often(None, FakeClock())

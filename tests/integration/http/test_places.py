@@ -1,0 +1,151 @@
+"""Limits of what is in flight: a place is held for the length of a request, streams included, and is then free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+
+from headgate import AsyncLimiter, ConfigError, Limiter, calendar, concurrent, sliding_window
+from headgate.http import asgi, wsgi
+from headgate.http.fastapi import install, limit
+from headgate.http.headers import Writer
+
+PLACE = concurrent(1, lease="60s", name="in flight")
+
+
+def scope() -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "query_string": b"",
+        "headers": [],
+        "client": ("192.0.2.1", 1),
+    }
+
+
+async def hear() -> dict[str, Any]:
+    return {"type": "http.request"}
+
+
+async def statuses_of(app: Any) -> list[int]:
+    sent: list[int] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            sent.append(message["status"])
+
+    await app(scope(), hear, send)
+    return sent
+
+
+async def test_a_stream_holds_its_place_to_its_end() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        started.set()
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b""})
+
+    app = asgi.RateLimitMiddleware(stream, AsyncLimiter("5/minute", PLACE))
+    first = asyncio.ensure_future(statuses_of(app))
+    await started.wait()
+    assert await statuses_of(app) == [429]
+    go_on.set()
+    assert await first == [200]
+    assert await statuses_of(app) == [200]
+
+
+async def test_a_cancelled_request_frees_its_place() -> None:
+    started = asyncio.Event()
+
+    async def hang(scope: Any, receive: Any, send: Any) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    limiter = AsyncLimiter(PLACE)
+    request = asyncio.ensure_future(statuses_of(asgi.RateLimitMiddleware(hang, limiter)))
+    await started.wait()
+    assert not await limiter.check("192.0.2.1")
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert await limiter.check("192.0.2.1")
+
+
+async def test_an_exception_frees_its_place() -> None:
+    async def fail(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError("no")
+
+    limiter = AsyncLimiter(PLACE)
+    with pytest.raises(ValueError, match="no"):
+        await statuses_of(asgi.RateLimitMiddleware(fail, limiter))
+    assert await limiter.check("192.0.2.1")
+
+
+def ask(app: Any) -> Any:
+    return app({"REMOTE_ADDR": "192.0.2.1", "REQUEST_METHOD": "GET"}, lambda *start: lambda data: None)
+
+
+def test_a_wsgi_body_holds_its_place_until_it_is_closed() -> None:
+    def stream(environ: Any, start: Any) -> Iterator[bytes]:
+        start("200 OK", [])
+        yield b"a"
+        yield b"b"
+
+    limiter = Limiter(PLACE)
+    body = ask(wsgi.RateLimitMiddleware(stream, limiter))
+    assert next(iter(body)) == b"a"
+    assert not limiter.check("192.0.2.1")
+    body.close()
+    assert limiter.check("192.0.2.1")
+
+
+def test_a_wsgi_exception_frees_its_place() -> None:
+    def fail(environ: Any, start: Any) -> Any:
+        raise ValueError("no")
+
+    limiter = Limiter(PLACE)
+    with pytest.raises(ValueError, match="no"):
+        ask(wsgi.RateLimitMiddleware(fail, limiter))
+    assert limiter.check("192.0.2.1")
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+async def test_a_dependency_with_places_needs_install(is_installed: bool) -> None:
+    app = FastAPI()
+    in_flight = limit(PLACE)
+
+    @app.get("/", dependencies=[Depends(in_flight)])
+    async def root() -> None:
+        pass
+
+    if is_installed:
+        install(app)
+        assert [await statuses_of(app) for _ in range(2)] == [[200], [200]]
+    else:
+        with pytest.raises(ConfigError, match="install"):
+            await statuses_of(app)
+
+
+async def test_a_cost_by_unit() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    limiter = AsyncLimiter("5/minute", sliding_window("100/minute", unit="tokens"))
+    app = asgi.RateLimitMiddleware(answer, limiter, cost=lambda scope: {"tokens": 60})
+    assert [await statuses_of(app) for _ in range(2)] == [[200], [429]]
+    assert [result.remaining for result in (await limiter.check("192.0.2.1", 0)).results] == [4, 40]
+    with pytest.raises(ConfigError, match="every request costs 101"):
+        asgi.RateLimitMiddleware(answer, limiter, cost={"tokens": 101})
+
+
+def test_policies_name_what_they_count() -> None:
+    rules = (sliding_window("9/minute", unit="tokens", name="t"), PLACE, calendar("7/month", name="m"))
+    _, value = Writer(rules).policy_field(None, [b'"t"', b'"p"', b'"m"'])
+    assert value == b'"t";q=9;qu="tokens";w=60, "p";q=1;qu="concurrent-requests", "m";q=7'

@@ -1,0 +1,153 @@
+"""Databases that are there and do not let us count: that is said, and nothing is admitted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from headgate import AsyncLimiter, ConfigError, Limiter, StoreError
+from headgate.stores.postgres import PostgresStore
+from headgate.testing.postgres_server import PostgresServer
+from tests.integration.waiting import until
+from tests.unit.flavours import close, done
+
+Flavour = type[Limiter] | type[AsyncLimiter]
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["sync", "async"])
+def flavour(request: pytest.FixtureRequest) -> Flavour:
+    kind: Flavour = request.param
+    return kind
+
+
+def _role(url: str, name: str, *statements: str) -> str:
+    """Make a role and return a URL to log in as it."""
+    role = sql.Identifier(name)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'hunter2'").format(role))
+        for statement in statements:
+            connection.execute(sql.SQL(statement).format(role))  # type: ignore[arg-type]
+    return make_conninfo(url, user=name, password="hunter2")
+
+
+def no_schema(url: str, empty_url: str, name: str) -> str:
+    return empty_url
+
+
+def no_rights(url: str, empty_url: str, name: str) -> str:
+    return _role(url, name)
+
+
+def read_only(url: str, empty_url: str, name: str) -> str:
+    return make_conninfo(url, options="-c default_transaction_read_only=on")
+
+
+def wrong_isolation(url: str, empty_url: str, name: str) -> str:
+    return make_conninfo(url, options="-c default_transaction_isolation=serializable")
+
+
+def no_such_role(url: str, empty_url: str, name: str) -> str:
+    return make_conninfo(url, user=f"{name} and nobody else")
+
+
+def no_such_database(url: str, empty_url: str, name: str) -> str:
+    return make_conninfo(url, dbname=f"{name} and nothing else")
+
+
+def no_login(url: str, empty_url: str, name: str) -> str:
+    return _role(url, name, "ALTER ROLE {} NOLOGIN")
+
+
+@pytest.mark.parametrize(
+    ("way", "hint"),
+    [
+        (no_schema, "headgate migrate"),
+        (no_rights, "GRANT"),
+        (read_only, "replica"),
+        (wrong_isolation, "read committed"),
+        (no_such_role, "does not exist"),
+        (no_such_database, "does not exist"),
+        (no_login, "log in"),
+    ],
+)
+async def test_what_never_worked_is_raised_and_not_admitted(
+    url: str, empty_url: str, name: str, way: Any, hint: str, flavour: Flavour
+) -> None:
+    store = PostgresStore(way(url, empty_url, name), deadline=60.0)
+    limiter = flavour("5/hour", name=name, store=store, on_store_error="open")
+    for call in (limiter.ping, limiter.hit, limiter.hit):
+        with pytest.raises(ConfigError, match=hint) as raised:
+            await done(call() if call == limiter.ping else call("alice"))
+        assert isinstance(raised.value, StoreError)
+        assert "hunter2" not in str(raised.value)
+    assert limiter.health.outages == 0
+    await store.aclose()
+
+
+async def test_what_has_worked_is_answered_by_policy_until_it_works_again(
+    url: str, name: str, flavour: Flavour, caplog: pytest.LogCaptureFixture
+) -> None:
+    grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states, headgate_chunks, headgate_notes TO {}"
+    store = PostgresStore(_role(url, name, grant))
+    limiter = flavour("5/hour", name=name, store=store, on_store_error="closed")
+    await done(limiter.ping())
+    assert await done(limiter.hit("alice"))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("REVOKE INSERT ON headgate_states FROM {}").format(sql.Identifier(name)))
+        for _ in range(3):
+            assert (await done(limiter.hit("bob"))).degraded
+        assert limiter.health.state == "misconfigured"
+        assert [record.levelname for record in caplog.records].count("ERROR") == 1
+        connection.execute(sql.SQL("GRANT INSERT ON headgate_states TO {}").format(sql.Identifier(name)))
+    assert not (await done(limiter.hit("bob"))).degraded
+    assert limiter.health.available
+    await store.aclose()
+
+
+@pytest.fixture
+def role_with_password(server: PostgresServer, name: str) -> Iterator[str]:
+    """A URL to log in as a role whose password the server wants to see."""
+    url = _role(server.url, name)
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        [place] = connection.execute("SHOW hba_file").fetchone() or ()
+        rules = Path(place).read_text()
+        Path(place).write_text(f"host all {name} 127.0.0.1/32 scram-sha-256\n{rules}")
+        connection.execute("SELECT pg_reload_conf()")
+        until(lambda: not _lets_in(make_conninfo(url, password="hunter3")))
+        yield url
+        Path(place).write_text(rules)
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def _lets_in(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("password", ["", "hunter3"])
+async def test_a_wrong_password_is_raised(
+    role_with_password: str, name: str, flavour: Flavour, password: str
+) -> None:
+    store = PostgresStore(make_conninfo(role_with_password, password=password, passfile="/nowhere"))
+    limiter = flavour("5/hour", name=name, store=store, on_store_error="open")
+    with pytest.raises(ConfigError, match="password") as raised:
+        await done(limiter.hit("alice"))
+    assert "hunter3" not in str(raised.value)
+    await store.aclose()
+
+
+async def test_a_ping_changes_nothing_that_is_counted(url: str, name: str, flavour: Flavour) -> None:
+    limiter = flavour("5/hour", name=name, store=url)
+    for _ in range(3):
+        await done(limiter.ping())
+    assert (await done(limiter.check("ping", 0))).remaining == 5
+    await close(limiter)

@@ -1,0 +1,58 @@
+"""A server that may drop our keys is said to do so."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.eviction import read
+from headgate.testing.servers import RedisServer
+from tests.unit.flavours import done
+
+Flavour = type[Limiter] | type[AsyncLimiter]
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["sync", "async"])
+def flavour(request: pytest.FixtureRequest) -> Flavour:
+    kind: Flavour = request.param
+    return kind
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+async def test_a_policy_that_may_drop_our_keys_is_a_warning(
+    server: RedisServer, flavour: Flavour, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that drops only keys that expire: all of ours do."""
+    server.command("CONFIG", "SET", "maxmemory", "100mb")
+    server.command("CONFIG", "SET", "maxmemory-policy", policy)
+    async with RedisStore(server.url) as store:
+        assert "if its maxmemory-policy" in store.guarantees.may_lose
+        limiter = flavour("5/hour", name="x", store=store)
+        await done(limiter.ping())
+        await done(limiter.ping())
+        assert f"at any time: its maxmemory-policy is {policy}" in store.guarantees.may_lose
+    assert [record.getMessage().count(policy) for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize(("policy", "room"), [("noeviction", "100mb"), ("allkeys-lru", "0")])
+async def test_a_server_that_drops_nothing_is_no_warning(
+    server: RedisServer, flavour: Flavour, policy: str, room: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.command("CONFIG", "SET", "maxmemory", room)
+    server.command("CONFIG", "SET", "maxmemory-policy", policy)
+    async with RedisStore(server.url) as store:
+        await done(flavour("5/hour", name="x", store=store).ping())
+        assert "at any time" not in store.guarantees.may_lose
+    assert not caplog.records
+
+
+async def test_a_server_that_does_not_say_is_no_failure(server: RedisServer, flavour: Flavour) -> None:
+    server.command("ACL", "SETUSER", "ann", "on", ">hunter2", "~*", "+@all", "-info")
+    async with RedisStore(f"redis://ann:hunter2@127.0.0.1:{server.port}") as store:
+        await done(flavour("5/hour", name="x", store=store).ping())
+        assert "if its maxmemory-policy" in store.guarantees.may_lose
+
+
+def test_a_reply_without_these_figures_says_nothing() -> None:
+    assert read(b"# Memory\r\nused_memory:1\r\n") is None

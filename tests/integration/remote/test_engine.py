@@ -1,0 +1,381 @@
+"""What the engine promises, on real servers of both kinds: few connections, exact counts, whole deadlines, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from psycopg.conninfo import make_conninfo
+
+from headgate import AsyncLimiter, Limiter, StoreTimeout, StoreUnavailable, fixed_window, sliding_window
+from headgate.stores.base import Answer
+from headgate.stores.postgres import PostgresStore
+from headgate.stores.redis import RedisStore
+from headgate.stores.request import Request
+
+PATIENT = 60.0
+"""Seconds: how long a call may take is not what most of these tests are about."""
+
+Store = RedisStore | PostgresStore
+
+
+class World:
+    """A server, and what it says about our connections."""
+
+    def __init__(self, kind: str, url: str) -> None:
+        self.kind = kind
+        self.url = url
+        self.name = f"n{secrets.token_hex(8)}"
+
+    def store(self, *, port: int | None = None, deadline: float = PATIENT) -> Store:
+        """Return a store whose connections have a name of their own."""
+        if self.kind == "redis":
+            url = self.url if port is None else self.url.replace(f":{self.port}", f":{port}")
+            return RedisStore(f"{url}?client_name={self.name}", deadline=deadline)
+        rest = {} if port is None else {"host": "127.0.0.1", "port": str(port)}
+        return PostgresStore(make_conninfo(self.url, application_name=self.name, **rest), deadline=deadline)
+
+    @property
+    def port(self) -> int:
+        if self.kind == "redis":
+            return int(self.url.rpartition(":")[2].partition("/")[0])
+        return int(psycopg.conninfo.conninfo_to_dict(self.url)["port"] or 5432)
+
+    def connections(self) -> int:
+        if self.kind == "redis":
+            with redis.Redis.from_url(self.url) as client:
+                return sum(entry["name"] == self.name for entry in client.client_list())
+        with psycopg.connect(self.url) as connection:
+            query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+            [count] = connection.execute(query, (self.name,)).fetchone() or [0]
+            return int(count)
+
+
+@pytest.fixture(params=["redis", "postgres"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(request.param, request.getfixturevalue(f"headgate_{request.param}_url"))
+
+
+@pytest.fixture
+def store(world: World) -> Iterator[Store]:
+    with world.store() as store:
+        yield store
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENT
+    while not condition():
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0.001)
+
+
+# --- Few connections, exact counts -----------------------------------------------------------------------------------
+
+
+def test_two_hundred_threads_are_admitted_exactly_up_to_the_limit_over_few_connections(
+    world: World, store: Store
+) -> None:
+    limiter = Limiter("100/day", name=world.name, store=store)
+    ready = threading.Barrier(200)
+
+    def hit() -> bool:
+        ready.wait(PATIENT)
+        return bool(limiter.hit("a"))
+
+    with ThreadPoolExecutor(200) as pool:
+        jobs = [pool.submit(hit) for _ in range(200)]
+        assert sum(job.result(PATIENT) for job in jobs) == 100
+    assert world.connections() <= 4
+    assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
+
+
+def test_threads_that_hit_at_once_share_round_trips(world: World, store: Store) -> None:
+    limiter = Limiter("100000/day", name=world.name, store=store, on_store_error="raise")
+    engine: Any = store._threads if isinstance(store, PostgresStore) else store._threads.at(store.endpoint)
+    limiter.hit("warm")
+    talks = 0
+    talk = engine._peer.talk
+
+    def count(calls: Any) -> Any:
+        nonlocal talks
+        talks += 1
+        return talk(calls)
+
+    engine._peer.talk = count
+
+    def work(number: int) -> None:
+        for turn in range(25):
+            assert limiter.hit(f"{number} {turn}")
+
+    with ThreadPoolExecutor(32) as pool:
+        for job in [pool.submit(work, number) for number in range(32)]:
+            job.result(PATIENT)
+    assert talks < 32 * 25 / 3
+
+
+async def test_ten_thousand_tasks_at_once_are_admitted_exactly_up_to_the_limit(world: World) -> None:
+    async with world.store() as store:
+        limiter = AsyncLimiter("100/day", name=world.name, store=store)
+        decisions = await asyncio.gather(*(limiter.hit("a") for _ in range(10_000)))
+        assert sum(map(bool, decisions)) == 100
+        assert not any(decision.degraded for decision in decisions)
+
+
+# --- Deadlines -------------------------------------------------------------------------------------------------------
+
+
+class TricklingProxy:
+    """Forwards connections; once told to, it lets replies through only byte by byte."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.trickles = threading.Event()
+        self.pause = threading.Event()
+        self._open: list[socket.socket] = [self._listener]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self.pause.set()
+        for end in self._open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._open += [client, server]
+                threading.Thread(target=self._forward, args=(client, server, False), daemon=True).start()
+                threading.Thread(target=self._forward, args=(server, client, True), daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket, replies: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if not (replies and self.trickles.is_set()):
+                    sink.sendall(data)
+                    continue
+                for byte in data:
+                    sink.sendall(bytes([byte]))
+                    self.pause.wait(0.05)  # the pace of a network that is nearly gone
+
+
+def asking(
+    store: Store, world: World, flavour: str, deadline: float | None = None
+) -> Callable[[Request], Awaitable[Answer]]:
+    """Return what asks for `5/day`, from a thread or a task, and knows of no policy."""
+    rules = (fixed_window("5/day"),)
+    if flavour == "tasks":
+        return store.bind_async(world.name, rules, deadline=deadline).ask
+    return partial(asyncio.to_thread, store.bind(world.name, rules, deadline=deadline).ask)
+
+
+@pytest.mark.parametrize("flavour", ["threads", "tasks"])
+async def test_a_deadline_is_for_the_whole_call_however_its_reply_trickles_in(
+    world: World, flavour: str
+) -> None:
+    """Each byte comes well within the deadline; all of them do not."""
+    with contextlib.closing(TricklingProxy(world.port)) as proxy:
+        async with world.store(port=proxy.port) as store:
+            patient, hurried = asking(store, world, flavour), asking(store, world, flavour, deadline=0.2)
+            await patient(Request("hit", "warm"))
+            proxy.trickles.set()
+            with pytest.raises(StoreTimeout):
+                await hurried(Request("hit", "a"))
+            proxy.trickles.clear()
+            proxy.pause.set()
+            # The reply that came too late is not taken for the one to this call.
+            assert (await patient(Request("peek", "warm", 5)))[0].remaining == 4
+            assert (await patient(Request("peek", "a", 0)))[0].remaining == 4
+
+
+def test_a_deadline_includes_connecting_to_a_server_that_accepts_and_says_nothing(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        with world.store(port=port, deadline=0.2) as store:
+            gate = store.bind(world.name, (fixed_window("5/day"),))
+            with pytest.raises(StoreUnavailable):
+                gate.ask(Request("hit", "a"))
+
+
+# --- Nothing is lost -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21])
+async def test_cancelled_holds_leave_nothing_counted(world: World, steps: int) -> None:
+    async with world.store() as store:
+        limiter = AsyncLimiter("1000/day", name=world.name, store=store, on_store_error="raise")
+        gate = store.bind_async(world.name, limiter.rules)
+        await limiter.check("a")
+        holds = [asyncio.ensure_future(gate.ask(Request("hold", "a"))) for _ in range(60)]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        for hold in holds:
+            hold.cancel()
+        await asyncio.wait(holds)
+        kept = sum(not hold.cancelled() for hold in holds)
+        await until_left(limiter, {"a": 1000 - kept})
+
+
+async def test_a_hold_that_is_cancelled_as_its_reply_comes_is_released(world: World) -> None:
+    """The reply is there and the caller has not yet seen it: that is the moment at which it would be lost."""
+    async with world.store() as store:
+        limiter = AsyncLimiter("1000/day", name=world.name, store=store, on_store_error="raise")
+        gate = store.bind_async(world.name, limiter.rules)
+        await limiter.check("a")
+        for _ in range(20):
+            hold = asyncio.ensure_future(gate.ask(Request("hold", "a")))
+            await until_answered(hold)
+            hold.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await hold
+        await until_left(limiter, {"a": 1000})
+
+
+async def until_answered(task: asyncio.Task[Any]) -> None:
+    """Return when what a task waits for has happened and the task does not know it yet."""
+    async with asyncio.timeout(PATIENT):
+        while True:
+            await asyncio.sleep(0)
+            waiting: asyncio.Future[Any] | None = task._fut_waiter  # type: ignore[attr-defined]
+            if waiting is not None and waiting.done():
+                return
+
+
+async def test_cancelled_records_and_releases_are_completed(world: World) -> None:
+    async with world.store() as store:
+        limiter = AsyncLimiter("1000/day", name=world.name, store=store, on_store_error="raise")
+        holds = [await limiter.hold("held") for _ in range(20)]
+        telling = [asyncio.ensure_future(limiter.record("used")) for _ in range(20)]  # type: ignore[arg-type]
+        telling += [asyncio.ensure_future(hold.release()) for hold in holds]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        for task in telling:
+            task.cancel()
+        await asyncio.wait(telling)
+        await until_left(limiter, {"used": 980, "held": 1000})
+
+
+async def until_left(limiter: AsyncLimiter, expected: dict[str, int]) -> None:
+    """Return when so much is left for each key: what was cancelled is completed in the background."""
+    async with asyncio.timeout(PATIENT):
+        while {key: (await limiter.check(key, 0)).remaining for key in expected} != expected:
+            pass
+
+
+class Interruption(Exception):
+    """What a signal handler raises."""
+
+
+def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: World, store: Store) -> None:
+    """A handler raises again and again in the main thread, while other threads count."""
+    limiter = Limiter(sliding_window("1000000/day"), name=world.name, store=store, on_store_error="raise")
+    gate = store.bind(world.name, limiter.rules)
+    stop = threading.Event()
+
+    def work(number: int) -> tuple[int, int]:
+        counted = unknown = 0
+        while not stop.is_set():
+            try:
+                decision = gate.ask(Request("hit", f"key {number}"))[0]
+            except StoreUnavailable:
+                unknown += 1
+            else:
+                counted += 1
+                assert decision.remaining is not None
+                assert 1_000_000 - counted - unknown <= decision.remaining <= 1_000_000 - counted
+        return counted, unknown
+
+    def interrupt(*_: object) -> None:
+        raise Interruption
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupts = number = 0
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(work, number) for number in range(3)]
+        try:
+            while interrupts < 300:
+                number += 1
+                try:
+                    # Not only once: an exception in a finalizer is lost.
+                    signal.setitimer(signal.ITIMER_REAL, 0.0003 + number % 29 * 0.0001, 0.01)
+                    while True:
+                        gate.ask(Request("hit", "main"))
+                except Interruption:
+                    interrupts += 1
+                except StoreUnavailable:  # it shared a connection that was in doubt
+                    continue
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            stop.set()
+        for number, job in enumerate(jobs):
+            counted, unknown = job.result(PATIENT)
+            remaining = limiter.check(f"key {number}", 0).remaining
+            assert remaining is not None
+            assert counted <= 1_000_000 - remaining <= counted + unknown
+    until(lambda: world.connections() <= 4)
+    assert not limiter.hit("afterwards").degraded
+
+
+# --- A slow limiter --------------------------------------------------------------------------------------------------
+
+
+def waits_for_lock(world: World) -> bool:
+    with psycopg.connect(world.url) as connection:
+        query = "SELECT FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'"
+        return connection.execute(query, (world.name,)).fetchone() is not None
+
+
+@pytest.mark.parametrize("flavour", ["threads", "tasks"])
+async def test_a_limiter_that_waits_for_a_lock_holds_up_no_other(
+    headgate_postgres_url: str, flavour: str
+) -> None:
+    """As a huge log or a hot key would; the others leave on another connection."""
+    world = World("postgres", headgate_postgres_url)
+    rules = (fixed_window("100000/day"),)
+    async with world.store() as store:
+
+        async def hit(limiter: str, key: str) -> Any:
+            request = Request("hit", key)
+            if flavour == "tasks":
+                return (await store.bind_async(limiter, rules).ask(request))[0]
+            return (await asyncio.to_thread(store.bind(limiter, rules).ask, request))[0]
+
+        slow, quick = f"{world.name} slow", f"{world.name} quick"
+        await hit(slow, "locked")
+        await hit(quick, "a")
+        with psycopg.connect(world.url) as holder:
+            holder.execute(
+                "SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states "
+                "WHERE position(%s IN key) > 0",
+                (slow.encode(),),
+            )
+            stuck = [asyncio.ensure_future(hit(slow, "locked")) for _ in range(5)]
+            await asyncio.to_thread(until, lambda: waits_for_lock(world))  # it has left without the others
+            for turn in range(50):
+                async with asyncio.timeout(PATIENT / 2):
+                    assert (await hit(quick, "a")).remaining == 100_000 - 2 - turn
+            assert not any(call.done() for call in stuck)
+        decisions = await asyncio.gather(*stuck)
+        assert sorted(decision.remaining for decision in decisions) == [
+            99_994,
+            99_995,
+            99_996,
+            99_997,
+            99_998,
+        ]

@@ -1,0 +1,116 @@
+"""What is evidence of an outage, and what is not, on real servers, from threads and from tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter
+from headgate.stores.postgres import PostgresStore, migrate
+from headgate.stores.redis import RedisStore
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import RedisServer
+from tests.unit.flavours import done
+
+Flavour = type[Limiter] | type[AsyncLimiter]
+AnyServer = RedisServer | PostgresServer
+PATIENCE = 60.0
+"""Seconds; no test waits so long unless it fails."""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Callable[[str], AnyServer]]:
+    with RedisServer() as redis, PostgresServer() as postgres:
+        migrate(postgres.url)
+        yield lambda kind: redis if kind == "redis" else postgres
+
+
+@pytest.fixture(params=["redis", "postgres"])
+def server(request: pytest.FixtureRequest, servers: Callable[[str], AnyServer]) -> AnyServer:
+    return servers(request.param)
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter], ids=["threads", "tasks"])
+def flavour(request: pytest.FixtureRequest) -> Flavour:
+    kind: Flavour = request.param
+    return kind
+
+
+def store_on(server: AnyServer, deadline: float) -> RedisStore | PostgresStore:
+    kind = RedisStore if isinstance(server, RedisServer) else PostgresStore
+    return kind(server.url, deadline=deadline)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return as soon as something is true. Nothing is asked of any limiter meanwhile."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110  # whatever it depends on has no event
+            await asyncio.sleep(0.01)
+
+
+# Not yet from tasks to PostgreSQL: they share a connection, which is given up when the tightest deadline of all has passed.
+@pytest.mark.parametrize(
+    ("server", "flavour"),
+    [("redis", Limiter), ("redis", AsyncLimiter), ("postgres", Limiter)],
+    indirect=True,
+    ids=["redis-threads", "redis-tasks", "postgres-threads"],
+)
+async def test_a_tight_deadline_answers_its_own_call_only(server: AnyServer, flavour: Flavour) -> None:
+    async with store_on(server, PATIENCE) as store:
+        tight = flavour("1000/hour", name="tight", store=store, deadline=0.003)
+        closed = flavour("1000/hour", name="closed", store=store, on_store_error="closed")
+        await done(tight.ping())
+        await done(closed.hit("alice"))
+        server.pause()
+        try:
+            for _ in range(3):
+                assert (await done(tight.hit("alice"))).degraded
+        finally:
+            server.resume()
+        assert tight.health.available
+        assert tight.health.outages == 0
+        for _ in range(20):
+            assert not (await done(closed.hit("alice"))).degraded
+
+
+async def test_a_tight_deadline_finds_a_server_that_hangs_in_the_background(
+    server: AnyServer, flavour: Flavour
+) -> None:
+    async with store_on(server, 0.2) as store:
+        limiter = flavour("1000/hour", name="tight", store=store, deadline=0.003)
+        await done(limiter.ping())
+        server.pause()
+        try:
+            assert (await done(limiter.hit("alice"))).degraded
+            await until(lambda: not limiter.health.available)
+        finally:
+            server.resume()
+        await until(lambda: limiter.health.available)
+
+
+@pytest.mark.parametrize("policy", ["open", "closed"])
+async def test_a_quiet_limiter_notices_that_its_server_is_back(
+    server: AnyServer, flavour: Flavour, policy: str
+) -> None:
+    async with store_on(server, PATIENCE) as store:
+        limiter = flavour("1000/hour", name="quiet", store=store, on_store_error=policy)  # type: ignore[arg-type]
+        await done(limiter.hit("alice"))
+        server.kill()
+        # The connection may be found broken only by the second call.
+        assert (await done(limiter.hit("alice"))).degraded
+        assert not limiter.health.available
+        await asyncio.to_thread(server.start)
+        await until(lambda: limiter.health.available)
+        assert limiter.health.failures == 1
+        assert not (await done(limiter.hit("alice"))).degraded
+
+
+async def test_a_store_that_was_closed_is_not_probed(server: AnyServer, flavour: Flavour) -> None:
+    store = store_on(server, PATIENCE)
+    limiter = flavour("1000/hour", name="closed store", store=store)
+    await done(limiter.hit("alice"))
+    await store.aclose()
+    assert (await done(limiter.hit("alice"))).degraded
+    assert not limiter.health.available

@@ -1,0 +1,132 @@
+"""The API of rules that real services need: costs by unit, quotas of a call, confirmed and renewed holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.testing import FakeClock
+from tests.server.support import Server
+
+POLICY = """
+[limiters.model]
+rules = [
+  { quota = "10/minute", name = "requests" },
+  { quota = "1000/minute", name = "tokens", unit = "tokens" },
+  { kind = "concurrent", quota = 2, lease = "60s", name = "in flight", tiers = { pro = 5 } },
+]
+
+[limiters.month]
+rules = [{ kind = "calendar", quota = "10/month", timezone = "Europe/Berlin", name = "month" }]
+"""
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server(POLICY, clock=FakeClock())
+
+
+async def left(server: Server) -> list[int]:
+    answer = await server.answer("/v1/limiters/model/check", {"key": "a", "cost": 0})
+    return [result["remaining"] for result in answer["results"]]
+
+
+async def hold(server: Server, **more: Any) -> Any:
+    return await server.answer("/v1/limiters/model/hold", {"key": "a", "cost": {"tokens": 800}, **more})
+
+
+async def test_a_cost_by_unit_is_held_and_settled(server: Server) -> None:
+    held = await hold(server)
+    assert await left(server) == [9, 200, 1]
+    ended = await server.answer(f"/v1/holds/{held['hold']}/settle", {"cost": {"tokens": 312}})
+    assert (ended["held"], ended["cost"]) == (
+        {"requests": 1, "tokens": 800},
+        {"requests": 1, "tokens": 312},
+    )
+    assert await left(server) == [9, 688, 2]
+
+
+async def test_units_above_a_hold_are_recorded_and_its_place_is_free(server: Server) -> None:
+    held = await hold(server)
+    await server.answer(f"/v1/holds/{held['hold']}/settle", {"cost": {"tokens": 900}})
+    assert await left(server) == [9, 100, 2]
+
+
+async def test_a_refused_confirmation_leaves_the_hold_open(server: Server) -> None:
+    held = await hold(server)
+    confirm = f"/v1/holds/{held['hold']}/confirm"
+    await server.answer("/v1/limiters/model/record", {"key": "a", "cost": [0, 200, 0]})
+    refused = await server.answer(confirm, {"cost": {"tokens": 801}})
+    assert (refused["allowed"], refused["denied_by"]) == (False, "tokens")
+    assert await left(server) == [9, 0, 1]
+    assert (await server.answer(confirm, {"cost": {"tokens": 500}}))["allowed"]
+    assert await left(server) == [9, 300, 2]
+    ended = await server.answer(f"/v1/holds/{held['hold']}/release", {})
+    assert (ended["first"], ended["cost"]["tokens"]) == (False, 500)
+    assert (await server.answer(confirm, {}))["allowed"]
+    assert await left(server) == [9, 300, 2]
+
+
+async def test_a_renewed_hold_goes_on_under_a_new_id(server: Server) -> None:
+    held = await hold(server)
+    renewed = await server.answer(f"/v1/holds/{held['hold']}/renew", {})
+    assert renewed["decision"]["allowed"]
+    assert renewed["hold"] not in (None, held["hold"])
+    assert await left(server) == [9, 200, 1]
+    again = await server.answer(f"/v1/holds/{held['hold']}/renew", {})
+    assert (again["decision"]["allowed"], again["hold"]) == (False, None)
+    await server.answer(f"/v1/holds/{renewed['hold']}/release", {})
+    assert await left(server) == [10, 1000, 2]
+
+
+async def test_a_quota_of_a_call(server: Server) -> None:
+    quota = {"requests": "20/minute", "in flight": 7}
+    answer = await hold(server, quota=quota)
+    assert [result["limit"] for result in answer["decision"]["results"]] == [20, 1000, 7]
+    refused = await server.post("/v1/limiters/model/hold", {"key": "a", "quota": {"requests": "20/hour"}})
+    assert (refused.status_code, "the period of" in refused.json()["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "complaint"),
+    [
+        ("hit", {"cost": {"tokens": 1}}, "counts what is held at once"),
+        ("hold", {"cost": {"requests": 1}}, "also counts 'tokens'"),
+        ("hold", {"cost": {"tokens": 1, "words": 1}}, "does not count 'words'"),
+        ("record", {"cost": [1, 2]}, "2 costs for 3 rules"),
+    ],
+)
+async def test_what_does_not_fit_the_rules_is_said(
+    server: Server, operation: str, body: dict[str, Any], complaint: str
+) -> None:
+    answer = await server.post(f"/v1/limiters/model/{operation}", {"key": "a", **body})
+    assert answer.status_code == 422
+    assert complaint in answer.json()["detail"]
+
+
+async def test_without_places_there_is_nothing_to_renew(server: Server) -> None:
+    held = await server.answer("/v1/limiters/month/hold", {"key": "a"})
+    answer = await server.post(f"/v1/holds/{held['hold']}/renew", {})
+    assert (answer.status_code, "nothing to renew" in answer.json()["detail"]) == (422, True)
+
+
+async def test_rules_are_shown_as_the_policy_file_has_them(server: Server) -> None:
+    limiters = (await server.client.get("/v1/limiters")).json()["limiters"]
+    rules = {rule["name"]: rule for limiter in limiters for rule in limiter["rules"]}
+    place, month = rules["in flight"], rules["month"]
+    assert (place["quota"], place["lease"], place["tiers"]) == (2, 60, {"pro": 5})
+    assert (month["quota"], month["timezone"]) == ("10/month", "Europe/Berlin")
+    assert rules["tokens"]["unit"] == "tokens"
+
+
+async def test_holds_are_confirmed_and_renewed_in_batches(server: Server) -> None:
+    first, second = await hold(server, cost={"tokens": 1}), await hold(server, cost={"tokens": 1})
+    calls = [
+        {"operation": "confirm", "hold": first["hold"]},
+        {"operation": "renew", "hold": second["hold"]},
+        {"operation": "renew", "hold": second["hold"], "cost": 1},
+        {"operation": "hit", "limiter": "month", "key": "a", "cost": [1]},
+    ]
+    answers = (await server.answer("/v1/batch", {"calls": calls}))["answers"]
+    assert [answer["status"] for answer in answers] == [200, 200, 400, 400]

@@ -1,0 +1,67 @@
+"""The failure policy as a value, and as data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import ConfigError, MemoryStore
+from headgate.rules import fixed_window
+from headgate.stores.failure import (
+    Local,
+    OnStoreError,
+    check_overload,
+    check_policy,
+    local,
+    policy_from_data,
+    policy_to_data,
+)
+from headgate.stores.outage import StandIn
+
+shares = st.floats(0, 1, exclude_min=True)
+policies: st.SearchStrategy[OnStoreError] = st.one_of(
+    st.sampled_from(["open", "closed", "raise"]), shares.map(local)
+)
+
+
+@given(policies)
+def test_a_policy_survives_being_data_exactly(policy: OnStoreError) -> None:
+    assert policy_from_data(json.loads(json.dumps(policy_to_data(policy)))) == policy
+
+
+def test_the_smallest_share_does_not_become_another_policy() -> None:
+    policy = policy_from_data({"local": 1e-7})
+    assert policy == local(1e-7)
+    StandIn("limiter", (fixed_window("5/minute"),), policy, MemoryStore())
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["Open", "local", "local 25%", 0.25, None, {}, {"local": 2}, {"local": "1"}, {"local": 1, "x": 1}, []],
+)
+def test_data_that_is_no_policy_is_refused(data: Any) -> None:
+    with pytest.raises(ConfigError):
+        policy_from_data(data)
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, float("nan"), float("inf"), "0.5", True, None])
+def test_a_share_is_a_share(share: Any) -> None:
+    for make in (local, Local):
+        with pytest.raises(ConfigError, match="share"):
+            make(share)
+
+
+@pytest.mark.parametrize("policy", ["Open", "local", 0.25, None])
+def test_there_are_four_policies(policy: Any) -> None:
+    with pytest.raises(ConfigError, match="on_store_error"):
+        check_policy(policy)
+
+
+@pytest.mark.parametrize("policy", ["open", None, 1])
+def test_there_are_two_answers_to_overload(policy: Any) -> None:
+    with pytest.raises(ConfigError, match="on_overload"):
+        check_overload(policy)

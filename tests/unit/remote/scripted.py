@@ -1,0 +1,156 @@
+"""A server that answers when it is told to, for the engine of stores over a network."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headgate.errors import StoreError, StoreUnavailable
+from headgate.stores.remote.batching import Call
+from headgate.stores.remote.baton import Baton
+from headgate.stores.remote.peer import PENDING, Talk
+
+PATIENCE = 60.0
+"""Seconds after which a test fails that waits for something that never happens."""
+
+
+class ScriptedPeer:
+    """Answers each request with itself, as soon as it is let.
+
+    Attributes:
+        batches: What was sent, in order.
+        wires: The connections that were made, in order.
+        answer: Makes the reply to the requests of a batch, as a list; an exception is a connection that breaks.
+        before_connect: Called before each connection; may wait, or raise.
+        is_open: While it is not set, replies are held back.
+    """
+
+    name = "scripted"
+    failures = ()
+    most_bytes: int | None = None
+
+    def __init__(self, lanes: int = 1, most: int = 128) -> None:
+        self.lanes = lanes
+        self.most = most
+        self.batches: list[list[Any]] = []
+        self.wires: list[ScriptedWire] = []
+        self.answer: Callable[[list[Any]], Any] = list
+        self.before_connect: Callable[[], Any] = lambda: None
+        self.is_open = True
+        self._sent = threading.Condition()
+
+    def size(self, request: Any) -> int:
+        return len(request)
+
+    def connect(self, seconds: float) -> ScriptedWire:
+        self.before_connect()
+        self.wires.append(ScriptedWire(self))
+        return self.wires[-1]
+
+    async def connect_async(self, seconds: float) -> AsyncScriptedWire:
+        waiting = self.before_connect()
+        if waiting is not None:
+            await waiting
+        self.wires.append(ScriptedWire(self))
+        return AsyncScriptedWire(self.wires[-1])
+
+    def failure(self, cause: BaseException) -> StoreError:
+        return StoreUnavailable(f"{type(cause).__name__}: {cause}")
+
+    def may_repeat(self, request: Any, cause: BaseException) -> bool:
+        return str(request).startswith("repeat")
+
+    def talk(self, calls: Sequence[Call]) -> Talk:
+        replies = yield [call.request for call in calls]
+        if replies == "too large":
+            return calls
+        for call, reply in zip(calls, replies, strict=True):
+            call.answer(reply)
+        return ()
+
+    def sent(self, batch: list[Any]) -> None:
+        with self._sent:
+            self.batches.append(batch)
+            self._sent.notify_all()
+
+    def until_sent(self, batches: int) -> None:
+        """Return when so many batches have been sent."""
+        with self._sent:
+            assert self._sent.wait_for(lambda: len(self.batches) >= batches, PATIENCE)
+
+    async def until_sent_async(self, batches: int) -> None:
+        """As `until_sent`, in a task."""
+        async with asyncio.timeout(PATIENCE):
+            while len(self.batches) < batches:  # noqa: ASYNC110  # batches come one by one, and few
+                await asyncio.sleep(0)
+
+    def open(self) -> None:
+        """Let all replies through, from now on."""
+        self.is_open = True
+        for wire in self.wires:
+            wire.news()
+
+
+class ScriptedWire:
+    """A connection; what was sent on it and is not answered."""
+
+    def __init__(self, peer: ScriptedPeer) -> None:
+        self.peer = peer
+        self.is_closed = False
+        self.has_ended = False
+        self.under_way: deque[list[Any]] = deque()
+        self._baton = Baton()
+        self.news: Callable[[], None] = self._baton.set
+
+    def is_over(self) -> bool:
+        return self.has_ended
+
+    def send(self, message: list[Any]) -> None:
+        assert not self.is_closed
+        assert not self.under_way, "one batch at a time"
+        self.under_way.append(message)
+        self.peer.sent(message)
+        if self.peer.is_open:
+            self.news()
+
+    def wait(self, seconds: float) -> bool:
+        self._baton.wait(seconds)
+        return self.peer.is_open
+
+    def receive(self) -> Any:
+        assert not self.is_closed
+        if not self.peer.is_open or not self.under_way:
+            return PENDING
+        reply = self.peer.answer(self.under_way.popleft())
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class AsyncScriptedWire:
+    """The same for tasks."""
+
+    def __init__(self, wire: ScriptedWire) -> None:
+        self._wire = wire
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        wire.news = self._event.set
+
+    async def is_over(self) -> bool:
+        return self._wire.is_over()
+
+    async def exchange(self, message: list[Any]) -> Any:
+        self._wire.send(message)
+        while (reply := self._wire.receive()) is PENDING:
+            await self._event.wait()
+            self._event.clear()
+        return reply
+
+    async def close(self) -> None:
+        self._wire.close()

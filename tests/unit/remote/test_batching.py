@@ -1,0 +1,407 @@
+"""Which calls leave when, and what becomes of them; with times of the test's own and no connection at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.errors import StoreOverloaded, StoreTimeout, StoreUnavailable
+from headgate.stores.remote.batching import MANY, OVER, RECONNECT_PAUSE, SLOW, Batcher, Call, Lane
+from tests.unit.remote.scripted import ScriptedPeer
+
+DEADLINE = 1.0
+
+
+class NotedCall(Call):
+    """A call that keeps what it is told."""
+
+    __slots__ = ("error", "has_left", "reply")
+
+    def __init__(
+        self, request: str, now: float = 0.0, deadline: float = DEADLINE, source: str = "", **rest: Any
+    ) -> None:
+        super().__init__(request, now, now + deadline, source, **rest)
+        self.has_left = False
+        self.reply: Any = None
+        self.error: BaseException | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self.has_left
+
+    def deliver(self, reply: Any, error: BaseException | None) -> None:
+        self.reply, self.error = reply, error
+
+
+class Traffic:
+    """A batcher whose lanes are driven by hand."""
+
+    def __init__(self, lanes: int = 1, most: int = 128, *, connected: bool = True) -> None:
+        self.peer = ScriptedPeer(lanes, most)
+        self.batcher = Batcher(self.peer, DEADLINE, Lane)
+        for lane in self.batcher.lanes if connected else ():
+            lane.wire = object()
+
+    def add(self, *calls: NotedCall) -> None:
+        for call in calls:
+            self.batcher.add(call)
+
+    def depart(self, now: float = 0.0, *, after_pause: bool = False) -> list[Lane]:
+        """Have all calls leave that can, and return the lanes on which they did."""
+        lanes = []
+        while (lane := self.batcher.next_lane(now)) is not None:
+            if self.batcher.take(lane, now, after_pause=after_pause):
+                lanes.append(lane)
+        return lanes
+
+    def reply(self, lane: Lane, now: float = 0.0) -> None:
+        """Answer all that is under way on a lane."""
+        self.batcher.hear(lane, now)
+        for call in lane.batch:
+            call.answer(call.request)
+        self.batcher.finish(lane)
+
+
+def requests(lane: Lane) -> list[str]:
+    return [call.request for call in lane.batch]
+
+
+def calls(names: str, now: float = 0.0, **rest: Any) -> list[NotedCall]:
+    return [NotedCall(name, now, **rest) for name in names]
+
+
+# --- Together --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lone_call_leaves_at_once_and_alone() -> None:
+    traffic = Traffic()
+    [a] = calls("a")
+    traffic.add(a)
+    [lane] = traffic.depart()
+    assert requests(lane) == ["a"]
+    traffic.reply(lane)
+    assert a.reply == "a"
+    assert traffic.depart() == []
+
+
+def test_calls_that_come_while_a_round_trip_is_under_way_leave_together_in_order() -> None:
+    traffic = Traffic()
+    traffic.add(*calls("a"))
+    [lane] = traffic.depart()
+    for call in calls("bcd"):
+        traffic.add(call)
+        assert traffic.depart() == []
+    traffic.reply(lane)
+    [lane] = traffic.depart()
+    assert requests(lane) == ["b", "c", "d"]
+
+
+def test_a_batch_is_bounded_by_number_and_by_size() -> None:
+    traffic = Traffic(most=3)
+    traffic.add(*calls("abcd"))
+    [lane] = traffic.depart()
+    assert requests(lane) == ["a", "b", "c"]
+    traffic = Traffic()
+    traffic.peer.most_bytes = 5
+    traffic.add(NotedCall("aa"), NotedCall("bb"), NotedCall("cc"), NotedCall("ddddddd"), NotedCall("e"))
+    for expected in (["aa", "bb"], ["cc"], ["ddddddd"], ["e"]):
+        [lane] = traffic.depart()
+        assert requests(lane) == expected
+        traffic.reply(lane)
+
+
+def test_of_many_that_have_gathered_in_a_pause_the_first_half_leaves_first() -> None:
+    traffic = Traffic()
+    traffic.add(*(NotedCall(f"{number}") for number in range(MANY)))
+    [lane] = traffic.depart(after_pause=True)
+    assert len(lane.batch) == MANY // 2
+    traffic.reply(lane)
+    [lane] = traffic.depart()
+    assert len(lane.batch) == MANY // 2
+
+
+def test_what_the_server_has_not_done_leaves_once_more_each_alone() -> None:
+    traffic = Traffic()
+    traffic.add(*calls("ab"))
+    [lane] = traffic.depart()
+    traffic.add(*calls("c"))
+    traffic.batcher.finish(lane, lane.batch)
+    for expected in (["a"], ["b"], ["c"]):
+        [lane] = traffic.depart()
+        assert requests(lane) == expected
+        traffic.reply(lane)
+
+
+# --- Callers that give up --------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_is_given_up_before_it_leaves_does_not_leave_unless_it_must() -> None:
+    traffic = Traffic()
+    hit, record = NotedCall("hit"), NotedCall("record", must_leave=True)
+    traffic.add(hit, record)
+    hit.has_left = record.has_left = True
+    [lane] = traffic.depart()
+    assert requests(lane) == ["record"]
+
+
+def test_if_all_that_waited_have_given_up_the_lane_is_idle_again() -> None:
+    traffic = Traffic()
+    [a, b] = calls("ab")
+    a.has_left = True
+    traffic.add(a)
+    assert traffic.depart() == []
+    traffic.add(b)
+    [lane] = traffic.depart()
+    assert requests(lane) == ["b"]
+
+
+def test_the_reply_to_a_call_that_was_given_up_goes_to_who_cleans_up() -> None:
+    traffic = Traffic()
+    released: list[Any] = []
+    hold = NotedCall("hold", abandoned=released.append)
+    traffic.add(hold)
+    [lane] = traffic.depart()
+    hold.has_left = True
+    traffic.reply(lane)
+    assert released == ["hold"]
+    assert hold.reply is None
+
+
+# --- Deadlines -------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_fails_when_it_is_due_and_no_other_does() -> None:
+    traffic = Traffic()
+    tight, patient = NotedCall("tight", deadline=0.003), NotedCall("patient")
+    traffic.add(tight, patient)
+    [lane] = traffic.depart()
+    assert traffic.batcher.alarm == 0.003
+    assert traffic.batcher.expire(0.003) == []
+    assert isinstance(tight.error, StoreTimeout)
+    assert patient.state != OVER
+    traffic.reply(lane, 0.5)
+    assert patient.reply == "patient"
+    assert tight.reply is None  # it came too late
+
+
+def test_a_tight_deadline_does_not_cost_the_connection() -> None:
+    """It says nothing about the server: only the store's own deadline does."""
+    traffic = Traffic()
+    traffic.add(NotedCall("tight", deadline=0.003))
+    [lane] = traffic.depart()
+    assert traffic.batcher.expire(0.1) == []
+    assert traffic.batcher.expire(DEADLINE) == [lane]
+
+
+def test_a_limiters_longer_deadline_keeps_the_connection() -> None:
+    traffic = Traffic()
+    traffic.add(NotedCall("patient", deadline=30))
+    [lane] = traffic.depart()
+    assert traffic.batcher.expire(29.9) == []
+    assert traffic.batcher.expire(30) == [lane]
+
+
+def test_when_a_silent_connection_is_given_up_those_that_wait_fail_too() -> None:
+    """They would only find out once more that nobody answers, one time-out after the other."""
+    traffic = Traffic()
+    sent, waiting = NotedCall("sent"), NotedCall("waiting", 0.5)
+    traffic.add(sent)
+    traffic.depart()
+    traffic.add(waiting)
+    [lane] = traffic.batcher.expire(DEADLINE)
+    traffic.batcher.give_up(lane)
+    assert isinstance(sent.error, StoreTimeout)
+    assert isinstance(waiting.error, StoreTimeout)
+    assert sent.error is not waiting.error
+
+
+def test_what_this_process_could_not_send_in_time_is_not_the_servers_fault() -> None:
+    traffic = Traffic(most=1)
+    late = NotedCall("late")
+    traffic.add(NotedCall("a"), NotedCall("b"), late)
+    [lane] = traffic.depart()
+    traffic.reply(lane, 0.6)  # the server answers
+    traffic.depart(0.6)
+    traffic.batcher.expire(DEADLINE)
+    assert isinstance(late.error, StoreOverloaded)
+
+
+def test_what_was_not_sent_because_the_server_is_silent_is_a_time_out() -> None:
+    traffic = Traffic()
+    traffic.add(NotedCall("a", deadline=30))
+    traffic.depart()
+    waiting = NotedCall("waiting", 0.1)
+    traffic.add(waiting)
+    traffic.batcher.expire(0.1 + DEADLINE)
+    assert isinstance(waiting.error, StoreTimeout)
+
+
+def test_what_was_not_sent_because_there_is_no_connection_yet_is_a_time_out() -> None:
+    traffic = Traffic(connected=False)
+    call = NotedCall("a")
+    traffic.add(call)
+    assert traffic.batcher.next_lane(0) is not None
+    traffic.batcher.expire(DEADLINE)
+    assert isinstance(call.error, StoreTimeout)
+
+
+def test_what_a_blocked_process_never_came_to_send_is_overload_and_is_not_sent_late() -> None:
+    traffic = Traffic()
+    call = NotedCall("a")
+    traffic.add(call)
+    lane = traffic.batcher.next_lane(0)
+    assert lane is not None
+    assert traffic.batcher.take(lane, DEADLINE) == []
+    assert isinstance(call.error, StoreOverloaded)
+
+
+def test_a_connection_is_waited_for_as_long_as_anybody_does() -> None:
+    traffic = Traffic(connected=False)
+    traffic.add(NotedCall("a"), NotedCall("b", deadline=30))
+    lane = traffic.batcher.next_lane(0)
+    assert lane is not None
+    assert traffic.batcher.time_to_connect(lane, 10) == 20
+    assert traffic.batcher.time_to_connect(lane, 29.5) == DEADLINE
+
+
+# --- Connections that break ------------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_fails_what_is_under_way_and_nothing_else() -> None:
+    traffic = Traffic()
+    [a, b, c] = calls("abc")
+    traffic.add(a, b)
+    [lane] = traffic.depart()
+    traffic.add(c)
+    traffic.batcher.lose(lane, ConnectionResetError("gone"))
+    assert isinstance(a.error, StoreUnavailable)
+    assert a.error is not b.error
+    assert lane.wire is None
+    [lane] = traffic.depart()
+    assert requests(lane) == ["c"]
+
+
+def test_what_may_be_repeated_is_once() -> None:
+    traffic = Traffic()
+    settle = NotedCall("repeat this")
+    traffic.add(settle)
+    for _ in range(2):
+        assert settle.error is None
+        [lane] = traffic.depart()
+        traffic.batcher.lose(lane, ConnectionResetError("gone"))
+    assert isinstance(settle.error, StoreUnavailable)
+
+
+def test_without_any_connection_all_that_wait_fail() -> None:
+    traffic = Traffic(connected=False)
+    [a, b] = calls("ab")
+    traffic.add(a, b)
+    lane = traffic.batcher.next_lane(0)
+    assert lane is not None
+    traffic.batcher.cannot_connect(lane, ConnectionRefusedError("no"), 0)
+    assert isinstance(a.error, StoreUnavailable)
+    assert isinstance(b.error, StoreUnavailable)
+    assert traffic.batcher.next_lane(0) is None
+    traffic.add(*calls("c"))
+    assert traffic.batcher.next_lane(0) is lane  # it is tried again at once
+
+
+def test_a_further_connection_that_cannot_be_had_fails_nobody() -> None:
+    """A server may have no more connections for us; the one that there is carries all calls."""
+    traffic = Traffic(lanes=2)
+    first, second = traffic.batcher.lanes
+    second.wire = None
+    waiting = NotedCall("b", deadline=30, source="other")
+    traffic.add(*calls("a", deadline=30))
+    traffic.depart()
+    traffic.add(waiting)
+    traffic.batcher.expire(SLOW)
+    assert traffic.batcher.next_lane(SLOW) is second
+    traffic.batcher.cannot_connect(second, ConnectionRefusedError("no"), SLOW)
+    assert waiting.error is None
+    assert traffic.batcher.next_lane(SLOW) is None
+    assert traffic.batcher.next_lane(SLOW + RECONNECT_PAUSE) is second
+    assert requests(first) == ["a"]
+
+
+# --- Slow limiters ---------------------------------------------------------------------------------------------------
+
+
+def hold_up(traffic: Traffic) -> Lane:
+    """Have calls of two limiters under way in one batch for longer than usual, and return the lane."""
+    traffic.add(NotedCall("slow 1", source="slow"), NotedCall("quick 1", source="quick"))
+    [lane] = traffic.depart()
+    traffic.add(NotedCall("slow 2", source="slow"), NotedCall("other 1", source="other"))
+    assert traffic.depart() == []
+    assert traffic.batcher.alarm == SLOW
+    traffic.batcher.expire(SLOW)
+    return lane
+
+
+def test_nobody_else_waits_for_a_batch_that_takes_long() -> None:
+    traffic = Traffic(lanes=4)
+    stuck = hold_up(traffic)
+    left = traffic.depart(SLOW)
+    assert [requests(lane) for lane in left] == [["other 1"], ["slow 2"]]
+    assert stuck not in left
+
+
+def test_a_slow_limiter_shares_no_batch_until_it_is_quick_again() -> None:
+    traffic = Traffic(lanes=4)
+    stuck = hold_up(traffic)
+    [other, slow] = traffic.depart(SLOW)
+    traffic.reply(other, SLOW + 0.001)
+    for lane in (stuck, slow):
+        traffic.reply(lane, 0.9)
+    traffic.add(NotedCall("a", 10.0, source="other"), NotedCall("b", 10.0, source="slow"))
+    lanes = traffic.depart(10.0)
+    assert [requests(lane) for lane in lanes] == [["a"], ["b"]]
+    for lane in lanes:
+        traffic.reply(lane, 10.001)
+    traffic.add(NotedCall("c", 11.0, source="other"), NotedCall("d", 11.0, source="slow"))
+    assert [requests(lane) for lane in traffic.depart(11.0)] == [["c", "d"]]
+
+
+def test_the_last_lane_is_kept_for_limiters_that_are_not_slow() -> None:
+    traffic = Traffic(lanes=3)
+    hold_up(traffic)  # one lane is stuck
+    [other, slow] = traffic.depart(SLOW)
+    traffic.reply(other, SLOW)
+    traffic.add(NotedCall("quick 2", SLOW, source="quick"))  # it was in the batch that is stuck
+    assert traffic.depart(SLOW) == []
+    traffic.add(NotedCall("other 2", SLOW, source="other"))
+    [lane] = traffic.depart(SLOW)
+    assert requests(lane) == ["other 2"]
+    assert slow.batch
+
+
+def test_a_server_that_is_far_away_is_not_slow() -> None:
+    """What is usual is measured: a round trip of 50 ms is, if all take as long."""
+    traffic = Traffic(lanes=4)
+    now = 0.0
+    for number in range(50):
+        traffic.add(NotedCall("a", now, source="one"), NotedCall("b", now, source="two"))
+        lanes = traffic.depart(now)
+        assert [requests(lane) for lane in lanes] == [["a", "b"]], f"round {number}"
+        now += 0.05
+        traffic.batcher.expire(now)
+        traffic.reply(lanes[0], now)
+
+
+def test_with_a_single_lane_nothing_is_slow() -> None:
+    traffic = Traffic(lanes=1)
+    traffic.add(*calls("a"))
+    traffic.depart()
+    traffic.add(*calls("b"))
+    assert traffic.batcher.alarm == DEADLINE
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_nothing_to_do_is_never_due(lanes: int) -> None:
+    traffic = Traffic(lanes)
+    traffic.add(*calls("ab"))
+    for lane in traffic.depart():
+        traffic.reply(lane, 0.1)
+    traffic.batcher.expire(DEADLINE)
+    assert traffic.batcher.alarm == float("inf")

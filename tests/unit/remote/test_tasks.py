@@ -1,0 +1,319 @@
+"""Tasks that share connections, per event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from headgate.errors import StoreOverloaded, StoreTimeout, StoreUnavailable
+from headgate.stores.remote import batching
+from headgate.stores.remote.connecting import in_thread
+from headgate.stores.remote.tasks import AsyncEngine
+from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedWire
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[ScriptedPeer]:
+    peer = ScriptedPeer()
+    yield peer
+    peer.open()
+
+
+@pytest.fixture
+async def engine(peer: ScriptedPeer) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(peer, PATIENCE)
+    yield engine
+    peer.open()
+    await engine.aclose()
+
+
+def start(engine: AsyncEngine, request: str, deadline: float = PATIENCE, **rest: Any) -> asyncio.Future[Any]:
+    return engine.start(request, time.monotonic() + deadline, **rest)
+
+
+async def outcomes(futures: list[asyncio.Future[Any]]) -> list[Any]:
+    return await asyncio.gather(*futures, return_exceptions=True)
+
+
+# --- Together --------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_one_turn_of_the_event_loop_leave_together(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    assert await outcomes([start(engine, name) for name in "abc"]) == ["a", "b", "c"]
+    assert peer.batches == [["a", "b", "c"]]
+
+
+async def test_calls_that_wait_leave_together(engine: AsyncEngine, peer: ScriptedPeer) -> None:
+    peer.is_open = False
+    first = start(engine, "first")
+    await peer.until_sent_async(1)
+    others = [start(engine, name) for name in "abc"]
+    peer.open()
+    assert await outcomes([first, *others]) == ["first", "a", "b", "c"]
+    assert peer.batches == [["first"], ["a", "b", "c"]]
+    assert len(peer.wires) == 1
+
+
+async def test_what_takes_long_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "SLOW", 0.0)
+    peer = ScriptedPeer(lanes=2)
+    engine = AsyncEngine(peer, PATIENCE)
+    peer.is_open = False
+    slow = start(engine, "slow", source="slow")
+    await peer.until_sent_async(1)
+    quick = start(engine, "quick", source="quick")
+    await peer.until_sent_async(2)
+    assert peer.batches == [["slow"], ["quick"]]
+    assert len(peer.wires) == 2
+    peer.open()
+    assert await outcomes([slow, quick]) == ["slow", "quick"]
+    await engine.aclose()
+
+
+# --- Deadlines -------------------------------------------------------------------------------------------------------
+
+
+async def test_each_call_fails_when_it_is_due(engine: AsyncEngine, peer: ScriptedPeer) -> None:
+    peer.is_open = False
+    tight, patient = start(engine, "tight", 0.01), start(engine, "patient")
+    await peer.until_sent_async(1)
+    unsent = start(engine, "unsent", 0.01)
+    with pytest.raises(StoreTimeout):
+        await tight
+    with pytest.raises(StoreTimeout):
+        await unsent
+    assert not patient.done()
+    peer.open()
+    assert await patient == "patient"
+    assert peer.batches == [["tight", "patient"]]
+    assert len(peer.wires) == 1
+
+
+async def test_connecting_counts_towards_the_deadline(engine: AsyncEngine, peer: ScriptedPeer) -> None:
+    go_on = asyncio.Event()
+    peer.before_connect = go_on.wait
+    with pytest.raises(StoreTimeout):
+        await start(engine, "a", 0.01)
+    go_on.set()
+    assert await start(engine, "b") == "b"
+    assert peer.batches == [["b"]]
+
+
+async def test_a_connection_that_never_comes_is_given_up(peer: ScriptedPeer) -> None:
+    engine = AsyncEngine(peer, 0.01)
+    peer.before_connect = asyncio.Event().wait
+    with pytest.raises(StoreUnavailable):
+        await start(engine, "a", 0.05)
+    peer.before_connect = lambda: None
+    assert await start(engine, "b") == "b"
+    await engine.aclose()
+
+
+async def test_a_connection_that_stays_silent_is_given_up_with_all_that_wait(peer: ScriptedPeer) -> None:
+    engine = AsyncEngine(peer, 0.05)
+    await start(engine, "warm")
+    peer.is_open = False
+    sent = start(engine, "sent", 0.05)
+    await peer.until_sent_async(2)
+    waiting = [start(engine, name) for name in "abc"]
+    found = await outcomes([sent, *waiting])
+    assert {type(error) for error in found} == {StoreTimeout}
+    assert len({id(error) for error in found}) == 4
+    peer.open()
+    assert await start(engine, "d") == "d"
+    assert [wire.is_closed for wire in peer.wires] == [True, False]
+    assert peer.batches == [["warm"], ["sent"], ["d"]]
+    await engine.aclose()
+
+
+async def test_a_reply_that_is_there_but_unread_is_not_late(engine: AsyncEngine, peer: ScriptedPeer) -> None:
+    """As after the event loop was blocked, if it looks at its timers first."""
+    peer.is_open = False
+    call = start(engine, "a", 0.01)
+    await peer.until_sent_async(1)
+    end = time.monotonic() + 0.1
+    while time.monotonic() < end:  # what blocks the event loop
+        pass
+    peer.open()
+    assert await call == "a"
+
+
+async def test_what_a_blocked_event_loop_did_not_come_to_send_is_overload(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    await start(engine, "warm")
+    call = start(engine, "a", 0.001)
+    end = time.monotonic() + 0.01
+    while time.monotonic() < end:
+        pass
+    with pytest.raises(StoreOverloaded):
+        await call
+    assert peer.batches == [["warm"]]
+
+
+# --- Cancelled callers -----------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_call_that_has_not_left_does_not_leave_unless_it_must(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    peer.is_open = False
+    first = start(engine, "first")
+    await peer.until_sent_async(1)
+    hit, record = start(engine, "hit"), start(engine, "record", must_leave=True)
+    hit.cancel()
+    record.cancel()
+    peer.open()
+    await first
+    await peer.until_sent_async(2)
+    assert peer.batches == [["first"], ["record"]]
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_whenever_a_caller_is_cancelled_its_reply_is_somebodys(
+    engine: AsyncEngine, peer: ScriptedPeer, steps: int
+) -> None:
+    """Either the caller has it, or what cleans up does, or it was never asked for."""
+    released: list[Any] = []
+    holding = asyncio.ensure_future(
+        engine.call_async("hold", time.monotonic() + PATIENCE, "", released.append)
+    )
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    holding.cancel()
+    await asyncio.wait([holding])
+    await start(engine, "next")
+    assert sum("hold" in batch for batch in peer.batches) == len(released) + (not holding.cancelled())
+
+
+# --- Failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trouble", [ConnectionResetError("gone"), struct.error("odd"), IndexError("none"), RuntimeError("closed")]
+)
+async def test_whatever_a_connection_raises_is_an_error_of_ours(
+    engine: AsyncEngine, peer: ScriptedPeer, trouble: Exception
+) -> None:
+    peer.answer = lambda batch: trouble
+    found = await outcomes([start(engine, name) for name in "ab"])
+    assert [type(error) for error in found] == [StoreUnavailable] * 2
+    assert found[0] is not found[1]
+    peer.answer = list
+    assert await start(engine, "c") == "c"
+
+
+async def test_a_connection_that_cannot_be_made_fails_all_that_wait(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    peer.before_connect = refuse
+    found = await outcomes([start(engine, name) for name in "ab"])
+    assert [str(error) for error in found] == ["RuntimeError: can't start new thread"] * 2
+
+
+async def test_a_connection_made_in_a_thread_is_closed_if_nobody_waits_for_it_any_more(
+    peer: ScriptedPeer,
+) -> None:
+    go_on, closed = threading.Event(), threading.Event()
+
+    class Wire(ScriptedWire):
+        def close(self) -> None:
+            closed.set()
+
+    def connect() -> Wire:
+        go_on.wait(PATIENCE)
+        return Wire(peer)
+
+    connecting = asyncio.ensure_future(in_thread(connect))
+    await asyncio.sleep(0)
+    connecting.cancel()
+    await asyncio.wait([connecting])
+    go_on.set()
+    assert await asyncio.to_thread(closed.wait, PATIENCE)
+
+
+# --- Event loops -----------------------------------------------------------------------------------------------------
+
+
+def test_one_event_loop_after_another_has_a_connection_of_its_own_and_closes_it() -> None:
+    peer = ScriptedPeer()
+    engine = AsyncEngine(peer, PATIENCE)
+
+    async def call() -> Any:
+        return await start(engine, "a")
+
+    for _ in range(3):
+        assert asyncio.run(call()) == "a"
+    assert [wire.is_closed for wire in peer.wires] == [True] * 3
+
+
+def test_an_event_loop_that_ends_fails_what_is_under_way() -> None:
+    peer = ScriptedPeer()
+    engine = AsyncEngine(peer, PATIENCE)
+    left: list[asyncio.Future[Any]] = []
+
+    async def leave() -> None:
+        peer.is_open = False
+        left.append(start(engine, "a"))
+        await peer.until_sent_async(1)
+        left.append(start(engine, "b"))
+
+    asyncio.run(leave())
+    assert [type(future.exception()) for future in left] == [StoreUnavailable] * 2
+    assert peer.wires[0].is_closed
+
+
+def test_closing_an_engine_whose_event_loop_is_closed_harms_nobody() -> None:
+    peer = ScriptedPeer()
+    engine = AsyncEngine(peer, PATIENCE)
+    loop = asyncio.new_event_loop()
+
+    async def call() -> Any:
+        return await start(engine, "a")
+
+    assert loop.run_until_complete(call()) == "a"
+    loop.close()  # without what asyncio.run does at its end
+    engine.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        asyncio.run(call())
+
+
+async def test_calls_under_way_end_before_connections_are_closed(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    peer.is_open = False
+    under_way = start(engine, "a")
+    await peer.until_sent_async(1)
+    closing = asyncio.ensure_future(engine.aclose())
+    await asyncio.sleep(0)
+    with pytest.raises(StoreUnavailable, match="closed"):
+        start(engine, "b")
+    release = start(engine, "release", must_leave=True)  # of a hold whose caller was cancelled meanwhile
+    peer.open()
+    assert await outcomes([under_way, release]) == ["a", "release"]
+    await closing
+    assert peer.wires[0].is_closed
+
+
+def test_a_forked_process_connects_anew() -> None:
+    peer = ScriptedPeer()
+    engine = AsyncEngine(peer, PATIENCE)
+
+    async def call() -> Any:
+        before = await start(engine, "a")
+        engine.after_fork_in_child()
+        return before, await start(engine, "b")
+
+    assert asyncio.run(call()) == ("a", "b")
+    assert len(peer.wires) == 2

@@ -1,0 +1,484 @@
+"""Threads that share connections: one leads, the others wait for what it brings, whatever happens to the leader."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from headgate.errors import StoreTimeout, StoreUnavailable
+from headgate.stores.base import REENTERED
+from headgate.stores.remote import connecting
+from headgate.stores.remote.threads import ThreadEngine
+from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedWire
+
+Calls = Callable[..., Any]
+
+
+@pytest.fixture
+def peer() -> ScriptedPeer:
+    return ScriptedPeer()
+
+
+@pytest.fixture
+def engine(peer: ScriptedPeer) -> ThreadEngine:
+    return ThreadEngine(peer, PATIENCE)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(40) as pool:
+        yield pool
+
+
+def call(engine: ThreadEngine, request: str, deadline: float = PATIENCE, **rest: Any) -> Any:
+    return engine.call(request, time.monotonic() + deadline, **rest)
+
+
+def waiting(engine: ThreadEngine) -> int:
+    """Return how many calls wait to be sent."""
+    return len(engine._crew._batcher._quick.waiting) + len(engine._crew._new)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never happens"
+        os.sched_yield()
+
+
+# --- Together --------------------------------------------------------------------------------------------------------
+
+
+def test_one_thread_after_another_uses_one_connection(engine: ThreadEngine, peer: ScriptedPeer) -> None:
+    assert [call(engine, f"{number}") for number in range(3)] == ["0", "1", "2"]
+    assert peer.batches == [["0"], ["1"], ["2"]]
+    assert len(peer.wires) == 1
+
+
+def test_threads_that_come_while_a_round_trip_is_under_way_leave_together(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    peer.is_open = False
+    first = pool.submit(call, engine, "first")
+    peer.until_sent(1)
+    others = [pool.submit(call, engine, f"{number}") for number in range(30)]
+    until(lambda: waiting(engine) == 30)
+    assert len(peer.batches) == 1
+    peer.open()
+    assert first.result(PATIENCE) == "first"
+    assert [job.result(PATIENCE) for job in others] == [f"{number}" for number in range(30)]
+    assert sorted(peer.batches[1]) == sorted(f"{number}" for number in range(30))
+    assert len(peer.wires) == 1
+
+
+def test_many_threads_get_each_its_own_reply(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    def work(number: int) -> list[Any]:
+        return [call(engine, f"{number} {turn}") for turn in range(50)]
+
+    jobs = [pool.submit(work, number) for number in range(40)]
+    for number, job in enumerate(jobs):
+        assert job.result(PATIENCE) == [f"{number} {turn}" for turn in range(50)]
+    assert sum(map(len, peer.batches)) == 40 * 50
+    assert len(peer.wires) == 1
+
+
+# --- Deadlines -------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_whose_deadline_passes_leaves_the_lead_to_another(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    peer.is_open = False
+    leader = pool.submit(call, engine, "leader", 0.2)
+    peer.until_sent(1)
+    follower = pool.submit(call, engine, "follower")
+    until(lambda: waiting(engine) == 1)
+    with pytest.raises(StoreTimeout):
+        leader.result(PATIENCE)
+    assert not follower.done()
+    peer.open()
+    assert follower.result(PATIENCE) == "follower"
+    assert len(peer.wires) == 1  # the late reply was read, by the follower
+
+
+def test_a_follower_whose_deadline_passes_fails_alone(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    peer.is_open = False
+    leader = pool.submit(call, engine, "leader")
+    peer.until_sent(1)
+    with pytest.raises(StoreTimeout):
+        call(engine, "follower", 0.01)
+    peer.open()
+    assert leader.result(PATIENCE) == "leader"
+    assert peer.batches == [["leader"]]
+
+
+def test_a_reply_that_nobody_waited_for_is_not_taken_for_that_to_the_next_call(
+    engine: ThreadEngine, peer: ScriptedPeer
+) -> None:
+    peer.is_open = False
+    with pytest.raises(StoreTimeout):
+        call(engine, "late", 0.01)
+    peer.open()
+    assert call(engine, "next") == "next"
+    assert len(peer.wires) == 1
+
+
+def test_a_connection_that_stays_silent_beyond_the_stores_deadline_is_given_up(peer: ScriptedPeer) -> None:
+    engine = ThreadEngine(peer, 0.05)
+    peer.is_open = False
+    with pytest.raises(StoreTimeout):
+        call(engine, "a", 0.05)
+    until(lambda: _given_up(engine, peer))
+    peer.open()
+    assert call(engine, "b") == "b"
+    assert len(peer.wires) > 1
+
+
+def _given_up(engine: ThreadEngine, peer: ScriptedPeer) -> bool:
+    with pytest.raises(StoreTimeout):
+        call(engine, "x", 0.01)
+    return peer.wires[0].is_closed
+
+
+def test_connecting_counts_towards_the_deadline(engine: ThreadEngine, peer: ScriptedPeer) -> None:
+    """Whatever it waits for: a look-up, a handshake, a login."""
+    go_on = threading.Event()
+    peer.before_connect = lambda: go_on.wait(PATIENCE)
+    with pytest.raises(StoreTimeout):
+        call(engine, "a", 0.05)
+    go_on.set()
+    assert call(engine, "b") == "b"
+    assert peer.batches == [["b"]]
+    assert len(peer.wires) == 1  # the connection that came late is used
+
+
+def test_a_connection_that_comes_after_it_was_given_up_is_closed(peer: ScriptedPeer) -> None:
+    engine = ThreadEngine(peer, 0.01)
+    go_on = threading.Event()
+    peer.before_connect = lambda: go_on.wait(PATIENCE)
+    with pytest.raises(StoreUnavailable):
+        call(engine, "a", 0.01)
+    until(lambda: engine._crew.lanes[0].connecting is None or _times_out(engine))
+    go_on.set()
+    until(lambda: peer.wires and all(wire.is_closed for wire in peer.wires if wire not in engine.wires))
+
+
+def _times_out(engine: ThreadEngine) -> bool:
+    with pytest.raises(StoreUnavailable):
+        call(engine, "x", 0.001)
+    return False
+
+
+# --- Failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trouble", [ConnectionResetError("gone"), struct.error("odd"), IndexError("none"), ValueError("no")]
+)
+def test_whatever_a_connection_raises_is_an_error_of_ours(
+    engine: ThreadEngine, peer: ScriptedPeer, trouble: Exception
+) -> None:
+    call(engine, "warm")
+    peer.answer = lambda batch: trouble
+    with pytest.raises(StoreUnavailable, match=str(trouble)):
+        call(engine, "a")
+    peer.answer = list
+    assert call(engine, "b") == "b"
+    assert [wire.is_closed for wire in peer.wires] == [True, False]
+
+
+def test_a_reply_with_too_few_parts_is_an_error_of_ours(engine: ThreadEngine, peer: ScriptedPeer) -> None:
+    peer.answer = lambda batch: []
+    with pytest.raises(StoreUnavailable):
+        call(engine, "a")
+
+
+def test_a_connection_that_cannot_be_made_is_an_error_of_ours(
+    engine: ThreadEngine, peer: ScriptedPeer
+) -> None:
+    def refuse() -> None:
+        raise OSError("no route")
+
+    peer.before_connect = refuse
+    with pytest.raises(StoreUnavailable, match="no route"):
+        call(engine, "a")
+
+
+def test_a_process_that_can_have_no_more_threads_gets_an_error_of_ours(
+    engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(connecting.threading.Thread, "start", refuse)
+    with pytest.raises(StoreUnavailable, match="can't start new thread"):
+        call(engine, "a")
+    monkeypatch.undo()
+    assert call(engine, "b") == "b"
+
+
+def test_a_connection_that_the_server_has_closed_is_noticed_before_it_is_used(
+    engine: ThreadEngine, peer: ScriptedPeer
+) -> None:
+    call(engine, "a")
+    peer.wires[0].has_ended = True
+    engine._crew.lanes[0].heard = 0.0  # as after a pause
+    assert call(engine, "b") == "b"
+    assert [wire.is_closed for wire in peer.wires] == [True, False]
+
+
+def test_what_was_too_large_together_leaves_one_by_one(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    peer.is_open = False
+    peer.answer = lambda batch: "too large" if len(batch) > 1 else batch
+    jobs = [pool.submit(call, engine, "first")]
+    peer.until_sent(1)
+    jobs += [pool.submit(call, engine, f"{number}") for number in range(3)]
+    until(lambda: waiting(engine) == 3)
+    peer.open()
+    assert [job.result(PATIENCE) for job in jobs] == ["first", "0", "1", "2"]
+    assert list(map(len, peer.batches)) == [1, 3, 1, 1, 1]
+
+
+# --- Interrupted threads ---------------------------------------------------------------------------------------------
+
+
+class Interruption(Exception):
+    """What a signal handler raises."""
+
+
+def interrupted_in(wire: ScriptedWire, step: str, before: bool = True) -> None:
+    """Have the next use of a connection raise, before or after it was done."""
+    usual = getattr(wire, step)
+
+    def raise_once(*args: Any) -> Any:
+        setattr(wire, step, usual)
+        if not before:
+            usual(*args)
+        raise KeyboardInterrupt
+
+    setattr(wire, step, raise_once)
+
+
+def test_a_leader_that_is_interrupted_while_it_waits_leaves_the_lead_to_another(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    call(engine, "warm")
+    peer.is_open = False
+    go_on = threading.Event()
+    usual = peer.wires[0].wait
+
+    def interrupt(seconds: float) -> bool:
+        go_on.wait(PATIENCE)
+        peer.wires[0].wait = usual  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    peer.wires[0].wait = interrupt  # type: ignore[method-assign]
+    leader = pool.submit(call, engine, "leader")
+    peer.until_sent(2)
+    followers = [pool.submit(call, engine, f"{number}") for number in range(5)]
+    until(lambda: waiting(engine) == 5)
+    go_on.set()
+    with pytest.raises(KeyboardInterrupt):
+        leader.result(PATIENCE)
+    peer.open()
+    assert [job.result(PATIENCE) for job in followers] == [f"{number}" for number in range(5)]
+    assert len(peer.wires) == 1
+
+
+@pytest.mark.parametrize("step", ["send", "receive"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_connection_in_doubt_is_not_used_again(
+    engine: ThreadEngine, peer: ScriptedPeer, step: str, before: bool
+) -> None:
+    call(engine, "warm")
+    interrupted_in(peer.wires[0], step, before)
+    with pytest.raises(KeyboardInterrupt):
+        call(engine, "a")
+    assert call(engine, "b") == "b"
+    assert [wire.is_closed for wire in peer.wires] == [True, False]
+
+
+def test_others_hear_at_once_that_their_connection_was_in_doubt(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    call(engine, "warm")
+    peer.is_open = False
+    first = pool.submit(call, engine, "first")
+    peer.until_sent(2)
+    others = [pool.submit(call, engine, f"{number}") for number in range(3)]
+    until(lambda: waiting(engine) == 3)
+    interrupted_in(peer.wires[0], "receive")
+    peer.open()
+    with pytest.raises(KeyboardInterrupt):
+        first.result(PATIENCE)
+    assert [job.result(PATIENCE) for job in others] == ["0", "1", "2"]  # these had not been sent
+
+
+def test_a_request_that_must_leave_does_though_its_caller_was_interrupted(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    call(engine, "warm")
+    peer.is_open = False
+    first = pool.submit(call, engine, "first")
+    peer.until_sent(2)
+    for request, must_leave in (("hit", False), ("record", True)):
+        job = pool.submit(interrupted_follower, engine, request, must_leave)
+        with pytest.raises(Interruption):
+            job.result(PATIENCE)
+    peer.open()
+    first.result(PATIENCE)
+    call(engine, "last")
+    assert peer.batches[2:] in ([["record"], ["last"]], [["record", "last"]])
+
+
+def interrupted_follower(engine: ThreadEngine, request: str, must_leave: bool) -> None:
+    """Make a call that is interrupted while it waits for another thread."""
+    crew = engine._crew
+    usual = crew.wait
+
+    def interrupt(*args: Any) -> None:
+        crew.wait = usual  # type: ignore[method-assign]
+        raise Interruption
+
+    crew.wait = interrupt  # type: ignore[method-assign]
+    call(engine, request, must_leave=must_leave)
+
+
+@pytest.mark.parametrize("moment", ["while it waits", "when the reply is there"])
+def test_the_reply_to_a_hold_whose_caller_was_interrupted_is_given_back(
+    engine: ThreadEngine, peer: ScriptedPeer, moment: str
+) -> None:
+    call(engine, "warm")
+    released: list[Any] = []
+    wire = peer.wires[0]
+    if moment == "while it waits":
+        interrupted_in(wire, "wait")
+    else:
+        step = engine._crew._step
+
+        def interrupt(*args: Any) -> Any:
+            result = step(*args)
+            if args[0].reply is not None:
+                engine._crew._step = step  # type: ignore[method-assign]
+                raise KeyboardInterrupt
+            return result
+
+        engine._crew._step = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        call(engine, "hold", abandoned=released.append)
+    call(engine, "next")
+    assert released == ["hold"]
+
+
+def test_a_call_out_of_the_middle_of_another_one_is_refused(engine: ThreadEngine, peer: ScriptedPeer) -> None:
+    """As from a signal handler, or a `__del__`: it must neither wait for itself nor come in between."""
+    found: list[str] = []
+
+    def call_again(batch: list[Any]) -> Any:
+        try:
+            call(engine, "inner")
+        except StoreUnavailable as error:
+            found.append(str(error))
+        return batch
+
+    peer.answer = call_again
+    assert call(engine, "outer") == "outer"
+    assert found == [REENTERED]
+
+
+def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    """The main thread is interrupted again and again, wherever it is; other threads go on, each with its own replies."""
+    stop = threading.Event()
+
+    def work(number: int) -> int:
+        turn = failed = 0
+        while not stop.is_set():
+            turn += 1
+            try:
+                assert call(engine, f"{number} {turn}") == f"{number} {turn}"
+            except StoreUnavailable:  # it shared a connection that was in doubt
+                failed += 1
+        return turn - failed
+
+    interrupts = 0
+
+    def interrupt(*_: object) -> None:
+        raise Interruption
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    jobs = [pool.submit(work, number) for number in range(4)]
+    try:
+        number = 0
+        while interrupts < 1000:
+            number += 1
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001 + number % 17 * 0.00002)
+                while True:
+                    assert call(engine, "main") == "main"
+            except Interruption:
+                interrupts += 1
+            except StoreUnavailable:
+                continue
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        stop.set()
+    assert all(job.result(PATIENCE) for job in jobs)
+    assert call(engine, "afterwards") == "afterwards"
+    assert not engine._crew._is_busy
+    assert sum(not wire.is_closed for wire in peer.wires) == 1
+
+
+# --- The end ---------------------------------------------------------------------------------------------------------
+
+
+def test_calls_that_are_under_way_end_before_a_connection_is_closed(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+) -> None:
+    peer.is_open = False
+    under_way = pool.submit(call, engine, "a")
+    peer.until_sent(1)
+    engine.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        call(engine, "b")
+    assert not peer.wires[0].is_closed
+    peer.open()
+    assert under_way.result(PATIENCE) == "a"
+    assert peer.wires[0].is_closed
+
+
+def test_a_process_that_is_forked_in_the_middle_of_a_call_leaves_it_to_its_parent(
+    engine: ThreadEngine, peer: ScriptedPeer
+) -> None:
+    """A signal handler may fork; the child must not read what the parent waits for."""
+    call(engine, "warm")
+    wire = peer.wires[0]
+
+    def fork(seconds: float) -> bool:
+        engine.after_fork_in_child()
+        return True
+
+    wire.wait = fork  # type: ignore[method-assign]
+    peer.is_open = False
+    with pytest.raises(StoreUnavailable, match="forked"):
+        call(engine, "a")
+    peer.is_open = True
+    assert call(engine, "b") == "b"
+    assert len(peer.wires) == 2
+    assert not wire.is_closed

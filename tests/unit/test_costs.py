@@ -1,0 +1,122 @@
+"""Costs by unit: what each rule is charged, and what is nonsense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate import AsyncLimiter, ConfigError, CostTooHigh, Limiter, SQLiteStore, fixed_window, token_bucket
+from headgate.costs import Units, total
+from headgate.rules import Rule
+from headgate.stores.kv import KVStore, MemoryKV
+from headgate.testing import FakeClock, ReferenceStore
+
+RULES = (fixed_window("10/minute"), token_bucket("1000/minute", unit="tokens"), fixed_window("5/day"))
+
+
+def limiter(*rules: Rule) -> Limiter:
+    return Limiter(*(rules or RULES), name="model", store=ReferenceStore(clock=FakeClock()))
+
+
+def test_the_unit_is_part_of_a_default_name() -> None:
+    assert [rule.name for rule in RULES] == ["fixed_window/1m", "token_bucket/1m/tokens", "fixed_window/1d"]
+    assert fixed_window("5/day", scope="user", unit="pages").name == "fixed_window/1d/user/pages"
+    with pytest.raises(ConfigError, match="unit is a word"):
+        fixed_window("5/day", unit="")
+
+
+@pytest.mark.parametrize(
+    ("cost", "costs"),
+    [
+        (3, 3),
+        ({"tokens": 800}, (1, 800, 1)),
+        ({"tokens": 0, "requests": 2}, (2, 0, 2)),
+        ({"tokens": 1}, 1),
+    ],
+)
+def test_a_cost_by_unit_is_one_number_per_rule(cost: Any, costs: Any) -> None:
+    assert Units("model", RULES).costs(cost) == costs
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        ({"requests": 1}, "limiter 'model' also counts 'tokens'"),
+        ({}, "'tokens'"),
+        ({"tokens": 1, "tokns": 1}, "does not count 'tokns'; it counts 'requests', 'tokens'"),
+        ({"tokens": True}, "whole number"),
+        ({"tokens": -1}, "whole number"),
+        ({"tokens": 1.5}, "whole number"),
+        ({"tokens": "1"}, "whole number"),
+        ({"tokens": 2**53}, "whole number"),
+        ((1, 2, True), "whole number"),
+        ([1], "whole number"),
+    ],
+)
+def test_nonsense_is_refused_and_charges_nothing(cost: Any, message: str) -> None:
+    own = limiter()
+    for call in (own.hit, own.check, own.hold, own.record):
+        with pytest.raises(ConfigError, match=message):
+            call("a", cost)
+    assert [result.remaining for result in own.check("a", 0).results] == [10, 1000, 5]
+
+
+def test_a_limiter_of_requests_takes_them_by_name() -> None:
+    own = limiter(fixed_window("10/minute"))
+    assert own.hit("a", {"requests": 4}).remaining == 6
+    assert own.hit("a", {}).remaining == 5
+    with pytest.raises(ConfigError, match="does not count 'tokens'"):
+        own.hit("a", {"tokens": 4})
+
+
+def test_a_limiter_without_rules_admits_any_unit() -> None:
+    assert Limiter().hit("a", {"tokens": 5})
+
+
+def test_only_tokens_are_counted_where_no_rule_counts_requests() -> None:
+    own = limiter(token_bucket("100/minute", unit="tokens"))
+    assert own.hit("a", {"tokens": 30, "requests": 9}).remaining == 70
+
+
+def test_a_cost_that_never_fits_says_of_which_unit() -> None:
+    with pytest.raises(CostTooHigh, match=r"2000 tokens .* 'token_bucket/1m/tokens' holds 1000") as raised:
+        limiter().hit("a", {"tokens": 2000})
+    assert raised.value.unit == "tokens"
+
+
+def test_what_is_settled_by_unit_keeps_the_units_that_are_not_named() -> None:
+    own = limiter()
+    hold = own.hold("a", {"tokens": 500, "requests": 3})
+    assert hold.cost == {"requests": 3, "tokens": 500}
+    with pytest.raises(ConfigError, match="'tokns'"):
+        hold.settle({"tokns": 5})
+    assert hold.settle({"tokens": 700}) == {"requests": 3, "tokens": 700}
+    assert hold.final == {"requests": 3, "tokens": 700}
+    assert [result.remaining for result in own.check("a", 0).results] == [7, 300, 2]
+
+
+async def test_units_are_awaited_too(tmp_path: Any) -> None:
+    async with AsyncLimiter(*RULES, name="model", store=f"sqlite:///{tmp_path}/limits.db") as own:
+        assert (await own.hit("a", {"tokens": 30})).allowed
+        async with own.hold("a", {"tokens": 300}) as hold:
+            await hold.settle({"tokens": 20})
+        assert [result.remaining for result in (await own.check("a", 0)).results] == [8, 950, 3]
+
+
+async def test_a_store_that_takes_one_cost_for_all_says_so() -> None:
+    own = AsyncLimiter(fixed_window("10/minute", unit="tokens"), name="few", store=KVStore(MemoryKV()))
+    with pytest.raises(ConfigError, match="cost for each rule"):
+        await own.hit("a", 1, quota="5/minute")
+    assert await own.hit("a", {"tokens": 3})
+
+
+def test_total_adds_units_up() -> None:
+    assert (total(3), total({"tokens": 5, "requests": 1})) == (3, 6)
+
+
+def test_sqlite_keeps_each_unit(tmp_path: Any) -> None:
+    with SQLiteStore(tmp_path / "limits.db") as store:
+        own = Limiter(*RULES, name="model", store=store)
+        own.hit("a", {"tokens": 30}, now=0)
+        assert [result.remaining for result in own.check("a", 0, now=0).results] == [9, 970, 4]

@@ -1,0 +1,302 @@
+"""Holds that are confirmed or renewed: what a caller sees of it, in threads and tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    CostTooHigh,
+    Hook,
+    Limiter,
+    RateLimited,
+    SQLiteStore,
+    concurrent,
+    sliding_log,
+    token_bucket,
+)
+from headgate.algorithms import Concurrent, SlidingWindow, TokenBucket
+from headgate.decision import Decision, Verdict
+from headgate.errors import StoreUnavailable
+from headgate.hooks import Call
+from headgate.stores.base import Answer, Receipts
+from headgate.stores.request import Request
+from headgate.testing import FakeClock, ReferenceStore
+from tests.unit.flavours import AnyLimiter, done
+
+Flavour = type[Limiter] | type[AsyncLimiter]
+
+
+@pytest.fixture
+def store(tmp_path: Any, clock: FakeClock) -> Any:
+    with SQLiteStore(tmp_path / "limits.db", clock=clock) as store:
+        yield store
+
+
+def made(flavour: Flavour, store: SQLiteStore, *rules: Any, **options: Any) -> AnyLimiter:
+    return flavour(*rules, name="moves", store=store, **options)
+
+
+async def test_a_hold_is_confirmed_once(flavour: Flavour, store: SQLiteStore, clock: FakeClock) -> None:
+    limiter = made(flavour, store, sliding_log("5/minute"))
+    hold = await done(limiter.hold("a", 3))
+    clock.advance(30)
+    first = await done(hold.confirm())
+    assert (first.allowed, first.remaining, hold.final) == (True, 2, 3)
+    assert await done(hold.confirm(1)) == first
+    assert await done(hold.release()) == 3
+    clock.advance(59)
+    assert (await done(limiter.check("a", 0))).remaining == 2
+
+
+async def test_a_refused_confirmation_leaves_the_hold_open(
+    flavour: Flavour, store: SQLiteStore, clock: FakeClock
+) -> None:
+    limiter = made(flavour, store, sliding_log("5/minute"))
+    hold = await done(limiter.hold("a", 3))
+    clock.advance(60)
+    assert await done(limiter.hit("a", 4))
+    refused = await done(hold.confirm())
+    assert (refused.allowed, refused.retry_after, hold.final) == (False, 60.0, None)
+    assert (await done(hold.confirm(1))).allowed
+    assert hold.final == 1
+
+
+async def test_a_hold_that_has_ended_is_not_confirmed(flavour: Flavour, store: SQLiteStore) -> None:
+    limiter = made(flavour, store, sliding_log("5/minute"))
+    released, settled = await done(limiter.hold("a", 2)), await done(limiter.hold("a", 2))
+    await done(released.release())
+    await done(settled.settle(1))
+    refused = await done(limiter.hold("a", 5))
+    assert not await done(released.confirm())
+    assert await done(settled.confirm())
+    assert await done(refused.confirm()) == refused.decision
+    assert (await done(limiter.check("a", 0))).remaining == 4
+
+
+async def test_a_cost_that_never_fits_leaves_the_hold_open(flavour: Flavour, store: SQLiteStore) -> None:
+    limiter = made(flavour, store, sliding_log("5/minute"))
+    hold = await done(limiter.hold("a", 2))
+    with pytest.raises(CostTooHigh):
+        await done(hold.confirm(6))
+    with pytest.raises(ConfigError):
+        await done(hold.confirm({"typo": 1}))
+    assert hold.final is None
+    assert await done(hold.release()) == 0
+
+
+class Down:
+    """A gate that fails every other time."""
+
+    def __init__(self, gate: Any) -> None:
+        self.gate = gate
+        self.asked: list[Request] = []
+
+    def ask(self, request: Request) -> Answer:
+        self.asked.append(request)
+        if request.replaces is not None:
+            raise StoreUnavailable("no answer")
+        answer: Answer = self.gate.ask(request)
+        return answer
+
+    def refund(self, receipts: Receipts, cost: Any, now: int | None) -> None:
+        self.gate.refund(receipts, cost, now)
+
+
+def test_a_confirmation_whose_outcome_is_unknown_is_not_sent_again() -> None:
+    limiter = Limiter(sliding_log("5/minute"), name="moves", store=ReferenceStore(clock=FakeClock()))
+    gate = Down(limiter.gate)
+    limiter.gate = gate  # type: ignore[assignment]
+    hold = limiter.hold("a", 2)
+    with pytest.raises(StoreUnavailable):
+        hold.confirm()
+    hold.confirm()
+    hold.release()
+    assert [request.operation for request in gate.asked] == ["hold", "hold"]
+
+
+async def test_places_are_free_when_a_hold_ends(flavour: Flavour, store: SQLiteStore) -> None:
+    limiter = made(flavour, store, concurrent(2, lease="1m"), sliding_log("9/minute"))
+    hold = await done(limiter.hold("a", 2))
+    assert not await done(limiter.hold("a"))
+    await done(hold.settle(5))
+    assert [r.remaining for r in (await done(limiter.check("a", 0))).results] == [2, 4]
+
+
+async def test_a_lease_is_renewed(flavour: Flavour, store: SQLiteStore, clock: FakeClock) -> None:
+    limiter = made(flavour, store, concurrent(1, lease="1m"), sliding_log("9/minute"))
+    hold = await done(limiter.hold("a"))
+    clock.advance(59)
+    assert await done(hold.renew())
+    clock.advance(59)
+    assert not await done(limiter.hold("a"))
+    await done(hold.release())
+    assert not await done(hold.renew())
+    assert await done(limiter.hold("a"))
+    plain = flavour("5/minute", clock=clock)
+    with pytest.raises(ConfigError, match="nothing to renew"):
+        await done((await done(plain.hold("a"))).renew())
+
+
+def test_a_lease_that_is_renewed_while_its_hold_ends_is_given_back() -> None:
+    limiter = Limiter(concurrent(1, lease="1m"), name="moves", store=ReferenceStore(clock=FakeClock()))
+    hold = limiter.hold("a")
+    gate = limiter.gate
+
+    class EndsMeanwhile:
+        def ask(self, request: Request) -> Answer:
+            hold._final = 0
+            gate.refund(hold.receipts or (), 1, None)
+            return gate.ask(request)
+
+        refund = staticmethod(gate.refund)
+
+    hold._gate = EndsMeanwhile()  # type: ignore[assignment]
+    assert not hold.renew()
+    assert limiter.check("a", 0).remaining == 1
+
+
+async def test_a_guarded_call_holds_its_place_while_it_runs(flavour: Flavour, store: SQLiteStore) -> None:
+    limiter = made(flavour, store, concurrent(1, lease="1m"), sliding_log("9/minute"))
+    seen = []
+
+    async def work(fails: bool) -> None:
+        seen.append((await done(limiter.check("a"))).allowed)
+        if fails:
+            raise ValueError("work failed")
+
+    if isinstance(limiter, AsyncLimiter):
+        guarded: Any = limiter.guard("a")(work)
+    else:
+        own = limiter
+
+        def sync_work(fails: bool) -> None:
+            seen.append(own.check("a").allowed)
+            if fails:
+                raise ValueError("work failed")
+
+        guarded = own.guard("a")(sync_work)
+    await done(guarded(False))
+    with pytest.raises(ValueError, match="work failed"):
+        await done(guarded(True))
+    assert seen == [False, False]
+    assert [r.remaining for r in (await done(limiter.check("a", 0))).results] == [1, 7]
+    await done(limiter.hold("a"))
+    with pytest.raises(RateLimited):
+        await done(guarded(False))
+
+
+class Notes(Hook):
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        self.heard.append((call.operation, call.cost))
+
+    def settled(self, call: Call, cost: Any) -> None:
+        self.heard.append(("settled", cost))
+
+
+async def test_hooks_hear_of_moves_and_of_the_end(
+    flavour: Flavour, store: SQLiteStore, clock: FakeClock
+) -> None:
+    hook = Notes()
+    rules = concurrent(2, lease="1m"), token_bucket("90/minute", unit="tokens")
+    limiter = made(flavour, store, *rules, hooks=[hook])
+    hold = await done(limiter.hold("a", {"tokens": 50}))
+    await done(hold.renew())
+    await done(hold.confirm({"tokens": 20}))
+    assert hook.heard == [
+        ("hold", {"requests": 1, "tokens": 50}),
+        ("move", {"requests": 1, "tokens": 0}),
+        ("move", {"requests": 0, "tokens": 20}),
+        ("settled", {"requests": 1, "tokens": 20}),
+    ]
+
+
+# --- The pure functions -----------------------------------------------------------------------------------------------
+
+
+def test_units_that_expired_are_taken_anew_and_others_stay() -> None:
+    log = SlidingWindow("x", 5, 1, 60)
+    held, _ = log.decide(None, 0, 3, 1)
+    assert held is not None
+    receipt = log.receipt(None, held, 3)
+    assert log.move(held, receipt, 10, 4, 2) == ((2, 10, 4), Verdict(True, 5, 1, None, 60))
+    later, _ = log.decide(held, 60, 4, 3)
+    assert later == (3, 60, 4)
+    refused = log.move(later, receipt, 61, 3, 4)
+    assert refused == (later, Verdict(False, 5, 1, 59, 59))
+    assert refused[0] is later
+
+
+def test_a_refused_move_speaks_of_the_state_as_it_is() -> None:
+    log = SlidingWindow("x", 5, 1, 60)
+    held, _ = log.decide(None, 0, 3, 1)
+    assert held is not None
+    full, _ = log.decide(held, 10, 2, 2)
+    assert log.move(full, log.receipt(None, held, 3), 20, 4, 3) == (full, Verdict(False, 5, 0, 50, 50))
+
+
+def test_units_of_another_shape_stay_where_they_are() -> None:
+    """The two drain at different rates, so no one could say how long to wait for both."""
+    fast, slow = TokenBucket("x", 10, 2, 1, 1), TokenBucket("x", 10, 1, 1, 1)
+    held, _ = fast.decide(None, 0, 8, 1)
+    assert held is not None
+    receipt = fast.receipt(None, held, 8)
+    assert slow.move(held, receipt, 1, 5, 2) == slow.decide(held, 1, 5, 2)
+    assert fast.move(held, receipt, 1, 5, 2)[1].remaining == 5
+
+
+def test_by_a_clock_that_went_back_units_do_not_move_to_an_earlier_time() -> None:
+    log = SlidingWindow("x", 5, 1, 60)
+    held, _ = log.decide(None, 100, 3, 1)
+    assert held is not None
+    moved, verdict = log.move(held, log.receipt(None, held, 3), 40, 3, 2)
+    assert moved == (2, 100, 3)
+    assert verdict == Verdict(True, 5, 2, None, 120)
+
+
+def test_the_wait_for_units_that_fade_is_that_of_the_bucket_as_it_is() -> None:
+    """Ten held and ten hit at 0, five more at 5: what drains from 5 on is what would be given back."""
+    bucket = TokenBucket("x", 20, 1, 1, 1)
+    held, _ = bucket.decide(None, 0, 10, 1)
+    assert held is not None
+    receipt = bucket.receipt(None, held, 10)
+    state, _ = bucket.decide(held, 0, 10, 2)
+    state, _ = bucket.decide(state, 5, 5, 3)
+    same, verdict = bucket.move(state, receipt, 5, 10, 4)
+    assert same is state
+    assert (verdict.allowed, verdict.remaining, verdict.retry_after_us) == (False, 0, 10)
+    assert not bucket.move(state, receipt, 14, 10, 4)[1].allowed
+    assert bucket.move(state, receipt, 15, 10, 4)[1].allowed
+
+
+def test_places_are_found_by_number_and_ordered_by_their_ends() -> None:
+    long, short = Concurrent("x", 5, 60), Concurrent("x", 5, 10)
+    first, _ = long.decide(None, 0, 1, 7)
+    second, verdict = short.decide(first, 5, 2, 8)
+    assert second == (7, 5, 15, 8, 2, 60, 7, 1)
+    assert verdict == Verdict(True, 5, 2, None, 55)
+    assert short.receipt(first, second, 2) == (7, 8, 2)
+    assert short.refund(second, (7, 8, 2), 1, 6) == (7, 5, 15, 8, 1, 60, 7, 1)
+    assert short.refund(second, (7, 8, 2), 9, 6) == (7, 5, 60, 7, 1)
+    assert short.refund(first, (7, 7, 1), 1, 6) is None
+    assert short.refund(second, (6, 8, 2), 2, 6) is second
+    assert short.decide(second, 6, 5, 9)[1] == Verdict(False, 5, 2, 54, 54)
+    assert short.decide(second, 6, 3, 9)[1] == Verdict(False, 5, 2, 9, 54)
+    assert short.decide(second, 15, 4, 9)[0] == (7, 15, 25, 9, 4, 60, 7, 1)
+    assert long.decide(second, 60, 5, 9)[0] == (9, 60, 120, 9, 5)
+    assert long.fresh_at(second) == 60
+
+
+def test_a_lease_begins_no_earlier_than_the_newest() -> None:
+    """By a clock that went back and has caught up, it would be too short."""
+    rule = Concurrent("x", 5, 60)
+    state, _ = rule.decide(None, 100, 1, 7)
+    assert rule.decide(state, 40, 1, 8)[0] == (7, 100, 160, 7, 1, 160, 8, 1)

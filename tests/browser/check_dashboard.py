@@ -288,13 +288,8 @@ store = "redis://127.0.0.1:1/0"
 [limiters.near]
 rules = ["5/day"]
 """)
-    page = look(server)
+    page = look(server, live=False)
     row = page.locator("#stores tbody").get_by_role("row").first
-    dash = "\N{EN DASH}"
-    expect(row.get_by_role("cell")).to_have_text(
-        ["login", "redis://127.0.0.1:1/0", "Up", "Closed", "0", dash, dash, dash]
-    )
-    expect(page.get_by_role("alert")).to_have_count(0)
     server.hit("login", "alice", 3)
     expect(row.get_by_role("cell").nth(2)).to_have_text("Down")
     expect(row.get_by_role("cell").nth(3)).to_have_text("Open")

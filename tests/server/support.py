@@ -112,7 +112,7 @@ def problem(response: httpx.Response, status: int) -> str:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     document = response.json()
-    about_a_cost = {"cost", "capacity", "rule"}
+    about_a_cost = {"cost", "capacity", "rule", "unit"}
     assert document.keys() - about_a_cost == {"type", "title", "status", "detail"}
     assert document.keys() & about_a_cost in (set(), about_a_cost)
     assert document["status"] == status

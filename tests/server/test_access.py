@@ -46,6 +46,8 @@ DECIDE = [
     for operation in ("hit", "check", "record", "hold", "wait-hint")
 ] + [
     ("POST", "/v1/holds/x/settle"),
+    ("POST", "/v1/holds/x/confirm"),
+    ("POST", "/v1/holds/x/renew"),
     ("POST", "/v1/holds/x/release"),
     ("POST", "/v1/inspect"),
     ("POST", "/v1/batch"),

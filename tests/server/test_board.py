@@ -60,8 +60,8 @@ async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
     tick = board.tick(live, 1)
     assert tick.limiters["far"] == Figures(admitted=1, degraded=1)
     (store,) = tick.stores
-    assert store.error is not None
-    assert "127.0.0.1:1" in store.error
+    assert store.reason is not None
+    assert "127.0.0.1:1" in store.reason
     assert (store.last_contact, store.p50, store.p99) == (None, None, None)
     assert store.since is not None
     assert board.tick(live, 2).stores[0].since == store.since
@@ -92,7 +92,7 @@ async def test_a_store_that_answers_tells_when_and_how_fast(tmp_path: Path) -> N
     board.show(live)
     await live["far"].check("alice")
     (store,) = board.tick(live, 1).stores
-    assert (store.since, store.error) == (None, None)
+    assert (store.since, store.reason) == (None, None)
     assert store.last_contact is not None
     assert store.p50 is not None
     assert store.p99 is not None

@@ -241,6 +241,7 @@ async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(
 
     far.note = note_and_go  # type: ignore[method-assign]
     assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
+    far.note = keep  # type: ignore[method-assign]
     far.is_down = False
     await later.aprobe()
     assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)

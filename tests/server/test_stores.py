@@ -97,16 +97,12 @@ async def test_a_store_that_is_down_is_not_ready() -> None:
     down = Server('[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"')
     response = await down.client.get("/readyz")
     assert response.status_code == 503
-    [store] = response.json()["stores"]
-    assert "connect" in store.pop("reason")
     assert response.json()["status"] == "not ready"
-    assert store == {
-        "limiter": "far",
-        "store": "redis://***@127.0.0.1:1/0",
-        "up": False,
-        "breaker": "open",
-        "failures": 1,
-    }
+    [store] = response.json()["stores"]
+    assert "connect" in store["reason"]
+    assert "secret" not in response.text
+    assert (store["limiter"], store["store"]) == ("far", "redis://***@127.0.0.1:1/0")
+    assert (store["up"], store["breaker"], store["failures"]) == (False, "open", 1)
     assert (await down.client.get("/healthz")).json() == {"status": "ok"}
     await down.live.aclose()
 

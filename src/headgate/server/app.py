@@ -37,6 +37,9 @@ Send = Callable[[Message], Awaitable[None]]
 ABORT = "headgate.abort"
 """The extension by which our own protocol lets a connection be cut whose reader has stopped reading."""
 
+DIRECT = "headgate.direct"
+"""The extension by which our own protocol gives a body that is there, and takes an answer as a whole."""
+
 BODY_SECONDS = 10.0
 """How long a body may take to arrive."""
 
@@ -109,7 +112,7 @@ class App:
         if isinstance(answer, Stream):
             await self._stream(answer, scope, receive, send)
         else:
-            await _send_reply(answer, send, is_head=scope["method"] == "HEAD")
+            await _send_reply(answer, scope, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Reply | Stream:
         path = scope.get("raw_path") or quote(scope["path"]).encode()
@@ -118,7 +121,7 @@ class App:
         access = check_access(policy, endpoint.needs, scope, had_tokens=self._had_tokens)
         arguments: list[Any] = [Request(scope["headers"], *access)] if endpoint.wants_request else []
         if endpoint.takes is not None:
-            body = await read_body(scope["headers"], receive, policy.server.largest_body)
+            body = await read_body(scope, receive, policy.server.largest_body)
             arguments.append(self._decoded(endpoint, body))
         answer = await endpoint.handle(*arguments, *values)
         return answer if isinstance(answer, (Reply, Stream)) else json_reply(answer)
@@ -232,14 +235,14 @@ class App:
                 logger.exception("holds that are over could not be forgotten")
 
 
-async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, largest: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
     """Return the body of a request.
 
     Raises:
         Problem: 413 if it is too large, as soon as that is known; 415 if it is not JSON; 408 if it does not arrive.
     """
     length, media_type = 0, b""
-    for name, value in headers:
+    for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             length = int(value)
         elif name == b"content-type":
@@ -251,6 +254,10 @@ async def read_body(headers: list[tuple[bytes, bytes]], receive: Receive, larges
         raise Problem(415, "send JSON, with the header Content-Type: application/json")
     if length > largest:
         raise _too_large(largest)
+    direct = scope.get("extensions", {}).get(DIRECT)
+    whole: bytes | None = None if direct is None else direct.body()
+    if whole is not None and len(whole) <= largest:
+        return whole
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -270,13 +277,17 @@ def _too_large(largest: int) -> Problem:
     return Problem(413, f"the body is larger than {largest} bytes, the policy's largest_body", _TOO_LARGE)
 
 
-async def _send_reply(reply: Reply, send: Send, *, is_head: bool) -> None:
+async def _send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     status, fields, body = reply
+    direct = scope.get("extensions", {}).get(DIRECT)
+    is_plain = status != NOT_MODIFIED and (b"connection", b"close") not in fields
+    if is_plain and direct is not None and direct.reply(status, fields, body):
+        return
     headers = list(fields)
     if status != NOT_MODIFIED:
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if is_head else body})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
 async def _send_pieces(stream: Stream, send: Send, may_go_on: Callable[[], bool], *, is_head: bool) -> None:

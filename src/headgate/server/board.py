@@ -449,8 +449,9 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
     for snapshot in present:
         for figures in snapshot.shadow:
             place = figures.limiter, figures.rule
-            known = ShadowFigures(*place, figures.words, 0, 0, 0, figures.quota, figures.candidate_for)
-            found.setdefault(place, known)
+            found.setdefault(
+                place, ShadowFigures(*place, figures.words, 0, 0, 0, figures.quota, figures.candidate_for)
+            )
     for snapshot in (*present, *gone):
         for figures in snapshot.shadow:
             shown = found.get((figures.limiter, figures.rule))

@@ -13,16 +13,18 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headgate.hosting import configuration
-from headgate.server.app import ABORT, App, Receive, Scope, Send
+from headgate.server.app import ABORT, DIRECT, App, Receive, Scope, Send
+from headgate.server.problems import Field
 
 HEAD_BYTES = 32_768
 """The largest request line and header fields together."""
@@ -277,6 +279,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._usual_app is not None and self.url == b"/healthz":
             self.app = self._usual_app
         super().on_headers_complete()
+        self.scope["extensions"][DIRECT] = Direct(self.cycle)  # type: ignore[assignment]
         if self._crowd.is_draining:
             self.cycle.keep_alive = False
 
@@ -321,6 +324,43 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self._awaited_since is not None and now - self._awaited_since > HEAD_SECONDS:
             self.transport.close()
+
+
+class Direct:
+    """A request and its response without messages, where nothing has to be waited for; most requests are so."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def body(self) -> bytes | None:
+        """Return the body of the request; `None` if it has not arrived completely."""
+        return None if self._cycle.more_body else bytes(self._cycle.body)
+
+    def reply(self, status: int, fields: tuple[Field, ...], body: bytes) -> bool:
+        """Write the whole response; return false, having done nothing, if that is not simply possible."""
+        cycle = self._cycle
+        if (
+            cycle.flow.write_paused
+            or cycle.disconnected
+            or not cycle.keep_alive
+            or cycle.scope["method"] == "HEAD"
+        ):
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        date = _encoded(tuple(cycle.default_headers))
+        head = b"%b%b%bcontent-length: %d\r\n\r\n" % (STATUS_LINE[status], date, _encoded(fields), len(body))
+        cycle.transport.write(head + body)
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+
+@lru_cache(maxsize=256)
+def _encoded(fields: tuple[Field, ...]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % field for field in fields)
 
 
 class _HeadTooLarge(Exception):

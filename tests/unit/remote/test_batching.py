@@ -133,6 +133,15 @@ def test_what_the_server_has_not_done_leaves_once_more_each_alone() -> None:
         traffic.reply(lane)
 
 
+def test_a_call_that_a_peer_forgets_to_answer_fails() -> None:
+    traffic = Traffic()
+    [a] = calls("a")
+    traffic.add(a)
+    [lane] = traffic.depart()
+    traffic.batcher.finish(lane)
+    assert isinstance(a.error, StoreUnavailable)
+
+
 # --- Callers that give up --------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -103,8 +104,9 @@ class AsyncEngine:
         """As `aclose`, without waiting for any of them."""
         self._is_closed = True
         for loop, engine in list(self._by_loop.items()):
-            if engine is not but and not loop.is_closed():
-                loop.call_soon_threadsafe(engine.close_soon)
+            if engine is not but:
+                with contextlib.suppress(RuntimeError):  # that event loop is closed
+                    loop.call_soon_threadsafe(engine.close_soon)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> LoopEngine:
         if self._is_closed:

@@ -3,8 +3,8 @@
 The floors are what a careful user writes without any library: one prepared upsert of a counter per decision, with psycopg
 from one thread and from one task, and over a pool of 32 connections from many; with asyncpg beside it. They keep no time,
 refuse nobody and answer with a number. `coalesced upsert` is one statement for the counters of all tasks that wait: what
-batching can bring at best. Every contender goes through 1,000 keys, all of which are there before it begins, and nobody is ever
-refused. Rounds are interleaved, so that a slow spell of the machine hits all alike.
+batching can bring at best. Every contender goes through 1,000 keys, all of which are there before it begins, and nobody is
+ever refused. Rounds are interleaved, so that a slow spell of the machine hits all alike.
 
 Then a bucket table: the check on a million rows beside a bare indexed `SELECT` of the same rows, and beside `SELECT 1`, on
 one connection.
@@ -449,20 +449,24 @@ async def upsert_many(url: str) -> Caller:
     connection = await asyncpg.connect(url, server_settings={"synchronous_commit": "off"})
     statement = await connection.prepare(UPSERT_MANY)
     waiting: list[tuple[str, asyncio.Future[Any]]] = []
+    is_busy = False
     tasks: set[asyncio.Task[None]] = set()
 
     async def send() -> None:
-        nonlocal waiting
+        nonlocal waiting, is_busy
         while waiting:
             batch, waiting = waiting, []
             counts = dict(await statement.fetch([key for key, _ in batch]))
             for key, future in batch:
                 future.set_result(counts[key])
+        is_busy = False
 
     def hit(key: str) -> asyncio.Future[Any]:
+        nonlocal is_busy
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         waiting.append((key, future))
-        if not tasks:
+        if not is_busy:
+            is_busy = True
             task = asyncio.ensure_future(send())
             tasks.add(task)
             task.add_done_callback(tasks.discard)

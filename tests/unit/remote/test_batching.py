@@ -31,7 +31,7 @@ class NotedCall(Call):
         return self.has_left
 
     def deliver(self, reply: Any, error: BaseException | None) -> None:
-        self.reply, self.error = reply, error
+        self.reply, self.error, self.state = reply, error, OVER
 
 
 class Traffic:

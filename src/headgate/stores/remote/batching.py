@@ -103,23 +103,23 @@ class Call:
         raise NotImplementedError
 
     def deliver(self, reply: Any, error: BaseException | None) -> None:
-        """Give the caller its reply, or its error."""
+        """Give the caller its reply, or its error; then the call is over."""
         raise NotImplementedError
 
     def answer(self, reply: Any) -> None:
         """Hand over the reply, unless it comes too late."""
         if self.state == OVER:
             return
-        self.state = OVER
         if not self.is_abandoned:
             self.deliver(reply, None)
-        elif self.abandoned is not None:
+            return
+        if self.abandoned is not None:
             self.abandoned(reply)
+        self.state = OVER
 
     def fail(self, error: BaseException) -> None:
         """Hand over why there is no reply."""
         if self.state != OVER:
-            self.state = OVER
             self.deliver(None, error)
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreUnavailable
-from headgate.stores.remote.batching import Abandoned, Batcher, Call, Lane
+from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
 from headgate.stores.remote.peer import AsyncWire, Peer
 
 GRACE = 0.02
 """Seconds. If the event loop was blocked beyond a deadline, replies that are there and just unread have so much time."""
+
+ENDING = ConnectionAbortedError("the event loop is shutting down")
 
 
 class TaskCall(Call):
@@ -29,6 +31,7 @@ class TaskCall(Call):
         return self.future.cancelled()
 
     def deliver(self, reply: Any, error: BaseException | None) -> None:
+        self.state = OVER
         if error is None:
             self.future.set_result(reply)
         elif not self.future.done():
@@ -179,13 +182,13 @@ class LoopEngine:
                     await self._round_trip(lane, is_first)
                 except asyncio.CancelledError:
                     if lane.driver is not None:  # not given up for its silence: the event loop ends
-                        cause = ConnectionAbortedError("the event loop is shutting down")
-                        await self._lose(lane, cause)
-                        self._batcher.fail_waiting(cause)
+                        self._batcher.fail_waiting(ENDING)
+                        await self._lose(lane, ENDING)
                         raise
                     _this_task().uncancel()
-                    await self._hang_up(lane)
+                    wire = lane.wire
                     self._batcher.give_up(lane)
+                    await wire.close()
                 is_first = False
                 self._hand_on(lane)
         finally:
@@ -241,8 +244,10 @@ class LoopEngine:
         return wire
 
     async def _lose(self, lane: TaskLane, cause: BaseException) -> None:
-        await self._hang_up(lane)
+        wire = lane.wire
         self._batcher.lose(lane, cause)
+        if wire is not None:
+            await wire.close()  # last, because it may take a moment
 
     async def _hang_up(self, lane: TaskLane) -> None:
         wire, lane.wire = lane.wire, None
@@ -283,6 +288,7 @@ class LoopEngine:
             self._on_close()
             if self._timer is not None:
                 self._timer.cancel()
+            self._batcher.fail_waiting(ENDING)
             for lane in self._batcher.lanes:
                 await self._hang_up(lane)
 

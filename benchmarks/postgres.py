@@ -2,9 +2,9 @@
 
 The floors are what a careful user writes without any library: one prepared upsert of a counter per decision, with psycopg
 from one thread and from one task, and over a pool of 32 connections from many; with asyncpg beside it. They keep no time,
-refuse nobody and answer with a number. `upsert of 64 keys` is one statement for 64 counters at once: what batching can
-bring at best. Every contender goes through 1,000 keys, all of which are there before it begins, and nobody is ever
-refused. Rounds are interleaved, so that a slow spell of the machine hits all alike.
+refuse nobody and answer with a number. `coalesced upsert` is one statement for the counters of all tasks that wait: what
+batching can bring at best. Every contender goes through 1,000 keys, all of which are there before it begins, and nobody is
+ever refused. Rounds are interleaved, so that a slow spell of the machine hits all alike.
 
 Then a bucket table: the check on a million rows beside a bare indexed `SELECT` of the same rows, and beside `SELECT 1`, on
 one connection.
@@ -58,12 +58,11 @@ ONE_UPSERT_ASYNC = "floor: upsert, psycopg, asyncio"
 POOLED = ("floor: upsert, asyncpg pool", "floor: upsert, psycopg pool")
 POOL = 32
 KEYS = 1_000
-BATCH = 64
 LIMIT = 1_000_000_000
 TASKS = (1, 64)
 CROWD = 32
 COMMITS = {"off": False, "on": True}
-COALESCED = f"upsert of {BATCH} keys, asyncpg"
+COALESCED = "floor: coalesced upsert, asyncpg"
 STEPS = len(COMMITS) + 1 + len(TASKS) + 1
 
 KINDS = ("fixed_window", "sliding_window", "sliding_log", "token_bucket")
@@ -71,8 +70,8 @@ UPSERT = (
     "INSERT INTO floor VALUES ({}, 1) ON CONFLICT (key) DO UPDATE SET count = floor.count + 1 RETURNING count"
 )
 UPSERT_MANY = """
-    INSERT INTO floor SELECT key, 1 FROM unnest($1::text[]) AS key
-    ON CONFLICT (key) DO UPDATE SET count = floor.count + 1 RETURNING count
+    INSERT INTO floor SELECT key, count(*) FROM unnest($1::text[]) AS key GROUP BY key
+    ON CONFLICT (key) DO UPDATE SET count = floor.count + excluded.count RETURNING key, count
 """
 
 
@@ -82,8 +81,6 @@ class Caller(NamedTuple):
     hit: Callable[[str], Any]
     """Takes a key; for tasks, returns something to await."""
     close: Callable[[], Any] = lambda: None
-    decisions: int = 1
-    """How many decisions a call stands for."""
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
@@ -358,14 +355,14 @@ async def _race(caller: Caller, tasks: int, calls: int) -> tuple[float, float]:
     hit, clock, keys = caller.hit, time.perf_counter, _keys()
 
     async def worker() -> None:
-        for _ in range(max(1, calls // tasks // caller.decisions)):
+        for _ in range(max(1, calls // tasks)):
             started = clock()
             await hit(next(keys))
             took.append(clock() - started)
 
     started = clock()
     await asyncio.gather(*(worker() for _ in range(tasks)))
-    return len(took) * caller.decisions / (clock() - started), statistics.median(took)
+    return len(took) / (clock() - started), statistics.median(took)
 
 
 def _round_trips(url: str, loop: asyncio.Runner, tasks: int, calls: int) -> float:
@@ -446,20 +443,36 @@ async def upsert_psycopg_pool(url: str) -> Caller:
 
 
 async def upsert_many(url: str) -> Caller:
-    """Build what batching can bring at best: one statement for many counters."""
+    """Build what batching can bring at best: one statement for all tasks that wait, and no more than that."""
     import asyncpg
 
     connection = await asyncpg.connect(url, server_settings={"synchronous_commit": "off"})
     statement = await connection.prepare(UPSERT_MANY)
-    lock, starts = asyncio.Lock(), count(0, BATCH)
+    waiting: list[tuple[str, asyncio.Future[Any]]] = []
+    is_busy = False
+    tasks: set[asyncio.Task[None]] = set()
 
-    async def hit(key: str) -> Any:
-        first = next(starts)
-        keys = [f"user:{number % KEYS}" for number in range(first, first + BATCH)]
-        async with lock:
-            return await statement.fetch(keys)
+    async def send() -> None:
+        nonlocal waiting, is_busy
+        while waiting:
+            batch, waiting = waiting, []
+            counts = dict(await statement.fetch([key for key, _ in batch]))
+            for key, future in batch:
+                future.set_result(counts[key])
+        is_busy = False
 
-    return Caller(hit, connection.close, BATCH)
+    def hit(key: str) -> asyncio.Future[Any]:
+        nonlocal is_busy
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        waiting.append((key, future))
+        if not is_busy:
+            is_busy = True
+            task = asyncio.ensure_future(send())
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        return future
+
+    return Caller(hit, connection.close)
 
 
 async def headgate_async(kind: str, url: str) -> Caller:

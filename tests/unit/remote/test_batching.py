@@ -31,7 +31,7 @@ class NotedCall(Call):
         return self.has_left
 
     def deliver(self, reply: Any, error: BaseException | None) -> None:
-        self.reply, self.error = reply, error
+        self.reply, self.error, self.state = reply, error, OVER
 
 
 class Traffic:
@@ -131,6 +131,15 @@ def test_what_the_server_has_not_done_leaves_once_more_each_alone() -> None:
         [lane] = traffic.depart()
         assert requests(lane) == expected
         traffic.reply(lane)
+
+
+def test_a_call_that_a_peer_forgets_to_answer_fails() -> None:
+    traffic = Traffic()
+    [a] = calls("a")
+    traffic.add(a)
+    [lane] = traffic.depart()
+    traffic.batcher.finish(lane)
+    assert isinstance(a.error, StoreUnavailable)
 
 
 # --- Callers that give up --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ All requests of a batch are one call of the script; in a cluster one per slot, s
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import AskError, NoScriptError, RedisError, ResponseError
@@ -64,22 +64,16 @@ class Redirected(StoreUnavailable):
 
 
 class RedisPeer:
-    """A server; see `Peer`. It works on one call after another, so that further connections would bring nothing.
-
-    Args:
-        endpoint: Where it is.
-        is_node: Whether it is a node of a cluster, which may have only some of the slots.
-    """
+    """A server; see `Peer`. It works on one call after another, so that further connections would bring nothing."""
 
     lanes = 1
     most = MOST_PER_CALL
     most_bytes = None
     failures = (RedisError,)
 
-    def __init__(self, endpoint: Endpoint, is_node: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self.name = endpoint.name
         self._endpoint = endpoint
-        self._is_node = is_node
 
     def size(self, request: ScriptCall | Command) -> int:
         return 0
@@ -99,8 +93,6 @@ class RedisPeer:
         return AsyncRedisWire(connection)
 
     def failure(self, cause: BaseException) -> StoreError:
-        if self._is_node and isinstance(cause, AskError):  # or MovedError, which is one
-            return Redirected(cause)
         error = self._endpoint.error(cause)
         error.__cause__ = self._endpoint.presentable(cause)
         return error
@@ -109,65 +101,76 @@ class RedisPeer:
         return False
 
     def talk(self, calls: Sequence[Call]) -> Talk:
-        groups, again = self._groups(calls) if self._is_node else [calls], list[Call]()
-        forgotten = self._hand_over(groups, (yield _message(groups, call_by_name)), again)
-        if forgotten:
-            # A new server, or one that was told to forget the script: nothing of these was done yet.
-            self._hand_over(forgotten, (yield _message(forgotten, call_by_text)), again)
+        requests = [call.request for call in calls]
+        [reply] = yield Message(call_by_name(requests)[0], 1)
+        if isinstance(reply, NoScriptError):
+            # A new server, or one that was told to forget the script: nothing was done yet.
+            [reply] = yield Message(call_by_text(requests)[0], 1)
+        return self._answer(calls, reply)
+
+    def _answer(self, calls: Sequence[Call], reply: Any) -> list[Call]:
+        """Answer the calls of one command, and return those that leave again with what the server has said they need.
+
+        Raises:
+            ConnectionResetError: The server is no longer the primary, so that the next call looks for that anew.
+        """
+        again, is_demoted = list[Call](), False
+        if isinstance(reply, RedisError):
+            reply = [reply] * len(calls)
+        for call, own in zip(calls, reply, strict=True):
+            if not isinstance(own, RedisError):
+                call.answer(own)
+            elif isinstance(call.request, ScriptCall) and (instead := call.request.after(own)):
+                call.request = instead
+                again.append(call)
+            else:
+                call.fail(self.failure(own))
+                is_demoted |= is_read_only(own)
+        if is_demoted:
+            raise ConnectionResetError(f"{self.name} may no longer write")
         return again
 
-    def _groups(self, calls: Sequence[Call]) -> list[Sequence[Call]]:
-        """Return the calls that each command is for."""
+
+class NodePeer(RedisPeer):
+    """A node of a cluster, which has only some of the slots. Each slot is a command of its own, sent together."""
+
+    def failure(self, cause: BaseException) -> StoreError:
+        # `MovedError` is one too.
+        return Redirected(cause) if isinstance(cause, AskError) else super().failure(cause)
+
+    def talk(self, calls: Sequence[Call]) -> Talk:
         groups: dict[object, list[Call]] = {}
         for call in calls:
             request = call.request
             group = id(call) if isinstance(request, Command) else (slot_of(request), type(request))
             groups.setdefault(group, []).append(call)
-        return list(groups.values())
-
-    def _hand_over(
-        self, groups: Sequence[Sequence[Call]], replies: Iterable[Any], again: list[Call]
-    ) -> list[Sequence[Call]]:
-        """Answer calls, and return the groups that need the script first; note those that leave again for their time.
-
-        Raises:
-            ConnectionResetError: The server is no longer the primary, so the next call looks for that anew.
-        """
-        rest, forgotten, is_demoted = iter(replies), [], False
-        for group in groups:
-            if isinstance(group[0].request, AskingCall):
-                next(rest)  # to ASKING itself
-            reply = next(rest)
-            if isinstance(reply, NoScriptError):
-                forgotten.append(group)
-                continue
-            if isinstance(reply, RedisError) or isinstance(group[0].request, Command):
-                reply = [reply] * len(group)
-            for call, own in zip(group, reply, strict=True):
-                if isinstance(own, RedisError):
-                    if isinstance(call.request, ScriptCall) and (instead := call.request.after(own)):
-                        call.request = instead
-                        again.append(call)
-                        continue
-                    call.fail(self.failure(own))
-                    is_demoted |= is_read_only(own)
+        pending, packed, again = list(groups.values()), call_by_name, list[Call]()
+        while pending:
+            commands = [_command(some, packed) for some in pending]
+            replies = iter((yield Message(b"".join(commands), sum(map(_replies, pending)))))
+            forgotten = []
+            for some in pending:
+                reply = [next(replies) for _ in range(_replies(some))][-1]  # the one before is that to ASKING
+                if isinstance(reply, NoScriptError):
+                    forgotten.append(some)
+                elif isinstance(some[0].request, Command) and not isinstance(reply, RedisError):
+                    again += self._answer(some, [reply])
                 else:
-                    call.answer(own)
-        if is_demoted:
-            raise ConnectionResetError(f"{self.name} may no longer write")
-        return forgotten
+                    again += self._answer(some, reply)
+            pending, packed = forgotten, call_by_text
+        return again
 
 
-def _message(
-    groups: Sequence[Sequence[Call]], packed: Callable[[Sequence[ScriptCall]], list[bytes]]
-) -> Message:
-    commands: list[bytes] = []
-    for group in groups:
-        first = group[0].request
-        if isinstance(first, AskingCall):
-            commands += ASKING
-        commands += first if isinstance(first, Command) else packed([call.request for call in group])
-    return Message(b"".join(commands), len(commands))
+def _command(group: Sequence[Call], packed: Callable[[Sequence[ScriptCall]], list[bytes]]) -> bytes:
+    first = group[0].request
+    if isinstance(first, Command):
+        return first.packed
+    asking = ASKING if isinstance(first, AskingCall) else []
+    return b"".join([*asking, *packed([call.request for call in group])])
+
+
+def _replies(group: Sequence[Call]) -> int:
+    return 2 if isinstance(group[0].request, AskingCall) else 1
 
 
 class RedisWire:

@@ -37,7 +37,7 @@ from headgate.stores.redis.cluster import Cluster, ClusterAsks, Nodes
 from headgate.stores.redis.codec import Reply, ScriptCall, Tag
 from headgate.stores.redis.endpoint import Endpoint, Target
 from headgate.stores.redis.flows import Flow, Flows, single
-from headgate.stores.redis.peer import RedisPeer
+from headgate.stores.redis.peer import NodePeer, RedisPeer
 from headgate.stores.redis.urls import place_of
 from headgate.stores.remote.gates import Ask, Asks, AsyncRemoteGate, RemoteGate
 from headgate.stores.remote.tasks import AsyncEngine
@@ -193,7 +193,7 @@ class RedisStore:
         return await self._tasks.at(self.endpoint).start(request, due)
 
     def _peer(self, endpoint: Endpoint) -> RedisPeer:
-        return RedisPeer(endpoint, self._is_cluster)
+        return NodePeer(endpoint) if self._is_cluster else RedisPeer(endpoint)
 
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> Asks:
         flows = Flows(limiter, rules, self.namespace, self._tag, self.clock)

@@ -103,23 +103,23 @@ class Call:
         raise NotImplementedError
 
     def deliver(self, reply: Any, error: BaseException | None) -> None:
-        """Give the caller its reply, or its error."""
+        """Give the caller its reply, or its error; then the call is over."""
         raise NotImplementedError
 
     def answer(self, reply: Any) -> None:
         """Hand over the reply, unless it comes too late."""
         if self.state == OVER:
             return
-        self.state = OVER
         if not self.is_abandoned:
             self.deliver(reply, None)
-        elif self.abandoned is not None:
+            return
+        if self.abandoned is not None:
             self.abandoned(reply)
+        self.state = OVER
 
     def fail(self, error: BaseException) -> None:
         """Hand over why there is no reply."""
         if self.state != OVER:
-            self.state = OVER
             self.deliver(None, error)
 
 
@@ -256,10 +256,13 @@ class Batcher(Generic[L]):
         """Take note that all of a batch is answered, but for those that leave once more, each alone."""
         if lane.queue is not None and lane.queue.lane is lane:
             lane.queue.lane = None
-        lane.queue, lane.batch = None, []
         for call in reversed([call for call in again if call.state == SENT]):
             call.state, call.alone = WAITING, True
             self._queue_of(call).waiting.appendleft(call)
+        for call in lane.batch:
+            if call.state == SENT:
+                call.fail(self._peer.failure(ValueError("there was no reply to this call")))
+        lane.queue, lane.batch = None, []
 
     def lose(self, lane: L, cause: BaseException | None) -> None:
         """Take note that the connection of a lane is lost, and fail the calls whose replies are lost with it.

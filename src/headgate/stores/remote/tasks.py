@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreUnavailable
-from headgate.stores.remote.batching import Abandoned, Batcher, Call, Lane
+from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
 from headgate.stores.remote.peer import AsyncWire, Peer
 
 GRACE = 0.02
 """Seconds. If the event loop was blocked beyond a deadline, replies that are there and just unread have so much time."""
+
+ENDING = ConnectionAbortedError("the event loop is shutting down")
 
 
 class TaskCall(Call):
@@ -28,6 +31,7 @@ class TaskCall(Call):
         return self.future.cancelled()
 
     def deliver(self, reply: Any, error: BaseException | None) -> None:
+        self.state = OVER
         if error is None:
             self.future.set_result(reply)
         elif not self.future.done():
@@ -103,8 +107,9 @@ class AsyncEngine:
         """As `aclose`, without waiting for any of them."""
         self._is_closed = True
         for loop, engine in list(self._by_loop.items()):
-            if engine is not but and not loop.is_closed():
-                loop.call_soon_threadsafe(engine.close_soon)
+            if engine is not but:
+                with contextlib.suppress(RuntimeError):  # that event loop is closed
+                    loop.call_soon_threadsafe(engine.close_soon)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> LoopEngine:
         if self._is_closed:
@@ -177,13 +182,13 @@ class LoopEngine:
                     await self._round_trip(lane, is_first)
                 except asyncio.CancelledError:
                     if lane.driver is not None:  # not given up for its silence: the event loop ends
-                        cause = ConnectionAbortedError("the event loop is shutting down")
-                        await self._lose(lane, cause)
-                        self._batcher.fail_waiting(cause)
+                        self._batcher.fail_waiting(ENDING)
+                        await self._lose(lane, ENDING)
                         raise
                     _this_task().uncancel()
-                    await self._hang_up(lane)
+                    wire = lane.wire
                     self._batcher.give_up(lane)
+                    await wire.close()
                 is_first = False
                 self._hand_on(lane)
         finally:
@@ -239,8 +244,10 @@ class LoopEngine:
         return wire
 
     async def _lose(self, lane: TaskLane, cause: BaseException) -> None:
-        await self._hang_up(lane)
+        wire = lane.wire
         self._batcher.lose(lane, cause)
+        if wire is not None:
+            await wire.close()  # last, because it may take a moment
 
     async def _hang_up(self, lane: TaskLane) -> None:
         wire, lane.wire = lane.wire, None
@@ -281,6 +288,7 @@ class LoopEngine:
             self._on_close()
             if self._timer is not None:
                 self._timer.cancel()
+            self._batcher.fail_waiting(ENDING)
             for lane in self._batcher.lanes:
                 await self._hang_up(lane)
 

@@ -60,6 +60,7 @@ class ThreadCall(Call):
 
     def deliver(self, reply: Any, error: BaseException | None) -> None:
         self.reply, self.error = reply, error
+        self.state = OVER
         if self.baton is not None:
             self.baton.set()
 

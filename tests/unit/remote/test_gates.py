@@ -1,0 +1,156 @@
+"""Gates on a store over a network: what they send, what they make of replies, and what a caller that goes leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+
+from headgate.decision import UNLIMITED
+from headgate.errors import CostTooHigh, StoreConflict
+from headgate.keys import Key
+from headgate.stores.base import Answer, Receipts
+from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote.tasks import AsyncEngine
+from headgate.stores.remote.threads import ThreadEngine
+from headgate.stores.request import Request
+from tests.unit.remote.scripted import PATIENCE, ScriptedPeer
+
+RECEIPTS: Receipts = (("place", (1, 2)),)
+
+
+class PlainAsks:
+    """Asks for a text that names the operation; a hold that is answered with itself has taken units."""
+
+    def __init__(self) -> None:
+        self.trouble: Exception | None = None
+
+    def ask(self, request: Request) -> Ask[Answer]:
+        if request.cost == 0:
+            return Ask(None, lambda _: (UNLIMITED, None))
+        return Ask(f"{request.operation} {request.key!s}", self._read)
+
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Ask[None]:
+        return Ask(f"refund {cost}", lambda _: None)
+
+    def reset(self, key: Key | None) -> Ask[None]:
+        return Ask(f"reset {key!s}", lambda _: None)
+
+    def _read(self, reply: str) -> Answer:
+        if self.trouble is not None:
+            raise self.trouble
+        return UNLIMITED, RECEIPTS if reply.startswith("hold") else None
+
+
+@pytest.fixture
+def peer() -> ScriptedPeer:
+    return ScriptedPeer()
+
+
+@pytest.fixture
+def asks() -> PlainAsks:
+    return PlainAsks()
+
+
+@pytest.fixture
+def gate(peer: ScriptedPeer, asks: PlainAsks) -> RemoteGate:
+    return RemoteGate("scripted", asks, ThreadEngine(peer, PATIENCE), "x", PATIENCE)
+
+
+@pytest.fixture
+def async_gate(peer: ScriptedPeer, asks: PlainAsks) -> AsyncRemoteGate:
+    return AsyncRemoteGate("scripted", asks, AsyncEngine(peer, PATIENCE), "x", PATIENCE)
+
+
+def sent(peer: ScriptedPeer) -> list[Any]:
+    return [request for batch in peer.batches for request in batch]
+
+
+async def test_every_operation_is_sent_once(
+    gate: RemoteGate, async_gate: AsyncRemoteGate, peer: ScriptedPeer
+) -> None:
+    gate.ask(Request("hit", "a"))
+    assert gate.ask(Request("hold", "a"))[1] == RECEIPTS
+    gate.ask(Request("record", "a", 0))  # which needs no asking
+    gate.refund(RECEIPTS, 1, None)
+    gate.reset("a")
+    expected = ["hit a", "hold a", "refund 1", "reset a"]
+    assert sent(peer) == expected
+    peer.batches.clear()
+    await async_gate.ask(Request("hit", "a"))
+    assert (await async_gate.ask(Request("hold", "a")))[1] == RECEIPTS
+    await async_gate.ask(Request("record", "a", 0))
+    await async_gate.refund(RECEIPTS, 1, None)
+    await async_gate.reset("a")
+    assert sent(peer) == expected
+
+
+@pytest.mark.parametrize(
+    ("trouble", "expected"),
+    [
+        (struct.error("too short"), StoreConflict),
+        (IndexError("none"), StoreConflict),
+        (TypeError("not a number"), StoreConflict),
+        (CostTooHigh(2, 1, "x"), CostTooHigh),
+    ],
+)
+async def test_a_reply_that_cannot_be_read_is_an_error_of_ours(
+    gate: RemoteGate,
+    async_gate: AsyncRemoteGate,
+    asks: PlainAsks,
+    trouble: Exception,
+    expected: type[Exception],
+) -> None:
+    asks.trouble = trouble
+    with pytest.raises(expected):
+        gate.ask(Request("hit", "a"))
+    with pytest.raises(expected):
+        await async_gate.ask(Request("hit", "a"))
+
+
+async def test_a_hold_whose_task_is_cancelled_is_given_back(
+    async_gate: AsyncRemoteGate, peer: ScriptedPeer
+) -> None:
+    peer.is_open = False
+    hold = asyncio.ensure_future(async_gate.ask(Request("hold", "a", 3)))
+    await peer.until_sent_async(1)
+    hold.cancel()
+    await asyncio.wait([hold])
+    peer.open()
+    await peer.until_sent_async(2)
+    assert sent(peer) == ["hold a", "refund 3"]
+
+
+async def test_a_cancelled_hold_that_took_nothing_gives_nothing_back(
+    async_gate: AsyncRemoteGate, peer: ScriptedPeer, asks: PlainAsks
+) -> None:
+    peer.is_open = False
+    hold = asyncio.ensure_future(async_gate.ask(Request("hold", "a", 3)))
+    await peer.until_sent_async(1)
+    hold.cancel()
+    await asyncio.wait([hold])
+    asks.trouble = CostTooHigh(3, 1, "x")
+    peer.open()
+    await async_gate.refund(RECEIPTS, 1, None)
+    assert sent(peer) == ["hold a", "refund 1"]
+
+
+def test_a_hold_whose_thread_is_interrupted_is_given_back_with_the_next_call(
+    gate: RemoteGate, peer: ScriptedPeer
+) -> None:
+    gate.ask(Request("hit", "warm"))
+
+    def interrupt(seconds: float) -> bool:
+        del peer.wires[0].wait  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    peer.wires[0].wait = interrupt  # type: ignore[method-assign]
+    peer.is_open = False
+    with pytest.raises(KeyboardInterrupt):
+        gate.ask(Request("hold", "a", 3))
+    peer.open()
+    gate.ask(Request("hit", "next"))
+    gate.ask(Request("hit", "last"))
+    assert sorted(sent(peer)) == ["hit last", "hit next", "hit warm", "hold a", "refund 3"]

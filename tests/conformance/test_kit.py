@@ -161,7 +161,16 @@ class GivesBackBeforeItKnows(Defect):
 
 class IgnoresQuotas(Defect):
     def ask(self, request: Request) -> Answer:
-        return super().ask(request.with_quotas(None))
+        return super().ask(
+            Request(
+                request.operation,
+                request.key,
+                request.cost,
+                request.tier,
+                request.now,
+                replaces=request.replaces,
+            )
+        )
 
 
 def recording(request: Request) -> Request:

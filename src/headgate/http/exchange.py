@@ -129,7 +129,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
             units = version.limiter.units
             if limit.counts is None and not units.has_places:
                 if type(question.cost) is not int:
-                    question.cost = units.costs(question.cost)
+                    question = question.with_costs(units.costs(question.cost))
                 gate = version.limiter.gate
                 # One that never waits needs no coroutine.
                 decision, _ = (

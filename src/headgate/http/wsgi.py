@@ -117,7 +117,7 @@ class _Exchange(Exchange[Limiter]):
             units = version.limiter.units
             if limit.counts is None and not units.has_places:
                 if type(question.cost) is not int:
-                    question.cost = units.costs(question.cost)
+                    question = question.with_costs(units.costs(question.cost))
                 decision, _ = version.limiter.gate.ask(question)
             else:
                 hold = version.limiter.hold(question.key, question.cost, tier=question.tier)

@@ -86,6 +86,10 @@ class Request:
         """Return the same request about another key and tier."""
         return Request(self.operation, key, self.cost, tier, self.now, self.quotas, self.replaces)
 
+    def with_costs(self, costs: Costs) -> Request:
+        """Return the same request with other costs."""
+        return Request(self.operation, self.key, costs, self.tier, self.now, self.quotas, self.replaces)
+
     def replacing(self, receipts: Receipts | None) -> Request:
         """Return the same request in place of another hold, or of none."""
         return Request(self.operation, self.key, self.cost, self.tier, self.now, self.quotas, receipts)

@@ -170,6 +170,6 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
         said = main_says(RATE_LIMIT_STORE=url, GLOBAL_SEND_RATE_LIMIT_PER_MINUTE="5")
     assert said.startswith("RATE_LIMIT_STORE: ")
     assert "hunter2" not in said
-    monkeypatch.setattr("uvicorn.run", lambda *args, **options: None)
+    monkeypatch.setattr("headgate.apps.common.starting.serve", lambda *args, **options: 0)
     assert main("127.0.0.1", 0) == 0
     assert "Rate limit store unavailable" in caplog.text

@@ -161,7 +161,9 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr("uvicorn.run", lambda *args, **options: started.append(args))
+    monkeypatch.setattr(
+        "headgate.apps.common.starting.serve", lambda *args, **options: started.append(args) or 0
+    )
     monkeypatch.setenv("TELEGRAM_BOT_TOKEN", "1:x")
     monkeypatch.setenv("TELEGRAM_WEBHOOK_SECRET", "s")
     with RedisServer(options=("--requirepass", "s3cret")) as redis:

@@ -29,7 +29,7 @@ def test_killed_it_leaves_no_process_and_what_was_kept_is_there_again(folder: Pa
             block = Block(again.wait_for_output(BLOCK_ENDS_WITH))
             assert not block.urls["dashboard"].endswith(f":{port}")
             assert "Traffic is off" in block.text
-            tick = first_tick(block.urls["dashboard"], lambda tick: True)
+            tick = first_tick(block.urls["dashboard"], lambda tick: bool(tick["demo"]["services"]))
             assert [service["sent"] for service in tick["demo"]["services"]] == [0, 0, 0, 0]
             kept = f"{block.urls['petitions']}/v1/petition-submissions/{petition}"
             assert httpx.get(kept, timeout=30, trust_env=False).status_code == 200

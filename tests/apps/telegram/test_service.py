@@ -164,6 +164,7 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
     monkeypatch.setattr(
         "headgate.apps.common.starting.serve", lambda *args, **options: started.append(args) or 0
     )
+    monkeypatch.setattr("logging.basicConfig", lambda **options: None)
     monkeypatch.setenv("TELEGRAM_BOT_TOKEN", "1:x")
     monkeypatch.setenv("TELEGRAM_WEBHOOK_SECRET", "s")
     with RedisServer(options=("--requirepass", "s3cret")) as redis:

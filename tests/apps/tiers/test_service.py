@@ -94,6 +94,7 @@ def test_a_redis_that_refuses_stops_start_up_and_one_that_is_down_does_not(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("headgate.apps.common.starting.serve", lambda *args, **options: 0)
+    monkeypatch.setattr("logging.basicConfig", lambda **options: None)
     monkeypatch.setenv("SAJU_ENABLE_RATE_LIMITING", "true")
     with RedisServer(options=("--requirepass", "s3cret")) as redis:
         monkeypatch.setenv("SAJU_REDIS_URL", f"redis://:s3cret@127.0.0.1:{redis.port}")

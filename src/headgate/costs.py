@@ -49,7 +49,8 @@ class Units:
             ConfigError: A unit is missing or unknown, or its cost is not a whole number.
         """
         if not isinstance(cost, Mapping):
-            _check_whole(cost)
+            if type(cost) is not int:  # the gate judges numbers, so that hooks hear of it
+                _check_whole(cost)
             return cost
         self._check(cost)
         missing = self._known - cost.keys() - {REQUESTS}

@@ -50,7 +50,7 @@ class Units:
         """
         if not isinstance(cost, Mapping):
             if type(cost) is not int:  # the gate judges numbers, so that hooks hear of it
-                _check_whole(cost)
+                check_whole(cost)
             return cost
         self._check(cost)
         missing = self._known - cost.keys() - {REQUESTS}
@@ -68,7 +68,7 @@ class Units:
             ConfigError: A unit is unknown, or its cost is not a whole number.
         """
         if not isinstance(cost, Mapping):
-            _check_whole(cost)
+            check_whole(cost)
             return cost
         self._check(cost)
         return self._simple(
@@ -122,13 +122,18 @@ class Units:
                 f"{self._name()} does not count {_listed(unknown)}; it counts {_listed(self._known)}"
             )
         for units in cost.values():
-            _check_whole(units)
+            check_whole(units)
 
     def _name(self) -> str:
         return f"limiter {self._limiter!r}" if self._limiter else "the limiter"
 
 
-def _check_whole(cost: int) -> None:
+def check_whole(cost: object) -> None:
+    """Refuse a cost that is not a whole number of units.
+
+    Raises:
+        ConfigError: It is not.
+    """
     if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
         raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")
 

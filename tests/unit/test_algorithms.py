@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from headgate import CostTooHigh, Quota, fixed_window, sliding_log, sliding_window, token_bucket
-from headgate.algorithms import Algorithm, Receipt, State, TokenBucket, algorithm_for, check_cost, decide_all
+from headgate.algorithms import Algorithm, Receipt, State, TokenBucket, algorithm_for, decide_all
 from headgate.decision import Verdict
 from headgate.quota import MAX_UNITS
 
@@ -173,14 +173,6 @@ def test_a_count_beyond_the_exact_range_is_refused_in_units(algorithm: Algorithm
     with pytest.raises(CostTooHigh) as caught:
         algorithm.record(state, T0, 6, BIRTH)
     assert (caught.value.cost, caught.value.capacity, caught.value.rule) == (6, 5, algorithm.name)
-
-
-def test_a_cost_above_a_positive_capacity_is_an_error() -> None:
-    none = algorithm_for(fixed_window("0/second"))
-    check_cost((FIXED, LOG, none), 3)
-    with pytest.raises(CostTooHigh) as caught:
-        check_cost((none, algorithm_for(fixed_window("9/second")), LOG), 4)
-    assert (caught.value.cost, caught.value.capacity, caught.value.rule) == (4, 3, LOG.name)
 
 
 # --- Fixed window ----------------------------------------------------------------------------------------------------

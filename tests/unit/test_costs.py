@@ -9,7 +9,6 @@ import pytest
 from headgate import AsyncLimiter, ConfigError, CostTooHigh, Limiter, SQLiteStore, fixed_window, token_bucket
 from headgate.costs import Units, total
 from headgate.rules import Rule
-from headgate.stores.kv import KVStore, MemoryKV
 from headgate.testing import FakeClock, ReferenceStore
 
 RULES = (fixed_window("10/minute"), token_bucket("1000/minute", unit="tokens"), fixed_window("5/day"))
@@ -104,11 +103,10 @@ async def test_units_are_awaited_too(tmp_path: Any) -> None:
         assert [result.remaining for result in (await own.check("a", 0)).results] == [8, 950, 3]
 
 
-async def test_a_store_that_takes_one_cost_for_all_says_so() -> None:
-    own = AsyncLimiter(fixed_window("10/minute", unit="tokens"), name="few", store=KVStore(MemoryKV()))
-    with pytest.raises(ConfigError, match="cost for each rule"):
-        await own.hit("a", 1, quota="5/minute")
-    assert await own.hit("a", {"tokens": 3})
+@pytest.mark.parametrize("capacity", [0, 5])
+def test_a_cost_by_unit_may_be_all_that_a_rule_admits(capacity: int) -> None:
+    own = limiter(fixed_window("10/minute"), token_bucket(f"{capacity}/minute", unit="tokens"))
+    assert own.hit("a", {"tokens": 5}).allowed == bool(capacity)
 
 
 def test_total_adds_units_up() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from headgate.algorithms.base import Algorithm, Receipt, State, check_cost, decide_all
+from headgate.algorithms.base import Algorithm, Receipt, State, decide_all
 from headgate.algorithms.calendar import Calendar
 from headgate.algorithms.concurrent import Concurrent
 from headgate.algorithms.fixed_window import FixedWindow
@@ -24,7 +24,6 @@ __all__ = [
     "State",
     "TokenBucket",
     "algorithm_for",
-    "check_cost",
     "decide_all",
 ]
 

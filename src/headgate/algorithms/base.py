@@ -87,17 +87,6 @@ def refused_move(
     return state, as_is._replace(allowed=False, retry_after_us=retry_after_us)
 
 
-def check_cost(algorithms: Sequence[Algorithm], cost: int) -> None:
-    """Refuse a cost that no waiting would ever admit.
-
-    Raises:
-        CostTooHigh: The cost is above a capacity that is not 0.
-    """
-    for algorithm in algorithms:
-        if cost > algorithm.capacity > 0:
-            raise CostTooHigh(cost, algorithm.capacity, algorithm.name)
-
-
 def decide_all(
     algorithms: Sequence[Algorithm],
     states: Sequence[State | None],

@@ -22,12 +22,12 @@ from headgate.client.wire import (
     settle_request,
     success,
 )
-from headgate.costs import Cost, Costs, Units
+from headgate.costs import Cost, Costs, Units, check_whole
 from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.keys import Key, key_picker
 from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Receipts, check_whole
+from headgate.stores.base import RECORDED, Answer, Receipts
 from headgate.stores.remote.gates import Ask
 from headgate.stores.request import Request
 

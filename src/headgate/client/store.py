@@ -25,11 +25,11 @@ from headgate.client.wire import (
     read_wait_hint,
     reading,
 )
-from headgate.costs import Cost
+from headgate.costs import Cost, check_whole
 from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline, check_whole
+from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline
 from headgate.stores.breaker import stop_probes
 from headgate.stores.failure import OnStoreError
 from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from headgate import AsyncLimiter, Limiter
 from headgate.clock import SteadyClock, WallClock
 from headgate.costs import Cost as Units
+from headgate.costs import check_whole
 from headgate.errors import ConfigError
 from headgate.http.headers import Fields, Writer
 from headgate.http.keys import KeyFunction, by_address
@@ -185,6 +186,8 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
     limiter = limiter.current
     costs = limiter.units.costs(cost)  # type: ignore[arg-type]  # says what is wrong with it
     each = costs if isinstance(costs, tuple) else (costs,) * len(limiter.rules)
+    for units in each:
+        check_whole(units)
     has_one_tier = tier is None and limiter.tier_for is None
     for rule, units in zip(limiter.rules, each, strict=True) if has_one_tier else ():
         capacity = rule.quota.limit if rule.quota.burst is None else rule.quota.burst

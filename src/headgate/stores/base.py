@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from headgate.algorithms import Algorithm, Receipt, algorithm_for
 from headgate.clock import Clock, to_microseconds
-from headgate.costs import Costs
+from headgate.costs import Costs, check_whole
 from headgate.decision import UNLIMITED, Decision
 from headgate.errors import ConfigError, CostTooHigh, StoreConflict
 from headgate.keys import Key
@@ -305,18 +305,6 @@ def check_costs(rules: tuple[Rule, ...], request: Request) -> None:
             raise CostTooHigh(cost, capacity, rule.name, rule.unit)
 
 
-def check_whole(cost: Costs) -> None:
-    """Refuse a cost that is not a whole number of units.
-
-    A store that asks this of a request's cost refuses whatever is not plain: a cost for each rule, quotas of the caller's
-    own, holds that replace another.
-    """
-    if type(cost) is tuple:
-        raise ConfigError("this store does not take a cost for each rule, a quota= or a hold.confirm() yet")
-    if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
-        raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")
-
-
 def given_back(
     prepared: Iterable[T], receipts: Receipts, cost: Costs
 ) -> Iterator[tuple[T, tuple[object, Receipt], int]]:
@@ -325,13 +313,6 @@ def given_back(
     for each, entry, units in zip(prepared, receipts, costs, strict=True):
         if entry[1] and units:
             yield each, entry, units
-
-
-def plain_cost(cost: Costs) -> int:
-    """Return a cost that is the same for every rule, as a store needs it that takes no other."""
-    check_whole(cost)
-    assert isinstance(cost, int)
-    return cost
 
 
 def check_kinds(rules: Iterable[Rule], kinds: Iterable[Kind], store: str) -> None:

@@ -26,58 +26,45 @@ cdef class Meter:
     cpdef load(self, MeterState s, tuple numbers)
     cpdef check_countable(self, int64_t used, int64_t cost)
 
-cdef class FixedState(MeterState):
-    cdef readonly int64_t index, count
-
-cdef class FixedMeter(Meter):
-    cdef readonly int64_t period
-    @cython.locals(state=FixedState)
-    cpdef clear(self, MeterState s)
-    @cython.locals(state=FixedState)
-    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
-    @cython.locals(state=FixedState)
-    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
-    @cython.locals(state=FixedState)
-    cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
-    @cython.locals(state=FixedState, index=int64_t)
-    cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
-    @cython.locals(state=FixedState)
-    cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
-    @cython.locals(state=FixedState, birth=int64_t, index=int64_t, held=int64_t, count=int64_t)
-    cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
-    @cython.locals(state=FixedState)
-    cpdef int64_t fresh_at(self, MeterState s) except? -1
-    @cython.locals(state=FixedState)
-    cpdef as_tuple(self, MeterState s)
-    @cython.locals(state=FixedState)
-    cpdef load(self, MeterState s, tuple numbers)
-
-cdef class CalendarState(MeterState):
+cdef class WindowState(MeterState):
     cdef readonly int64_t end, count
 
-cdef class CalendarMeter(Meter):
-    cdef readonly int64_t start, end
-    @cython.locals(state=CalendarState)
-    cpdef clear(self, MeterState s)
-    @cython.locals(state=CalendarState)
-    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+cdef class WindowMeter(Meter):
     cdef int64_t ends(self, int64_t now) except? -1
-    @cython.locals(state=CalendarState, end=int64_t)
+    cdef int64_t number(self, int64_t end) except? -1
+    cdef int64_t end_of(self, int64_t number) except? -1
+    @cython.locals(state=WindowState)
+    cpdef clear(self, MeterState s)
+    @cython.locals(state=WindowState)
+    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    @cython.locals(state=WindowState, end=int64_t)
     cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
-    @cython.locals(state=CalendarState)
+    @cython.locals(state=WindowState)
     cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
-    @cython.locals(state=CalendarState)
+    @cython.locals(state=WindowState)
     cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
-    @cython.locals(state=CalendarState)
+    @cython.locals(state=WindowState)
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
-    @cython.locals(state=CalendarState, birth=int64_t, end=int64_t, held=int64_t, count=int64_t)
+    @cython.locals(state=WindowState, birth=int64_t, number=int64_t, held=int64_t, count=int64_t)
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
-    @cython.locals(state=CalendarState)
+    @cython.locals(state=WindowState)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
-    @cython.locals(state=CalendarState)
+    @cython.locals(state=WindowState)
     cpdef as_tuple(self, MeterState s)
-    @cython.locals(state=CalendarState)
+    @cython.locals(state=WindowState, end=int64_t)
     cpdef load(self, MeterState s, tuple numbers)
+
+cdef class FixedMeter(WindowMeter):
+    cdef readonly int64_t period
+    cdef int64_t ends(self, int64_t now) except? -1
+    cdef int64_t number(self, int64_t end) except? -1
+    cdef int64_t end_of(self, int64_t number) except? -1
+
+cdef class CalendarMeter(WindowMeter):
+    cdef readonly int64_t start, end
+    cdef int64_t ends(self, int64_t now) except? -1
+    cdef int64_t number(self, int64_t end) except? -1
+    cdef int64_t end_of(self, int64_t number) except? -1
 
 cdef class ConcurrentState(MeterState):
     cdef readonly int64_t latest

@@ -108,91 +108,7 @@ class Meter:
             raise CostTooHigh(cost, max(0, MAX_UNITS - used) // self.part, self.name)
 
 
-class FixedState(MeterState):
-    """The window that is counted in, and the units in it."""
-
-    __slots__ = ("count", "index")
-
-    def __init__(self) -> None:
-        self.birth = 0
-        self.index: int = -1
-        self.count: int = 0
-
-
-class FixedMeter(Meter):
-    """Units in the window that `now` falls into, or in a later one that was already counted in."""
-
-    __slots__ = ("period",)
-
-    def __init__(self, rule: FixedWindow) -> None:
-        super().__init__(rule)
-        self.period: int = rule.period
-
-    def new(self) -> MeterState:
-        return FixedState()
-
-    def clear(self, s: MeterState) -> None:
-        state: FixedState = s  # type: ignore[assignment]  # each meter is given its own states
-        state.birth = 0
-        state.index = -1
-        state.count = 0
-
-    def used(self, s: MeterState, now: int) -> int:
-        state: FixedState = s  # type: ignore[assignment]
-        return state.count if state.index >= now // self.period else 0
-
-    def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
-        state: FixedState = s  # type: ignore[assignment]
-        if not used:
-            state.birth = birth
-            state.index = now // self.period
-        state.count = used + cost
-        return (state.index + 1) * self.period
-
-    def receipt(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> Receipt:
-        state: FixedState = s  # type: ignore[assignment]
-        return (state.birth, state.index, cost) if used else (birth, now // self.period, cost)
-
-    def free_at(self, s: MeterState, now: int, excess: int) -> int:
-        state: FixedState = s  # type: ignore[assignment]
-        if not self.limit:
-            return NEVER
-        index = now // self.period
-        return ((max(index, state.index)) + 1) * self.period
-
-    def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
-        state: FixedState = s  # type: ignore[assignment]
-        if used:
-            return (state.index + 1) * self.period
-        return (now // self.period + 1) * self.period if cost else now
-
-    def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
-        state: FixedState = s  # type: ignore[assignment]
-        birth, index, held = receipt
-        if state.birth == birth and state.index == index:
-            count = state.count - (min(held, cost))
-            if count > 0:
-                state.count = count
-            else:
-                self.clear(state)
-
-    def fresh_at(self, s: MeterState) -> int:
-        state: FixedState = s  # type: ignore[assignment]
-        return (state.index + 1) * self.period
-
-    def as_tuple(self, s: MeterState) -> State | None:
-        state: FixedState = s  # type: ignore[assignment]
-        return (state.birth, state.index, state.count) if state.birth else None
-
-    def load(self, s: MeterState, numbers: State) -> None:
-        state: FixedState = s  # type: ignore[assignment]
-        birth, index, count = numbers
-        state.birth = birth
-        state.index = index
-        state.count = count
-
-
-class CalendarState(MeterState):
+class WindowState(MeterState):
     """When the window ends that is counted in, and the units in it."""
 
     __slots__ = ("count", "end")
@@ -203,40 +119,38 @@ class CalendarState(MeterState):
         self.count: int = 0
 
 
-class CalendarMeter(Meter):
-    """Units in the window of the calendar that `now` falls into, or in a later one that was already counted in."""
+class WindowMeter(Meter):
+    """Units in the window that `now` falls into, or in a later one that was already counted in."""
 
-    __slots__ = ("end", "start")
+    __slots__ = ()
 
-    def __init__(self, rule: Calendar) -> None:
-        super().__init__(rule)
-        self.start: int = 0
-        self.end: int = 0
+    def ends(self, now: int) -> int:
+        """Return when the window ends that a time falls into."""
+        raise NotImplementedError
+
+    def number(self, end: int) -> int:
+        """Return what the pure functions call the window that ends then."""
+        raise NotImplementedError
+
+    def end_of(self, number: int) -> int:
+        """Return when the window ends that they call so."""
+        raise NotImplementedError
 
     def new(self) -> MeterState:
-        return CalendarState()
+        return WindowState()
 
     def clear(self, s: MeterState) -> None:
-        state: CalendarState = s  # type: ignore[assignment]
+        state: WindowState = s  # type: ignore[assignment]  # each meter is given its own states
         state.birth = 0
         state.end = 0
         state.count = 0
 
     def used(self, s: MeterState, now: int) -> int:
-        state: CalendarState = s  # type: ignore[assignment]
+        state: WindowState = s  # type: ignore[assignment]
         return state.count if state.end > now else 0
 
-    def ends(self, now: int) -> int:
-        """Return when the window ends that a time falls into; that of the last one asked for is remembered."""
-        if not self.start <= now < self.end:
-            rule: Calendar = self.algorithm  # type: ignore[assignment]
-            _, start, end, _ = edges_around(rule.span, rule.timezone, now)
-            self.start = start
-            self.end = end
-        return self.end
-
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
-        state: CalendarState = s  # type: ignore[assignment]
+        state: WindowState = s  # type: ignore[assignment]
         if not used:
             end = self.ends(now)
             state.birth = birth
@@ -245,25 +159,27 @@ class CalendarMeter(Meter):
         return state.end
 
     def receipt(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> Receipt:
-        state: CalendarState = s  # type: ignore[assignment]
-        return (state.birth, state.end, cost) if used else (birth, self.ends(now), cost)
+        state: WindowState = s  # type: ignore[assignment]
+        if used:
+            return state.birth, self.number(state.end), cost
+        return birth, self.number(self.ends(now)), cost
 
     def free_at(self, s: MeterState, now: int, excess: int) -> int:
-        state: CalendarState = s  # type: ignore[assignment]
+        state: WindowState = s  # type: ignore[assignment]
         if not self.limit:
             return NEVER
         return state.end if state.end > now else self.ends(now)
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
-        state: CalendarState = s  # type: ignore[assignment]
+        state: WindowState = s  # type: ignore[assignment]
         if used:
             return state.end
         return self.ends(now) if cost else now
 
     def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
-        state: CalendarState = s  # type: ignore[assignment]
-        birth, end, held = receipt
-        if state.birth == birth and state.end == end:
+        state: WindowState = s  # type: ignore[assignment]
+        birth, number, held = receipt
+        if state.birth == birth and state.end == self.end_of(number):
             count = state.count - (min(held, cost))
             if count > 0:
                 state.count = count
@@ -271,19 +187,64 @@ class CalendarMeter(Meter):
                 self.clear(state)
 
     def fresh_at(self, s: MeterState) -> int:
-        state: CalendarState = s  # type: ignore[assignment]
+        state: WindowState = s  # type: ignore[assignment]
         return state.end
 
     def as_tuple(self, s: MeterState) -> State | None:
-        state: CalendarState = s  # type: ignore[assignment]
-        return (state.birth, state.end, state.count) if state.birth else None
+        state: WindowState = s  # type: ignore[assignment]
+        return (state.birth, self.number(state.end), state.count) if state.birth else None
 
     def load(self, s: MeterState, numbers: State) -> None:
-        state: CalendarState = s  # type: ignore[assignment]
-        birth, end, count = numbers
+        state: WindowState = s  # type: ignore[assignment]
+        birth, number, count = numbers
+        end = self.end_of(number)
         state.birth = birth
         state.end = end
         state.count = count
+
+
+class FixedMeter(WindowMeter):
+    """Windows of one length, aligned to the epoch."""
+
+    __slots__ = ("period",)
+
+    def __init__(self, rule: FixedWindow) -> None:
+        super().__init__(rule)
+        self.period: int = rule.period
+
+    def ends(self, now: int) -> int:
+        return (now // self.period + 1) * self.period
+
+    def number(self, end: int) -> int:
+        return end // self.period - 1
+
+    def end_of(self, number: int) -> int:
+        return (number + 1) * self.period
+
+
+class CalendarMeter(WindowMeter):
+    """Days, weeks, months or years of a time zone; the window that was asked for last is remembered."""
+
+    __slots__ = ("end", "start")
+
+    def __init__(self, rule: Calendar) -> None:
+        super().__init__(rule)
+        self.start: int = 0
+        self.end: int = 0
+
+    def ends(self, now: int) -> int:
+        if not self.start <= now < self.end:
+            rule: Calendar = self.algorithm  # type: ignore[assignment]
+            _, start, end, _ = edges_around(rule.span, rule.timezone, now)
+            self.start = start
+            self.end = end
+        return self.end
+
+    def number(self, end: int) -> int:
+        return end
+
+    def end_of(self, number: int) -> int:
+        return number
 
 
 class ConcurrentState(MeterState):

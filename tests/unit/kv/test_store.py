@@ -258,6 +258,26 @@ class TestEntries:
             clock.advance(gap)
             assert await limiters[0].hit("42", cost=7) == await limiters[1].hit("42", cost=7)
 
+    @pytest.mark.parametrize("rule", ALL_KINDS, ids=lambda rule: rule.kind)
+    async def test_a_call_may_bring_its_own_quota(self, rule: Rule) -> None:
+        limiter = limiter_on(PlainKV(), rule, FakeClock())
+        assert (await limiter.hit("42", 15)).remaining == 5
+        assert (
+            await limiter.hit("42", quota="30/hour burst 30" if rule.quota.burst else "30/hour")
+        ).remaining == 14
+        async with await limiter.hold(
+            "42", 9, quota="30/hour burst 30" if rule.quota.burst else "30/hour"
+        ) as hold:
+            await hold.settle(2)
+        assert (await limiter.check("42", 0)).remaining == 2
+
+    async def test_a_hold_cannot_be_moved(self) -> None:
+        limiter = limiter_on(PlainKV(), ALL_KINDS[0], FakeClock())
+        hold = await limiter.hold("42", 3)
+        with pytest.raises(ConfigError, match="cannot move a hold"):
+            await hold.confirm()
+        assert (await limiter.check("42", 0)).remaining == 17
+
     def test_names_cannot_be_mistaken_for_one_another(self) -> None:
         whose: list[tuple[str, str | bytes]] = [
             ("a", "b:c"),

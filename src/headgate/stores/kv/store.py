@@ -43,8 +43,6 @@ from headgate.stores.base import (
     Receipts,
     births,
     check_kinds,
-    check_whole,
-    plain_cost,
     plain_tiers,
 )
 from headgate.stores.kv.base import KV, SwappingKV
@@ -136,8 +134,12 @@ class _KVGate:
         self._format: _Format = _Counts(rule.quota.period_us) if rule.kind == "fixed_window" else _Numbers()
 
     async def ask(self, request: Request) -> Answer:
-        check_whole(request.cost)
+        if request.replaces is not None:
+            raise ConfigError(
+                "a key-value store cannot move a hold in one step, so hold.confirm() is not possible"
+            )
         (algorithm,) = self._tiers.for_request(request)
+        request = request.with_costs(request.costs(1)[0])
         stem = self._stem(request.key)
         if request.operation == "record":
             if request.cost:
@@ -183,7 +185,7 @@ class _KVGate:
         [(where, receipt)] = receipts
         assert isinstance(where, tuple)
         stem, entry, charged_at = where
-        units = plain_cost(cost)
+        (units,) = cost if isinstance(cost, tuple) else (cost,)
         async with self._turn(stem):
             at = self._time(now)
 

@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 from headgate.algorithms import SlidingWindow, algorithm_for
+from headgate.costs import check_whole
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, CostTooHigh, StoreConflict
 from headgate.quota import MAX_UNITS
 from headgate.rules import SHARED, Rule, rules_from
-from headgate.stores.base import check_whole
 from headgate.stores.postgres.sql import query
 
 logger = logging.getLogger("headgate")

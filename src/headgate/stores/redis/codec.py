@@ -29,7 +29,7 @@ from headgate.errors import CostTooHigh
 from headgate.keys import Key, PlainKey, check_plain, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
-from headgate.stores.base import NewBirth, Receipts, Tiers, births
+from headgate.stores.base import Births, Receipts, Tiers
 from headgate.stores.redis.script import SHA, SOURCE
 
 Reply = Any
@@ -177,7 +177,7 @@ class ServerTime:
 
 def plans(rules: tuple[Rule, ...], time: ServerTime | None = None) -> Tiers[Plan]:
     """Return the plans of a limiter's rules by tier, and by quotas of a call's own."""
-    names, new_birth = tuple(rule.name for rule in rules), births()
+    names, new_birth = tuple(rule.name for rule in rules), Births()
     server_time = time or ServerTime()
     return Tiers(rules, lambda algorithms: Plan(names, algorithms, new_birth, server_time))
 
@@ -189,7 +189,7 @@ class Plan:
         self,
         names: tuple[str, ...],
         algorithms: tuple[Algorithm, ...],
-        new_birth: NewBirth,
+        new_birth: Births,
         time: ServerTime,
     ) -> None:
         self.names = names

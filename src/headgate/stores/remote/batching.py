@@ -282,7 +282,7 @@ class Batcher(Generic[L]):
     def time_to_connect(self, lane: L, now: float) -> float:
         """Return the seconds after which a connection under way is given up: not before all that wait for it are due."""
         waiting = lane.queue.waiting if lane.queue else ()
-        return max([self._deadline, *(call.due - now for call in waiting)])
+        return max(self._deadline, max((call.due for call in waiting), default=now) - now)
 
     def cannot_connect(self, lane: L, cause: BaseException, now: float) -> None:
         """Take note that there is no connection to be had; all fail that wait, unless another lane has one."""

@@ -41,14 +41,24 @@ class ThreadCall(Call):
         reply: What the server has answered.
         error: Why it has not.
         has_given_up: Whether its thread does not wait any more.
+        is_awake: Whether its thread has seen that the call is over.
+        answered: Where it goes when it is over, for its thread to be woken.
     """
 
-    __slots__ = ("baton", "error", "has_given_up", "reply")
+    __slots__ = ("answered", "baton", "error", "has_given_up", "is_awake", "reply")
 
     def __init__(
-        self, request: Any, due: float, source: str, must_leave: bool, abandoned: Abandoned | None
+        self,
+        request: Any,
+        due: float,
+        source: str,
+        must_leave: bool,
+        abandoned: Abandoned | None,
+        answered: deque[ThreadCall],
     ) -> None:
         super().__init__(request, time.monotonic(), due, source, must_leave, abandoned)
+        self.answered = answered
+        self.is_awake = False
         self.baton: Baton | None = None
         self.reply: Any = None
         self.error: BaseException | None = None
@@ -62,7 +72,7 @@ class ThreadCall(Call):
         self.reply, self.error = reply, error
         self.state = OVER
         if self.baton is not None:
-            self.baton.set()
+            self.answered.append(self)
 
 
 class ThreadLane(Lane):
@@ -137,7 +147,7 @@ class ThreadEngine:
             raise StoreUnavailable(f"{self._peer.name}: the store was closed")
         if abandoned is not None:
             abandoned = partial(crew.keep_for_later, abandoned)
-        call = ThreadCall(request, due, source, must_leave, abandoned)
+        call = ThreadCall(request, due, source, must_leave, abandoned, crew.answered)
         try:
             lane = crew.join(call)
             while call.state != OVER:
@@ -153,7 +163,7 @@ class ThreadEngine:
 
     def tell(self, request: Any, due: float, source: str) -> None:
         """Send a request that no caller waits for; its reply is read by the next call that comes."""
-        call = ThreadCall(request, due, source, True, None)
+        call = ThreadCall(request, due, source, True, None, self._crew.answered)
         call.has_given_up = True
         self._crew.join(call)
 
@@ -194,6 +204,7 @@ class Crew:
         self._is_busy = False
         self._is_led = False
         self._new: deque[ThreadCall] = deque()
+        self.answered: deque[ThreadCall] = deque()
         self._unclaimed: list[tuple[Abandoned, Any]] = []
 
     def join(self, call: ThreadCall) -> ThreadLane | None:
@@ -228,6 +239,7 @@ class Crew:
                 release_down_to(lock, 0)
             raise
         finally:
+            self._wake_next()
             while self._unclaimed:
                 abandoned, reply = self._unclaimed.pop()
                 abandoned(reply)
@@ -238,10 +250,24 @@ class Crew:
         if lane is None:
             if call.baton is not None:
                 call.baton.wait(seconds)
+            call.is_awake = call.state == OVER
+            self._wake_next()
         elif lane.connecting is not None:
             lane.connected.wait(seconds)
         elif (wire := lane.wire) is not None:
             wire.wait(seconds)
+
+    def _wake_next(self) -> None:
+        """Wake a thread whose reply has come; it wakes the next one, before anything else.
+
+        Were all woken together, they would only fight for the interpreter, which takes twice the time.
+        """
+        try:
+            while (call := self.answered.popleft()).is_awake or call.baton is None:
+                pass
+        except IndexError:
+            return  # all are awake
+        call.baton.set()
 
     def leave(self, call: ThreadCall) -> None:
         """Let others go on without the thread of a call that was interrupted."""
@@ -256,7 +282,7 @@ class Crew:
     def close(self) -> None:
         """Close the connections that are idle, and the others when they are."""
         self.is_closed = True
-        nobody = ThreadCall(None, 0.0, "", False, None)
+        nobody = ThreadCall(None, 0.0, "", False, None, self.answered)
         nobody.state = OVER
         self.step(nobody)
 

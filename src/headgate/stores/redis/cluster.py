@@ -251,7 +251,8 @@ class Cluster:
                 return (yield Step(slots.endpoint(address), request, due))
             except Redirected as redirected:
                 address, is_asking = slots.follow(redirected.error)
-                request = AskingCall(*request) if is_asking else ScriptCall(*request)
+                kind = AskingCall if is_asking else ScriptCall
+                request = kind(request.keys, request.body, request.body_at)
             except StoreUnavailable:
                 slots.forget()
                 raise

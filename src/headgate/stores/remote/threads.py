@@ -64,7 +64,6 @@ class ThreadCall(Call):
         self.error: BaseException | None = None
         self.has_given_up = False
 
-    @property
     def is_abandoned(self) -> bool:
         return self.has_given_up
 
@@ -157,6 +156,8 @@ class ThreadEngine:
         except BaseException:
             crew.leave(call)
             raise
+        call.is_awake = True
+        crew.wake_next()
         if call.error is not None:
             raise call.error
         return call.reply
@@ -239,7 +240,8 @@ class Crew:
                 release_down_to(lock, 0)
             raise
         finally:
-            self._wake_next()
+            if call.state != OVER:
+                self.wake_next()
             while self._unclaimed:
                 abandoned, reply = self._unclaimed.pop()
                 abandoned(reply)
@@ -250,14 +252,14 @@ class Crew:
         if lane is None:
             if call.baton is not None:
                 call.baton.wait(seconds)
-            call.is_awake = call.state == OVER
-            self._wake_next()
+            if call.state != OVER:
+                self.wake_next()
         elif lane.connecting is not None:
             lane.connected.wait(seconds)
         elif (wire := lane.wire) is not None:
             wire.wait(seconds)
 
-    def _wake_next(self) -> None:
+    def wake_next(self) -> None:
         """Wake a thread whose reply has come; it wakes the next one, before anything else.
 
         Were all woken together, they would only fight for the interpreter, which takes twice the time.
@@ -274,6 +276,7 @@ class Crew:
         call.has_given_up = True
         if not self.is_inherited and not (self._is_busy and self._lock._is_owned()):
             self.step(call)
+        self.wake_next()
 
     def keep_for_later(self, abandoned: Abandoned, reply: Any) -> None:
         """Take a reply whose caller was interrupted; what is to be done with it may need another call."""
@@ -307,14 +310,14 @@ class Crew:
                 self._hand_on(call, now)
             else:
                 own = self._own_lane(call, now)
-            main = batcher.main_lane
+            main = batcher.main_lane()
             self._is_led = main is not None and main.led_until > now
             if self._is_led or not self._new:
                 return own
 
     def _own_lane(self, call: ThreadCall, now: float) -> ThreadLane | None:
         """Return the lane that a call waits for if its thread is to lead there."""
-        lane = self._batcher.lane_of(call)
+        lane: ThreadLane | None = self._batcher.lane_of(call)
         if lane is None or (lane.leader is not call and lane.led_until > now):
             call.baton = call.baton or Baton()
             return None
@@ -407,7 +410,7 @@ class Crew:
                 lane.leader, lane.led_until = self._batcher.someone_on(lane), 0.0
                 if isinstance(lane.leader, ThreadCall) and lane.leader.baton is not None:
                     lane.led_until = now + LEASE
-                    lane.leader.baton.set()
+                    self.answered.append(lane.leader)  # last: the server has just begun
 
     def _lose(self, lane: ThreadLane, cause: BaseException) -> None:
         self._hang_up(lane)

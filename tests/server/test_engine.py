@@ -16,8 +16,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from headgate.server import engine
-from headgate.server.engine import (
+from headgate_server import engine
+from headgate_server.engine import (
     FILES_KEPT_FREE,
     HEAD_BYTES,
     MOST_CONNECTIONS,
@@ -26,7 +26,7 @@ from headgate.server.engine import (
     Crowd,
     Engine,
 )
-from headgate.server.serving import listen
+from headgate_server.serving import listen
 from tests.server.support import READ_SECONDS, Server
 
 
@@ -85,9 +85,8 @@ async def test_a_connection_that_has_sent_all_is_not_dropped(monkeypatch: pytest
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         seen = b""
-        while (
-            seen.count(b"event: tick") < 2
-        ):  # which takes longer than the time between two looks for stalled heads
+        # Which takes longer than the time between two looks for stalled heads.
+        while seen.count(b"event: tick") < 2:
             seen += await reader.read(65536)
         writer.close()
 
@@ -306,7 +305,7 @@ async def test_a_reader_that_was_dropped_is_cut_off(
     tick = server.board.tick(server.live, 1)
     for number in range(3000):
         tick.totals[f"limiter {number} {'x' * 3000}"] = tick.totals["login"]
-    monkeypatch.setattr("headgate.server.app.STALLED", 0.5)
+    monkeypatch.setattr("headgate_server.app.STALLED", 0.5)
     async with engine_of(server) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         server.app._events.publish(tick)

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from headgate.apps.petitions.application import ports
-from headgate.apps.petitions.application.ports import RateLimiterPort, RateLimitResult, RateLimitStorePort
-from headgate.apps.petitions.application.services import RateLimitService, rate_limit_service
-from headgate.apps.petitions.domain.errors import RateLimitExceededError
-from headgate.apps.petitions.domain.models import RateLimitBucket
-from headgate.apps.petitions.infrastructure.adapters.persistence import Database, PostgresRateLimitStore
-from headgate.apps.petitions.infrastructure.stubs import RateLimiterStub
+from headgate_services.petitions.application import ports
+from headgate_services.petitions.application.ports import RateLimiterPort, RateLimitResult, RateLimitStorePort
+from headgate_services.petitions.application.services import RateLimitService, rate_limit_service
+from headgate_services.petitions.domain.errors import RateLimitExceededError
+from headgate_services.petitions.domain.models import RateLimitBucket
+from headgate_services.petitions.infrastructure.adapters.persistence import Database, PostgresRateLimitStore
+from headgate_services.petitions.infrastructure.stubs import RateLimiterStub
 from tests.apps.petitions.support import TABLE, Calendar, opened, put_bucket, someone
 
 HOUR = timedelta(hours=1)
@@ -220,9 +220,8 @@ async def test_parallel_submissions_get_exactly_what_every_limit_admits(
 async def test_realm_and_global_limits_are_decided_together_with_the_submitters(
     database: Database, calendar: Calendar
 ) -> None:
-    calendar.at = datetime(
-        2026, 3, 3, 10, 0, tzinfo=UTC
-    )  # the global counter is everybody's: a day of its own
+    # The global counter is everybody's: a day of its own.
+    calendar.at = datetime(2026, 3, 3, 10, 0, tzinfo=UTC)
     store = PostgresRateLimitStore(database, now=calendar)
     service = RateLimitService(store, 10, realm_limit=2, global_limit=3)
     submitters = [someone() for _ in range(4)]

@@ -44,7 +44,7 @@ _NEVER = float("inf")
 WAITING, SENT, OVER = range(3)
 """The states of a call."""
 
-Abandoned = Callable[[Any], None]
+Abandoned = Callable[[Any], object]
 """Takes the reply to a call whose caller no longer waits for it."""
 
 

@@ -36,11 +36,11 @@ from headgate.http.exchange import (
     SERVER_ERROR,
     App,
     ASGIExchange,
-    Message,
     Receive,
     Scope,
     Send,
     can_deny,
+    nowhere,
 )
 from headgate.http.headers import Field, Fields, all_fields
 from headgate.http.keys import by_address, matched_route, takes_scope
@@ -212,7 +212,7 @@ class Unsent(ASGIExchange):
     """An exchange in an application without `install`, which does not see the response."""
 
     def __init__(self) -> None:
-        super().__init__(_nowhere)
+        super().__init__(nowhere)
 
     def show(self, response: Response) -> None:
         """Put the fields where FastAPI takes them from, for a response made of a return value."""
@@ -221,10 +221,6 @@ class Unsent(ASGIExchange):
             names = {name for name, _ in fields}
             response.raw_headers[:] = [field for field in response.raw_headers if field[0] not in names]
         response.raw_headers += fields
-
-
-async def _nowhere(message: Message) -> None:
-    raise AssertionError("nothing is sent through an exchange that does not see the response")
 
 
 def install(app: FastAPI) -> None:

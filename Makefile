@@ -10,7 +10,7 @@ TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 BENCH_READY := $(VENV)/.bench-ready
 BROWSER_READY := $(VENV)/.browser-ready
-CHECKED := hatch_build.py src tests tools $(wildcard benchmarks)
+CHECKED := hatch_build.py src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run tour test check format constraints bench mutate clean test-browser test-cloudflare

@@ -94,6 +94,7 @@ THIRD_PARTIES = {
     "stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
     "hosting": {"uvicorn"},
     "http.fastapi": {"fastapi", "starlette"},
+    "http.flask": {"flask", "werkzeug"},
     "observe.prometheus": {"prometheus_client"},
     "replay.sources": {
         "compression",

@@ -2,7 +2,8 @@
 
 headgate.http.asgi      RateLimitMiddleware for any ASGI application (Starlette, Litestar, Quart, …)
 headgate.http.fastapi   limit, exempt and install for FastAPI
-headgate.http.wsgi      RateLimitMiddleware for any WSGI application (Flask, Django, Bottle, …)
+headgate.http.flask     RateLimits, limit and exempt for Flask
+headgate.http.wsgi      RateLimitMiddleware for any WSGI application (Bottle, Pyramid, …)
 headgate.http.testing   fresh_limits and limits_off, for tests of such applications
 """
 

@@ -44,7 +44,7 @@ from headgate.http.exchange import (
 )
 from headgate.http.headers import Field, Fields, all_fields
 from headgate.http.keys import by_address, matched_route, takes_scope
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, is_async
+from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, in_force, is_async, limiter_of
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
 from headgate.rules import Rule
@@ -109,15 +109,7 @@ def limit(
     A function of the request may be a coroutine function. It can also be a dependency of its own, with `Depends(...)`
     around it, and then take anything that FastAPI provides.
     """
-    if len(rules) == 1 and isinstance(rules[0], AsyncLimiter):
-        if (name, store, clock) != (None, None, None):
-            raise ConfigError("the limiter has its name, store and clock already")
-        limiter = rules[0]
-    else:
-        plain = [rule for rule in rules if not isinstance(rule, AsyncLimiter)]
-        if not plain or len(plain) < len(rules):
-            raise ConfigError("give a limit either rules, like '5/minute', or one limiter")
-        limiter = AsyncLimiter(*plain, name=name, store=store, clock=clock)
+    limiter = limiter_of(AsyncLimiter, rules, name, store, clock)
     return Limit(limiter, key, cost, tier, count, default, exempt, address, fields)
 
 
@@ -269,13 +261,11 @@ class _Exchanges:
 
 def active_limits(dependant: Any) -> list[Limit]:
     """Return the limits in force on a route: those after the last `exempt`, and of defaults the nearest, if any."""
-    calls = list(_calls(dependant))
-    if exempt in calls:
-        last = len(calls) - 1 - calls[::-1].index(exempt)
-        calls = calls[last:]
-    limits = [call for call in calls if isinstance(call, Limit)]
-    own = [one for one in limits if not one.default]
-    return own or limits[-1:]
+    return in_force(
+        call if isinstance(call, Limit) else None
+        for call in _calls(dependant)
+        if call is exempt or isinstance(call, Limit)
+    )
 
 
 def _calls(dependant: Any) -> Iterator[object]:

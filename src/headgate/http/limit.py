@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Container, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
 
 from headgate import AsyncLimiter, Limiter
-from headgate.clock import SteadyClock, WallClock
+from headgate.clock import Clock, SteadyClock, WallClock
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.errors import ConfigError
 from headgate.http.headers import Fields, Writer
-from headgate.http.keys import KeyFunction, by_address
+from headgate.http.keys import KeyFunction, by_address, takes_scope
 from headgate.keys import Key
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue
@@ -37,6 +37,20 @@ Tier = str | Callable[[Any], str | Awaitable[str | None] | None] | None
 RequestQuota = QuotaValue | Callable[[Any], QuotaValue | Awaitable[QuotaValue | None] | None] | None
 Outcomes = Container[int] | Callable[[int], bool]
 """Statuses that count: `{401, 403}`, `range(200, 300)`, or a function of the status."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a `RequestLimit` takes besides its limiter."""
+
+    key: Keys | None
+    cost: Cost
+    tier: Tier
+    quota: RequestQuota
+    quota_for: float
+    count: Outcomes | None
+    exempt: Callable[[Any], bool] | None
+    address: Callable[[Any], str] | None
+    fields: Fields | None
 
 
 STYLES = {
@@ -191,6 +205,60 @@ def rule_of(limit: object, kind: type) -> str | Rule:
     raise ConfigError(
         f"a limit is a rule like '5/minute' or a limiter of type {kind.__name__}, not {limit!r}"
     )
+
+
+def limiter_of(
+    kind: type[AnyLimiter], rules: tuple[object, ...], name: str | None, store: Any, clock: Clock | None
+) -> AnyLimiter:
+    """Return the limiter that a limit was given, or the one of the rules that it was given."""
+    if any(isinstance(rule, Limiter | AsyncLimiter) for rule in rules):
+        if len(rules) > 1 or not isinstance(rules[0], kind):
+            raise ConfigError(
+                f"give a limit either rules, like '5/minute', or one limiter of type {kind.__name__}, not {rules}"
+            )
+        if (name, store, clock) != (None, None, None):
+            raise ConfigError("the limiter has its name, store and clock already")
+        return rules[0]
+    if not rules:
+        raise ConfigError("give a limit either rules, like '5/minute', or one limiter")
+    return kind(*(rule_of(rule, kind) for rule in rules), name=name, store=store, clock=clock)
+
+
+def on_scope(options: RequestOptions, scope_of: Callable[[Any], Any]) -> RequestOptions:
+    """Return options whose functions take a framework's request; those that take a scope are handed its scope."""
+
+    def seen(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {scope: seen(function) for scope, function in part.items()}
+        return (lambda request: part(scope_of(request))) if takes_scope(part) else part
+
+    given: RequestOptions = {"address": by_address(), **options}
+    given["address"] = seen(given["address"] or by_address())
+    if "key" in given:
+        given["key"] = seen(given["key"])
+    return given
+
+
+class Overridable(Protocol):
+    """A limit that may give way to others."""
+
+    @property
+    def default(self) -> bool:
+        """Whether a limit that is nearer to the route replaces it."""
+
+
+Found = TypeVar("Found", bound=Overridable)
+
+
+def in_force(found: Iterable[Found | None]) -> list[Found]:
+    """Return the limits in force on a route, of those of its application, groups and its own, in this order.
+
+    They are those after the last exemption, which is written `None`, and of defaults the nearest, if there is no other.
+    """
+    limits: list[Found] = []
+    for limit in found:
+        limits = [] if limit is None else [*limits, limit]
+    return [limit for limit in limits if not limit.default] or limits[-1:]
 
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:

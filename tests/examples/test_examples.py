@@ -51,6 +51,18 @@ def test_flask() -> None:
         assert client.get("/api/reports", params={"pages": 21}).status_code == 413
 
 
+def test_django() -> None:
+    with running("django_app.py") as client:
+        assert client.get("/").text == "99 left\n"
+        words = ["open sesame", "open sesame", "a", "b", "c", "d"]
+        codes = [client.post("/login", data={"password": word}).status_code for word in words]
+        assert codes == [200, 200, 401, 401, 401, 429]
+        assert [client.get("/search").status_code for _ in range(6)] == [200] * 5 + [429]
+        assert "ratelimit" not in client.get("/health").headers
+        assert client.get("/reports", params={"pages": 15}).headers["x-ratelimit-remaining"] == "5"
+        assert "throttled" in client.get("/reports", params={"pages": 15}).json()["detail"]
+
+
 def test_every_example_is_started() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tested] == []

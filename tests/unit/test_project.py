@@ -95,6 +95,8 @@ THIRD_PARTIES = {
     "hosting": {"uvicorn"},
     "http.fastapi": {"fastapi", "starlette"},
     "http.flask": {"flask", "werkzeug"},
+    "http.django": {"asgiref", "django"},
+    "http.rest_framework": {"rest_framework"},
     "observe.prometheus": {"prometheus_client"},
     "replay.sources": {
         "compression",

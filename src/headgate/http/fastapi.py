@@ -30,6 +30,7 @@ from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.http.asgi import KINDS
+from headgate.http.declared import DeclaredLimit, in_force
 from headgate.http.exchange import (
     EXCHANGE,
     POLICY_VIOLATION,
@@ -44,7 +45,7 @@ from headgate.http.exchange import (
 )
 from headgate.http.headers import Field, Fields, all_fields
 from headgate.http.keys import by_address, matched_route, takes_scope
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, in_force, is_async, limiter_of
+from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, is_async
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
 from headgate.rules import Rule
@@ -109,7 +110,11 @@ def limit(
     A function of the request may be a coroutine function. It can also be a dependency of its own, with `Depends(...)`
     around it, and then take anything that FastAPI provides.
     """
-    limiter = limiter_of(AsyncLimiter, rules, name, store, clock)
+    limiter: Any = (
+        DeclaredLimit(rules, default, name, store, clock, {}, lambda scope: scope)
+        .limit_for(AsyncLimiter)
+        .limiter
+    )
     return Limit(limiter, key, cost, tier, count, default, exempt, address, fields)
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, TypeVar, Unpack
 
 from headgate import Limiter, Rule
@@ -32,7 +32,9 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.limit import RequestLimit, RequestOptions, in_force, limiter_of, on_scope
+from headgate.http.declared import MARK, DeclaredLimit, limits_around
+from headgate.http.declared import exempt as exempt
+from headgate.http.limit import RequestOptions
 from headgate.http.problems import Answer
 from headgate.http.wsgi import (
     EXCHANGE,
@@ -50,9 +52,6 @@ with needing("headgate.http.flask", "flask"):
     from werkzeug.exceptions import HTTPException, default_exceptions
 
 View = TypeVar("View", bound="Callable[..., Any] | Blueprint")
-
-MARK = "headgate_limits"
-"""Where a view or blueprint has its limits, in order; `None` among them is an exemption."""
 
 
 def limit(
@@ -74,13 +73,10 @@ def limit(
         options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
             `address`, `fields`.
     """
-    return ViewLimit(rules, default, name, store, clock, options)
-
-
-def exempt(view: View) -> View:
-    """Free a view or a blueprint from the limits of what it is in."""
-    setattr(view, MARK, (None, *getattr(view, MARK, ())))
-    return view
+    made = ViewLimit(rules, default, name, store, clock, options, scope_of)
+    if store is None or name:
+        made.limit_for(Limiter)  # so that what is wrong with it is said at once
+    return made
 
 
 def decision() -> Decision | None:
@@ -89,26 +85,8 @@ def decision() -> Decision | None:
     return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
 
 
-class ViewLimit:
+class ViewLimit(DeclaredLimit):
     """A decorator that asks a limiter; made by `limit`."""
-
-    def __init__(
-        self,
-        rules: tuple[object, ...],
-        default: bool,
-        name: str | None,
-        store: Store | str | None,
-        clock: Clock | None,
-        options: RequestOptions,
-    ) -> None:
-        self.default = default
-        self._options = options
-        self._name = name
-        self._limit: RequestLimit[Limiter] | None = None
-        self._make = partial(limiter_of, Limiter, rules, store=store, clock=clock)
-        self._takes_name = store is not None and not name
-        if not self._takes_name:
-            self._limit = self._limit_of(self._make(name=name))
 
     def __call__(self, view: View) -> View:
         if isinstance(view, Blueprint):
@@ -131,26 +109,11 @@ class ViewLimit:
         setattr(limited, MARK, (*getattr(view, MARK, ()), self))
         return limited  # type: ignore[return-value]  # it is what was given, but limited
 
-    def named(self, name: str) -> None:
-        """Give the limiter this name if it needs one: it is on a given store."""
-        if not self._takes_name or self._name == name:
-            return
-        if self._name is not None:
-            raise ConfigError(f"a limit of both {self._name} and {name}, on a given store, needs a name=")
-        self._name = name
-        self._limit = self._limit_of(self._make(name=name))
-
-    def _limit_of(self, limiter: Limiter) -> RequestLimit[Limiter]:
-        limit = RequestLimit(limiter, **on_scope(self._options, scope_of))
-        if limit.awaits:
-            raise ConfigError("coroutine functions are for ASGI frameworks")
-        return limit
-
     def ask(self) -> None:
         """Ask about the present request, and raise an HTTPException if it is refused."""
         current: Request = request._get_current_object()  # type: ignore[attr-defined]
-        limit = self._limit
-        if limit is None or (limit.exempt is not None and limit.exempt(current)):
+        limit = self.limit_for(Limiter)
+        if limit.exempt is not None and limit.exempt(current):
             return
         answer = _exchange(current.environ).ask(limit, current.environ, current)
         if answer is not None:
@@ -209,11 +172,9 @@ class RateLimits:
         view: Any = app.view_functions.get(request.endpoint or "")
         if _is_passed_by(view):
             raise ConfigError(f"write @limit(…) below @app.route(…), next to the function {view.__name__}")
-        method = getattr(getattr(view, "view_class", None), request.method.lower(), None)
         groups = [app.blueprints[name] for name in reversed(request.blueprints)]
-        own = (*getattr(view, MARK, ()), *getattr(method, MARK, ()))
-        found = [*self.limits, *(mark for group in groups for mark in getattr(group, MARK, ())), *own]
-        return [one for one in in_force(found) if one not in own]
+        outer = [*self.limits, *(mark for group in groups for mark in getattr(group, MARK, ()))]
+        return limits_around(outer, view, request.method)
 
 
 def _is_passed_by(view: Any) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from headgate import AsyncLimiter, Limiter
-from headgate.clock import Clock, SteadyClock, WallClock
+from headgate.clock import SteadyClock, WallClock
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.errors import ConfigError
@@ -207,23 +207,6 @@ def rule_of(limit: object, kind: type) -> str | Rule:
     )
 
 
-def limiter_of(
-    kind: type[AnyLimiter], rules: tuple[object, ...], name: str | None, store: Any, clock: Clock | None
-) -> AnyLimiter:
-    """Return the limiter that a limit was given, or the one of the rules that it was given."""
-    if any(isinstance(rule, Limiter | AsyncLimiter) for rule in rules):
-        if len(rules) > 1 or not isinstance(rules[0], kind):
-            raise ConfigError(
-                f"give a limit either rules, like '5/minute', or one limiter of type {kind.__name__}, not {rules}"
-            )
-        if (name, store, clock) != (None, None, None):
-            raise ConfigError("the limiter has its name, store and clock already")
-        return rules[0]
-    if not rules:
-        raise ConfigError("give a limit either rules, like '5/minute', or one limiter")
-    return kind(*(rule_of(rule, kind) for rule in rules), name=name, store=store, clock=clock)
-
-
 def on_scope(options: RequestOptions, scope_of: Callable[[Any], Any]) -> RequestOptions:
     """Return options whose functions take a framework's request; those that take a scope are handed its scope."""
 
@@ -237,28 +220,6 @@ def on_scope(options: RequestOptions, scope_of: Callable[[Any], Any]) -> Request
     if "key" in given:
         given["key"] = seen(given["key"])
     return given
-
-
-class Overridable(Protocol):
-    """A limit that may give way to others."""
-
-    @property
-    def default(self) -> bool:
-        """Whether a limit that is nearer to the route replaces it."""
-
-
-Found = TypeVar("Found", bound=Overridable)
-
-
-def in_force(found: Iterable[Found | None]) -> list[Found]:
-    """Return the limits in force on a route, of those of its application, groups and its own, in this order.
-
-    They are those after the last exemption, which is written `None`, and of defaults the nearest, if there is no other.
-    """
-    limits: list[Found] = []
-    for limit in found:
-        limits = [] if limit is None else [*limits, limit]
-    return [limit for limit in limits if not limit.default] or limits[-1:]
 
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:

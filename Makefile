@@ -8,9 +8,13 @@ READY := $(VENV)/.ready
 # What is compiled, and the types that it is compiled with: a change of these is installed anew.
 TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
+RUN_READY := $(VENV)/.run-ready
 BENCH_READY := $(VENV)/.bench-ready
+MUTATE_READY := $(VENV)/.mutate-ready
 BROWSER_READY := $(VENV)/.browser-ready
-CHECKED := hatch_build.py src tests tools $(wildcard benchmarks examples)
+# Server and services are distributions of their own; the library stands alone.
+PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
+CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run tour test check format constraints bench mutate clean test-browser test-cloudflare
@@ -20,24 +24,35 @@ help: ## list the targets
 
 setup: $(READY) ## install everything into .venv
 
-$(READY): pyproject.toml constraints.txt $(CORE)
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
+	$(PIP) install --constraint constraints.txt --editable '.[dev]' --editable './server[all]' --editable './services[all]'
 	@$(BIN)/headgate version
+	@touch $(RUN_READY) $@
+
+$(RUN_READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
+	@echo "Installing what the demo needs; this takes about half a minute the first time."
+	$(BIN)/pip --disable-pip-version-check install --constraint constraints.txt --editable . --editable ./server --editable './services[all]'
 	@touch $@
 
 $(BENCH_READY): $(READY)
 	$(PIP) install --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $@
 
+$(MUTATE_READY): $(READY)
+	$(PIP) install --constraint constraints.txt --editable '.[dev,mutate]'
+	@touch $@
+
 $(BROWSER_READY): $(READY)
 	$(PIP) install --constraint constraints.txt --editable '.[dev,browser]'
 	@touch $@
 
-run: $(READY) ## the demo: servers, services, dashboard and traffic, until Ctrl-C
+run: $(RUN_READY) ## the demo: servers, services, dashboard and traffic, until Ctrl-C
 	@$(BIN)/headgate demo
 
-tour: $(READY) ## see real decisions in the terminal
+tour: $(RUN_READY) ## see real decisions in the terminal
 	$(BIN)/headgate tour
 
 test: check ## make check, then every suite, the time of each, and the coverage of the core
@@ -64,12 +79,12 @@ format: $(READY) ## format, fix what lint can fix, regenerate the sync code
 bench: $(BENCH_READY) ## compare speed and memory with other limiters
 	$(BIN)/python -m benchmarks
 
-mutate: $(READY) ## break the core in known ways; a test must notice each
-	$(BIN)/python tools/mutate.py
+mutate: $(MUTATE_READY) ## break the core, place by place: how much of it do tests notice? (MUTANTS=0 for all)
+	$(BIN)/python tools/mutate.py $(if $(MUTANTS),--mutants $(MUTANTS))
 
 constraints: ## pin today's versions of everything that dev, bench and browser need
 	$(PYTHON) tools/pin.py
 
 clean: ## remove everything that make has made
 	rm -rf $(VENV) src/headgate/*.so src/headgate/*/*.so tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
-	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src server services tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

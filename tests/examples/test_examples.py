@@ -63,6 +63,15 @@ def test_django() -> None:
         assert "throttled" in client.get("/reports", params={"pages": 15}).json()["detail"]
 
 
+def test_fastapi() -> None:
+    with running("fastapi_app.py") as client:
+        assert client.get("/").json() == "99 left"
+        words = ["open sesame", "open sesame", "a", "b", "c", "d"]
+        codes = [client.post("/login", params={"password": word}).status_code for word in words]
+        assert codes == [200, 200, 401, 401, 401, 429]
+        assert "ratelimit" not in client.get("/health").headers
+
+
 def test_every_example_is_started() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tested] == []

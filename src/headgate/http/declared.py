@@ -5,13 +5,13 @@ A limiter on a given store needs a name. One that is not given comes from the vi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
 from headgate import AsyncLimiter, Limiter, MemoryStore
 from headgate.clock import Clock
 from headgate.errors import ConfigError
-from headgate.http.limit import RequestLimit, RequestOptions, on_scope, rule_of
+from headgate.http.limit import RequestLimit, RequestOptions, rule_of
 from headgate.rules import rules_from
 
 Marked = TypeVar("Marked")
@@ -41,7 +41,6 @@ class DeclaredLimit:
         store: Where it counts.
         clock: Where time comes from.
         options: What `RequestLimit` takes besides.
-        scope_of: From what the framework calls a request to a scope.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class DeclaredLimit:
         store: Any,
         clock: Clock | None,
         options: RequestOptions,
-        scope_of: Callable[[Any], Any],
     ) -> None:
         given = [rule for rule in rules if isinstance(rule, Limiter | AsyncLimiter)]
         if not rules or (given and len(rules) > 1):
@@ -67,8 +65,13 @@ class DeclaredLimit:
         # Sync and async views that share a limit count together.
         self._store = MemoryStore(clock=clock) if store is None else store
         self._clock = None if store is None else clock
-        self._options = on_scope(options, scope_of)
+        self._options = options
         self._limits: dict[type, RequestLimit[Any]] = {}
+
+    @property
+    def lacks_name(self) -> bool:
+        """Whether the limiter cannot be made before it is named."""
+        return self._takes_name and self.name is None
 
     def named(self, name: str) -> None:
         """Give the limiter this name if it needs one: it is on a given store."""

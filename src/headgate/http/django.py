@@ -33,7 +33,7 @@ from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import all_fields
-from headgate.http.limit import RequestOptions
+from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.wsgi import EXCHANGE, Body, WSGIExchange, WSGIScope, accepted_by
 from headgate.keys import Key
@@ -73,7 +73,7 @@ def limit(
         options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
             `address`, `fields`.
     """
-    return DjangoLimit(rules, default, name, store, clock, options, scope_of)
+    return DjangoLimit(rules, default, name, store, clock, on_scope(options, scope_of))
 
 
 def by_user(request: Any) -> Key | None:

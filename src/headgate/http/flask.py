@@ -34,7 +34,7 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.declared import MARK, DeclaredLimit, limits_around
 from headgate.http.declared import exempt as exempt
-from headgate.http.limit import RequestOptions
+from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.wsgi import (
     EXCHANGE,
@@ -73,8 +73,8 @@ def limit(
         options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
             `address`, `fields`.
     """
-    made = ViewLimit(rules, default, name, store, clock, options, scope_of)
-    if store is None or name:
+    made = ViewLimit(rules, default, name, store, clock, on_scope(options, scope_of))
+    if not made.lacks_name:
         made.limit_for(Limiter)  # so that what is wrong with it is said at once
     return made
 

@@ -180,9 +180,8 @@ class AsyncLivePolicy(AsyncWatched, Mapping[str, AsyncPolicyLimiter]):
         `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
         """
         found: dict[str, StoreError | None] = {}
-        for limiter in sorted(
-            self.values(), key=lambda limiter: not limiter.rules
-        ):  # without rules none is asked
+        # Without rules none is asked.
+        for limiter in sorted(self.values(), key=lambda limiter: not limiter.rules):
             if limiter.policy.store not in found:
                 try:
                     await limiter.ping()

@@ -181,9 +181,8 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
         `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
         """
         found: dict[str, StoreError | None] = {}
-        for limiter in sorted(
-            self.values(), key=lambda limiter: not limiter.rules
-        ):  # without rules none is asked
+        # Without rules none is asked.
+        for limiter in sorted(self.values(), key=lambda limiter: not limiter.rules):
             if limiter.policy.store not in found:
                 try:
                     limiter.ping()

@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},
     "policy": INSIDE | {"headgate", "observe"},
-    "testing": INSIDE | {"headgate"},
+    "testing": INSIDE | {"headgate", "http"},
     "client": INSIDE | {"headgate"},
 }
 """Which parts of the library each part may import, besides itself."""
@@ -82,6 +82,9 @@ THIRD_PARTIES = {
     "headgate.http.flask": {"flask", "werkzeug"},
     "headgate.http.django": {"asgiref", "django"},
     "headgate.http.rest_framework": {"rest_framework"},
+    "headgate.http.client.httpx": {"httpx"},
+    "headgate.http.client.requests": {"requests"},
+    "headgate.observe.opentelemetry": {"opentelemetry"},
     "headgate.observe.prometheus": {"prometheus_client"},
     "headgate_server.replay.sources": {
         "compression",

@@ -18,8 +18,7 @@ Functions of a limit take the request. Under async views they may be coroutine f
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
 from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
 
@@ -35,6 +34,7 @@ from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import all_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
+from headgate.http.steps import Steps, run, run_async
 from headgate.http.wsgi import EXCHANGE, Body, WSGIExchange, WSGIScope, accepted_by
 from headgate.keys import Key
 from headgate.stores import AsyncStore, Store
@@ -46,8 +46,6 @@ with needing("headgate.http.django", "django"):
 
 View = TypeVar("View", bound=Callable[..., Any])
 AnyExchange = WSGIExchange | ASGIExchange
-Steps = Generator[Any, Any, Any]
-"""What is done for a request, once for threads and tasks: each step is yielded, in a task to be awaited."""
 
 SITE = "site"
 """The name of a limit of the whole site on a given store, if it has no other."""
@@ -117,11 +115,11 @@ class DjangoLimit(DeclaredLimit):
 
             async def limited(*args: Any, **kwargs: Any) -> Any:
                 steps = handled(_request_of(args), [self], lambda: view(*args, **kwargs), ASGIExchange)
-                return await _run_async(steps)
+                return await run_async(steps)
         else:
 
             def limited(*args: Any, **kwargs: Any) -> Any:
-                return _run(handled(_request_of(args), [self], lambda: view(*args, **kwargs), WSGIExchange))
+                return run(handled(_request_of(args), [self], lambda: view(*args, **kwargs), WSGIExchange))
 
         limited = wraps(view)(limited)
         setattr(limited, MARK, (*getattr(view, MARK, ()), self))
@@ -187,28 +185,6 @@ def asked(exchange: AnyExchange, limits: Iterable[DjangoLimit], request: Any) ->
     return None
 
 
-def _run(steps: Steps) -> Any:
-    step = None
-    try:
-        while True:
-            step = steps.send(step)
-    except StopIteration as end:
-        return end.value
-
-
-async def _run_async(steps: Steps) -> Any:
-    resume, result = steps.send, None
-    while True:
-        try:
-            step = resume(result)
-        except StopIteration as end:
-            return end.value
-        try:
-            resume, result = steps.send, await step
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the steps see to it
-            resume, result = steps.throw, error
-
-
 def rate_limits(get_response: Callable[[HttpRequest], Any]) -> SiteLimits:
     """Return the middleware; its name goes into `MIDDLEWARE`."""
     return (AsyncSiteLimits if iscoroutinefunction(get_response) else SiteLimits)(get_response)
@@ -234,11 +210,11 @@ class SiteLimits:
         self._plans: dict[tuple[object, str | None], list[DjangoLimit]] = {}
 
     def __call__(self, request: HttpRequest) -> Any:
-        return _run(self._handled(request))
+        return run(self._handled(request))
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
         """Ask the limits of the site, now that the view is known."""
-        return _run(asked(_outer(request), self.plan(view, request.method), request))
+        return run(asked(_outer(request), self.plan(view, request.method), request))
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answer a refusal that was raised."""
@@ -269,10 +245,10 @@ class AsyncSiteLimits(SiteLimits):
         markcoroutinefunction(self)
 
     async def __call__(self, request: HttpRequest) -> Any:
-        return await _run_async(self._handled(request))
+        return await run_async(self._handled(request))
 
     async def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        return await _run_async(asked(_outer(request), self.plan(view, request.method), request))
+        return await run_async(asked(_outer(request), self.plan(view, request.method), request))
 
 
 def scope_of(request: Any) -> WSGIScope:

@@ -173,7 +173,7 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
         except Exception as error:  # noqa: BLE001  # the next file may be right, so somebody must go on looking
             self.last_error = redact(repr(error))
             if asked or self.last_error != known:
-                logger.exception("unexpected error: the policy stays as it was")
+                logger.exception("the policy stays as it was: unexpected error")
 
     def ping(self) -> dict[str, StoreError | None]:
         """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 # What is compiled, and the types that it is compiled with: a change of these is installed anew.
-TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd)
+TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd src/headgate/*/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 RUN_READY := $(VENV)/.run-ready
 BENCH_READY := $(VENV)/.bench-ready
@@ -86,5 +86,5 @@ constraints: ## pin today's versions of everything that dev, bench and browser n
 	$(PYTHON) tools/pin.py
 
 clean: ## remove everything that make has made
-	rm -rf $(VENV) src/headgate/*.so src/headgate/*/*.so tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) src/headgate/*.so src/headgate/*/*.so src/headgate/*/*/*.so tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find src server services tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

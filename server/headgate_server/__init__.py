@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate_server.board import Board, Demo
-    from headgate_server.running import make_app, open_app
-    from headgate_server.serving import serve
+    from headgate_server.factory import make_app, open_app
+    from headgate_server.startup import serve
 
 __all__ = ["Board", "Demo", "make_app", "open_app", "serve"]
 
-_HOMES = {"Board": "board", "Demo": "board", "make_app": "running", "open_app": "running", "serve": "serving"}
+_HOMES = {"Board": "board", "Demo": "board", "make_app": "factory", "open_app": "factory", "serve": "startup"}
 
 
 def __getattr__(name: str) -> Any:

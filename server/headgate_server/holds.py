@@ -43,8 +43,8 @@ from headgate.stores.base import (
     plain_tiers,
 )
 from headgate.stores.request import Request
-from headgate_server.noted import (
-    Entry,
+from headgate_server.hold_notes import (
+    HoldNote,
     HoldsUnsupported,
     claim_end,
     cost_in,
@@ -178,8 +178,8 @@ class HoldBook:
             hold_id, expires_after = new_id(limiter_name), _expires_after(hold.decision, hold)
             self._here.add(hold_id, limiter_name, hold, self._due(_kept_for(expires_after)))
             return Taken(hold.decision, hold_id, expires_after)
-        entry = Entry(limiter_name, hold.key, hold.cost, hold.tier, rules, hold.receipts, 0.0, None, quota)
-        return await self._remember(notes, hold, hold.decision, entry, caller)
+        note = HoldNote(limiter_name, hold.key, hold.cost, hold.tier, rules, hold.receipts, 0.0, None, quota)
+        return await self._remember(notes, hold, hold.decision, note, caller)
 
     async def take_places(
         self, limiter_name: str, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None
@@ -197,24 +197,24 @@ class HoldBook:
         if not hold:
             return Taken(decision)
         rules = tuple(rule.identity for rule in limiter.rules)
-        entry = Entry(limiter_name, key, hold.cost, tier, rules, receipts, 0.0, None, quota)
-        return await self._remember(notes, hold, decision, entry)
+        note = HoldNote(limiter_name, key, hold.cost, tier, rules, receipts, 0.0, None, quota)
+        return await self._remember(notes, hold, decision, note)
 
     async def _remember(
-        self, notes: AsyncNotes, hold: AsyncHold, decision: Decision, entry: Entry, caller: str = ""
+        self, notes: AsyncNotes, hold: AsyncHold, decision: Decision, note: HoldNote, caller: str = ""
     ) -> Taken:
         """Note a hold under a new id, as of a decision; release it if that cannot be done."""
-        hold_id, expires_after = new_id(entry.limiter), _expires_after(decision, hold)
+        hold_id, expires_after = new_id(note.limiter), _expires_after(decision, hold)
         kept_for = _kept_for(expires_after)
         is_watched = hold.is_observed and not self._watched.is_full
         try:
-            entry = replace(entry, kept_for=kept_for, watched_in=self._run if is_watched else None)
-            await keep(notes, start_of(hold_id), entry.text(), kept_for)
+            note = replace(note, kept_for=kept_for, watched_in=self._run if is_watched else None)
+            await keep(notes, start_of(hold_id), note.text(), kept_for)
         except BaseException:
             await self._to_the_end(_release(hold))
             raise
         if is_watched:
-            self._watched.add(hold_id, entry.limiter, hold, self._due(kept_for), caller)
+            self._watched.add(hold_id, note.limiter, hold, self._due(kept_for), caller)
         return Taken(decision, hold_id, expires_after)
 
     def _due(self, seconds: float) -> int:
@@ -237,8 +237,8 @@ class HoldBook:
         if here is not None:
             is_first = here.hold.final is None
             return Finished(here.limiter, here.hold.cost, await here.hold.settle(cost), is_first)
-        notes, entry = await self._find(hold_id)
-        return await self._to_the_end(self._finish(hold_id, notes, entry, cost))
+        notes, note = await self._find(hold_id)
+        return await self._to_the_end(self._finish(hold_id, notes, note, cost))
 
     async def confirm(self, hold_id: str, cost: Cost | None = None) -> Decision:
         """Make a hold final as of now, as `AsyncHold.confirm`; a refusal leaves it open.
@@ -253,14 +253,14 @@ class HoldBook:
         here = self._here.get(hold_id)
         if here is not None:
             return await here.hold.confirm(cost)
-        notes, entry = await self._find(hold_id)
-        limiter = self._unchanged(entry)
-        final = entry.cost if cost is None else _Held(limiter, notes, entry).standing(cost)
+        notes, note = await self._find(hold_id)
+        limiter = self._unchanged(note)
+        final = note.cost if cost is None else _Held(limiter, notes, note).standing(cost)
 
         async def move(hold: AsyncHold) -> Decision:
             return await hold.confirm(cost)
 
-        decision, _ = await self._to_the_end(self._move(hold_id, notes, entry, final, move))
+        decision, _ = await self._to_the_end(self._move(hold_id, notes, note, final, move))
         return decision
 
     async def renew(self, hold_id: str) -> Taken:
@@ -278,36 +278,36 @@ class HoldBook:
             return (
                 Taken(decision, hold_id, _expires_after(decision, here.hold)) if decision else Taken(decision)
             )
-        notes, entry = await self._find(hold_id)
-        if not self._unchanged(entry).units.has_places:
-            raise ConfigError(f"nothing to renew: no rule of limiter {entry.limiter!r} is concurrent")
-        return await self._to_the_end(self._renew(hold_id, notes, entry))
+        notes, note = await self._find(hold_id)
+        if not self._unchanged(note).units.has_places:
+            raise ConfigError(f"nothing to renew: no rule of limiter {note.limiter!r} is concurrent")
+        return await self._to_the_end(self._renew(hold_id, notes, note))
 
-    async def _renew(self, hold_id: str, notes: AsyncNotes, entry: Entry) -> Taken:
+    async def _renew(self, hold_id: str, notes: AsyncNotes, note: HoldNote) -> Taken:
         async def move(hold: AsyncHold) -> Decision:
             return await hold.renew()
 
-        decision, hold = await self._move(hold_id, notes, entry, entry.cost, move)
+        decision, hold = await self._move(hold_id, notes, note, note.cost, move)
         if hold is None:
             return Taken(decision.as_refused() if decision.allowed else decision)
-        return await self._remember(notes, hold, decision, replace(entry, receipts=hold.receipts))
+        return await self._remember(notes, hold, decision, replace(note, receipts=hold.receipts))
 
     async def _move(
         self,
         hold_id: str,
         notes: AsyncNotes,
-        entry: Entry,
+        note: HoldNote,
         final: Cost,
         move: Callable[[AsyncHold], Coroutine[Any, Any, Decision]],
     ) -> tuple[Decision, AsyncHold | None]:
         """Move the units of a hold, once; return the decision and, if it was admitted, the hold."""
-        limiter = self._unchanged(entry)
-        claim, kept_for = new_claim(final), _kept_for(entry.kept_for)
+        limiter = self._unchanged(note)
+        claim, kept_for = new_claim(final), _kept_for(note.kept_for)
         end, stands = await claim_end(notes, hold_id, claim, kept_for)
         if stands != claim:
-            now = await limiter.check(entry.key, 0, tier=entry.tier)
+            now = await limiter.check(note.key, 0, tier=note.tier)
             return now if _is_anything(cost_in(stands)) else now.as_refused(), None
-        hold = _Held(limiter, notes, entry).hold(is_told=entry.watched_in == self._run)
+        hold = _Held(limiter, notes, note).hold(is_told=note.watched_in == self._run)
         try:
             decision = await move(hold)
         except (ConfigError, CostTooHigh):
@@ -321,13 +321,13 @@ class HoldBook:
         await keep(notes, refused_of(end), "", kept_for)
         return decision, None
 
-    def _unchanged(self, entry: Entry) -> AsyncLimiter:
+    def _unchanged(self, note: HoldNote) -> AsyncLimiter:
         """Return the limiter of a hold, if it still has the rules that the hold was taken by."""
-        limiter = self._limiter(entry.limiter).current
-        if tuple(rule.identity for rule in limiter.rules) == entry.rules:
+        limiter = self._limiter(note.limiter).current
+        if tuple(rule.identity for rule in limiter.rules) == note.rules:
             return limiter
         raise ConfigError(
-            f"limiter {entry.limiter!r} has other rules now than when the hold was taken; it can be settled or released"
+            f"limiter {note.limiter!r} has other rules now than when the hold was taken; it can be settled or released"
         )
 
     async def tidy(self) -> None:
@@ -356,24 +356,24 @@ class HoldBook:
         except KeyError:
             raise UnknownLimiter(f"there is no limiter called {name!r}") from None
 
-    async def _finish(self, hold_id: str, notes: AsyncNotes, entry: Entry, cost: Cost) -> Finished:
-        limiter = self._live.get(entry.limiter)
-        held = None if limiter is None else _Held(limiter.current, notes, entry)
+    async def _finish(self, hold_id: str, notes: AsyncNotes, note: HoldNote, cost: Cost) -> Finished:
+        limiter = self._live.get(note.limiter)
+        held = None if limiter is None else _Held(limiter.current, notes, note)
         if held is not None:
             held.check_excess(cost)
             cost = held.standing(cost)
         claim = new_claim(cost)
         # Longer than the hold itself: were it forgotten first, the next call would be the first again. And long enough for
         # whoever took the hold to see, when that is forgotten, that somebody has settled it.
-        _, stands = await claim_end(notes, hold_id, claim, _kept_for(entry.kept_for))
+        _, stands = await claim_end(notes, hold_id, claim, _kept_for(note.kept_for))
         self._watched.disarm(hold_id)
         if stands != claim:
-            return Finished(entry.limiter, entry.cost, cost_in(stands), first=False)
+            return Finished(note.limiter, note.cost, cost_in(stands), first=False)
         if held is not None:
-            await held.settle(cost, is_told=entry.watched_in == self._run)
-        return Finished(entry.limiter, entry.cost, cost, first=True)
+            await held.settle(cost, is_told=note.watched_in == self._run)
+        return Finished(note.limiter, note.cost, cost, first=True)
 
-    async def _find(self, hold_id: str) -> tuple[AsyncNotes, Entry]:
+    async def _find(self, hold_id: str) -> tuple[AsyncNotes, HoldNote]:
         """Return where a hold is noted, and what."""
         failure: StoreError | None = None
         for notes, is_likely in self._places(hold_id) if is_id(hold_id) else ():
@@ -385,7 +385,7 @@ class HoldBook:
                 failure = error
             else:
                 if text is not None:
-                    return notes, Entry.read(text)
+                    return notes, HoldNote.read(text)
         raise failure or UnknownHold(
             f"there is no hold {hold_id!r:.40}, or none any more: its units may have expired"
         )
@@ -502,22 +502,22 @@ class _Held:
     A rule that was not there when it was taken has nothing to give back, and neither has a store that did not charge it.
     """
 
-    def __init__(self, limiter: AsyncLimiter, notes: AsyncNotes, entry: Entry) -> None:
+    def __init__(self, limiter: AsyncLimiter, notes: AsyncNotes, note: HoldNote) -> None:
         self._limiter = limiter
-        self._entry = entry
-        receipts = entry.receipts if entry.receipts is not None and limiter.store.notes is notes else ()
-        charged = dict(zip(entry.rules, (r for r in receipts if _shadow_rule(r) is None), strict=False))
+        self._note = note
+        receipts = note.receipts if note.receipts is not None and limiter.store.notes is notes else ()
+        charged = dict(zip(note.rules, (r for r in receipts if _shadow_rule(r) is None), strict=False))
         self._gate, shadows = _shadowed(limiter, receipts)
         by_identity = {rule.identity: rule for rule in limiter.rules}
         rules = limiter.rules
-        if entry.rules != tuple(by_identity):
-            rules = tuple(by_identity[identity] for identity in entry.rules if identity in by_identity)
+        if note.rules != tuple(by_identity):
+            rules = tuple(by_identity[identity] for identity in note.rules if identity in by_identity)
             charged = {identity: charged[identity] for identity in charged if identity in by_identity}
             self._gate = _Remainder(self._gate, limiter, rules, tuple(charged.values()), shadows)
         self._receipts: Receipts | None = (*charged.values(), *shadows) or None
         self._rules = rules
         self._units = Units(limiter.name, rules)
-        self._cost = self._known(entry.cost)
+        self._cost = self._known(note.cost)
 
     def standing(self, cost: Cost) -> Cost:
         """Return the cost that stands if the hold is settled at this one.
@@ -538,22 +538,22 @@ class _Held:
         held = self._units.costs(self._cost)
         _, more = self._units.difference(held, self._units.settled(cost, held))
         each = more if isinstance(more, tuple) else (more,) * len(self._rules)
-        for algorithm, units in zip(plain_tiers(self._rules).of(self._entry.tier), each, strict=True):
+        for algorithm, units in zip(plain_tiers(self._rules).of(self._note.tier), each, strict=True):
             if units:
                 algorithm.record(None, 0, units, 0)
 
     def hold(self, *, is_told: bool) -> AsyncHold:
         """Return the hold; its limiter's hooks hear of its end if they are told."""
-        limiter, entry = self._limiter, self._entry
+        limiter, note = self._limiter, self._note
         new_hold: Callable[..., AsyncHold] = limiter.new_hold if is_told else AsyncHold
-        quotas = quotas_of(limiter.rules, entry.quota) if self._rules == limiter.rules else None
+        quotas = quotas_of(limiter.rules, note.quota) if self._rules == limiter.rules else None
         return new_hold(
             self._gate,
             UNLIMITED,
             self._receipts,
-            entry.key,
+            note.key,
             self._cost,
-            entry.tier,
+            note.tier,
             units=self._units,
             quotas=quotas,
         )
@@ -565,7 +565,7 @@ class _Held:
         except (ConfigError, CostTooHigh) as error:  # it stands already, so nobody may send another
             logger.warning(
                 "units above a hold of %s could not be recorded, in limiter %r: %s",
-                self._entry.cost,
+                self._note.cost,
                 self._limiter.name,
                 error,
             )

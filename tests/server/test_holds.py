@@ -29,6 +29,7 @@ from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_processes
 from headgate_server import holds
+from headgate_server.hold_notes import end_of, new_id, start_of
 from headgate_server.holds import (
     MARGIN,
     Finished,
@@ -38,7 +39,6 @@ from headgate_server.holds import (
     UnknownHold,
     UnknownLimiter,
 )
-from headgate_server.noted import end_of, new_id, start_of
 from tests.integration.redis.cluster import running_cluster
 from tests.server.hold_places import PATIENT, InFile, InMemory, InPostgres, NotingStore, OnRedis, Place
 

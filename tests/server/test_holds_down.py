@@ -16,8 +16,8 @@ from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer, find_free_port
 from headgate_server import holds
+from headgate_server.hold_notes import new_id
 from headgate_server.holds import Finished, HoldBook, UnknownHold
-from headgate_server.noted import new_id
 from tests.unit.outage.later import Later
 
 

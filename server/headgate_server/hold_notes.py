@@ -32,7 +32,7 @@ class HoldsUnsupported(HeadgateError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HoldNote:
     """What is noted of a hold when it is taken.
 
     Attributes:
@@ -66,7 +66,7 @@ class Entry:
         return json.dumps({field.name: _written(getattr(self, field.name)) for field in fields(self)})
 
     @classmethod
-    def read(cls, text: str) -> Entry:
+    def read(cls, text: str) -> HoldNote:
         """Return what was noted so.
 
         Raises:

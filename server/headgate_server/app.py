@@ -16,7 +16,6 @@ from headgate.errors import StoreMisconfigured
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
 from headgate_server.access import check_access
-from headgate_server.board import Board, Demo
 from headgate_server.candidates import Candidates
 from headgate_server.endpoints import endpoints
 from headgate_server.events import STALLED, Events
@@ -26,6 +25,7 @@ from headgate_server.operations import Operations, problem_from
 from headgate_server.problems import Field, Problem
 from headgate_server.replies import Reply, Stream, json_reply, problem_reply
 from headgate_server.routing import Endpoint, Request, Router
+from headgate_server.statistics import Demo, Statistics
 
 logger = logging.getLogger("headgate.server")
 
@@ -61,7 +61,7 @@ class App:
 
     Args:
         live: The limiters. They are closed when the application shuts down.
-        board: What counts the figures; one of the policy's hooks.
+        statistics: What counts the figures; one of the policy's hooks.
         metrics: Likewise, for Prometheus.
         demo: The demo that is shown, if it is one.
 
@@ -70,18 +70,22 @@ class App:
     """
 
     def __init__(
-        self, live: AsyncLivePolicy, board: Board, metrics: Metrics | None = None, demo: Demo | None = None
+        self,
+        live: AsyncLivePolicy,
+        statistics: Statistics,
+        metrics: Metrics | None = None,
+        demo: Demo | None = None,
     ) -> None:
-        board.demo = demo
+        statistics.demo = demo
         self.live = live
-        self._board = board
-        self._book = HoldBook(live, run=board.run)
-        self._events = Events(board)
-        self._candidates = Candidates(live, board.candidates_file)
+        self._statistics = statistics
+        self._book = HoldBook(live, run=statistics.run)
+        self._events = Events(statistics)
+        self._candidates = Candidates(live, statistics.candidates_file)
         self._operations = Operations(live, self._book)
         self._had_tokens = bool(live.policy.server.tokens)
         live.on_change(self._heed_tokens)
-        table = endpoints(self._operations, self._events, board.past, self._candidates, metrics, demo)
+        table = endpoints(self._operations, self._events, statistics.history, self._candidates, metrics, demo)
         self._router = Router(table)
         self._decoders = {
             id(endpoint): msgspec.json.Decoder(endpoint.takes) for endpoint in table if endpoint.takes
@@ -192,7 +196,7 @@ class App:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self.live.aclose()
-                self._board.save()
+                self._statistics.save()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
@@ -219,10 +223,10 @@ class App:
     async def _tick(self, at: int) -> None:
         try:
             self._candidates.refresh()
-            self._board.show(self.live)
-            if self._board.is_shared:
+            self._statistics.show(self.live)
+            if self._statistics.is_shared:
                 await asyncio.sleep(SHOWING_SECONDS)
-            self._events.publish(self._board.add_up(at))
+            self._events.publish(self._statistics.add_up(at))
         except Exception:  # figures must not end because of one that could not be had
             logger.exception("the figures of this second are missing")
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from headgate_server.board import Demo
 from headgate_server.candidates import Candidates
 from headgate_server.events import Events
+from headgate_server.history import DecisionHistory
 from headgate_server.metrics import CONTENT_TYPE, Metrics
 from headgate_server.openapi import document
 from headgate_server.operations import Operations
 from headgate_server.pages import SECURITY, Page, find_page, is_known
-from headgate_server.past import Past
 from headgate_server.problems import Problem
 from headgate_server.replies import PRIVATE, Reply, Stream, json_reply
 from headgate_server.routing import Endpoint, Request
+from headgate_server.statistics import Demo
 from headgate_server.wire import (
     Ask,
     BatchAnswers,
@@ -25,12 +25,12 @@ from headgate_server.wire import (
     DecisionAnswer,
     FinishAnswer,
     Health,
+    HistoryAnswer,
     HoldAnswer,
     InspectAnswer,
     InspectAsk,
     LimiterShown,
     LimitersShown,
-    PastAnswer,
     Readiness,
     RecordAnswer,
     RecordAsk,
@@ -48,7 +48,7 @@ from headgate_server.wire import (
 def endpoints(
     operations: Operations,
     events: Events,
-    past: Past,
+    history: DecisionHistory,
     candidates: Candidates,
     metrics: Metrics | None,
     demo: Demo | None,
@@ -82,7 +82,7 @@ def endpoints(
         Endpoint("GET", "/v1/limiters", "token", do.limiters, gives=LimitersShown),
         Endpoint("GET", limiter, "token", do.limiter, gives=LimiterShown),
         Endpoint("GET", "/v1/events", "token", _events(events)),
-        Endpoint("GET", "/v1/history/{range}", "token", _past(past), gives=PastAnswer),
+        Endpoint("GET", "/v1/history/{range}", "token", _history(history), gives=HistoryAnswer),
         Endpoint("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, Traffic),
         Endpoint("GET", "/healthz", "nothing", do.healthz, gives=Health),
         Endpoint("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True),
@@ -125,9 +125,9 @@ def _candidate(candidates: Candidates) -> Callable[[CandidateAsk, str], Awaitabl
     return watch
 
 
-def _past(past: Past) -> Callable[[str], Awaitable[PastAnswer]]:
-    async def range_of(name: str) -> PastAnswer:
-        found = past.range(name)
+def _history(history: DecisionHistory) -> Callable[[str], Awaitable[HistoryAnswer]]:
+    async def range_of(name: str) -> HistoryAnswer:
+        found = history.range(name)
         if found is None:
             raise Problem(404, "there is /v1/history/hour and /v1/history/day")
         return found

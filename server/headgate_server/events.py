@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from headgate_server.board import Board
 from headgate_server.problems import Problem
+from headgate_server.statistics import Statistics
 from headgate_server.wire import Tick
 
 STALLED = 10.0
@@ -30,8 +30,8 @@ RETRY_MS = 1000
 class Events:
     """The open streams of this process."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
         self._open = 0
         self._has_ended = False
         self._new = asyncio.Event()
@@ -72,7 +72,7 @@ class Events:
             yield b""
             new, (seen, event) = self._new, self._latest
             yield b"retry: %d\n\nevent: history\ndata: " % RETRY_MS
-            whole = self._board.past.seconds.whole()  # one text for all who ask within a second
+            whole = self._statistics.history.seconds.whole()  # one text for all who ask within a second
             for start in range(0, len(whole), PIECE_BYTES):
                 yield whole[start : start + PIECE_BYTES]
             yield b"\n\n" + event

@@ -15,12 +15,12 @@ from headgate.errors import HeadgateError, StoreError
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
 from headgate.stores.request import Request as Asked
-from headgate_server.board import shown_key
 from headgate_server.describe import limiter_shown, store_shown
 from headgate_server.holds import HoldBook, HoldsUnsupported, TooManyHolds, UnknownHold, UnknownLimiter
 from headgate_server.inspect import state_of
 from headgate_server.problems import Problem, problem_of
 from headgate_server.routing import Request
+from headgate_server.statistics import shown_key
 from headgate_server.wire import (
     Anew,
     Ask,

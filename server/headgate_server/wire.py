@@ -452,7 +452,7 @@ class History(Struct):
     ticks: list[Second] = field(default_factory=list)
 
 
-class Step(Struct):
+class HistoryStep(Struct):
     """What was decided in the `seconds` that are known of a step from `time` on, as in `Second`."""
 
     time: int
@@ -460,11 +460,11 @@ class Step(Struct):
     limiters: dict[str, Row] = field(default_factory=dict)
 
 
-class PastAnswer(Struct):
-    """A range of the past in steps of so many seconds, oldest first; a step of which nothing is known is missing."""
+class HistoryAnswer(Struct):
+    """A range of the history in steps of so many seconds, oldest first; a step of which nothing is known is missing."""
 
     step: int
-    steps: list[Step]
+    steps: list[HistoryStep]
 
 
 _SURELY_SHORT = LONGEST_KEY // 4

@@ -303,7 +303,7 @@ async def test_a_reader_that_was_dropped_is_cut_off(
         dropped.set()
 
     monkeypatch.setattr(server.app, "_stream", stream)
-    tick = server.board.tick(server.live, 1)
+    tick = server.statistics.tick(server.live, 1)
     for number in range(3000):
         tick.totals[f"limiter {number} {'x' * 3000}"] = tick.totals["login"]
     monkeypatch.setattr("headgate_server.app.STALLED", 0.5)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from headgate_server.problems import Problem
+from headgate_server.problems import ApiProblem
 from headgate_server.statistics import Statistics
 from headgate_server.wire import Tick
 
@@ -56,12 +56,12 @@ class Events:
         """Return the pieces of a response; it counts as open from now on, until it is closed.
 
         Raises:
-            Problem: 503 if there are too many streams already, or no more.
+            ApiProblem: 503 if there are too many streams already, or no more.
         """
         if self._has_ended:
-            raise Problem(503, "the server is about to stop", ((b"retry-after", b"1"),))
+            raise ApiProblem(503, "the server is about to stop", ((b"retry-after", b"1"),))
         if self._open >= MOST_STREAMS:
-            raise Problem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
+            raise ApiProblem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
         pieces = self._pieces()
         await anext(pieces)  # which waits for nothing, so that nobody is let in between
         return pieces

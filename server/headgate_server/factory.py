@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headgate.policy import AsyncLivePolicy, ServerPolicy, load_policy
 from headgate_server.app import App
-from headgate_server.metrics import Metrics
+from headgate_server.metrics import ServerMetrics
 from headgate_server.replay.recording import DecisionRecorder
 from headgate_server.statistics import Demo, SharedFolder, Statistics
 
@@ -17,7 +17,7 @@ def make_app(
     live: AsyncLivePolicy,
     *,
     statistics: Statistics | None = None,
-    metrics: Metrics | None = None,
+    metrics: ServerMetrics | None = None,
     demo: Demo | None = None,
 ) -> App:
     """Return the ASGI application of a policy; it closes the policy's stores when it shuts down.
@@ -62,7 +62,7 @@ def open_app(
         PolicyError: The file cannot be used.
         ConfigError: What it wants recorded cannot be written.
     """
-    statistics, metrics = Statistics(shared_folder), Metrics()
+    statistics, metrics = Statistics(shared_folder), ServerMetrics()
     environment = os.environ if environment is None else environment
     live = AsyncLivePolicy.from_file(
         config,

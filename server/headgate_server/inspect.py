@@ -17,7 +17,7 @@ from headgate.policy.counted import out_of_reach
 from headgate.rules import SHARED, Rule
 from headgate.stores import MemoryStore
 from headgate.stores.request import Request
-from headgate_server.wire import LimiterState, RuleState
+from headgate_server.wire import LimiterState, RuleUsage
 
 
 async def state_of(
@@ -52,7 +52,7 @@ def _fitting(limiter: AsyncPolicyLimiter, key: Key | None) -> Key | None:
 
 async def _results(
     limiter: AsyncPolicyLimiter, key: Key | None, tier: str | None, clock: Clock | None
-) -> list[RuleState]:
+) -> list[RuleUsage]:
     decision = await limiter.check(key, 1, tier=tier)
     if decision.degraded:
         raise StoreUnavailable("it does not answer")
@@ -69,10 +69,10 @@ async def _results(
     ]
 
 
-def _state(rule: Rule, now: Verdict, high: Verdict) -> RuleState:
+def _state(rule: Rule, now: Verdict, high: Verdict) -> RuleUsage:
     used = high.limit - high.remaining
     wait = 0 if now.allowed else now.retry_after_us
-    return RuleState(
+    return RuleUsage(
         name=rule.name,
         limit=now.limit,
         used=used,

@@ -12,7 +12,7 @@ import msgspec
 
 import headgate
 from headgate_server.problems import ProblemAnswer
-from headgate_server.routing import Endpoint
+from headgate_server.routing import Route
 from headgate_server.wire import (
     DecisionAnswer,
     FinishAnswer,
@@ -322,7 +322,7 @@ _TOLD: dict[tuple[str, str], Told] = {
 }
 
 
-def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+def document(endpoints: Iterable[Route]) -> dict[str, Any]:
     """Return the document of those endpoints that people are told of; the dashboard's files are nobody's API."""
     told = [(endpoint, _TOLD[endpoint.method, endpoint.path]) for endpoint in endpoints if _is_told(endpoint)]
     paths: dict[str, dict[str, Any]] = {}
@@ -354,11 +354,11 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _is_told(endpoint: Endpoint) -> bool:
+def _is_told(endpoint: Route) -> bool:
     return (endpoint.method, endpoint.path) in _TOLD
 
 
-def _operation(endpoint: Endpoint, told: Told) -> dict[str, Any]:
+def _operation(endpoint: Route, told: Told) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": told.name,
         "tags": [_tag(endpoint.path)],
@@ -393,13 +393,11 @@ def _tag(path: str) -> str:
     return "limiters" if path.startswith("/v1") else "operation"
 
 
-def _roles(endpoint: Endpoint) -> list[str]:
+def _roles(endpoint: Route) -> list[str]:
     return [] if endpoint.needs == "token" else [endpoint.needs]
 
 
-def _success(
-    endpoint: Endpoint, told: Told, description: str = "Done.", example: Any = None
-) -> dict[str, Any]:
+def _success(endpoint: Route, told: Told, description: str = "Done.", example: Any = None) -> dict[str, Any]:
     schema = (
         {"type": "string"} if endpoint.gives is None else {"$ref": _REF.format(name=endpoint.gives.__name__)}
     )
@@ -418,7 +416,7 @@ def _not_ready(answer: dict[str, Any]) -> dict[str, Any]:
     return {"status": "not ready", "stores": [down]}
 
 
-def _problems(endpoint: Endpoint, told: Told) -> Iterator[int]:
+def _problems(endpoint: Route, told: Told) -> Iterator[int]:
     yield from told.problems
     yield 421
     if endpoint.takes is not None:
@@ -453,7 +451,7 @@ def _problem(status: int) -> dict[str, Any]:
     return {"description": title, "content": {PROBLEM: content}}
 
 
-def _schemas(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+def _schemas(endpoints: Iterable[Route]) -> dict[str, Any]:
     types = [kind for endpoint in endpoints for kind in (endpoint.takes, endpoint.gives) if kind is not None]
     _, schemas = msgspec.json.schema_components([*types, History, Tick, ProblemAnswer], ref_template=_REF)
     bodies = (DecisionAnswer, RecordAnswer, HoldAnswer, WaitAnswer, ResetAnswer, FinishAnswer, ProblemAnswer)

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, field
 from headgate.decision import Decision
 from headgate.keys import Key, PlainKey
 from headgate.quota import MAX_UNITS
-from headgate_server.problems import Problem
+from headgate_server.problems import ApiProblem
 
 MOST_CALLS = 1000
 """Calls in one batch."""
@@ -68,7 +68,7 @@ class Body(Struct, forbid_unknown_fields=True):
     """What every request body has in common: a misspelt field is an error, not a default."""
 
 
-class Ask(Body):
+class HitAsk(Body):
     """Units for a key."""
 
     key: WireKey = None
@@ -102,7 +102,7 @@ class ReleaseAsk(Body):
     """Nothing: all units go back."""
 
 
-class Anew(Ask):
+class Anew(HitAsk):
     """What the hold was taken for: if it is forgotten by now, its units have expired, and are taken anew."""
 
     limiter: str = ""
@@ -288,7 +288,7 @@ class LimitersShown(Struct):
     limiters: list[LimiterShown]
 
 
-class RuleState(Struct):
+class RuleUsage(Struct):
     """How much of a rule a key has used. `frees_after`: until a cost of 1 would be admitted; 0 is now, null is never."""
 
     name: str
@@ -304,7 +304,7 @@ class LimiterState(Struct):
     """The state of a key in one limiter, or why it cannot be told."""
 
     name: str
-    results: list[RuleState]
+    results: list[RuleUsage]
     error: str | None = None
 
 
@@ -333,7 +333,7 @@ class StoreShown(Struct):
     p99: Seconds | None = None
 
 
-class Health(Struct):
+class HealthAnswer(Struct):
     """The process answers."""
 
     status: Literal["ok"] = "ok"
@@ -346,7 +346,7 @@ class Readiness(Struct):
     stores: list[StoreShown]
 
 
-class Traffic(Struct):
+class TrafficAnswer(Struct):
     """Whether the demo's callers are busy."""
 
     on: bool
@@ -475,7 +475,7 @@ def key_from(wire: str | dict[str, str | dict[str, str]] | None) -> Key | None:
     """Return a key as limiters take it; what is long is its digest.
 
     Raises:
-        Problem: It is no key: 400.
+        ApiProblem: It is no key: 400.
     """
     if type(wire) is str:
         return wire if len(wire) <= _SURELY_SHORT else _shortened(wire)
@@ -492,11 +492,11 @@ def _plain(part: str | dict[str, str | dict[str, str]] | dict[str, str]) -> Plai
         return part if len(part) <= _SURELY_SHORT else _shortened(part)
     encoded = part.get(BASE64)
     if len(part) != 1 or not isinstance(encoded, str):
-        raise Problem(400, f'a key is text, or bytes as {{"{BASE64}": "..."}} - at `$.key`')
+        raise ApiProblem(400, f'a key is text, or bytes as {{"{BASE64}": "..."}} - at `$.key`')
     try:
         raw = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Problem(400, f"not base64: {error} - at `$.key`") from error
+        raise ApiProblem(400, f"not base64: {error} - at `$.key`") from error
     return raw if len(raw) <= LONGEST_KEY else b"sha256:" + sha256(raw).hexdigest().encode()
 
 

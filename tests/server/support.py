@@ -21,7 +21,7 @@ from headgate.policy import AsyncLivePolicy, parse_policy
 from headgate.testing import FakeClock
 from headgate_server import Statistics, make_app
 from headgate_server.app import App
-from headgate_server.metrics import Metrics
+from headgate_server.metrics import ServerMetrics
 from headgate_server.statistics import Demo
 
 POLICY = """
@@ -65,7 +65,7 @@ class Server:
         address: str = "http://127.0.0.1",
     ) -> None:
         self.clock = clock or FakeClock()
-        self.statistics, self.metrics = Statistics(), Metrics()
+        self.statistics, self.metrics = Statistics(), ServerMetrics()
         self.live = AsyncLivePolicy(
             parse_policy(policy),
             hooks=[self.statistics, self.metrics.hook],

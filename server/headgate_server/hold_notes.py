@@ -1,7 +1,16 @@
-"""What is noted of a hold, and how a store is asked for it."""
+"""The notes that a store keeps of a hold.
+
+    hold/ID                what was taken (`HoldNote`)
+    hold/ID/end            the outcome (`Claim`); a confirmation or renewal that was refused or lost makes room for another,
+    hold/ID/end/N          under the number of attempts before it
+    hold/ID/end/N/result   what came of a confirmation or renewal
+
+A note is written once and never changed. So one caller writes the outcome, and all others find it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
@@ -10,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from headgate import HeadgateError
@@ -26,25 +35,38 @@ T = TypeVar("T")
 
 _ID = re.compile(r"[A-Za-z0-9_-]{28}")
 
+REFUSED, LOST, ADMITTED = "refused", "lost", "admitted "
+"""Results of a confirmation or renewal; the id under which a renewed hold goes on follows the last."""
+
+MOVE_US = 30_000_000
+"""Microseconds after which a confirmation or renewal without a result is lost: its worker has ended in between."""
+
+PAUSES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""Seconds to wait, again and again, for the result of another call that has the same hold."""
+
 
 class HoldsUnsupported(HeadgateError):
     """The limiter's store cannot remember holds."""
 
 
+class HoldBusy(HeadgateError):
+    """Another call is confirming or renewing the hold just now."""
+
+
 @dataclass(frozen=True, slots=True)
 class HoldNote:
-    """What is noted of a hold when it is taken.
+    """The note of a hold that was taken.
 
     Attributes:
         limiter: Name of the limiter.
         key: Whose units.
         cost: How many, of everything or of each unit.
         tier: The caller's tier.
-        rules: Identities of the rules that were charged; of shadow rules the receipts tell.
+        rules: Identities of the rules that were charged; those of shadow rules are in the receipts.
         receipts: What gives the units back.
-        kept_for: Seconds for which this is noted.
-        watched_in: The run of the server in which hooks count it as open; `None` if they were told already that it is not.
-        quota: The quotas that the call brought along.
+        kept_for: Seconds for which the note is kept.
+        watched_in: The run of the server in which hooks count it as open; `None` if they do not.
+        quota: The quotas of the call.
     """
 
     limiter: str
@@ -58,7 +80,7 @@ class HoldNote:
     quota: QuotaValue | None = None
 
     def text(self) -> str:
-        """Return it as it is noted.
+        """Return the text of the note.
 
         Raises:
             HoldsUnsupported: The store that charged has receipts of its own kind.
@@ -67,19 +89,19 @@ class HoldNote:
 
     @classmethod
     def read(cls, text: str) -> HoldNote:
-        """Return what was noted so.
+        """Return the hold in a note.
 
         Raises:
-            StoreConflict: It was not noted by us.
+            StoreConflict: The note is not one of ours.
         """
         try:
             return cls(**{name: _read(written) for name, written in json.loads(text).items()})
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise StoreConflict("what is noted under the id of a hold was not noted by us") from error
+            raise StoreConflict("the note of a hold was not written by Headgate") from error
 
 
 def _written(value: object) -> object:
-    """Return a value as JSON can write it: what has no form there as an object whose one name says what it is."""
+    """Return a value as JSON; bytes, mappings and the overflow key as an object with one name, which is the type."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -95,7 +117,7 @@ def _written(value: object) -> object:
 
 
 def _read(written: Any) -> Any:
-    """Return what `_written` wrote so."""
+    """Return the value of `_written`."""
     match written:
         case list():
             return tuple(_read(part) for part in written)
@@ -108,31 +130,72 @@ def _read(written: Any) -> Any:
     return written
 
 
-def new_claim(cost: Cost) -> str:
-    """Return the outcome of a hold as it is noted; no two are alike, so that only one of them can be the first."""
-    return json.dumps([cost if isinstance(cost, int) else dict(cost), secrets.token_hex(8)])
+class Claim(NamedTuple):
+    """The outcome of a hold as it is noted. No two are equal, so only one caller finds its own claim.
 
-
-def cost_in(claim: str) -> Cost:
-    """Return the cost in an outcome.
-
-    Raises:
-        StoreConflict: It was not noted by us.
+    Attributes:
+        cost: The cost that stands.
+        nonce: Makes the claim unique.
+        moved_at: When a confirmation or renewal began, in microseconds: it may still be refused. `None` in the claim of a
+            settlement, which is final.
     """
-    try:
-        cost, _ = json.loads(claim)
-        return {unit: int(units) for unit, units in cost.items()} if isinstance(cost, dict) else int(cost)
-    except (ValueError, TypeError) as error:
-        raise StoreConflict("what is noted as the outcome of a hold was not noted by us") from error
+
+    cost: Cost
+    nonce: str
+    moved_at: int | None = None
+
+    @classmethod
+    def new(cls, cost: Cost, moved_at: int | None = None) -> Claim:
+        """Return a claim unlike all others."""
+        return cls(cost if isinstance(cost, int) else dict(cost), secrets.token_hex(8), moved_at)
+
+    def text(self) -> str:
+        """Return the claim as it is noted."""
+        return json.dumps(self if self.moved_at is not None else self[:2])
+
+    @classmethod
+    def read(cls, text: str) -> Claim:
+        """Return the claim in a note.
+
+        Raises:
+            StoreConflict: The note is not one of ours.
+        """
+        try:
+            match json.loads(text):
+                case [dict() | int() as cost, str(nonce)]:
+                    return cls(cost, nonce)
+                case [dict() | int() as cost, str(nonce), int(moved_at)]:
+                    return cls(cost, nonce, moved_at)
+        except ValueError as error:
+            raise StoreConflict("the note of a hold's outcome was not written by Headgate") from error
+        raise StoreConflict("the note of a hold's outcome was not written by Headgate")
+
+
+class HoldEnd(NamedTuple):
+    """What came of claiming the outcome of a hold.
+
+    Attributes:
+        name: The name of the note with the claim.
+        claim: The claim that stands.
+        is_ours: Whether that is the caller's own.
+        is_lost: Whether an earlier confirmation or renewal was lost, so that no one knows whether its receipts still count.
+        successor: The id under which the hold goes on after a renewal.
+    """
+
+    name: str
+    claim: Claim
+    is_ours: bool
+    is_lost: bool
+    successor: str = ""
 
 
 def new_id(limiter: str) -> str:
-    """Return an id that nobody can guess; its end says in which limiter's store to look first."""
+    """Return an id that cannot be guessed; its end says in which limiter's store to look first."""
     return secrets.token_urlsafe(18) + hint_of(limiter)
 
 
 def is_id(hold_id: object) -> bool:
-    """Return whether a hold may have this id."""
+    """Return whether this has the form of a hold's id."""
     return isinstance(hold_id, str) and _ID.fullmatch(hold_id) is not None
 
 
@@ -149,38 +212,71 @@ def start_of(hold_id: str) -> str:
 
 
 def end_of(hold_id: str, attempt: int = 0) -> str:
-    """Return the name under which the outcome of a hold is noted; of so many attempts before, each was refused."""
+    """Return the name under which the outcome of a hold is noted, after so many attempts that were refused or lost."""
     return f"hold/{hold_id}/end/{attempt}" if attempt else f"hold/{hold_id}/end"
 
 
-def refused_of(end: str) -> str:
-    """Return the name under which it is noted that an outcome was refused, so that the hold is open still."""
-    return f"{end}/refused"
+def result_of(end: str) -> str:
+    """Return the name under which the result of a confirmation or renewal is noted: refused, lost, or admitted."""
+    return f"{end}/result"
 
 
-async def claim_end(notes: AsyncNotes, hold_id: str, claim: str, seconds: float) -> tuple[str, str]:
-    """Note the outcome of a hold if there is none yet; return the name of the note, and the outcome that stands."""
+async def claim_end(notes: AsyncNotes, hold_id: str, claim: Claim, seconds: float, now: int) -> HoldEnd:
+    """Note the outcome of a hold if there is none yet; `now` is in microseconds.
+
+    Raises:
+        HoldBusy: Another call is confirming or renewing the hold just now.
+    """
+    text, is_lost = claim.text(), False
     for attempt in count():
         end = end_of(hold_id, attempt)
-        stands = await keep(notes, end, claim, seconds)
-        if stands == claim or await look_up(notes, refused_of(end)) is None:
+        stands = await keep(notes, end, text, seconds)
+        if stands == text:
             break
-    return end, stands
+        other = Claim.read(stands)
+        if other.moved_at is None:
+            return HoldEnd(end, other, is_ours=False, is_lost=is_lost)
+        result = await _result(notes, end, other.moved_at, seconds, now)
+        if result not in (REFUSED, LOST):
+            return HoldEnd(
+                end, other, is_ours=False, is_lost=is_lost, successor=result.removeprefix(ADMITTED)
+            )
+        is_lost = is_lost or result == LOST
+    return HoldEnd(end, claim, is_ours=True, is_lost=is_lost)
 
 
-async def has_ended(notes: AsyncNotes, hold_id: str) -> bool:
-    """Return whether an outcome of a hold stands."""
+async def _result(notes: AsyncNotes, end: str, moved_at: int, seconds: float, now: int) -> str:
+    """Return what came of a confirmation or renewal of another call, and wait for it for a moment."""
+    for pause in (*PAUSES, None):
+        result = await look_up(notes, result_of(end))
+        if result is not None:
+            return result
+        if abs(now - moved_at) >= MOVE_US:  # clocks of workers may differ; to take it for lost is always safe
+            return await keep(notes, result_of(end), LOST, seconds)
+        if pause is not None:
+            await asyncio.sleep(pause)
+    raise HoldBusy("another call is confirming or renewing this hold; send the call again")
+
+
+async def has_ended(notes: AsyncNotes, hold_id: str) -> bool | None:
+    """Return whether an outcome of a hold stands; `None` if that is being decided."""
     for attempt in count():
         end = end_of(hold_id, attempt)
-        if await look_up(notes, end) is None:
+        stands = await look_up(notes, end)
+        if stands is None:
             return False
-        if await look_up(notes, refused_of(end)) is None:
+        if Claim.read(stands).moved_at is None:
+            break
+        result = await look_up(notes, result_of(end))
+        if result is None:
+            return None
+        if result not in (REFUSED, LOST):
             break
     return True
 
 
 async def keep(notes: AsyncNotes, name: str, text: str, seconds: float) -> str:
-    """Note a text, as `AsyncNotes.note`; once more if it is unknown what became of it."""
+    """Note a text, as `AsyncNotes.note`; try again once if the outcome is unknown."""
 
     async def note() -> str:
         try:
@@ -192,12 +288,12 @@ async def keep(notes: AsyncNotes, name: str, text: str, seconds: float) -> str:
 
 
 async def look_up(notes: AsyncNotes, name: str) -> str | None:
-    """Return what is noted, as `AsyncNotes.noted`."""
+    """Return the text of a note, as `AsyncNotes.noted`."""
     return await _ask(notes, lambda: notes.noted(name), writes=False)
 
 
 async def _ask(notes: AsyncNotes, call: Callable[[], Awaitable[T]], *, writes: bool) -> T:
-    """Ask a store, unless it is known to be down."""
+    """Ask a store, unless its breaker is open."""
     if not notes.remote:
         return await call()
     return await _circuit_of(notes).call(writes, call)
@@ -207,10 +303,10 @@ _circuits: WeakKeyDictionary[AsyncNotes, AsyncCircuit] = WeakKeyDictionary()
 
 
 def _circuit_of(notes: AsyncNotes) -> AsyncCircuit:
-    """Return the circuit of a store; it must live as long, for it is what probes."""
+    """Return the circuit of a store; it lives as long as the store, because it sends the probes."""
     circuit = _circuits.get(notes)
     if circuit is None:
-        wanted = ref(notes)  # what a value holds on to never goes out of such a dictionary
+        wanted = ref(notes)  # a value that refers to its key would keep it in the dictionary for ever
 
         async def probe() -> None:
             found = wanted()

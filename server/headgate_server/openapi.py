@@ -121,6 +121,7 @@ def _decision(
 _ADMITTED = _decision(True, 4)
 _FINISHED = {"hold": _HOLD, "limiter": "llm", "held": 800, "cost": 300, "first": True}
 _CANNOT = (422, 503)
+_CANNOT_END = (409, *_CANNOT)
 
 _TOLD: dict[tuple[str, str], Told] = {
     ("POST", "/v1/limiters/{name}/hit"): Told(
@@ -184,7 +185,7 @@ _TOLD: dict[tuple[str, str], Told] = {
         {"id": _HOLD},
         {"cost": 300},
         _FINISHED,
-        problems=_CANNOT,
+        problems=_CANNOT_END,
     ),
     ("POST", "/v1/holds/{id}/release"): Told(
         "release",
@@ -193,7 +194,7 @@ _TOLD: dict[tuple[str, str], Told] = {
         {"id": _HOLD},
         {},
         {**_FINISHED, "cost": 0},
-        problems=_CANNOT,
+        problems=_CANNOT_END,
     ),
     ("POST", "/v1/holds/{id}/confirm"): Told(
         "confirm",
@@ -203,16 +204,16 @@ _TOLD: dict[tuple[str, str], Told] = {
         {"id": _HOLD},
         {"cost": 300},
         _decision(True, 700, 1000, "tokens"),
-        problems=_CANNOT,
+        problems=_CANNOT_END,
     ),
     ("POST", "/v1/holds/{id}/renew"): Told(
         "renew",
         "Extend the lease of a hold's places in a concurrent rule",
-        "The hold goes on under the id of the answer, and the old one has ended. A refusal changes nothing.",
+        "The hold goes on under the id of the answer; the old id stands for it. A refusal changes nothing.",
         {"id": _HOLD},
         {},
         {"decision": _decision(True, 4, 5, "in flight"), "hold": _HOLD, "expires_after": 60.0},
-        problems=_CANNOT,
+        problems=_CANNOT_END,
     ),
     ("POST", "/v1/batch"): Told(
         "batch",
@@ -433,6 +434,7 @@ _DETAILS = {
     403: "this token may not administer",
     404: "there is no limiter 'lgoin'; did you mean 'login'?",
     408: "the body did not arrive within 10 s",
+    409: "another call is confirming or renewing this hold; send the call again",
     413: "the body is larger than 65536 bytes, the policy's largest_body",
     415: "send JSON, with the header Content-Type: application/json",
     421: "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",

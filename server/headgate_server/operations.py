@@ -16,7 +16,14 @@ from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
 from headgate.stores.request import Request
 from headgate_server.describe import limiter_shown, store_shown
-from headgate_server.holds import HoldBook, HoldsUnsupported, TooManyHolds, UnknownHold, UnknownLimiter
+from headgate_server.holds import (
+    HoldBook,
+    HoldBusy,
+    HoldsUnsupported,
+    TooManyHolds,
+    UnknownHold,
+    UnknownLimiter,
+)
 from headgate_server.inspect import state_of
 from headgate_server.problems import ApiProblem, problem_of
 from headgate_server.routing import ApiRequest
@@ -287,6 +294,8 @@ def problem_from(error: Exception) -> ApiProblem:
             return ApiProblem(404, str(error))
         case HoldsUnsupported():
             return ApiProblem(501, str(error))
+        case HoldBusy():
+            return ApiProblem(409, str(error), ((b"retry-after", b"1"),))
         case TooManyHolds():
             return ApiProblem(429, str(error), ((b"retry-after", b"10"),))
         case HeadgateError():

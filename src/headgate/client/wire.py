@@ -31,7 +31,7 @@ BATCH_PATH = "/v1/batch"
 NOT_FOUND, NOT_IMPLEMENTED = 404, 501
 """Statuses that mean something of their own; 501 is a limiter whose store cannot remember holds."""
 
-_TRY_LATER = frozenset({408, 425, 429})
+_TRY_LATER = frozenset({408, 409, 425, 429})
 """Statuses below 500 that say nothing about the request itself."""
 
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)

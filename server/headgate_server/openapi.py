@@ -259,6 +259,10 @@ _TOLD: dict[tuple[str, str], Told] = {
                             "reset_after": 48.2,
                             "frees_after": 12.345678,
                             "scope": None,
+                            "kind": "sliding_window",
+                            "unit": "requests",
+                            "timezone": None,
+                            "shadow": False,
                         }
                     ],
                     "error": None,

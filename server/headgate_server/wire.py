@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, field
 from headgate.decision import Decision
 from headgate.keys import Key, PlainKey
 from headgate.quota import MAX_UNITS
+from headgate.usage import RuleUsage
 from headgate_server.problems import ApiProblem
 
 MOST_CALLS = 1000
@@ -288,20 +289,8 @@ class LimitersShown(Struct):
     limiters: list[LimiterShown]
 
 
-class RuleUsage(Struct):
-    """How much of a rule a key has used. `frees_after`: until a cost of 1 would be admitted; 0 is now, null is never."""
-
-    name: str
-    limit: int
-    used: int
-    remaining: int
-    reset_after: Seconds | None
-    frees_after: Seconds | None
-    scope: str | None
-
-
 class LimiterState(Struct):
-    """The state of a key in one limiter, or why it cannot be told."""
+    """The state of a key in one limiter, or in `error` why it cannot be shown."""
 
     name: str
     results: list[RuleUsage]

@@ -141,10 +141,10 @@ def test_a_server_that_was_never_there_is_a_failure_also_on_a_terminal(
     code, output = on_terminal("top", "--server", server.url)
     assert code == 1
     assert output.endswith("\x1b[?25h\n")
-    assert capsys.readouterr().err == f"headgate: {server.url}: no such path\n"
+    assert capsys.readouterr().err == f"headgate: {server.url} answered 404: no such path\n"
 
 
 def test_somebody_else_s_events_are_told(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     server.answers["/v1/events"] = (200, events(("tick", {"time": 1})))
     assert main(["top", "--server", server.url]) == 1
-    assert "does not answer as a Headgate server does" in capsys.readouterr().err
+    assert "did not answer as a Headgate server does" in capsys.readouterr().err

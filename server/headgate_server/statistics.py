@@ -20,14 +20,13 @@ import msgspec
 from msgspec import Struct
 
 from headgate.costs import Cost
-from headgate.costs import total as total_cost
 from headgate.decision import Decision
 from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.observe import TopKeys
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in_words
 from headgate.policy.model import OVERRIDE, known_tiers
-from headgate.rules import Rule
+from headgate.rules import REQUESTS, Rule
 from headgate.stores import MemoryStore
 from headgate_server.candidates import CANDIDATE
 from headgate_server.describe import store_shown
@@ -51,6 +50,7 @@ logger = logging.getLogger("headgate.server")
 NOT_ASKED = ShadowCount(0, 0, 0)
 _FOLLOWED_PER_SHOWN = 20
 _LONGEST_SHOWN = 128
+_EVERY = "*"
 
 
 class Demo(Protocol):
@@ -73,7 +73,7 @@ class Snapshot(Struct):
     policy_error: str | None = None
     times: dict[str, Times] = {}
     refusals: list[RuleRefusals] = []
-    held: dict[str, int] = {}
+    held: dict[str, dict[str, int]] = {}
     started: int = 0
 
 
@@ -100,7 +100,8 @@ class Statistics(Hook):
         self._counts: dict[str, list[int]] = {}
         self._refusals: Counter[tuple[str, str, str | None]] = Counter()
         self._tiers: dict[str, frozenset[str]] = {}
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, Counter[str]] = {}
+        """Units of open holds, by limiter and unit; under `_EVERY` those that count in every unit."""
         self._refused_before: dict[tuple[str, str, str], int] = {}
         """What live rules had refused when their candidates came."""
         self._latencies: dict[str, StoreLatency] = {}
@@ -134,13 +135,13 @@ class Statistics(Hook):
             counts[3] += degraded
             self._note_refusal(call, decision)
         elif call.operation == "hold":
-            self._held[call.limiter] += total_cost(call.cost)
+            self._held.setdefault(call.limiter, Counter()).update(_units(call.cost))
 
     def completed(self, call: Call, seconds: float) -> None:
         self._answered(call, seconds)
 
     def settled(self, call: Call, cost: Cost | None) -> None:
-        self._held[call.limiter] -= total_cost(call.cost)
+        self._held.setdefault(call.limiter, Counter()).subtract(_units(call.cost))
 
     def _answered(self, call: Call, seconds: float) -> None:
         latency = self._latencies.get(call.limiter)
@@ -244,7 +245,7 @@ class Statistics(Hook):
             stores=self._stores(live, now),
             times={name: latency.recent(now) for name, latency in self._latencies.items()},
             refusals=[RuleRefusals(*place, count) for place, count in self._refusals.items()],
-            held=dict(self._held),
+            held={name: self._held_by(limiter) for name, limiter in limiters.items() if name in self._held},
             shadow=[
                 self._shadow(limiter, shadow)
                 for limiter in limiters.values()
@@ -253,6 +254,11 @@ class Statistics(Hook):
             top=None if self._refused is None else self._most_refused(),
             policy_error=live.last_error,
         )
+
+    def _held_by(self, limiter: AsyncPolicyLimiter) -> dict[str, int]:
+        """Return the units of a limiter's open holds, by what its rules count."""
+        held = self._held[limiter.name]
+        return {rule.unit: held[rule.unit] + held[_EVERY] for rule in limiter.policy.rules}
 
     def _shadow(self, limiter: AsyncPolicyLimiter, rule: Rule) -> ShadowFigures:
         count = limiter.shadow_report().get(rule.name, NOT_ASKED)
@@ -434,12 +440,18 @@ def _refusals(snapshots: Iterable[Snapshot]) -> list[RuleRefusals]:
     return [RuleRefusals(*place, count) for place, count in counts.items()]
 
 
-def _held(snapshots: Iterable[Snapshot]) -> dict[str, int]:
-    """Return the units of open holds; one worker may settle what another has taken, so only the sum tells."""
-    units: Counter[str] = Counter()
+def _units(cost: Cost) -> dict[str, int]:
+    """Return a cost by unit; a request is 1 unless the cost says otherwise."""
+    return {_EVERY: cost} if isinstance(cost, int) else {REQUESTS: 1, **cost}
+
+
+def _held(snapshots: Iterable[Snapshot]) -> dict[str, dict[str, int]]:
+    """Return the units of open holds; one worker may settle what another has taken, so only the sum is true."""
+    units: dict[str, Counter[str]] = {}
     for snapshot in snapshots:
-        units.update(snapshot.held)
-    return dict(units)
+        for limiter, held in snapshot.held.items():
+            units.setdefault(limiter, Counter()).update(held)
+    return {limiter: dict(held) for limiter, held in units.items()}
 
 
 def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures]:

@@ -408,7 +408,10 @@ class DemoFigures(Struct):
 
 
 class Tick(Struct):
-    """One second, all workers together; `totals` and `refusals` count since `started`, `held` are units of open holds."""
+    """One second, all workers together; `totals` and `refusals` count since `started`.
+
+    `held`: the units of open holds, by limiter and unit; of a concurrent rule these are the places held, of all keys.
+    """
 
     time: int
     limiters: dict[str, Figures]
@@ -420,7 +423,7 @@ class Tick(Struct):
     workers: int = 1
     demo: DemoFigures | None = None
     refusals: list[RuleRefusals] = field(default_factory=list)
-    held: dict[str, int] = field(default_factory=dict)
+    held: dict[str, dict[str, int]] = field(default_factory=dict)
     started: int = 0
 
 

@@ -138,9 +138,37 @@ async def test_units_of_open_holds_are_told() -> None:
     statistics = Statistics()
     live = live_with(statistics)
     hold = await live["api"].hold("alice", 7)
-    assert statistics.tick(live, 1).held == {"api": 7}
+    assert statistics.tick(live, 1).held == {"api": {"requests": 7}}
     await hold.settle(3)
-    assert statistics.tick(live, 2).held == {"api": 0}
+    assert statistics.tick(live, 2).held == {"api": {"requests": 0}}
+
+
+async def test_units_of_open_holds_are_told_by_what_rules_count() -> None:
+    statistics = Statistics()
+    live = live_with(
+        statistics,
+        """
+        [limiters.model]
+        rules = [
+          { quota = "1000/minute", unit = "tokens" },
+          { kind = "concurrent", quota = 5, lease = "60s" },
+        ]
+        [limiters.words]
+        rules = [{ quota = "1000/minute", unit = "words" }]
+        """,
+    )
+    kept = await live["model"].hold("alice", {"tokens": 800})
+    hold = await live["model"].hold("bob", {"tokens": 100, "requests": 2})
+    words = await live["words"].hold("alice", 7)
+    held = {"model": {"tokens": 900, "requests": 3}, "words": {"words": 7}}
+    assert statistics.tick(live, 1).held == held
+    assert kept
+    await hold.confirm()
+    await words.release()
+    assert statistics.tick(live, 2).held == {
+        "model": {"tokens": 800, "requests": 1},
+        "words": {"words": 0},
+    }
 
 
 async def test_shadow_rules_tell_what_they_would_have_done() -> None:

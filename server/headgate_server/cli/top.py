@@ -178,9 +178,9 @@ class Picture:
         bar = self._style.stack(counts["admitted"], counts["refused"], highest, _BAR)
         history = self._style.history([_decisions(past, name) for past in self._ticks])
         degraded = f"  {self._style.yellow('without its store')}" if counts["degraded"] else ""
-        return (
-            f"{_cut(name)}  {counts['admitted']:>10,}  {counts['refused']:>10,}  {bar}  {history}{degraded}"
-        )
+        held = ", ".join(f"{n:,} {printable(unit)}" for unit, n in tick["held"].get(name, {}).items() if n)
+        held = f"  held: {held}" if held else ""
+        return f"{_cut(name)}  {counts['admitted']:>10,}  {counts['refused']:>10,}  {bar}  {history}{held}{degraded}"
 
     def _stores(self, tick: Tick) -> list[str]:
         lines = [

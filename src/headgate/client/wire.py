@@ -185,8 +185,9 @@ def failure(server: str, answer: Response) -> HeadgateError:
     if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
         return StoreUnavailable(said)
     if status == 401:
+        # Without the server's detail: that names the header field, and redaction hides what follows such a name.
         return StoreMisconfigured(
-            f"{said}; give a token that the server knows: the argument token, or HEADGATE_TOKEN for the command"
+            f"{server} answered 401; give a token that it knows: the argument token, or HEADGATE_TOKEN for the command"
         )
     if status == 403:
         return StoreMisconfigured(f"{said}; what the token may do is said in the server's policy file")

@@ -28,6 +28,7 @@ def tick(admitted: int = 12, refused: int = 3, **changes: Any) -> dict[str, Any]
         "policy_error": None,
         "workers": 1,
         "demo": None,
+        "held": {"login": {"requests": 2, "tokens": 1600}, "api": {"requests": 0}},
         **changes,
     }
 
@@ -48,7 +49,7 @@ def test_it_shows_decisions_by_limiter_with_bars_and_history(
 ) -> None:
     output = once(server, capsys, tick(0, 0), tick(60, 0), tick(12, 3))
     assert re.search(r"^headgate top  http://127.0.0.1:\d+  \d\d:\d\d:\d\d  1 worker$", output, re.MULTILINE)
-    assert re.search(r"^login +12 +3  █{16}░{4}   █▂$", output, re.MULTILINE)
+    assert re.search(r"^login +12 +3  █{16}░{4}   █▂  held: 2 requests, 1,600 tokens$", output, re.MULTILINE)
     assert re.search(r"^api +0 +0$", output, re.MULTILINE)
     assert re.search(r"^login +up +breaker closed, failures 0  redis://\*\*\*@db/0$", output, re.MULTILINE)
     assert "shadow" not in output

@@ -3,20 +3,26 @@
 serve      runs it, blocking
 open_app   the ASGI application of a policy file, for another server
 make_app   the same of a policy that is there already
-Board      what the dashboard shows; Demo, what it shows besides in the demo
+Statistics  counts what the dashboard shows; Demo, what it shows besides in the demo
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headgate_server.board import Board, Demo
-    from headgate_server.running import make_app, open_app
-    from headgate_server.serving import serve
+    from headgate_server.factory import make_app, open_app
+    from headgate_server.startup import serve
+    from headgate_server.statistics import Demo, Statistics
 
-__all__ = ["Board", "Demo", "make_app", "open_app", "serve"]
+__all__ = ["Demo", "Statistics", "make_app", "open_app", "serve"]
 
-_HOMES = {"Board": "board", "Demo": "board", "make_app": "running", "open_app": "running", "serve": "serving"}
+_HOMES = {
+    "Demo": "statistics",
+    "Statistics": "statistics",
+    "make_app": "factory",
+    "open_app": "factory",
+    "serve": "startup",
+}
 
 
 def __getattr__(name: str) -> Any:

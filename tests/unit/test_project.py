@@ -29,7 +29,7 @@ PACKAGES = {
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
-VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "quota", "rules", "urls"}
+VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "quota", "rules", "urls", "usage"}
 INSIDE = VALUES | {
     "hooks",
     "quotas",
@@ -230,6 +230,20 @@ def test_services_do_not_import_each_other() -> None:
         and other[1] not in ("common", *own[1:2])
     ]
     assert crossing == []
+
+
+def test_no_class_of_the_server_has_the_name_of_another() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in SOURCES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    shared = {
+        name: modules
+        for name, modules in homes.items()
+        if len(modules) > 1 and any(package_of(module) == "headgate_server" for module in modules)
+    }
+    assert shared == {}
 
 
 def test_only_one_module_configures_uvicorn() -> None:

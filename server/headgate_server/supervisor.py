@@ -2,7 +2,7 @@
 
 Workers are fresh processes rather than forks: what the parent has opened or imported is not theirs. They inherit the
 listening socket, and the kernel hands each connection to one of them. A worker that ends by itself is replaced, and its
-figures stay (`headgate_server.board`). Workers that end again and again, or cannot even start, end it all.
+figures stay (`headgate_server.statistics`). Workers that end again and again, or cannot even start, end it all.
 
 The parent passes SIGHUP on to every worker. Workers stop on SIGTERM, and when their standard input ends: that is how they
 notice a parent that was killed.
@@ -25,8 +25,8 @@ from typing import Any
 
 from headgate.errors import HeadgateError
 from headgate.policy import Policy
-from headgate_server.board import Exchange
 from headgate_server.hosting import METRICS_FOLDER
+from headgate_server.statistics import SharedFolder
 
 logger = logging.getLogger("headgate.server")
 
@@ -160,7 +160,7 @@ class Supervisor:
 
     def _bury(self, name: str, pid: int) -> None:
         """Let what a worker has counted stay, and what it said about the present go."""
-        Exchange.retire(self._folder, name)
+        SharedFolder.retire(self._folder, name)
         for gauge in self._metrics.glob(f"gauge_live*_{pid}.db"):
             gauge.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ Times = dict[int, int]
 
 
 @dataclass(slots=True)
-class Contact:
+class StoreLatency:
     """How a store has answered one limiter.
 
     Attributes:

@@ -16,27 +16,27 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from headgate_server import engine
-from headgate_server.engine import (
+from headgate_server import http_server
+from headgate_server.http_server import (
     FILES_KEPT_FREE,
     HEAD_BYTES,
     MOST_CONNECTIONS,
     MOST_PIPELINED,
     BoundedProtocol,
-    Crowd,
-    Engine,
+    ConnectionCap,
+    HttpServer,
 )
-from headgate_server.serving import listen
+from headgate_server.startup import listen
 from tests.server.support import READ_SECONDS, Server
 
 
 @asynccontextmanager
-async def engine_of(server: Server) -> AsyncIterator[int]:
+async def http_server_of(server: Server) -> AsyncIterator[int]:
     """Serve for the length of a block; give the port."""
     listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
     port: int = listener.getsockname()[1]
     config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
-    running = Engine(config, server.app, has_started.set)
+    running = HttpServer(config, server.app, has_started.set)
     task = asyncio.ensure_future(running.serve([listener]))
     await has_started.wait()
     try:
@@ -47,8 +47,8 @@ async def engine_of(server: Server) -> AsyncIterator[int]:
 
 
 async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "HEAD_SECONDS", 0.0)
-    async with engine_of(Server()) as port:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    async with http_server_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: loc")
         assert await reader.read() == b""
@@ -58,8 +58,8 @@ async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 async def test_a_connection_on_which_nothing_arrives_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine, "HEAD_SECONDS", 0.0)
-    async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b""
         writer.close()
@@ -69,8 +69,8 @@ async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every byte of it ends uvicorn's own timer for idle connections."""
-    monkeypatch.setattr(engine, "HEAD_SECONDS", 0.0)
-    async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
         assert b" 415 " in await reader.readuntil(b"}")
@@ -80,8 +80,8 @@ async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
 
 
 async def test_a_connection_that_has_sent_all_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "HEAD_SECONDS", 0.0)
-    async with engine_of(Server()) as port:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    async with http_server_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         seen = b""
@@ -92,7 +92,7 @@ async def test_a_connection_that_has_sent_all_is_not_dropped(monkeypatch: pytest
 
 
 async def test_heads_on_one_connection_are_bounded_each() -> None:
-    async with engine_of(Server()) as port:
+    async with http_server_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         filler = b"X-Filler: " + b"x" * 20_000
         for _ in range(3):
@@ -129,7 +129,7 @@ async def healthy(port: int) -> bytes:
 
 @pytest.mark.parametrize("size", [HEAD_BYTES + 1, 60_000])
 async def test_a_large_head_in_one_piece_is_refused_too(size: int) -> None:
-    async with engine_of(Server()) as port:
+    async with http_server_of(Server()) as port:
         large = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Filler: %b\r\n\r\n" % (b"x" * size)
         async with connected(port, large) as (reader, _):
             assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
@@ -147,7 +147,7 @@ async def test_pipelined_requests_are_all_answered_in_order() -> None:
     hits = [request_with_body(b'{"key":"%d","cost":%d}' % (number, number % 5)) for number in range(50)]
     bodies_with_ends = request_with_body(b'{"key":"a\\r\\n","tier":null}' + b"\r\n\r\n" * 9)
     async with (
-        engine_of(Server()) as port,
+        http_server_of(Server()) as port,
         asyncio.timeout(READ_SECONDS),
         connected(port) as (reader, writer),
     ):
@@ -188,9 +188,9 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
 async def test_a_reader_that_takes_nothing_is_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "UNREAD_SECONDS", 0.0)
+    monkeypatch.setattr(http_server, "UNREAD_SECONDS", 0.0)
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    async with engine_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+    async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         with suppress(ConnectionError):
             while True:
@@ -201,8 +201,8 @@ async def test_a_reader_that_takes_nothing_is_cut(
 
 
 async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOST_CONNECTIONS", 3)
-    async with engine_of(Server()) as port, AsyncExitStack() as stack:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
+    async with http_server_of(Server()) as port, AsyncExitStack() as stack:
         first, second, _ = [
             await stack.enter_async_context(connected(port, sent)) for sent in (b"", HEALTH, b"GET /healthz")
         ]
@@ -213,10 +213,10 @@ async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.Mon
 
 
 async def test_above_the_cap_only_health_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOST_CONNECTIONS", 2)
-    monkeypatch.setattr(engine, "MOST_SURPLUS", 1)
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(http_server, "MOST_SURPLUS", 1)
     events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    async with engine_of(Server()) as port, AsyncExitStack() as stack:
+    async with http_server_of(Server()) as port, AsyncExitStack() as stack:
         for _ in range(2):
             reader, _ = await stack.enter_async_context(connected(port, events))
             await reader.readuntil(b"history")
@@ -233,13 +233,13 @@ async def test_the_cap_leaves_files_for_stores(monkeypatch: pytest.MonkeyPatch) 
     limits = [(256, 256)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
-    assert Crowd().most == 256 - FILES_KEPT_FREE
+    assert ConnectionCap().most == 256 - FILES_KEPT_FREE
     assert limits == [(256, 256)]
     limits[:] = [(256, 4096)]
-    assert Crowd().most == 4096 - FILES_KEPT_FREE
+    assert ConnectionCap().most == 4096 - FILES_KEPT_FREE
     assert limits[-1] == (4096, 4096)
     limits[:] = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
-    assert Crowd().most == MOST_CONNECTIONS
+    assert ConnectionCap().most == MOST_CONNECTIONS
 
 
 async def test_when_it_stops_every_answer_ends_its_connection() -> None:
@@ -248,7 +248,7 @@ async def test_when_it_stops_every_answer_ends_its_connection() -> None:
     listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
     port = listener.getsockname()[1]
     config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
-    running = Engine(config, server.app, has_started.set)
+    running = HttpServer(config, server.app, has_started.set)
     task = asyncio.ensure_future(running.serve([listener]))
     await has_started.wait()
     async with AsyncExitStack() as stack, asyncio.timeout(READ_SECONDS):
@@ -302,11 +302,11 @@ async def test_a_reader_that_was_dropped_is_cut_off(
         dropped.set()
 
     monkeypatch.setattr(server.app, "_stream", stream)
-    tick = server.board.tick(server.live, 1)
+    tick = server.statistics.tick(server.live, 1)
     for number in range(3000):
         tick.totals[f"limiter {number} {'x' * 3000}"] = tick.totals["login"]
     monkeypatch.setattr("headgate_server.app.STALLED", 0.5)
-    async with engine_of(server) as port:
+    async with http_server_of(server) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         server.app._events.publish(tick)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -322,6 +322,6 @@ async def test_a_reader_that_was_dropped_is_cut_off(
 
 async def test_signals_are_handled_only_while_it_serves() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    async with engine_of(Server()):
+    async with http_server_of(Server()):
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before

@@ -11,9 +11,9 @@ import pytest
 
 from headgate.policy import AsyncLivePolicy, parse_policy
 from headgate.testing import FakeClock
-from headgate_server.board import Board, Exchange, Snapshot, merged, shown_key
-from headgate_server.contacts import MINUTE, Contact, quantile, total
-from headgate_server.past import Past
+from headgate_server.history import DecisionHistory
+from headgate_server.latency import MINUTE, StoreLatency, quantile, total
+from headgate_server.statistics import SharedFolder, Snapshot, Statistics, merged, shown_key
 from headgate_server.wire import Figures, History, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
 
 POLICY = """
@@ -25,27 +25,27 @@ rules = ["100/minute", { quota = "1/hour", name = "candidate", shadow = true }]
 TOP = POLICY + "[server]\ntop_keys = 2\n"
 
 
-def times(past: Past) -> list[int]:
+def times(history: DecisionHistory) -> list[int]:
     """Return the seconds that are known."""
-    return [second.time for second in msgspec.json.decode(past.seconds.whole(), type=History).ticks]
+    return [second.time for second in msgspec.json.decode(history.seconds.whole(), type=History).ticks]
 
 
-def live_with(board: Board, policy: str = POLICY) -> AsyncLivePolicy:
-    return AsyncLivePolicy(parse_policy(policy), hooks=[board], clock=FakeClock())
+def live_with(statistics: Statistics, policy: str = POLICY) -> AsyncLivePolicy:
+    return AsyncLivePolicy(parse_policy(policy), hooks=[statistics], clock=FakeClock())
 
 
 async def test_a_tick_tells_the_second_and_the_total() -> None:
-    board = Board()
-    live = live_with(board)
+    statistics = Statistics()
+    live = live_with(statistics)
     for _ in range(5):
         await live["login"].hit("alice")
     await live["login"].check("alice")
-    first = board.tick(live, 100)
+    first = statistics.tick(live, 100)
     assert first.limiters["login"] == first.totals["login"] == Figures(admitted=2, refused=3)
     assert first.limiters["api"] == Figures()
     async with live["api"].hold("alice"):
         await live["api"].record("alice")
-    second = board.tick(live, 101)
+    second = statistics.tick(live, 101)
     assert (second.time, second.workers) == (101, 1)
     assert second.limiters["login"] == Figures()
     assert second.totals["login"] == Figures(admitted=2, refused=3)
@@ -53,18 +53,18 @@ async def test_a_tick_tells_the_second_and_the_total() -> None:
 
 
 async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
-    board = Board()
+    statistics = Statistics()
     far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"'
-    live = live_with(board, far)
+    live = live_with(statistics, far)
     await live["far"].hit("alice")
-    tick = board.tick(live, 1)
+    tick = statistics.tick(live, 1)
     assert tick.limiters["far"] == Figures(admitted=1, degraded=1)
     (store,) = tick.stores
     assert store.reason is not None
     assert "127.0.0.1:1" in store.reason
     assert (store.last_contact, store.p50, store.p99) == (None, None, None)
     assert store.since is not None
-    assert board.tick(live, 2).stores[0].since == store.since
+    assert statistics.tick(live, 2).stores[0].since == store.since
     assert (store.limiter, store.store, store.up, store.breaker) == (
         "far",
         "redis://***@127.0.0.1:1/0",
@@ -76,22 +76,24 @@ async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
 
 
 async def test_refusals_without_the_store_are_counted_apart() -> None:
-    board = Board()
+    statistics = Statistics()
     far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:1/0"\non_store_error = "closed"'
-    live = live_with(board, far)
+    live = live_with(statistics, far)
     await live["far"].hit("alice")
-    tick = board.tick(live, 1)
+    tick = statistics.tick(live, 1)
     assert tick.limiters["far"] == Figures(refused=1, degraded=1, degraded_refused=1)
     assert tick.refusals == []
     await live.aclose()
 
 
 async def test_a_store_that_answers_tells_when_and_how_fast(tmp_path: Path) -> None:
-    board = Board()
-    live = live_with(board, f'[limiters.far]\nrules = ["5/minute"]\nstore = "sqlite:///{tmp_path}/limits.db"')
-    board.show(live)
+    statistics = Statistics()
+    live = live_with(
+        statistics, f'[limiters.far]\nrules = ["5/minute"]\nstore = "sqlite:///{tmp_path}/limits.db"'
+    )
+    statistics.show(live)
     await live["far"].check("alice")
-    (store,) = board.tick(live, 1).stores
+    (store,) = statistics.tick(live, 1).stores
     assert (store.since, store.reason) == (None, None)
     assert store.last_contact is not None
     assert store.p50 is not None
@@ -101,19 +103,19 @@ async def test_a_store_that_answers_tells_when_and_how_fast(tmp_path: Path) -> N
 
 
 def test_a_quantile_is_at_most_a_fifth_too_high_and_forgets() -> None:
-    contact = Contact()
+    latency = StoreLatency()
     for seconds in [0.001] * 98 + [0.2] * 2:
-        contact.add(seconds, 1000.0)
-    times = total([contact.recent(1000.0), {}])
+        latency.add(seconds, 1000.0)
+    times = total([latency.recent(1000.0), {}])
     assert 0.001 <= (quantile(times, 0.5) or 0) <= 0.0012
     assert 0.2 <= (quantile(times, 0.99) or 0) <= 0.24
-    assert contact.recent(1000.0 + MINUTE) == times
-    assert contact.recent(1000.0 + 2 * MINUTE) == {}
-    assert contact.last == 1000.0
+    assert latency.recent(1000.0 + MINUTE) == times
+    assert latency.recent(1000.0 + 2 * MINUTE) == {}
+    assert latency.last == 1000.0
 
 
 async def test_refusals_are_told_by_rule_and_tier() -> None:
-    board = Board()
+    statistics = Statistics()
     policy = """
 [limiters.api]
 rules = [{ quota = "0/minute", name = "all", tiers = { pro = "1/minute" } }]
@@ -121,11 +123,11 @@ rules = [{ quota = "0/minute", name = "all", tiers = { pro = "1/minute" } }]
 key = "mallory"
 rules = { all = "0/minute" }
 """
-    live = live_with(board, policy)
-    board.show(live)
+    live = live_with(statistics, policy)
+    statistics.show(live)
     for key, tier in (("a", "pro"), ("a", "pro"), ("b", None), ("b", "made up"), ("mallory", "pro")):
         await live["api"].hit(key, tier=tier)
-    assert board.tick(live, 1).refusals == [
+    assert statistics.tick(live, 1).refusals == [
         RuleRefusals("api", "all", "pro", 1),
         RuleRefusals("api", "all", None, 2),
         RuleRefusals("api", "all", "override", 1),
@@ -133,41 +135,69 @@ rules = { all = "0/minute" }
 
 
 async def test_units_of_open_holds_are_told() -> None:
-    board = Board()
-    live = live_with(board)
+    statistics = Statistics()
+    live = live_with(statistics)
     hold = await live["api"].hold("alice", 7)
-    assert board.tick(live, 1).held == {"api": 7}
+    assert statistics.tick(live, 1).held == {"api": {"requests": 7}}
     await hold.settle(3)
-    assert board.tick(live, 2).held == {"api": 0}
+    assert statistics.tick(live, 2).held == {"api": {"requests": 0}}
+
+
+async def test_units_of_open_holds_are_told_by_what_rules_count() -> None:
+    statistics = Statistics()
+    live = live_with(
+        statistics,
+        """
+        [limiters.model]
+        rules = [
+          { quota = "1000/minute", unit = "tokens" },
+          { kind = "concurrent", quota = 5, lease = "60s" },
+        ]
+        [limiters.words]
+        rules = [{ quota = "1000/minute", unit = "words" }]
+        """,
+    )
+    kept = await live["model"].hold("alice", {"tokens": 800})
+    hold = await live["model"].hold("bob", {"tokens": 100, "requests": 2})
+    words = await live["words"].hold("alice", 7)
+    held = {"model": {"tokens": 900, "requests": 3}, "words": {"words": 7}}
+    assert statistics.tick(live, 1).held == held
+    assert kept
+    await hold.confirm()
+    await words.release()
+    assert statistics.tick(live, 2).held == {
+        "model": {"tokens": 800, "requests": 1},
+        "words": {"words": 0},
+    }
 
 
 async def test_shadow_rules_tell_what_they_would_have_done() -> None:
-    board = Board()
-    live = live_with(board)
+    statistics = Statistics()
+    live = live_with(statistics)
     for _ in range(3):
         await live["api"].hit("alice")
     words = "at most 1 in any hour for each key"
-    assert board.tick(live, 1).shadow == [
+    assert statistics.tick(live, 1).shadow == [
         ShadowFigures("api", "candidate", words, asked=3, refused=2, failed=0, quota="1/hour")
     ]
 
 
 async def test_keys_are_shown_only_if_the_policy_says_so() -> None:
-    board = Board()
-    live = live_with(board)
+    statistics = Statistics()
+    live = live_with(statistics)
     for _ in range(3):
         await live["login"].hit("alice")
-    assert board.tick(live, 1).top is None
-    live = live_with(board, TOP)
-    assert board.tick(live, 2).top == []
+    assert statistics.tick(live, 1).top is None
+    live = live_with(statistics, TOP)
+    assert statistics.tick(live, 2).top == []
     for key, hits in (("alice", 6), ("bob", 4), ("carol", 3)):
         for _ in range(hits):
             await live["login"].hit(key)
-    assert board.tick(live, 3).top == [
+    assert statistics.tick(live, 3).top == [
         RefusedKey("login", "alice", 4, "alice"),
         RefusedKey("login", "bob", 2, "bob"),
     ]
-    assert board.tick(live_with(board), 4).top is None
+    assert statistics.tick(live_with(statistics), 4).top is None
 
 
 @pytest.mark.parametrize(
@@ -190,10 +220,10 @@ def test_keys_are_shown_as_text_that_can_be_sent(key: object, text: str) -> None
 
 
 async def test_workers_add_up(tmp_path: Path) -> None:
-    boards = [Board(Exchange(tmp_path, name)) for name in ("0-0", "1-0")]
-    lives = [live_with(board, TOP) for board in boards]
-    for board, live in zip(boards, lives, strict=True):
-        board.tick(live, 0)
+    boards = [Statistics(SharedFolder(tmp_path, name)) for name in ("0-0", "1-0")]
+    lives = [live_with(statistics, TOP) for statistics in boards]
+    for statistics, live in zip(boards, lives, strict=True):
+        statistics.tick(live, 0)
         for _ in range(4):
             await live["login"].hit("alice")
         await live["api"].hit("bob")
@@ -210,7 +240,7 @@ async def test_workers_add_up(tmp_path: Path) -> None:
 
 async def test_totals_do_not_go_backwards_when_a_worker_is_replaced(tmp_path: Path) -> None:
     seen: list[Tick] = []
-    stays, leaves = Board(Exchange(tmp_path, "0-0")), Board(Exchange(tmp_path, "1-0"))
+    stays, leaves = Statistics(SharedFolder(tmp_path, "0-0")), Statistics(SharedFolder(tmp_path, "1-0"))
     policy = live_with(stays)
     leaving = live_with(leaves)
     for _ in range(3):
@@ -219,9 +249,9 @@ async def test_totals_do_not_go_backwards_when_a_worker_is_replaced(tmp_path: Pa
     stays.tick(policy, 0)
     leaves.tick(leaving, 1)
     seen.append(stays.tick(policy, 1))
-    Exchange.retire(tmp_path, "1-0")
+    SharedFolder.retire(tmp_path, "1-0")
     seen.append(stays.tick(policy, 2))
-    comes = Board(Exchange(tmp_path, "1-1"))
+    comes = Statistics(SharedFolder(tmp_path, "1-1"))
     coming = live_with(comes)
     await coming["login"].hit("alice")
     seen.append(comes.tick(coming, 3))
@@ -234,56 +264,56 @@ async def test_totals_do_not_go_backwards_when_a_worker_is_replaced(tmp_path: Pa
 
 async def test_what_is_missing_for_once_does_not_make_totals_less(tmp_path: Path) -> None:
     """A file that is being renamed while it is looked for."""
-    board, other = Board(Exchange(tmp_path, "0-0")), Board(Exchange(tmp_path, "1-0"))
-    live, more = live_with(board), live_with(other)
+    statistics, other = Statistics(SharedFolder(tmp_path, "0-0")), Statistics(SharedFolder(tmp_path, "1-0"))
+    live, more = live_with(statistics), live_with(other)
     await more["login"].hit("alice")
     other.tick(more, 1)
-    assert board.tick(live, 1).totals["login"].admitted == 1
+    assert statistics.tick(live, 1).totals["login"].admitted == 1
     (tmp_path / "1-0.worker").rename(tmp_path / "elsewhere")
-    tick = board.tick(live, 2)
+    tick = statistics.tick(live, 2)
     assert (tick.totals["login"].admitted, tick.limiters["login"].admitted) == (1, 0)
     (tmp_path / "elsewhere").rename(tmp_path / "1-0.gone")
-    assert board.tick(live, 3).totals["login"].admitted == 1
+    assert statistics.tick(live, 3).totals["login"].admitted == 1
 
 
 async def test_a_new_worker_knows_the_history(tmp_path: Path) -> None:
-    board = Board(Exchange(tmp_path, "0-0"))
-    live = live_with(board)
+    statistics = Statistics(SharedFolder(tmp_path, "0-0"))
+    live = live_with(statistics)
     await live["login"].hit("alice")
     for at in range(95, 101):
-        board.tick(live, at)
-    late = Board(Exchange(tmp_path, "1-0"))
-    assert times(late.past) == [95, 96, 97, 98, 99, 100]
+        statistics.tick(live, at)
+    late = Statistics(SharedFolder(tmp_path, "1-0"))
+    assert times(late.history) == [95, 96, 97, 98, 99, 100]
     assert late.tick(live_with(late), 101).limiters["login"] == Figures()
 
 
 def test_retiring_a_worker_that_never_wrote_is_fine(tmp_path: Path) -> None:
-    Exchange.retire(tmp_path, "0-0")
-    assert Exchange(tmp_path, "1-0").read() == ([], [])
+    SharedFolder.retire(tmp_path, "0-0")
+    assert SharedFolder(tmp_path, "1-0").read() == ([], [])
 
 
 def test_nobody_reads_half_a_file(tmp_path: Path) -> None:
-    exchange = Exchange(tmp_path, "0-0")
-    exchange.write(Snapshot({"login": Figures(1)}))
-    exchange.write(Snapshot({"login": Figures(2)}))
+    shared_folder = SharedFolder(tmp_path, "0-0")
+    shared_folder.write(Snapshot({"login": Figures(1)}))
+    shared_folder.write(Snapshot({"login": Figures(2)}))
     assert [path.name for path in tmp_path.iterdir()] == ["0-0.worker"]
-    assert Exchange(tmp_path, "1-0").read()[0][0].totals == {"login": Figures(2)}
+    assert SharedFolder(tmp_path, "1-0").read()[0][0].totals == {"login": Figures(2)}
     assert stat.S_ISREG((tmp_path / "0-0.worker").stat().st_mode)
 
 
 async def test_a_full_disk_costs_figures_of_others_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board = Board(Exchange(tmp_path, "0-0"))
-    live = live_with(board)
+    statistics = Statistics(SharedFolder(tmp_path, "0-0"))
+    live = live_with(statistics)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
     await live["login"].hit("alice")
-    assert board.tick(live, 1).totals["login"] == Figures(1)
-    assert board.tick(live, 20).totals["login"] == Figures(1)
+    assert statistics.tick(live, 1).totals["login"] == Figures(1)
+    assert statistics.tick(live, 20).totals["login"] == Figures(1)
     assert len([text for text in caplog.messages if "No space left" in text]) == 1
 
 
@@ -308,9 +338,9 @@ class Demo:
 
 
 async def test_the_demo_is_in_the_tick() -> None:
-    board = Board()
-    board.demo = Demo()
-    assert msgspec.to_builtins(board.tick(live_with(board), 1))["demo"] == {
+    statistics = Statistics()
+    statistics.demo = Demo()
+    assert msgspec.to_builtins(statistics.tick(live_with(statistics), 1))["demo"] == {
         "traffic": True,
         "services": [{"name": "mail", "url": "http://127.0.0.1:8001", "sent": 120, "refused": 7}],
     }

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from headgate_server.files import replace_file
-from headgate_server.wire import Figures, PastAnswer, Row, Step, Tick
+from headgate_server.wire import Figures, HistoryAnswer, HistoryStep, Row, Tick
 
 logger = logging.getLogger("headgate.server")
 
@@ -30,8 +30,8 @@ SAVE_EVERY = 10
 _encode = msgspec.json.Encoder().encode
 
 
-class Past:
-    """Everything that is known of the past; in memory only, unless it is told where to keep it."""
+class DecisionHistory:
+    """What was decided until now; in memory only, until `keep_in` names a file."""
 
     def __init__(self) -> None:
         self._seconds = Seconds()
@@ -56,10 +56,10 @@ class Past:
         for ring in self._rings.values():
             ring.add(tick.time, rows)
 
-    def range(self, name: str) -> PastAnswer | None:
+    def range(self, name: str) -> HistoryAnswer | None:
         """Return what is known of a range; `None` if there is no such range."""
         ring = self._rings.get(name)
-        return None if ring is None else PastAnswer(ring.step, list(ring.steps))
+        return None if ring is None else HistoryAnswer(ring.step, list(ring.steps))
 
     def save(self) -> None:
         """Write the file, if there is one. That it cannot be written is logged once, until it can."""
@@ -94,7 +94,7 @@ class _Kept(Struct):
     """What is in the file."""
 
     seconds: list[bytes]
-    rings: dict[str, list[Step]]
+    rings: dict[str, list[HistoryStep]]
 
 
 class Seconds:
@@ -138,7 +138,7 @@ class Ring:
 
     def __init__(self, step: int, length: int) -> None:
         self.step = step
-        self.steps: deque[Step] = deque(maxlen=length)
+        self.steps: deque[HistoryStep] = deque(maxlen=length)
         self._span = step * length
 
     def add(self, time: int, rows: Mapping[str, Row]) -> None:
@@ -147,7 +147,7 @@ class Ring:
         while self.steps and self.steps[0].time <= begin - self._span:
             self.steps.popleft()
         if not self.steps or self.steps[-1].time != begin:
-            self.steps.append(Step(begin))
+            self.steps.append(HistoryStep(begin))
         latest = self.steps[-1]
         latest.seconds += 1
         for name, row in rows.items():

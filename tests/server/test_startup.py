@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from headgate.errors import ConfigError
 from headgate.policy import parse_policy
 from headgate.testing.servers import RedisServer, find_free_port
-from headgate_server import workers
-from headgate_server.serving import check_address, check_workers, listen
-from headgate_server.workers import WorkersFailed, run_workers
+from headgate_server import supervisor
+from headgate_server.startup import check_address, check_workers, listen
+from headgate_server.supervisor import WorkersFailed, run_workers
 from tests.server.support import READ_SECONDS, Process, eventually, is_alive, refusal, serving
 
 MEMORY = '[limiters.login]\nrules = ["5/minute"]\n'
@@ -275,20 +275,20 @@ def test_a_worker_that_cannot_start_ends_it_all(tmp_path: Path) -> None:
 def test_workers_that_end_again_and_again_end_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(workers, "WORKER", ("-c", "import sys; print('ready', flush=True); sys.exit(3)"))
+    monkeypatch.setattr(supervisor, "WORKER", ("-c", "import sys; print('ready', flush=True); sys.exit(3)"))
     begun: list[bool] = []
     with pytest.raises(WorkersFailed, match=r"end as soon as they start .the last one with exit code 3"):
         run_workers(tmp_path / "any.toml", listen("127.0.0.1", 0), 1, lambda: begun.append(True))
     assert begun == [True]
-    assert caplog.text.count("another one takes its place") == workers.MOST_YOUNG_DEATHS - 1
+    assert caplog.text.count("another one takes its place") == supervisor.MOST_YOUNG_DEATHS - 1
 
 
 def test_a_worker_that_does_not_stop_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
-    monkeypatch.setattr(workers, "WORKER", ("-c", stubborn))
-    monkeypatch.setattr(workers, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(supervisor, "WORKER", ("-c", stubborn))
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.1)
     run_workers(tmp_path / "any.toml", listen("127.0.0.1", 0), 2, lambda: signal.raise_signal(signal.SIGTERM))
     assert "2 workers did not stop within 0.1 s and are killed" in caplog.text
 

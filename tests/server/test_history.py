@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate_server.past import MOST_BYTES, SECONDS_KEPT, Past
-from headgate_server.wire import Figures, History, Step, Tick
+from headgate_server.history import MOST_BYTES, SECONDS_KEPT, DecisionHistory
+from headgate_server.wire import Figures, History, HistoryStep, Tick
 from tests.server.support import Server, problem
 
 
@@ -17,57 +17,57 @@ def tick(at: int, **limiters: Figures) -> Tick:
     return Tick(at, limiters, {}, [], [])
 
 
-def seconds(past: Past) -> list[int]:
-    return [second.time for second in msgspec.json.decode(past.seconds.whole(), type=History).ticks]
+def seconds(history: DecisionHistory) -> list[int]:
+    return [second.time for second in msgspec.json.decode(history.seconds.whole(), type=History).ticks]
 
 
 def test_seconds_are_bounded_in_number() -> None:
-    past = Past()
+    history = DecisionHistory()
     for at in range(SECONDS_KEPT + 5):
-        past.add(tick(at, login=Figures(1)))
-    assert seconds(past) == list(range(5, SECONDS_KEPT + 5))
+        history.add(tick(at, login=Figures(1)))
+    assert seconds(history) == list(range(5, SECONDS_KEPT + 5))
 
 
 def test_seconds_are_bounded_in_bytes_and_written_once() -> None:
-    past = Past()
+    history = DecisionHistory()
     many = {f"a limiter with a name of its own {number:05}": Figures(1) for number in range(2_000)}
     for at in range(50):
-        past.add(tick(at, **many))
-    assert len(past.seconds.whole()) <= MOST_BYTES + 100
-    assert seconds(past)[-1] == 49
-    assert past.seconds.whole() is past.seconds.whole()
+        history.add(tick(at, **many))
+    assert len(history.seconds.whole()) <= MOST_BYTES + 100
+    assert seconds(history)[-1] == 49
+    assert history.seconds.whole() is history.seconds.whole()
 
 
 def test_what_did_nothing_takes_no_room() -> None:
-    past = Past()
-    past.add(tick(7, busy=Figures(3, 2, 1, 1), idle=Figures()))
-    assert past.seconds.whole() == b'{"ticks":[{"time":7,"limiters":{"busy":[3,2,1,1]}}]}'
+    history = DecisionHistory()
+    history.add(tick(7, busy=Figures(3, 2, 1, 1), idle=Figures()))
+    assert history.seconds.whole() == b'{"ticks":[{"time":7,"limiters":{"busy":[3,2,1,1]}}]}'
 
 
 def test_an_hour_and_a_day_are_rings_of_steps() -> None:
-    past = Past()
+    history = DecisionHistory()
     for at in range(0, 2 * 86_400, 30):
-        past.add(tick(at, login=Figures(1)))
-    hour, day = past.range("hour"), past.range("day")
+        history.add(tick(at, login=Figures(1)))
+    hour, day = history.range("hour"), history.range("day")
     assert hour is not None
     assert day is not None
-    assert past.range("week") is None
+    assert history.range("week") is None
     assert (hour.step, len(hour.steps), day.step, len(day.steps)) == (60, 60, 900, 96)
-    assert hour.steps[-1] == Step(2 * 86_400 - 60, 2, {"login": (2, 0, 0, 0)})
-    assert day.steps[0] == Step(86_400, 30, {"login": (30, 0, 0, 0)})
+    assert hour.steps[-1] == HistoryStep(2 * 86_400 - 60, 2, {"login": (2, 0, 0, 0)})
+    assert day.steps[0] == HistoryStep(86_400, 30, {"login": (30, 0, 0, 0)})
 
 
 def test_steps_that_are_too_old_go_even_after_a_pause() -> None:
-    past = Past()
-    past.add(tick(0, login=Figures(1)))
-    past.add(tick(3_600, login=Figures(1)))
-    hour = past.range("hour")
+    history = DecisionHistory()
+    history.add(tick(0, login=Figures(1)))
+    history.add(tick(3_600, login=Figures(1)))
+    hour = history.range("hour")
     assert hour is not None
     assert [step.time for step in hour.steps] == [3_600]
 
 
 def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
-    before, after = Past(), Past()
+    before, after = DecisionHistory(), DecisionHistory()
     before.keep_in(tmp_path / "history")
     before.add(tick(120, login=Figures(4, 1)))
     before.save()
@@ -76,7 +76,7 @@ def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
     assert seconds(after) == [120, 121]
     hour = after.range("hour")
     assert hour is not None
-    assert hour.steps == [Step(120, 2, {"login": (5, 1, 0, 0)})]
+    assert hour.steps == [HistoryStep(120, 2, {"login": (5, 1, 0, 0)})]
     assert [path.name for path in tmp_path.iterdir()] == ["history"]
 
 
@@ -84,17 +84,17 @@ def test_a_file_that_cannot_be_used_is_said_once_and_no_harm(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "history").write_bytes(b"something else")
-    past = Past()
+    history = DecisionHistory()
     with caplog.at_level(logging.WARNING):
-        past.keep_in(tmp_path / "history")
+        history.keep_in(tmp_path / "history")
     assert "cannot be read" in caplog.text
-    past.keep_in(tmp_path / "missing" / "history")
+    history.keep_in(tmp_path / "missing" / "history")
     caplog.clear()
-    past.save()
-    past.save()
+    history.save()
+    history.save()
     assert len(caplog.records) == 1
     (tmp_path / "missing").mkdir()
-    past.save()
+    history.save()
     assert (tmp_path / "missing" / "history").exists()
 
 

@@ -1,9 +1,8 @@
 """Figures of all workers together, second by second.
 
-A `Board` is a hook: each worker's counts what its limiters decide. Once a second a worker takes a `Snapshot` of its board.
-If there are several workers, each writes its own into a folder that they share and reads those of the others; the sum of
-them is a `Tick`. What a worker has counted stays when it is gone: whoever replaces it renames its file, and the totals never
-go backwards.
+`Statistics` is a hook that counts what the limiters of one worker decide. Once a second each worker takes a `Snapshot`. If
+there are several workers, each writes its own into a folder that they share and reads those of the others; the sum is a
+`Tick`. The supervisor renames the file of a worker that has ended, so its counts stay and totals never go backwards.
 """
 
 from __future__ import annotations
@@ -21,20 +20,19 @@ import msgspec
 from msgspec import Struct
 
 from headgate.costs import Cost
-from headgate.costs import total as total_cost
 from headgate.decision import Decision
 from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.observe import TopKeys
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in_words
 from headgate.policy.model import OVERRIDE, known_tiers
-from headgate.rules import Rule
+from headgate.rules import REQUESTS, Rule
 from headgate.stores import MemoryStore
 from headgate_server.candidates import CANDIDATE
-from headgate_server.contacts import Contact, Times, quantile, total
 from headgate_server.describe import store_shown
 from headgate_server.files import replace_file
-from headgate_server.past import SAVE_EVERY, Past
+from headgate_server.history import SAVE_EVERY, DecisionHistory
+from headgate_server.latency import StoreLatency, Times, quantile, total
 from headgate_server.wire import (
     DemoFigures,
     DemoService,
@@ -52,6 +50,7 @@ logger = logging.getLogger("headgate.server")
 NOT_ASKED = ShadowCount(0, 0, 0)
 _FOLLOWED_PER_SHOWN = 20
 _LONGEST_SHOWN = 128
+_EVERY = "*"
 
 
 class Demo(Protocol):
@@ -74,37 +73,38 @@ class Snapshot(Struct):
     policy_error: str | None = None
     times: dict[str, Times] = {}
     refusals: list[RuleRefusals] = []
-    held: dict[str, int] = {}
+    held: dict[str, dict[str, int]] = {}
     started: int = 0
 
 
-class Board(Hook):
+class Statistics(Hook):
     """Counts decisions, and adds up what all workers have counted.
 
     Args:
-        exchange: Where workers show each other what they have counted; `None` if there is just this process.
+        shared_folder: Where workers show each other what they have counted; `None` if there is just this process.
 
     Attributes:
-        past: What was decided before now.
+        history: What was decided before now.
         newest: The last tick; `None` before the first.
         candidates_file: Where workers share the candidates; `None` if there is just this process.
         run: The same text in all workers of a server, and in no other server.
     """
 
-    def __init__(self, exchange: Exchange | None = None) -> None:
-        self.past = Past()
+    def __init__(self, shared_folder: SharedFolder | None = None) -> None:
+        self.history = DecisionHistory()
         self.newest: Tick | None = None
-        self.candidates_file = None if exchange is None else exchange.candidates
-        self.run = secrets.token_hex(8) if exchange is None else str(exchange.folder)
+        self.candidates_file = None if shared_folder is None else shared_folder.candidates
+        self.run = secrets.token_hex(8) if shared_folder is None else str(shared_folder.folder)
         self.demo: Demo | None = None
-        self._exchange = exchange
+        self._shared_folder = shared_folder
         self._counts: dict[str, list[int]] = {}
         self._refusals: Counter[tuple[str, str, str | None]] = Counter()
         self._tiers: dict[str, frozenset[str]] = {}
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, Counter[str]] = {}
+        """Units of open holds, by limiter and unit; under `_EVERY` those that count in every unit."""
         self._refused_before: dict[tuple[str, str, str], int] = {}
         """What live rules had refused when their candidates came."""
-        self._contacts: dict[str, Contact] = {}
+        self._latencies: dict[str, StoreLatency] = {}
         """Of limiters that do not count in memory."""
         self._down_since: dict[str, float] = {}
         self._started = int(time.time())
@@ -114,8 +114,8 @@ class Board(Hook):
         self._is_first = True
         self._is_failing = False
         self._own = Snapshot({})
-        if exchange is not None:
-            self.past.keep_in(exchange.history)
+        if shared_folder is not None:
+            self.history.keep_in(shared_folder.history)
 
     # What a hook is told
 
@@ -135,18 +135,18 @@ class Board(Hook):
             counts[3] += degraded
             self._note_refusal(call, decision)
         elif call.operation == "hold":
-            self._held[call.limiter] += total_cost(call.cost)
+            self._held.setdefault(call.limiter, Counter()).update(_units(call.cost))
 
     def completed(self, call: Call, seconds: float) -> None:
         self._answered(call, seconds)
 
     def settled(self, call: Call, cost: Cost | None) -> None:
-        self._held[call.limiter] -= total_cost(call.cost)
+        self._held.setdefault(call.limiter, Counter()).subtract(_units(call.cost))
 
     def _answered(self, call: Call, seconds: float) -> None:
-        contact = self._contacts.get(call.limiter)
-        if contact is not None:
-            contact.add(seconds, time.time())
+        latency = self._latencies.get(call.limiter)
+        if latency is not None:
+            latency.add(seconds, time.time())
 
     def _note_refusal(self, call: Call, decision: Decision) -> None:
         # Tiers are what callers say, and there is no end of those that no rule knows.
@@ -164,7 +164,7 @@ class Board(Hook):
     @property
     def is_shared(self) -> bool:
         """Whether there are other workers to hear of."""
-        return self._exchange is not None
+        return self._shared_folder is not None
 
     def tick(self, live: AsyncLivePolicy, at: int) -> Tick:
         """Take note of the second that has passed, and return it; `at` is in seconds since the epoch."""
@@ -176,13 +176,13 @@ class Board(Hook):
         self._follow(live.policy.server.top_keys)
         self._know(live)
         self._own = self._snapshot(live)
-        if self._exchange is not None:
-            self._write(self._exchange)
+        if self._shared_folder is not None:
+            self._write(self._shared_folder)
 
-    def _write(self, exchange: Exchange) -> None:
+    def _write(self, shared_folder: SharedFolder) -> None:
         """Write what this worker has counted; that it cannot be written is logged once, until it can."""
         try:
-            exchange.write(self._own)
+            shared_folder.write(self._own)
         except OSError as error:
             if not self._is_failing:
                 logger.warning("figures cannot be shown to other workers: %s", error)
@@ -192,7 +192,7 @@ class Board(Hook):
 
     def add_up(self, at: int) -> Tick:
         """Return what all have shown."""
-        others, gone = ([], []) if self._exchange is None else self._exchange.read()
+        others, gone = ([], []) if self._shared_folder is None else self._shared_folder.read()
         tick = merged(at, [self._own, *others], gone, self._shown, self._before)
         if self._is_first:  # what the others had counted before is not of this second
             self._is_first = False
@@ -200,15 +200,15 @@ class Board(Hook):
         tick.demo = self._demo_figures()
         self._before = tick.totals
         self.newest = tick
-        self.past.add(tick)
+        self.history.add(tick)
         if at % SAVE_EVERY == 0:
             self.save()
         return tick
 
     def save(self) -> None:
         """Keep what is known of the last day; of several workers, which all know the same, one does."""
-        if self._exchange is None or self._exchange.is_first:
-            self.past.save()
+        if self._shared_folder is None or self._shared_folder.is_first:
+            self.history.save()
 
     def _follow(self, shown: int) -> None:
         """Follow as many refused keys as the policy now says."""
@@ -219,8 +219,8 @@ class Board(Hook):
     def _know(self, live: AsyncLivePolicy) -> None:
         """Know what matters of the limiters that there are now."""
         self._tiers = {name: known_tiers(limiter.policy.rules) for name, limiter in live.items()}
-        self._contacts = {
-            name: self._contacts.get(name) or Contact()
+        self._latencies = {
+            name: self._latencies.get(name) or StoreLatency()
             for name, limiter in live.items()
             if not isinstance(limiter.store, MemoryStore)
         }
@@ -233,8 +233,8 @@ class Board(Hook):
         }
         for store in shown:
             store.since = self._down_since.get(store.limiter)
-            contact = self._contacts.get(store.limiter)
-            store.last_contact = None if contact is None else contact.last
+            latency = self._latencies.get(store.limiter)
+            store.last_contact = None if latency is None else latency.last
         return shown
 
     def _snapshot(self, live: AsyncLivePolicy) -> Snapshot:
@@ -243,9 +243,9 @@ class Board(Hook):
             totals={name: Figures(*self._counts.get(name, ())) for name in {**limiters, **self._counts}},
             started=self._started,
             stores=self._stores(live, now),
-            times={name: contact.recent(now) for name, contact in self._contacts.items()},
+            times={name: latency.recent(now) for name, latency in self._latencies.items()},
             refusals=[RuleRefusals(*place, count) for place, count in self._refusals.items()],
-            held=dict(self._held),
+            held={name: self._held_by(limiter) for name, limiter in limiters.items() if name in self._held},
             shadow=[
                 self._shadow(limiter, shadow)
                 for limiter in limiters.values()
@@ -254,6 +254,11 @@ class Board(Hook):
             top=None if self._refused is None else self._most_refused(),
             policy_error=live.last_error,
         )
+
+    def _held_by(self, limiter: AsyncPolicyLimiter) -> dict[str, int]:
+        """Return the units of a limiter's open holds, by what its rules count."""
+        held = self._held[limiter.name]
+        return {rule.unit: held[rule.unit] + held[_EVERY] for rule in limiter.policy.rules}
 
     def _shadow(self, limiter: AsyncPolicyLimiter, rule: Rule) -> ShadowFigures:
         count = limiter.shadow_report().get(rule.name, NOT_ASKED)
@@ -280,7 +285,7 @@ class Board(Hook):
         return DemoFigures(traffic=self.demo.traffic, services=services)
 
 
-class Exchange:
+class SharedFolder:
     """A folder in which workers show each other what they have counted.
 
     Files are replaced whole, so nobody reads half of one. That of a worker that is gone ends in `.gone`.
@@ -435,12 +440,18 @@ def _refusals(snapshots: Iterable[Snapshot]) -> list[RuleRefusals]:
     return [RuleRefusals(*place, count) for place, count in counts.items()]
 
 
-def _held(snapshots: Iterable[Snapshot]) -> dict[str, int]:
-    """Return the units of open holds; one worker may settle what another has taken, so only the sum tells."""
-    units: Counter[str] = Counter()
+def _units(cost: Cost) -> dict[str, int]:
+    """Return a cost by unit; a request is 1 unless the cost says otherwise."""
+    return {_EVERY: cost} if isinstance(cost, int) else {REQUESTS: 1, **cost}
+
+
+def _held(snapshots: Iterable[Snapshot]) -> dict[str, dict[str, int]]:
+    """Return the units of open holds; one worker may settle what another has taken, so only the sum is true."""
+    units: dict[str, Counter[str]] = {}
     for snapshot in snapshots:
-        units.update(snapshot.held)
-    return dict(units)
+        for limiter, held in snapshot.held.items():
+            units.setdefault(limiter, Counter()).update(held)
+    return {limiter: dict(held) for limiter, held in units.items()}
 
 
 def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures]:

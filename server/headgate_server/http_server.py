@@ -70,10 +70,10 @@ def run(app: App, listener: socket.socket, started: Callable[[], None]) -> None:
     """
     config = configuration(app, http=BoundedProtocol, ws="none")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Engine(config, app, started).serve([listener]))
+        runner.run(HttpServer(config, app, started).serve([listener]))
 
 
-class Engine(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Uvicorn's server, which ends streams before it waits, and leaves signals as it found them."""
 
     def __init__(self, config: uvicorn.Config, app: App, started: Callable[[], None]) -> None:
@@ -121,7 +121,7 @@ class Engine(uvicorn.Server):
         return [one for one in self.server_state.connections if isinstance(one, BoundedProtocol)]
 
 
-class Crowd:
+class ConnectionCap:
     """The connections of a server: how many there may be, and which of them wait for a request.
 
     Attributes:
@@ -138,11 +138,11 @@ class Crowd:
         self.is_draining = False
 
     @classmethod
-    def of(cls, server_state: Any) -> Crowd:
+    def of(cls, server_state: Any) -> ConnectionCap:
         """Return that of a server."""
-        found: Crowd | None = getattr(server_state, "crowd", None)
+        found: ConnectionCap | None = getattr(server_state, "connection_cap", None)
         if found is None:
-            found = server_state.crowd = cls()
+            found = server_state.connection_cap = cls()
         return found
 
 
@@ -191,9 +191,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _HeldFlow(transport)
         self._awaited_since = self._sent_at = self.loop.time()
-        self._crowd = Crowd.of(self.server_state)
-        self._crowd.waiting[self] = None
-        surplus = len(self.connections) - len(self._crowd.leaving) - self._crowd.most
+        self._cap = ConnectionCap.of(self.server_state)
+        self._cap.waiting[self] = None
+        surplus = len(self.connections) - len(self._cap.leaving) - self._cap.most
         if surplus <= 0:
             return
         surplus -= self._make_room(surplus)
@@ -208,16 +208,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _make_room(self, wanted: int) -> int:
         """Cut the connections that have been waiting for longest; return how many."""
-        waiting = list(islice((one for one in self._crowd.waiting if one is not self), wanted))
+        waiting = list(islice((one for one in self._cap.waiting if one is not self), wanted))
         for one in waiting:
-            del self._crowd.waiting[one]
-            self._crowd.leaving.add(one)
+            del self._cap.waiting[one]
+            self._cap.leaving.add(one)
             one.transport.abort()
         return len(waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._crowd.waiting.pop(self, None)
-        self._crowd.leaving.discard(self)
+        self._cap.waiting.pop(self, None)
+        self._cap.leaving.discard(self)
         self._rest = b""
         self.pipeline.clear()
         if self._running is not None:  # which is not uvicorn's `cycle` if others wait behind it
@@ -275,12 +275,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes + self._piece_bytes > HEAD_BYTES and self._head_size() > HEAD_BYTES:
             self._is_head_too_large = True
             raise _HeadTooLarge
-        self._crowd.waiting.pop(self, None)
+        self._cap.waiting.pop(self, None)
         if self._usual_app is not None and self.url == b"/healthz":
             self.app = self._usual_app
         super().on_headers_complete()
         self.scope["extensions"][DIRECT] = Direct(self.cycle)  # type: ignore[assignment]
-        if self._crowd.is_draining:
+        if self._cap.is_draining:
             self.cycle.keep_alive = False
 
     def _head_size(self) -> int:
@@ -306,11 +306,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if rest:
             self.data_received(rest)
         if not self.pipeline and (self.cycle is None or self.cycle.response_complete):
-            self._crowd.waiting[self] = None
+            self._cap.waiting[self] = None
 
     def drain(self) -> None:
         """Let the next answer end the connection."""
-        self._crowd.is_draining = True
+        self._cap.is_draining = True
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False  # the last one in the pipe
 

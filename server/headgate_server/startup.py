@@ -11,11 +11,11 @@ from headgate.errors import ConfigError, StoreError, StoreMisconfigured
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy, Policy, PolicyError, load_policy
 from headgate_server.access import is_loopback
-from headgate_server.board import Demo
-from headgate_server.engine import run
+from headgate_server.factory import open_app, recorders
+from headgate_server.http_server import run
 from headgate_server.logs import log_to_stderr
-from headgate_server.running import open_app, recorders
-from headgate_server.workers import private_limiters, run_workers
+from headgate_server.statistics import Demo
+from headgate_server.supervisor import private_limiters, run_workers
 
 BACKLOG = 2048
 HIGHEST_PORT = 65_535

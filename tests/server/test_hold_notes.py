@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import StoreConflict
 from headgate.stores.counters import OVERFLOW
-from headgate_server.noted import Entry, HoldsUnsupported, cost_in, hint_of, is_id, new_claim, new_id
+from headgate_server.hold_notes import Claim, HoldNote, HoldsUnsupported, hint_of, is_id, new_id
 
 texts = st.text(st.characters(exclude_categories=()), max_size=20)
 plain_keys = texts | st.binary(max_size=20)
@@ -20,7 +20,7 @@ shadow_places = st.tuples(st.just("shadow"), texts, places)
 numbers = st.integers(-1, 2**53 - 1)
 receipts = st.lists(st.tuples(places | shadow_places, st.lists(numbers, max_size=8).map(tuple))).map(tuple)
 entries = st.builds(
-    Entry,
+    HoldNote,
     limiter=texts,
     key=keys,
     cost=numbers,
@@ -33,34 +33,40 @@ entries = st.builds(
 
 
 @given(entries)
-def test_an_entry_comes_back_as_it_was(entry: Entry) -> None:
+def test_an_entry_comes_back_as_it_was(entry: HoldNote) -> None:
     text = entry.text()
-    assert Entry.read(text) == entry
+    assert HoldNote.read(text) == entry
     assert text.isascii()
 
 
 @given(st.text(max_size=50) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_anything_else_is_a_conflict(text: str) -> None:
     with pytest.raises(StoreConflict):
-        Entry.read(text)
+        HoldNote.read(text)
 
 
 def test_a_receipt_of_an_unknown_kind_cannot_be_noted() -> None:
-    entry = Entry("llm", "alice", 1, None, ("rule",), ((object(), (1, 2, 3)),), 60.0, None)
+    entry = HoldNote("llm", "alice", 1, None, ("rule",), ((object(), (1, 2, 3)),), 60.0, None)
     with pytest.raises(HoldsUnsupported, match="object"):
         entry.text()
 
 
-@given(numbers)
-def test_no_two_claims_are_alike(cost: int) -> None:
-    assert new_claim(cost) != new_claim(cost)
-    assert cost_in(new_claim(cost)) == cost
+@given(numbers | st.dictionaries(texts, numbers), st.none() | numbers)
+def test_no_two_claims_are_equal_and_each_comes_back_as_it_was(
+    cost: int | dict[str, int], moved_at: int | None
+) -> None:
+    claim = Claim.new(cost, moved_at)
+    assert claim != Claim.new(cost, moved_at)
+    assert Claim.read(claim.text()) == claim
+    assert (claim.cost, claim.moved_at) == (cost, moved_at)
 
 
-@pytest.mark.parametrize("claim", ["", "7", "[]", "[1]", "{}", '["a", "b"]', "[null, 1]", "[1, 2, 3]"])
+@pytest.mark.parametrize(
+    "claim", ["", "7", "[]", "[1]", "{}", '["a", "b"]', "[null, 1]", "[1, 2, 3]", '[1, "a", "b"]']
+)
 def test_what_is_no_claim_is_a_conflict(claim: str) -> None:
     with pytest.raises(StoreConflict):
-        cost_in(claim)
+        Claim.read(claim)
 
 
 @given(texts)

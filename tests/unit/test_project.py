@@ -89,6 +89,8 @@ THIRD_PARTIES = {
     "headgate_server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
     "headgate_services.demo": {"httpx", "structlog", "uvicorn", "uvloop"},
     "headgate_services.common.databases": {"sqlalchemy"},
+    "headgate_services.common.environment": {"pydantic", "pydantic_settings"},
+    "headgate_services.common.guards": {"fastapi"},
     "headgate_services.common.health": {"fastapi"},
     "headgate_services.common.postgres": {"psycopg"},
     "headgate_services.mail": {

@@ -1,8 +1,4 @@
-"""What the service reads from its environment, once, at start-up.
-
-Every field is the environment variable of the same name in capitals. An empty variable counts as unset: Compose files
-often pass one.
-"""
+"""What the service reads from its environment, once, at start-up."""
 
 from __future__ import annotations
 
@@ -14,16 +10,15 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import URL
 
-from headgate.errors import ConfigError
 from headgate.quota import MAX_UNITS
 from headgate_services.common.databases import database_url
+from headgate_services.common.environment import LogLevel, ServiceSettings, load
+from headgate_services.common.settings import split_list
 from headgate_services.mail.domain_filter import compile_patterns
 
 DEMO_DOMAIN = "demo.nornweave.local"
@@ -34,10 +29,6 @@ _ORIGIN = re.compile(r"https?://[^\s/@?#*]+", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
-class SettingsError(ConfigError):
-    """The service cannot start as it is configured; the message names the variable."""
-
-
 def _whole_number(value: object) -> object:
     """Refuse what pydantic would read as a whole number although nobody wrote one, such as 5.0 or 1_000."""
     if isinstance(value, bool) or (isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value)):
@@ -45,16 +36,8 @@ def _whole_number(value: object) -> object:
     return value
 
 
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _provider(value: object) -> object:
     return "smtp" if value == "imap-smtp" else value  # what it is called where it can also fetch mail
-
-
-def _upper(value: object) -> object:
-    return value.upper() if isinstance(value, str) else value
 
 
 def _patterns(text: str) -> str:
@@ -64,22 +47,10 @@ def _patterns(text: str) -> str:
 
 SendLimit = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, le=MAX_UNITS)]
 Patterns = Annotated[str, AfterValidator(_patterns)]
-LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """The settings of the mail service."""
-
-    model_config = SettingsConfigDict(
-        # The variable's own name stands in every validation error.
-        alias_generator=str.upper,
-        validate_by_name=True,
-        validate_by_alias=True,
-        env_ignore_empty=True,
-        extra="forbid",
-        frozen=True,
-        hide_input_in_errors=True,
-    )
 
     global_send_rate_limit_per_minute: SendLimit = 0
     global_send_rate_limit_per_hour: SendLimit = 0
@@ -113,7 +84,7 @@ class Settings(BaseSettings):
     cors_origins: str = "*"
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    log_level: Annotated[LogLevel, BeforeValidator(_upper)] = "INFO"
+    log_level: LogLevel = "INFO"
 
     @model_validator(mode="after")
     def _guarded_outside_development(self) -> Settings:
@@ -130,7 +101,7 @@ class Settings(BaseSettings):
     @field_validator("cors_origins")
     @classmethod
     def _origins_are_origins(cls, text: str) -> str:
-        origins = _listed(text)
+        origins = split_list(text)
         if "*" in origins and len(origins) > 1:
             raise ValueError("* stands alone: with it every origin is allowed, whatever else is listed")
         for origin in origins:
@@ -146,9 +117,9 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def allowed_origins(self) -> list[str]:
+    def allowed_origins(self) -> tuple[str, ...]:
         """The origins that browsers may call from."""
-        return _listed(self.cors_origins)
+        return split_list(self.cors_origins)
 
     @property
     def counts_in_memory(self) -> bool:
@@ -198,14 +169,4 @@ def load_settings() -> Settings:
     Raises:
         SettingsError: One of them is wrong; the message has a line for each, which begins with the variable's name.
     """
-    try:
-        return Settings()
-    except ValidationError as error:
-        problems = [(".".join(map(str, found["loc"])), found["msg"]) for found in error.errors()]
-        raise SettingsError("\n".join(_explain(*problem) for problem in problems)) from error
-
-
-def _explain(variable: str, message: str) -> str:
-    """Return a line about one problem; values stay out of it, since some are secret."""
-    message = message.removeprefix("Value error, ")
-    return f"{variable}: {message}" if variable else message
+    return load(Settings)

@@ -9,7 +9,8 @@ from fastapi import Depends, HTTPException, Request
 
 from headgate import HeadgateError
 from headgate.clock import Clock, WallClock
-from headgate_services.mail.config import Settings, SettingsError
+from headgate_services.common.settings import SettingsError
+from headgate_services.mail.config import Settings
 from headgate_services.mail.domain_filter import DomainFilter, compile_patterns
 from headgate_services.mail.providers import EmailProvider, build_provider
 from headgate_services.mail.rate_limiter import CheckAndRecord, GlobalRateLimiter

@@ -17,14 +17,15 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 import headgate
-from headgate_services.common.health import add_health
+from headgate_services.common.guards import SizeGuard, answer_invalid
+from headgate_services.common.health import add_health, add_metrics
+from headgate_services.common.settings import SettingsError
 from headgate_services.common.starting import Launch, run
-from headgate_services.petitions.api.dependencies.parts import Parts, build_metrics, build_parts
-from headgate_services.petitions.api.middleware import MetricsMiddleware, SizeMiddleware, TraceMiddleware
-from headgate_services.petitions.api.problems import answer_invalid, answer_refusal
-from headgate_services.petitions.api.routes import operations, petition_submissions
+from headgate_services.petitions.api.middleware import MetricsMiddleware, TraceMiddleware
+from headgate_services.petitions.api.problems import answer_refusal
+from headgate_services.petitions.api.routes import router
 from headgate_services.petitions.application.services import CleanupReport
-from headgate_services.petitions.config import Settings, SettingsError, load_settings
+from headgate_services.petitions.config import Settings, load_settings
 from headgate_services.petitions.domain.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
@@ -32,8 +33,12 @@ from headgate_services.petitions.domain.errors import (
 )
 from headgate_services.petitions.infrastructure.adapters.persistence import migrate
 from headgate_services.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
-from headgate_services.petitions.infrastructure.monitoring import MetricsCollector
+from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 from headgate_services.petitions.logs import configure_logging
+from headgate_services.petitions.parts import Parts, build_metrics, build_parts
+
+MAX_BODY_BYTES = 256 * 1024
+"""Of a request: 10,000 characters need no more than 120 kB, however they are written."""
 
 
 def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] | None = None) -> FastAPI:
@@ -57,12 +62,12 @@ def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] 
                 yield
 
     app = FastAPI(title="Headgate petitions", version=headgate.__version__, lifespan=lifespan)
-    app.include_router(petition_submissions.router)
-    app.include_router(operations.router)
+    app.include_router(router)
     add_health(app, {"database": lambda: app.state.parts.database.ping()})
+    add_metrics(app, metrics.render)
     app.add_exception_handler(PetitionError, answer_refusal)
     app.add_exception_handler(RequestValidationError, answer_invalid)
-    app.add_middleware(SizeMiddleware)
+    app.add_middleware(SizeGuard, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(MetricsMiddleware, metrics=metrics)
     app.add_middleware(TraceMiddleware)
     return app

@@ -24,7 +24,7 @@ from headgate.clock import Clock, WallClock
 from headgate.errors import ConfigError
 from headgate_services.common.databases import create_engine, problem_with, try_sqlite
 from headgate_services.common.deadlines import DEFAULT_LIMIT, within
-from headgate_services.tiers.config import SettingsError
+from headgate_services.common.settings import SettingsError
 from headgate_services.tiers.limits import SIGNED_IN
 
 PREFIX = "hg_"

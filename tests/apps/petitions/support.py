@@ -19,8 +19,8 @@ import psycopg
 from fastapi import FastAPI
 
 from headgate_services.petitions import Settings, create_app
-from headgate_services.petitions.api.dependencies.parts import Parts
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
+from headgate_services.petitions.parts import Parts
 
 PATH = "/v1/petition-submissions"
 TABLE = "petition_rate_limit_buckets"

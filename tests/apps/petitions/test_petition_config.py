@@ -9,11 +9,11 @@ from urllib.parse import quote
 import pytest
 
 from headgate.testing.postgres_server import new_database
+from headgate_services.common.settings import SettingsError
 from headgate_services.petitions.config import (
     PetitionQueueConfig,
     PetitionRateLimitConfig,
     Settings,
-    SettingsError,
     load_petition_config,
     load_settings,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 
 from headgate.clock import Clock
-from headgate_services.mail.config import Settings, SettingsError
+from headgate_services.common.settings import SettingsError
+from headgate_services.mail.config import Settings
 from headgate_services.mail.providers.base import EmailProvider, OutgoingAttachment, ProviderError
 from headgate_services.mail.providers.demo import DemoProvider
 from headgate_services.mail.providers.smtp import SmtpProvider

@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 
-from headgate_services.petitions.api.dependencies.parts import get_parts
 from headgate_services.petitions.api.models import zulu
 from headgate_services.petitions.domain.errors import (
     AlreadyCoSignedError,
@@ -28,6 +26,7 @@ from headgate_services.petitions.domain.errors import (
     RateLimitExceededError,
     SystemHaltedError,
 )
+from headgate_services.petitions.parts import get_parts
 
 RATE_LIMITED = "urn:archon72:petition:rate-limit-exceeded"
 CO_SIGN_LIMITED = "urn:archon72:co-sign:rate-limit-exceeded"
@@ -71,13 +70,6 @@ async def answer_refusal(request: Request, error: Exception) -> Response:
         extra = {"petition_id": error.petition_id and str(error.petition_id)}
         return _problem(request, error, extra, error.retry_after_seconds)
     return _problem(request, error, {}, _HALT_RETRY_SECONDS if isinstance(error, SystemHaltedError) else None)
-
-
-async def answer_invalid(request: Request, error: Exception) -> Response:
-    """Answer as FastAPI does, without repeating what was sent: that may be large, and text that UTF-8 cannot say."""
-    assert isinstance(error, RequestValidationError)
-    problems = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
-    return Response(json.dumps({"detail": problems}), 422, media_type="application/json")
 
 
 def cycle_of(instant: datetime) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from headgate_services.petitions.config import SettingsError
+from headgate_services.common.settings import SettingsError
 
 _GUARDIAN = 'exec 3<&0; "$@" </dev/null & server=$!; read -r _ <&3; kill -INT "$server"; wait "$server"'
 _FOLDERS = ("pginstall18", "pginstall")

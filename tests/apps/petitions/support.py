@@ -173,7 +173,7 @@ def is_setting(name: str) -> bool:
 async def launch(*arguments: str, **variables: object) -> Process:
     """Start the program; its log can be read from `stderr`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_services.petitions", *arguments),
+        *(sys.executable, "-m", "headgate_server.cli", *arguments),
         env=environment(**variables),
         stdin=DEVNULL,
         stdout=PIPE,
@@ -184,7 +184,7 @@ async def launch(*arguments: str, **variables: object) -> Process:
 @asynccontextmanager
 async def service_process(**variables: object) -> AsyncIterator[ServiceProcess]:
     """Run the service on a free port until the block ends, and stop it as an operator would."""
-    process = await launch("run", "--port", "0", **variables)
+    process = await launch("run", "petitions", "--port", "0", **variables)
     assert process.stderr is not None
     log: list[str] = []
     url = ""

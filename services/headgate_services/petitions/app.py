@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from uuid import UUID
 
 import psycopg
@@ -17,6 +18,8 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 import headgate
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import ServerError
 from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
@@ -32,7 +35,6 @@ from headgate_services.petitions.domain.errors import (
     PetitionError,
 )
 from headgate_services.petitions.infrastructure.adapters.persistence import migrate
-from headgate_services.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 from headgate_services.petitions.logs import configure_logging
 from headgate_services.petitions.parts import Parts, build_metrics, build_parts
@@ -81,15 +83,24 @@ async def _running_parts(
     async with AsyncExitStack() as stack:
         url = settings.database_url
         if not url:
-            embedded = EmbeddedPostgres(settings.data_dir)
-            url = await asyncio.to_thread(embedded.__enter__)
-            stack.push_async_callback(asyncio.to_thread, embedded.__exit__)
+            embedded = await asyncio.to_thread(_embedded_postgres, settings.data_dir)
+            stack.push_async_callback(asyncio.to_thread, embedded.stop)
+            url = embedded.url
         parts = build_parts(settings, url, metrics, now)
         stack.push_async_callback(parts.database.aclose)
         await parts.database.open()
         await migrate(parts.database)
         stack.push_async_callback(parts.witness.aclose)
         yield parts
+
+
+def _embedded_postgres(folder: Path) -> PostgresServer:
+    """Start a PostgreSQL that keeps its files in a folder, and return it."""
+    try:
+        return PostgresServer(folder=folder).start()
+    except (OSError, ServerError) as error:
+        problem = f"is not set, and the embedded PostgreSQL in PETITION_DATA_DIR failed: {error}"
+        raise SettingsError(f"DATABASE_URL: {problem}") from error
 
 
 @asynccontextmanager
@@ -123,7 +134,9 @@ def main(host: str | None = None, port: int | None = None, workers: int = 1) -> 
             if not settings.database_url:
                 # Uvicorn stops on this signal and then raises it again; the database must still be stopped after that.
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-                url = stack.enter_context(EmbeddedPostgres(settings.data_dir))
+                embedded = _embedded_postgres(settings.data_dir)
+                stack.callback(embedded.stop)
+                url = embedded.url
                 settings = replace(settings, database_url=url)
                 os.environ["DATABASE_URL"] = url  # for the workers, if there are any
             asyncio.run(_check_database(settings))

@@ -29,7 +29,7 @@ PACKAGES = {
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
-VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "quota", "rules", "urls"}
+VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "migrations", "quota", "rules", "urls"}
 INSIDE = VALUES | {
     "hooks",
     "quotas",

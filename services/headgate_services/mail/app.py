@@ -14,13 +14,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 import headgate
 from headgate import StoreError, StoreMisconfigured
 from headgate.clock import Clock
-from headgate_services.common.databases import problem_with, try_sqlite
+from headgate.migrations import MigrationError
+from headgate_services.common.databases import FAILURES, problem_with, try_sqlite
 from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health
 from headgate_services.common.settings import SettingsError
@@ -31,8 +31,7 @@ from headgate_services.mail.providers import EmailProvider
 from headgate_services.mail.rate_limiter import GlobalRateLimiter
 from headgate_services.mail.routes import api, demo
 from headgate_services.mail.services import Services, build_limiter, build_services
-from headgate_services.mail.storage.database import Database
-from headgate_services.mail.storage.migrations import MigrationError
+from headgate_services.mail.storage.database import MailDatabase
 from headgate_services.mail.storage.models import Inbox
 from headgate_services.mail.storage.queries import inbox_of_address
 from headgate_services.mail.storage.times import utc
@@ -77,7 +76,7 @@ def create_app(
         app.include_router(demo.router)
     add_health(app, {"database": services.database.ping, "rate_limit_store": services.limiter.usage})
     app.add_exception_handler(StoreError, _store_unavailable)
-    for failure in (OperationalError, InterfaceError, PoolTimeout):
+    for failure in FAILURES:
         app.add_exception_handler(failure, _database_unavailable)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     _add_guards(app, settings)
@@ -218,7 +217,7 @@ async def _check_database(settings: Settings) -> None:
 
     The application does so by itself, but there, within the server, a failure would end in a traceback.
     """
-    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
+    database = MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)
     try:
         try_sqlite(settings.sqlalchemy_url())
         await database.migrate()

@@ -7,7 +7,7 @@ import re
 
 from fastapi.responses import JSONResponse
 
-from headgate.http.exchange import App, Receive, Scope, Send
+from headgate.http.asgi import App, Receive, Scope, Send
 from headgate_services.common.guards import api_key_of
 
 # Open as ever: the id of an attachment cannot be guessed, and browsers send no keys when they follow a link.

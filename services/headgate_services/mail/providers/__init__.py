@@ -10,7 +10,7 @@ from headgate_services.mail.config import Settings
 from headgate_services.mail.providers.base import EmailProvider, OutgoingAttachment, ProviderError
 from headgate_services.mail.providers.demo import DemoProvider
 from headgate_services.mail.providers.smtp import SmtpProvider
-from headgate_services.mail.storage.database import Database
+from headgate_services.mail.storage.database import MailDatabase
 
 __all__ = [
     "DemoProvider",
@@ -24,7 +24,7 @@ __all__ = [
 IMPLICIT_TLS_PORT = 465
 
 
-def build_provider(settings: Settings, database: Database, clock: Clock) -> EmailProvider | None:
+def build_provider(settings: Settings, database: MailDatabase, clock: Clock) -> EmailProvider | None:
     """Return the configured provider; `None` if it lacks the credentials to send.
 
     Raises:

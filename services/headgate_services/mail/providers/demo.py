@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from headgate.clock import Clock
 from headgate_services.mail.providers.base import OutgoingAttachment
-from headgate_services.mail.storage.database import Database
+from headgate_services.mail.storage.database import MailDatabase
 from headgate_services.mail.storage.models import DemoOutboxEntry
 from headgate_services.mail.storage.times import utc
 
@@ -17,7 +17,7 @@ from headgate_services.mail.storage.times import utc
 class DemoProvider:
     """Keeps every e-mail in the database, so that all workers show one outbox."""
 
-    database: Database
+    database: MailDatabase
     clock: Clock
     name: str = "demo"
 

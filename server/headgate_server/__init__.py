@@ -3,6 +3,7 @@
 serve      runs it, blocking
 open_app   the ASGI application of a policy file, for another server
 make_app   the same of a policy that is there already
+BoundedProtocol   for uvicorn: HTTP with bounds on connections and requests
 Board      what the dashboard shows; Demo, what it shows besides in the demo
 """
 
@@ -11,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate_server.board import Board, Demo
+    from headgate_server.engine import BoundedProtocol
     from headgate_server.running import make_app, open_app
     from headgate_server.serving import serve
 
-__all__ = ["Board", "Demo", "make_app", "open_app", "serve"]
+__all__ = ["Board", "BoundedProtocol", "Demo", "make_app", "open_app", "serve"]
 
-_HOMES = {"Board": "board", "Demo": "board", "make_app": "running", "open_app": "running", "serve": "serving"}
+_HOMES = {
+    "Board": "board",
+    "BoundedProtocol": "engine",
+    "Demo": "board",
+    "make_app": "running",
+    "open_app": "running",
+    "serve": "serving",
+}
 
 
 def __getattr__(name: str) -> Any:

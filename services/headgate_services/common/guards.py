@@ -7,7 +7,7 @@ import json
 from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from headgate.http.exchange import App, Message, Receive, Scope, Send
+from headgate.http.asgi import App, Message, Receive, Scope, Send
 
 
 class SizeGuard:

@@ -12,8 +12,8 @@ from fastapi import FastAPI, HTTPException, Request
 from redis.asyncio import Redis
 
 import headgate
+from headgate import ConfigError, StoreError, StoreMisconfigured
 from headgate.clock import Clock
-from headgate.errors import ConfigError, StoreError, StoreMisconfigured
 from headgate.http import by_address
 from headgate_services.common.health import PATHS, Check, add_health, add_metrics
 from headgate_services.common.starting import Launch, log_to_stderr, run

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from headgate.http.exchange import App, Receive, Scope, Send
+from headgate.http.asgi import App, Receive, Scope, Send
 from headgate_services.common.guards import api_key_of
 from headgate_services.tiers.keys import User
 from headgate_services.tiers.log import LimitedLog

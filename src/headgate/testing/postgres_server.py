@@ -29,6 +29,8 @@ from psycopg.conninfo import make_conninfo
 
 from headgate.testing.servers import ServerError, find_free_port
 
+__all__ = ["NEWEST", "OLDEST", "PostgresServer", "new_database", "with_database"]
+
 OLDEST, NEWEST = 16, 18
 """The versions in the wheel."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from uuid import uuid4
@@ -10,7 +9,9 @@ from uuid import uuid4
 import structlog
 from fastapi import Response
 
-from headgate.http.exchange import App, Message, Receive, Scope, Send
+from headgate.http import problem
+from headgate.http.asgi import App, Message, Receive, Scope, Send
+from headgate_services.petitions.api.problems import as_response
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 _HEADER = b"x-correlation-id"
@@ -56,15 +57,9 @@ class TraceMiddleware:
 
 
 def _server_error(path: str, trace_id: str) -> Response:
-    body = {
-        "type": "about:blank",
-        "title": "Internal Server Error",
-        "status": 500,
-        "detail": "Something went wrong that was not foreseen; the log says more under this trace_id.",
-        "instance": path,
-        "trace_id": trace_id,
-    }
-    return Response(json.dumps(body), 500, media_type="application/json")
+    detail = "An unexpected error; the log has its traceback under this trace_id."
+    members = {"instance": path, "trace_id": trace_id}
+    return as_response(problem(500, detail, members=members, media_type=b"application/json"))
 
 
 class MetricsMiddleware:

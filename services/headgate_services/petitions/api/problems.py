@@ -1,17 +1,17 @@
 """Refusals as RFC 7807 bodies: flat, with the governance fields on top.
 
-They are sent as `application/json`, and as `application/problem+json` to whoever asks for that by `Accept`.
+They are sent as `application/json`, and as `application/problem+json` to clients whose `Accept` names it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request, Response
 
+from headgate.http import Answer, problem
 from headgate_services.petitions.api.models import zulu
 from headgate_services.petitions.domain.errors import (
     AlreadyCoSignedError,
@@ -50,7 +50,7 @@ _KINDS: dict[type[PetitionError], tuple[int, str, str]] = {
 """By error: status, type and title."""
 
 _HALT_RETRY_SECONDS = 3600
-_PROBLEM_JSON = "application/problem+json"
+_JSON, _PROBLEM_JSON = "application/json", "application/problem+json"
 
 
 async def answer_refusal(request: Request, error: Exception) -> Response:
@@ -102,17 +102,23 @@ def _problem(
     request: Request, error: PetitionError, extra: Mapping[str, Any], retry_after_seconds: int | None
 ) -> Response:
     status, type_, title = _KINDS[type(error)]
-    body = {
-        "type": type_,
-        "title": title,
-        "status": status,
-        "detail": str(error),
-        # Without scheme, host and query: those may be an inner host's, or nobody else's business.
-        "instance": request.url.path,
-        "trace_id": request.state.trace_id,
-        **extra,
-    }
-    headers = {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
-    asked = request.headers.get("accept", "")
-    media_type = _PROBLEM_JSON if _PROBLEM_JSON in asked else "application/json"
-    return Response(json.dumps(body), status, headers, media_type)
+    # Without scheme, host and query: those may be an inner host's, or confidential.
+    members = {"instance": request.url.path, "trace_id": request.state.trace_id, **extra}
+    media_type = _PROBLEM_JSON if _PROBLEM_JSON in request.headers.get("accept", "") else _JSON
+    answer = problem(
+        status,
+        str(error),
+        title=title,
+        kind=type_,
+        members=members,
+        retry_after=retry_after_seconds,
+        media_type=media_type.encode(),
+    )
+    return as_response(answer)
+
+
+def as_response(answer: Answer) -> Response:
+    """Return an answer as FastAPI sends it."""
+    return Response(
+        answer.body, answer.status, {name.decode(): value.decode() for name, value in answer.fields}
+    )

@@ -23,7 +23,7 @@ from headgate.stores.remote.peer import PENDING, Talk
 LANES = 4
 MOST_PER_BATCH = 128
 MOST_BYTES = 32_768
-"""How much leaves together at most, so that nobody waits long for others and the server takes it."""
+"""The largest batch: so that no call waits long for others, and the server accepts it."""
 
 TOO_LARGE = 413
 

@@ -96,6 +96,9 @@ THIRD_PARTIES = {
     "headgate_services.mail": {
         "aiosmtplib",
         "fastapi",
+        "httpx",
+        "markdown_it",
+        "prometheus_client",
         "psycopg",
         "pydantic",
         "pydantic_settings",

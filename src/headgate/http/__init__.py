@@ -13,7 +13,7 @@ headgate.http.testing   fresh_limits and limits_off, for tests of such applicati
 from headgate.http.address import Proxies, client_address
 from headgate.http.headers import Fields, Writer
 from headgate.http.keys import by_address, by_all, by_header, by_route, by_user
-from headgate.http.problems import Answer, refusal, too_costly
+from headgate.http.problems import Answer, problem, refusal, too_costly
 
 __all__ = [
     "Answer",
@@ -26,6 +26,7 @@ __all__ = [
     "by_route",
     "by_user",
     "client_address",
+    "problem",
     "refusal",
     "too_costly",
 ]

@@ -27,7 +27,7 @@ from headgate_services.petitions.infrastructure.adapters.persistence import (
     PostgresQueueStore,
     PostgresRateLimitStore,
 )
-from headgate_services.petitions.infrastructure.monitoring import MetricsCollector
+from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 
 @dataclass(frozen=True, slots=True)

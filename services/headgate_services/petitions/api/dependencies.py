@@ -8,11 +8,11 @@ from uuid import UUID, uuid5
 from fastapi import Depends, Request
 
 from headgate.http import client_address
-from headgate_services.petitions.api.dependencies.parts import Parts, get_parts
 from headgate_services.petitions.application.ports import QueueCapacityPort, RateLimiterPort
 from headgate_services.petitions.application.services import CoSignService, PetitionSubmissionService
 from headgate_services.petitions.config import Settings
 from headgate_services.petitions.domain.errors import InvalidPetitionError
+from headgate_services.petitions.parts import Parts, get_parts
 
 _ANONYMOUS = UUID("6f1d4d0e-6e0c-5c0c-8a52-0c3a3d1b7e55")
 

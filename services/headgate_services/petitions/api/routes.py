@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from headgate_services.petitions.api.dependencies.petition_submission import (
+from headgate_services.petitions.api.dependencies import (
     CoSignLimiterPart,
     CoSignServicePart,
     QueueCapacityPart,

@@ -16,7 +16,7 @@ PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
 CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tour test check format constraints bench mutate clean test-browser test-cloudflare
+.PHONY: help setup run tour test check format docs docs-serve constraints bench mutate clean test-browser test-cloudflare
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ format: $(READY) ## format, fix what lint can fix, regenerate the sync code
 	$(BIN)/python tools/unasync.py
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
+
+docs: $(READY) ## build the documentation site into build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs-serve: $(READY) ## serve the site at http://127.0.0.1:8000, built anew when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 bench: $(BENCH_READY) ## compare speed and memory with other limiters
 	$(BIN)/python -m benchmarks

@@ -1,9 +1,8 @@
 """The server: limiters of a policy file over HTTP, its dashboard, and the `headgate` command.
 
-serve      runs it, blocking
-open_app   the ASGI application of a policy file, for another server
-make_app   the same of a policy that is there already
-Board      what the dashboard shows; Demo, what it shows besides in the demo
+- `serve` runs it, and blocks.
+- `open_app` returns the ASGI application of a policy file, for another web server; `make_app` that of a loaded policy.
+- `Board` is what the dashboard shows, `Demo` what it shows in addition during the demo.
 """
 
 from importlib import import_module

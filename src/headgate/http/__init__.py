@@ -1,9 +1,9 @@
 """HTTP: what a decision looks like in a response, whose request it is, and limits for applications.
 
-headgate.http.asgi      RateLimitMiddleware for any ASGI application (Starlette, Litestar, Quart, …)
-headgate.http.fastapi   limit, exempt and install for FastAPI
-headgate.http.wsgi      RateLimitMiddleware for any WSGI application (Flask, Django, Bottle, …)
-headgate.http.testing   fresh_limits and limits_off, for tests of such applications
+- `headgate.http.asgi`: RateLimitMiddleware for any ASGI application (Starlette, Litestar, Quart, …)
+- `headgate.http.fastapi`: limit, exempt and install for FastAPI
+- `headgate.http.wsgi`: RateLimitMiddleware for any WSGI application (Flask, Django, Bottle, …)
+- `headgate.http.testing`: fresh_limits and limits_off, for tests of such applications
 """
 
 from headgate.http.address import Proxies, client_address

@@ -31,6 +31,8 @@ from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, by_pat
 from headgate.http.problems import Answer
 from headgate.rules import Rule
 
+__all__ = ["RateLimitMiddleware"]
+
 KINDS = frozenset({"http", "websocket"})
 
 # What Starlette and the servers answer to an exception, to the letter.

@@ -58,6 +58,8 @@ with needing("headgate.http.fastapi", "fastapi"):
     from starlette.exceptions import WebSocketException
     from starlette.requests import HTTPConnection
 
+__all__ = ["Limit", "RequestRefused", "exempt", "install", "limit"]
+
 
 class RequestRefused(HTTPException):
     """A request that was not admitted.

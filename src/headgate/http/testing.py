@@ -17,6 +17,8 @@ from headgate import AsyncLimiter, Limiter
 from headgate.clock import Clock
 from headgate.http.limit import all_limits, substitutes
 
+__all__ = ["FreshLimits", "fresh_limits", "limits_off"]
+
 
 class FreshLimits:
     """The limits inside of a `fresh_limits` block."""

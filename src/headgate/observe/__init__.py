@@ -1,7 +1,7 @@
 """Observation: metrics, logs, and credentials kept out of both.
 
-headgate.observe.logs         LogHook, one line per refusal
-headgate.observe.prometheus   PrometheusHook, for prometheus_client
+- `headgate.observe.logs`: LogHook, one line per refusal
+- `headgate.observe.prometheus`: PrometheusHook, for prometheus_client
 """
 
 from headgate.hooks import Call, Hook

@@ -27,6 +27,8 @@ from psycopg.conninfo import make_conninfo
 
 from headgate.testing.servers import ServerError, find_free_port
 
+__all__ = ["PostgresServer"]
+
 OLDEST, NEWEST = 16, 18
 """The versions in the wheel."""
 

@@ -48,9 +48,8 @@ class Endpoint:
         self.name = str(base).rstrip("/")
         self._given = transport
         self.is_transport_given = transport is not None
-        self._tls: ssl.SSLContext | bool = (
-            False  # for http:// none is made: that takes longer than many calls
-        )
+        # For http:// none is made: that takes longer than many calls.
+        self._tls: ssl.SSLContext | bool = False
         if base.scheme == "https":
             self._tls = tls or ssl.create_default_context()
         self._headers = {

@@ -41,9 +41,8 @@ class ServerPeer:
         self._endpoint = endpoint
 
     def size(self, request: HttpRequest) -> int:
-        return (
-            MOST_BYTES + 1 if request.entry is None else len(request.entry)
-        )  # what is no entry leaves alone
+        # What is no entry leaves alone.
+        return MOST_BYTES + 1 if request.entry is None else len(request.entry)
 
     def connect(self, seconds: float) -> HttpWire:
         return HttpWire(self._endpoint, seconds)

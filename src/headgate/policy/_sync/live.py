@@ -16,13 +16,13 @@ from headgate.observe.redaction import redact
 from headgate.policy._sync.limiter import PolicyLimiter, Version
 from headgate.policy.changes import changes
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
-from headgate.policy.watch import PolicyFile, Watching
+from headgate.policy.watch import PolicyFile, Watched
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_store
 from headgate.stores.base import Store
 
 
-class LivePolicy(Mapping[str, PolicyLimiter]):
+class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
     """The limiters of a policy by name, always as the newest policy says.
 
         live = LivePolicy.from_file("headgate.toml")
@@ -159,22 +159,6 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
             self._tell()
         return bool(changed)
 
-    def watch(self, every: float = 1.0) -> Watching:
-        """Reload whenever the file changes, and on SIGHUP, in a thread that ends with `stop()` or its `with` block.
-
-        A file that cannot be used is said so in the log, and in `last_error`; the policy before stays in force. SIGHUP
-        is heard if this is called in the main thread; elsewhere the file alone is watched.
-
-        Args:
-            every: Seconds between two looks at the file.
-
-        Raises:
-            ConfigError: That is no time to wait.
-        """
-        self._followed()
-        _check_pause(every)
-        return Watching(self._look, every)
-
     def _look(self, asked: bool) -> None:
         """Reload if the file has changed, or somebody asked for it. It never raises."""
         file, known = self._followed(), self.last_error
@@ -197,9 +181,8 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
         `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
         """
         found: dict[str, StoreError | None] = {}
-        for limiter in sorted(
-            self.values(), key=lambda limiter: not limiter.rules
-        ):  # without rules none is asked
+        # Without rules none is asked.
+        for limiter in sorted(self.values(), key=lambda limiter: not limiter.rules):
             if limiter.policy.store not in found:
                 try:
                     limiter.ping()
@@ -298,9 +281,3 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
                 tell()
             except Exception:  # noqa: BLE001  # the policy is in force, whatever listeners make of it
                 logger.exception("%r failed when told of a new policy", tell)
-
-
-def _check_pause(every: float) -> None:
-    """Refuse what no thread can wait for."""
-    if not 0 < every <= threading.TIMEOUT_MAX:  # also false for NaN
-        raise ConfigError(f"every= is seconds above 0, not {every!r}")

@@ -8,6 +8,7 @@ READY := $(VENV)/.ready
 # What is compiled, and the types that it is compiled with: a change of these is installed anew.
 TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
+COMPILED := src/headgate/*.so src/headgate/*/*.so
 RUN_READY := $(VENV)/.run-ready
 BENCH_READY := $(VENV)/.bench-ready
 MUTATE_READY := $(VENV)/.mutate-ready
@@ -32,9 +33,13 @@ $(READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
 	@$(BIN)/headgate version
 	@touch $(RUN_READY) $@
 
+# Only what the demo runs. The core stays plain Python, so neither Cython nor a compiler is waited for; and the build backend is
+# installed once, not once for each project in an environment of its own.
 $(RUN_READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
 	@echo "Installing what the demo needs; this takes about half a minute the first time."
-	$(BIN)/pip --disable-pip-version-check install --constraint constraints.txt --editable . --editable ./server --editable './services[all]'
+	$(PIP) install --constraint constraints.txt hatchling editables
+	@rm -f $(COMPILED)  # made from older sources, or this rule would not run
+	HEADGATE_PURE=1 $(BIN)/pip --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable . --editable ./server --editable './services[all]'
 	@touch $@
 
 $(BENCH_READY): $(READY)
@@ -92,5 +97,5 @@ constraints: ## pin today's versions of everything that dev, bench and browser n
 	$(PYTHON) tools/pin.py
 
 clean: ## remove everything that make has made
-	rm -rf $(VENV) src/headgate/*.so src/headgate/*/*.so tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) $(COMPILED) tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	find src server services tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

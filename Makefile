@@ -39,7 +39,7 @@ $(RUN_READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
 	@echo "Installing what the demo needs; this takes about half a minute the first time."
 	$(PIP) install --constraint constraints.txt hatchling editables
 	@rm -f $(COMPILED)  # made from older sources, or this rule would not run
-	HEADGATE_PURE=1 $(BIN)/pip --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable . --editable ./server --editable './services[all]'
+	HEADGATE_PURE=1 $(BIN)/pip --disable-pip-version-check install --no-compile --no-build-isolation --constraint constraints.txt --editable . --editable ./server --editable './services[all]'
 	@touch $@
 
 $(BENCH_READY): $(READY)

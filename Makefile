@@ -12,13 +12,14 @@ COMPILED := src/headgate/*.so src/headgate/*/*.so
 RUN_READY := $(VENV)/.run-ready
 BENCH_READY := $(VENV)/.bench-ready
 MUTATE_READY := $(VENV)/.mutate-ready
+DIST_READY := $(VENV)/.dist-ready
 BROWSER_READY := $(VENV)/.browser-ready
 # Server and services are distributions of their own; the library stands alone.
 PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
 CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tour test check format docs docs-serve constraints bench mutate clean test-browser test-cloudflare
+.PHONY: help setup run tour test check format docs docs-serve dist test-versions constraints bench mutate clean test-browser test-cloudflare
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +49,10 @@ $(BENCH_READY): $(READY)
 
 $(MUTATE_READY): $(READY)
 	$(PIP) install --constraint constraints.txt --editable '.[dev,mutate]'
+	@touch $@
+
+$(DIST_READY): $(READY)
+	$(PIP) install --constraint constraints.txt --editable '.[dev,dist]'
 	@touch $@
 
 $(BROWSER_READY): $(READY)
@@ -86,6 +91,12 @@ docs: $(READY) ## build the documentation site into build/site; a dead link is a
 
 docs-serve: $(READY) ## serve the site at http://127.0.0.1:8000, built anew when a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+dist: $(DIST_READY) ## build sdists and wheels of all three projects into dist/, check and use them
+	$(BIN)/python tools/dist.py
+
+test-versions: ## the unit suite on every Python from 3.11 to 3.14 that is installed
+	$(PYTHON) tools/versions.py
 
 bench: $(BENCH_READY) ## compare speed and memory with other limiters
 	$(BIN)/python -m benchmarks

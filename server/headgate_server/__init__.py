@@ -1,10 +1,9 @@
 """The server: limiters of a policy file over HTTP, its dashboard, and the `headgate` command.
 
-serve      runs it, blocking
-open_app   the ASGI application of a policy file, for another server
-make_app   the same of a policy that is there already
-Statistics  counts what the dashboard shows; Demo, what it shows besides in the demo
-BoundedProtocol   for uvicorn: HTTP with bounds on connections and requests
+- `serve` runs it, and blocks.
+- `open_app` returns the ASGI application of a policy file, for another web server; `make_app` that of a loaded policy.
+- `Statistics` counts what the dashboard shows; `Demo` is what it shows in addition during the demo.
+- `BoundedProtocol` is for uvicorn: HTTP with bounds on connections and requests.
 """
 
 from importlib import import_module

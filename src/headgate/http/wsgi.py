@@ -21,6 +21,8 @@ from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota
 from headgate.http.problems import Answer, too_costly
 from headgate.rules import Rule
 
+__all__ = ["RateLimitMiddleware"]
+
 Environ = MutableMapping[str, Any]
 Headers = list[tuple[str, str]]
 StartResponse = Callable[..., Callable[[bytes], object]]

@@ -15,7 +15,6 @@ back; they differ in that moment only. A token bucket is bounded by what flows o
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -27,9 +26,6 @@ from tests.faults.history import NEVER, SHARED, History, HistoryCall, RuleSpec, 
 
 RETRIES_CHECKED = 8
 """Of so many refusals of one worker, the waiting time of one is checked; it takes longer than the rest."""
-
-LONGEST_IN_BUCKET_US = 100_000
-"""Calls that took longer are left out of what a token bucket must have counted: they say too little about when."""
 
 CHARGING = ("hit", "hold", "confirm", "renew")
 
@@ -87,13 +83,16 @@ class Charge:
 
 
 class Question(NamedTuple):
-    """A decision to be explained: the call, what the rule said, what was charged, and units that it replaced."""
+    """A decision to be explained: the call, what the rule said, the units that it charged, the units that are missing from
+    what it said to be left (of a check: those that a hit would have taken), and those that it replaced.
+    """
 
     call: HistoryCall
     low: int
     high: int
     verdict: VerdictSeen
     charged: int
+    shown: int
     replaced: list[Charge]
 
 
@@ -172,8 +171,7 @@ class Reader:
         if charge is not None and call.outcome == "admitted":
             self._held[call.worker, call.number] = [charge]
         elif charge is not None and call.outcome == "cancelled":
-            charge.gone_low = call.start - self._history.slack_us
-            charge.gone_high = self._given_back_by(call)
+            charge.gone_low, charge.gone_high = charge.low, charge.high
 
     def _settle(self, call: HistoryCall) -> None:
         held = self._held.pop((call.worker, call.hold or 0), [])
@@ -221,8 +219,8 @@ class Reader:
         if call.operation == "confirm" and self._places:
             return  # its places are given back, and none are taken
         verdict = call.verdicts[self._number]
-        charged = call.cost if charges else 0
-        self._questions.append(Question(call, low, high, verdict, charged, replaced or []))
+        charged, shown = call.cost if charges else 0, call.cost if call.outcome == "admitted" else 0
+        self._questions.append(Question(call, low, high, verdict, charged, shown, replaced or []))
 
     def _charge(self, call: HistoryCall, units: int, admits: bool = True) -> Charge | None:
         if call.outcome == "refused" or not units:
@@ -230,7 +228,9 @@ class Reader:
         low, high = self._interval(call)
         certain = call.outcome in ("admitted", "done") and call.end is not None
         limit = call.verdicts[self._number].limit if certain and call.verdicts else 0
-        charge = Charge(low, high if certain else NEVER, units, certain, admits, limit)
+        if not certain:  # it may be carried out after its caller has given up
+            high = self._over_by(call) if call.outcome == "cancelled" else NEVER
+        charge = Charge(low, high, units, certain, admits, limit)
         self._charges.append(charge)
         return charge
 
@@ -252,8 +252,10 @@ class Reader:
         charge.gone_low = min(charge.gone_low, low)
         charge.gone_high = min(charge.gone_high, high if is_known and charge.certain else NEVER)
 
-    def _given_back_by(self, call: HistoryCall) -> int:
-        """Return by when a cancelled hold is no longer counted: `NEVER` if something may have kept the library from it."""
+    def _over_by(self, call: HistoryCall) -> int:
+        """Return by when a cancelled call is carried out or dropped, and a hold given back; `NEVER` if a fault may have come
+        in between.
+        """
         within, end = self._history.released_within_us, call.end
         if within is None or end is None or call.worker in self._history.killed:
             return NEVER
@@ -375,7 +377,7 @@ def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question
     admissions = WindowCount([charge for charge in charges if charge.admits and charge.certain], expiry)
     smallest = min(rule.limits)
     for question in questions:
-        call, _, high, verdict, charged, _ = question
+        call, _, high, verdict, charged, _, _ = question
         if verdict.limit not in rule.limits:
             yield "unknown limit", call, f"{verdict.limit} is none of {rule.limits}"
         elif found := explain(question, *bounds(count, question)):
@@ -395,7 +397,7 @@ def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question
 
 def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
     """Return the least and the most that can have been counted before a decision, without what it replaced."""
-    _, low, high, _, charged, replaced = question
+    _, low, high, _, charged, _, replaced = question
     least, most = count.certain(low, high), count.possible(low, high) - charged
     for charge in replaced:
         end_low, end_high = count.end_low(charge), count.end_high(charge)
@@ -408,26 +410,26 @@ def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
 
 def explain(question: Question, least: int, most: int) -> Found | None:
     """Return what no count between two bounds explains of a decision, if anything."""
-    call, _, _, verdict, charged, replaced = question
+    call, _, _, verdict, _, shown, replaced = question
     limit, cost = verdict.limit, call.cost
     if verdict.allowed and least + cost > limit:
         return "too many", call, f"{cost} admitted, though at least {least} of {limit} were counted"
     if not verdict.allowed and most + cost <= limit:
         return "refused with room", call, f"{cost} refused, though at most {most} of {limit} were counted"
-    if replaced and not charged:
+    if replaced and not shown:
         return None  # a refusal leaves what was to be replaced, so what is left says nothing about the rest
-    if verdict.remaining > max(0, limit - least - charged):
-        detail = f"{verdict.remaining} of {limit} left, though at least {least + charged} were counted"
+    if verdict.remaining > max(0, limit - least - shown):
+        detail = f"{verdict.remaining} of {limit} left, though at least {least + shown} were counted"
         return "forgotten units", call, detail
-    if verdict.remaining < max(0, limit - most - charged):
-        detail = f"{verdict.remaining} of {limit} left, though at most {most + charged} were counted"
+    if verdict.remaining < max(0, limit - most - shown):
+        detail = f"{verdict.remaining} of {limit} left, though at most {most + shown} were counted"
         return "unexplained units", call, detail
     return None
 
 
 def check_retry(question: Question, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Found]:
     """Yield a waiting time that is too short or too long, whatever the order of events."""
-    call, low, high, verdict, _, replaced = question
+    call, low, high, verdict, _, _, replaced = question
     wait, limit = verdict.retry_us, verdict.limit
     if wait is None:
         if call.cost <= limit:
@@ -455,53 +457,70 @@ def check_retry(question: Question, count: WindowCount, expiry: Callable[[int], 
 # --- Token buckets ----------------------------------------------------------------------------------------------------
 
 
+class Level:
+    """The least that a token bucket can have counted, as time goes on.
+
+    The earlier a charge comes, and the faster it flows out, the less is left of it.
+    """
+
+    def __init__(self, rule: RuleSpec, charges: list[Charge]) -> None:
+        self._period, self._rate = rule.period_us, max(rule.limits)
+        # What was given back, or may be lost, need not have been counted.
+        sure = [charge for charge in charges if charge.certain and charge.gone_low == NEVER]
+        self._coming = sorted(sure, key=lambda charge: charge.high, reverse=True)
+        self._level, self._at = 0, 0
+
+    def at(self, known_by: int, moment: int) -> int:
+        """Return the level at a moment, of what was charged for sure by a time; both never go back."""
+        while self._coming and self._coming[-1].high < known_by:
+            charge = self._coming.pop()
+            parts, late = charge.units * self._period, self._at - charge.low
+            if late > 0:  # others came first, and flowed out together with it
+                self._level += max(0, parts - self._rate * late)
+            else:
+                self._level = max(0, self._level + self._rate * late) + parts
+                self._at = charge.low
+        return max(0, self._level - self._rate * (moment - self._at))
+
+
 def check_bucket(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
     """Yield what cannot be explained of the decisions of a token bucket.
 
     Units are reckoned in parts. A unit has as many as the period has microseconds, and as many as the limit flow out in one
     microsecond.
     """
-    calls = {(question.low, question.high): question.call for question in questions}
-    for charge, units in too_many(rule, charges):
-        call = calls.get((charge.low, charge.high))
-        if call is not None:
-            yield "too many", call, f"{units} more than burst and rate allow since some moment before"
+    yield from too_many(rule, charges, questions)
     yield from too_few(rule, charges, questions)
 
 
-def too_many(rule: RuleSpec, charges: list[Charge]) -> Iterator[tuple[Charge, int]]:
-    """Yield charges up to which more was admitted, since some moment, than the largest burst and rate allow."""
-    period, limit, burst = rule.period_us, max(rule.limits), max(rule.bursts)
-    sure = sorted(
-        (
-            charge
-            for charge in charges
-            if charge.certain
-            and charge.admits
-            and charge.high - charge.low <= LONGEST_IN_BUCKET_US
-            # What was given back need not have been counted; what may be lost neither.
-            and charge.gone_low == NEVER
-        ),
-        key=lambda charge: charge.high,
-    )
-    earliest = list(accumulate((charge.low for charge in reversed(sure)), min))[::-1]
-    settled = -math.inf  # the largest sum since a moment before all calls that are still to come
-    recent: list[list[int]] = []  # the same for each later moment: the moment, its sum
-    for i, charge in enumerate(sure):
-        parts = charge.units * period
-        overlapping = sum(c.units * period for c in sure[max(0, i - 64) : i] if c.low >= charge.low)
-        recent.append([charge.low, limit * charge.low + overlapping])
-        settled += parts
-        for entry in recent:
-            if entry[0] <= charge.low:
-                entry[1] += parts
-        largest = max(settled, max(entry[1] for entry in recent))
-        over = largest - limit * charge.high - burst * period - limit
-        if over > 0:
-            yield charge, int(over // period) + 1
-        horizon = earliest[i + 1] if i + 1 < len(sure) else NEVER
-        settled = max([settled, *(entry[1] for entry in recent if entry[0] <= horizon)])
-        recent = [entry for entry in recent if entry[0] > horizon]
+def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+    """Yield admissions for which there was no room, whatever the order of events, and answers with too much left."""
+    period, rate = rule.period_us, max(rule.limits)
+    level = Level(rule, charges)
+    for question in sorted(questions, key=lambda question: question.low):
+        call, low, high, verdict, _, shown, replaced = question
+        least = level.at(low, high) - rate  # a tick may be rounded
+        if replaced:
+            continue
+        room = (verdict.limit * period - least) // period
+        if verdict.allowed and call.cost > room:
+            yield "too many", call, f"at least {least / period:.3f} of {verdict.limit} were counted"
+        elif verdict.remaining > max(0, room - shown):
+            yield (
+                "forgotten units",
+                call,
+                f"{verdict.remaining} left, at least {least / period:.3f} were counted",
+            )
+    admitted = Level(rule, [charge for charge in charges if charge.admits])
+    for question in sorted(questions, key=lambda question: question.high):
+        if question.charged:
+            over = admitted.at(question.high + 1, question.high) - rate - max(rule.bursts) * period
+            if over > 0:
+                yield (
+                    "too many",
+                    question.call,
+                    f"{over / period:.3f} more than the burst are counted at once",
+                )
 
 
 def too_few(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
@@ -512,7 +531,7 @@ def too_few(rule: RuleSpec, charges: list[Charge], questions: list[Question]) ->
     arrivals = sorted(((charge.high, charge.units * period) for charge in charges), reverse=True)
     level, at = 0, 0
     for question in sorted(questions, key=lambda question: question.low):
-        call, low, high, verdict, charged, _ = question
+        call, low, high, verdict, charged, shown, _ = question
         while arrivals and arrivals[-1][0] < low:
             time, parts = arrivals.pop()
             level = max(0, level - limit * (time - at)) + parts
@@ -522,7 +541,7 @@ def too_few(rule: RuleSpec, charges: list[Charge], questions: list[Question]) ->
         full = verdict.limit * period
         if not verdict.allowed and most + call.cost * period <= full:
             yield "refused with room", call, f"at most {most / period:.3f} of {verdict.limit} were counted"
-        elif verdict.remaining < (full - most - charged * period) // period - 1:
+        elif verdict.remaining < (full - most - shown * period) // period - 1:
             yield (
                 "unexplained units",
                 call,

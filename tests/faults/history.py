@@ -41,7 +41,7 @@ class HistoryCall(NamedTuple):
         end: When its caller had the answer; `None` if it never did.
         outcome: What its caller knows. `admitted`, `refused`, `done` (nothing to decide), `nothing` (an error that says that
             nothing was charged), `unknown` (a time-out, an error, the end of the worker, an answer of the failure policy),
-            or `cancelled`: a hold that no one waits for any more, so that the library has to give it back.
+            or `cancelled`: no one waits for it any more. The library has to see to it soon, and to give a hold back.
         verdicts: What each rule answered, in their order; empty if there was no answer.
         hold: Of a settlement, confirmation or renewal: the number of the call that took the hold.
     """
@@ -109,8 +109,8 @@ class History:
         faults: When anything was done to the store, its connections or the machine: start and end of each.
         slack_us: How far the store's clock may be from the callers'.
         longest_us: How long a call may take: its deadline, and what a busy machine may add.
-        released_within_us: How long it may take until a cancelled hold is given back, if no fault comes in between. `None`
-            if that is not promised.
+        released_within_us: How long it may take until a cancelled call is over, and a hold given back, if no fault comes in
+            between. `None` if that is not promised.
         notes: Anything else, as the seed and the name of the store.
     """
 

@@ -282,7 +282,7 @@ def test_a_bucket_admits_its_burst_and_what_flows_out() -> None:
     script.call("hit", 200, 205, "admitted", 0, cost=2)
     assert script.kinds() == []
     script.call("hit", 210, 215, "admitted", 0, cost=2)
-    assert script.kinds() == ["too many"]
+    assert set(script.kinds()) == {"too many"}
 
 
 def test_a_bucket_that_refuses_with_room_is_reported() -> None:

@@ -8,9 +8,12 @@ READY := $(VENV)/.ready
 # What is compiled, and the types that it is compiled with: a change of these is installed anew.
 TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
+RUN_READY := $(VENV)/.run-ready
 BENCH_READY := $(VENV)/.bench-ready
 BROWSER_READY := $(VENV)/.browser-ready
-CHECKED := hatch_build.py src tests tools $(wildcard benchmarks)
+# Server and services are distributions of their own; the library stands alone.
+PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
+CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run tour test check format constraints bench mutate clean test-browser test-cloudflare
@@ -20,10 +23,17 @@ help: ## list the targets
 
 setup: $(READY) ## install everything into .venv
 
-$(READY): pyproject.toml constraints.txt $(CORE)
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
+	$(PIP) install --constraint constraints.txt --editable '.[dev]' --editable './server[all]' --editable './services[all]'
 	@$(BIN)/headgate version
+	@touch $(RUN_READY) $@
+
+$(RUN_READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
+	@echo "Installing what the demo needs; this takes about half a minute the first time."
+	$(BIN)/pip --disable-pip-version-check install --constraint constraints.txt --editable . --editable ./server --editable './services[all]'
 	@touch $@
 
 $(BENCH_READY): $(READY)
@@ -34,10 +44,10 @@ $(BROWSER_READY): $(READY)
 	$(PIP) install --constraint constraints.txt --editable '.[dev,browser]'
 	@touch $@
 
-run: $(READY) ## the demo: servers, services, dashboard and traffic, until Ctrl-C
+run: $(RUN_READY) ## the demo: servers, services, dashboard and traffic, until Ctrl-C
 	@$(BIN)/headgate demo
 
-tour: $(READY) ## see real decisions in the terminal
+tour: $(RUN_READY) ## see real decisions in the terminal
 	$(BIN)/headgate tour
 
 test: check ## make check, then every suite, the time of each, and the coverage of the core
@@ -72,4 +82,4 @@ constraints: ## pin today's versions of everything that dev, bench and browser n
 
 clean: ## remove everything that make has made
 	rm -rf $(VENV) src/headgate/*.so src/headgate/*/*.so tests/cloudflare/node_modules .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
-	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src server services tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -19,13 +19,13 @@ from uuid import UUID
 
 import psycopg
 
-from headgate.apps.petitions.application.services import RateLimitService
-from headgate.apps.petitions.infrastructure.adapters.persistence import (
+from headgate.testing.postgres_server import PostgresServer
+from headgate_services.petitions.application.services import RateLimitService
+from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresRateLimitStore,
     migrate,
 )
-from headgate.testing.postgres_server import PostgresServer
 
 ALLOWED_MS = 10.0
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.harness import Target
 from headgate import _build
 from headgate.policy import parse_policy
-from headgate.replay import LogCounts, LogSource, Selection, Simulation, read_requests, run
+from headgate_server.replay import LogCounts, LogSource, Selection, Simulation, read_requests, run
 
 LINES = 1_000_000
 QUICK_LINES = 100_000

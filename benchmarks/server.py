@@ -49,9 +49,9 @@ from benchmarks.harness import (
     write_json,
 )
 from headgate import AsyncLimiter
-from headgate.server import open_app
-from headgate.server.wire import Ask, decision_answer
 from headgate.testing.servers import find_free_port
+from headgate_server import open_app
+from headgate_server.wire import Ask, decision_answer
 
 STEPS = 1
 CONNECTIONS = 32
@@ -120,7 +120,7 @@ def starlette() -> Application:
 
 def our_own(port: int, factory: str) -> list[str]:
     """Return the command of our own server."""
-    call = "import os; from headgate.server import serve; serve(os.environ['BENCHMARK_POLICY'], port={})"
+    call = "import os; from headgate_server import serve; serve(os.environ['BENCHMARK_POLICY'], port={})"
     return [sys.executable, "-c", call.format(port)]
 
 

@@ -23,7 +23,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         pip = [str(Path(folder, "bin", "pip")), "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "--editable", f"{ROOT}[dev,bench,browser]"], check=True)
+        wanted = (f"{ROOT}[dev,bench,browser]", f"{ROOT}/server[all]", f"{ROOT}/services[all]")
+        editable = [part for project in wanted for part in ("--editable", project)]
+        subprocess.run([*pip, "install", "--quiet", *editable], check=True)
         freeze = [*pip, "freeze", "--exclude-editable"]
         frozen = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines()
     odd = [line for line in frozen if not PIN.fullmatch(line)]

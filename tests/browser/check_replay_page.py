@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from headgate.cli import main
+from headgate_server.cli import main
 from tests.browser.conftest import PATIENCE_MS, Complaints
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"&"

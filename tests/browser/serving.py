@@ -16,13 +16,13 @@ from typing import Any, Self
 
 import httpx
 
-from headgate.server import serve
+from headgate_server import serve
 
 LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 
 
 class Server:
-    """`headgate.server.serve` on a free port of this machine; once it has run, always on the same one.
+    """`headgate_server.serve` on a free port of this machine; once it has run, always on the same one.
 
     Args:
         folder: Where its policy file goes, and where relative paths in it begin.

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from headgate import StoreUnavailable
-from headgate.apps.telegram import ButtonPress, Message, Settings, create_app
 from headgate.stores.kv import cloudflare, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
+from headgate_services.telegram import ButtonPress, Message, Settings, create_app
 
 HERE = Path(__file__).parent
 ACCOUNT = "023e105f4ecef8ad9ca31a8372d0c353"

@@ -26,7 +26,7 @@ class Program:
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "default", "-m", "headgate.cli", *arguments],
+            [sys.executable, "-W", "default", "-m", "headgate_server.cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate.demo import run_demo
-from headgate.demo.errors import DemoError
+from headgate_services.demo import run_demo
+from headgate_services.demo.errors import DemoError
 from tests.demo.support import (
     BLOCK_ENDS_WITH,
     Block,

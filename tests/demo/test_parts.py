@@ -11,13 +11,13 @@ import aiosmtplib
 import httpx
 import pytest
 
-from headgate.demo.environment import environment
-from headgate.demo.errors import DemoError, missing_packages_told
-from headgate.demo.hosting import Hosted
-from headgate.demo.ports import PortTaken, check_loopback, listen, listen_near, url_of
-from headgate.demo.services_only import variables_of
-from headgate.demo.stand_ins import BotApiStandIn, MailSink
-from headgate.demo.traffic import Caller, Traffic
+from headgate_services.demo.environment import environment
+from headgate_services.demo.errors import DemoError, missing_packages_told
+from headgate_services.demo.hosting import Hosted
+from headgate_services.demo.ports import PortTaken, check_loopback, listen, listen_near, url_of
+from headgate_services.demo.services_only import variables_of
+from headgate_services.demo.stand_ins import BotApiStandIn, MailSink
+from headgate_services.demo.traffic import Caller, Traffic
 
 
 class TestPorts:
@@ -79,7 +79,7 @@ def test_an_environment_is_replaced_and_restored() -> None:
 
 
 def test_a_missing_package_is_told_with_what_to_install() -> None:
-    wanted = r"no_such_package is not installed: pip install 'headgate\[all\]'"
+    wanted = r"no_such_package is not installed: pip install 'headgate-services\[all\]'"
     with pytest.raises(DemoError, match=wanted), missing_packages_told():
         import no_such_package  # noqa: F401
 

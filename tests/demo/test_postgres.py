@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headgate.demo.postgres import running_postgres, template_folder
+from headgate_services.demo.postgres import running_postgres, template_folder
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate.demo import run_all, services_only
-from headgate.demo.errors import DemoError
-from headgate.demo.ports import listen
+from headgate_services.demo import run_all, services_only
+from headgate_services.demo.errors import DemoError
+from headgate_services.demo.ports import listen
 from tests.demo.support import Program, eventually, is_alive
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from headgate.demo.ports import listen
+from headgate_services.demo.ports import listen
 from tests.demo.support import BLOCK_ENDS_WITH, Block, ask_like_curl, demo, eventually, first_tick, is_alive
 
 

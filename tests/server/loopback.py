@@ -20,8 +20,8 @@ from headgate import Rule
 from headgate.clock import Clock
 from headgate.policy import AsyncLivePolicy, Policy
 from headgate.policy.model import LimiterPolicy, ServerPolicy
-from headgate.server import make_app
 from headgate.testing.servers import find_free_port
+from headgate_server import make_app
 
 LONGEST_WAIT = 30.0
 """Seconds after which something hangs."""
@@ -119,7 +119,7 @@ class ServerProcess:
 
     def start(self) -> ServerProcess:
         """Start it, and return once it answers."""
-        code = f"from headgate.server import serve; serve({str(self._config)!r}, port={self._port})"
+        code = f"from headgate_server import serve; serve({str(self._config)!r}, port={self._port})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], env=self._environment, stdout=subprocess.PIPE, text=True
         )

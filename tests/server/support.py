@@ -18,11 +18,11 @@ import httpx
 
 from headgate.clock import Clock
 from headgate.policy import AsyncLivePolicy, parse_policy
-from headgate.server import Board, make_app
-from headgate.server.app import App
-from headgate.server.board import Demo
-from headgate.server.metrics import Metrics
 from headgate.testing import FakeClock
+from headgate_server import Board, make_app
+from headgate_server.app import App
+from headgate_server.board import Demo
+from headgate_server.metrics import Metrics
 
 POLICY = """
 [limiters.login]
@@ -124,7 +124,7 @@ def problem(response: httpx.Response, status: int) -> str:
 SERVE = """
 import sys
 from headgate.errors import HeadgateError
-from headgate.server import serve
+from headgate_server import serve
 try:
     sys.exit(serve(sys.argv[1], **eval(sys.argv[2])))
 except HeadgateError as error:

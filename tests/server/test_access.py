@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from headgate.policy import AsyncLivePolicy, parse_policy
-from headgate.server import access, make_app
-from headgate.server.access import is_loopback
+from headgate_server import access, make_app
+from headgate_server.access import is_loopback
 from tests.server.support import Server, problem
 
 TOKENS = {"decider": "tok-decide", "admin": "tok-admin", "both": "tok-both"}

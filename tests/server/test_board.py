@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from headgate.policy import AsyncLivePolicy, parse_policy
-from headgate.server.board import Board, Exchange, Snapshot, merged, shown_key
-from headgate.server.contacts import MINUTE, Contact, quantile, total
-from headgate.server.past import Past
-from headgate.server.wire import Figures, History, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
 from headgate.testing import FakeClock
+from headgate_server.board import Board, Exchange, Snapshot, merged, shown_key
+from headgate_server.contacts import MINUTE, Contact, quantile, total
+from headgate_server.past import Past
+from headgate_server.wire import Figures, History, RefusedKey, RuleRefusals, ShadowFigures, StoreShown, Tick
 
 POLICY = """
 [limiters.login]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from headgate.policy import AsyncLivePolicy, parse_policy
-from headgate.server.candidates import Candidates
 from headgate.testing import FakeClock
+from headgate_server.candidates import Candidates
 from tests.server.support import Server, problem
 
 RULE = "sliding_window/1m"

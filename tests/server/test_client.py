@@ -28,10 +28,10 @@ from headgate.client import ServerStore
 from headgate.client.peer import LANES
 from headgate.policy import AsyncLivePolicy
 from headgate.policy.model import TokenPolicy
-from headgate.server import make_app
 from headgate.stores import local
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_threads
+from headgate_server import make_app
 from tests.server.loopback import (
     LONGEST_WAIT,
     ServerProcess,

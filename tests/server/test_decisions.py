@@ -9,9 +9,9 @@ from itertools import count
 
 import pytest
 
-from headgate.server import operations
-from headgate.server.wire import key_from
 from headgate.testing import FakeClock
+from headgate_server import operations
+from headgate_server.wire import key_from
 from tests.server.support import Server, problem
 
 
@@ -427,7 +427,7 @@ async def test_a_batch_is_bounded() -> None:
 async def test_a_batch_of_unknown_names_looks_for_no_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look takes time that grows with both lists of names, and everybody waits meanwhile."""
     monkeypatch.setattr(
-        "headgate.server.operations.get_close_matches", lambda *_, **__: pytest.fail("it looks")
+        "headgate_server.operations.get_close_matches", lambda *_, **__: pytest.fail("it looks")
     )
     calls = [{"limiter": "lgoin", "operation": operation} for operation in ("hit", "hold", "reset")]
     answers = (await Server().answer("/v1/batch", {"calls": calls}))["answers"]

@@ -16,8 +16,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from headgate.server import engine
-from headgate.server.engine import (
+from headgate_server import engine
+from headgate_server.engine import (
     FILES_KEPT_FREE,
     HEAD_BYTES,
     MOST_CONNECTIONS,
@@ -26,7 +26,7 @@ from headgate.server.engine import (
     Crowd,
     Engine,
 )
-from headgate.server.serving import listen
+from headgate_server.serving import listen
 from tests.server.support import READ_SECONDS, Server
 
 
@@ -306,7 +306,7 @@ async def test_a_reader_that_was_dropped_is_cut_off(
     tick = server.board.tick(server.live, 1)
     for number in range(3000):
         tick.totals[f"limiter {number} {'x' * 3000}"] = tick.totals["login"]
-    monkeypatch.setattr("headgate.server.app.STALLED", 0.5)
+    monkeypatch.setattr("headgate_server.app.STALLED", 0.5)
     async with engine_of(server) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         server.app._events.publish(tick)

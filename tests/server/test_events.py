@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headgate.policy import parse_policy
-from headgate.server import events
+from headgate_server import events
 from tests.server.support import POLICY, Server, started
 
 
@@ -96,7 +96,7 @@ async def test_the_server_can_stop_and_readers_come_back() -> None:
 
 
 async def test_a_reader_that_takes_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.server.app.STALLED", 0.0)
+    monkeypatch.setattr("headgate_server.app.STALLED", 0.0)
     server = Server()
     reader = Reader(server)
     await reader.sent.get()

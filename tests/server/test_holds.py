@@ -24,8 +24,12 @@ from headgate.errors import StoreConflict, StoreError, StoreUnavailable
 from headgate.hooks import Hook
 from headgate.keys import Key
 from headgate.rules import Rule
-from headgate.server import holds
-from headgate.server.holds import (
+from headgate.stores.kv import KVStore, MemoryKV
+from headgate.stores.redis import RedisStore
+from headgate.testing import FakeClock
+from headgate.testing.contract.races import in_processes
+from headgate_server import holds
+from headgate_server.holds import (
     MARGIN,
     Finished,
     HoldBook,
@@ -34,11 +38,7 @@ from headgate.server.holds import (
     UnknownHold,
     UnknownLimiter,
 )
-from headgate.server.noted import end_of, new_id, start_of
-from headgate.stores.kv import KVStore, MemoryKV
-from headgate.stores.redis import RedisStore
-from headgate.testing import FakeClock
-from headgate.testing.contract.races import in_processes
+from headgate_server.noted import end_of, new_id, start_of
 from tests.integration.redis.cluster import running_cluster
 from tests.server.hold_places import PATIENT, InFile, InMemory, InPostgres, NotingStore, OnRedis, Place
 

@@ -10,14 +10,14 @@ import pytest
 from headgate import AsyncLimiter, MemoryStore
 from headgate.errors import StoreUnavailable
 from headgate.rules import Rule
-from headgate.server import holds
-from headgate.server.holds import Finished, HoldBook, UnknownHold
-from headgate.server.noted import new_id
 from headgate.stores import OnStoreError, local
 from headgate.stores.base import AsyncGate, Gate, ImmediateGate, Receipts
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer, find_free_port
+from headgate_server import holds
+from headgate_server.holds import Finished, HoldBook, UnknownHold
+from headgate_server.noted import new_id
 from tests.unit.outage.later import Later
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from headgate import AsyncLimiter, Rule, sliding_window, token_bucket
 from headgate.policy import AsyncLivePolicy
-from headgate.server.holds import Finished, HoldBook
 from headgate.stores import SQLiteStore
+from headgate_server.holds import Finished, HoldBook
 
 LIVE = sliding_window("1000/hour", name="live")
 ROOMY = sliding_window("5000/hour", name="roomy")

@@ -9,9 +9,9 @@ from headgate import AsyncLimiter, Decision, MemoryStore
 from headgate.errors import StoreUnavailable
 from headgate.hooks import Call, Hook
 from headgate.observe.prometheus import PrometheusHook
-from headgate.server import holds
-from headgate.server.holds import MARGIN, HoldBook
 from headgate.testing import FakeClock
+from headgate_server import holds
+from headgate_server.holds import MARGIN, HoldBook
 
 
 class HeldUnits(Hook):

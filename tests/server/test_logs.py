@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate.server import logs
-from headgate.server.logs import MOST_ALIKE, PERIOD, SparingFilter
+from headgate_server import logs
+from headgate_server.logs import MOST_ALIKE, PERIOD, SparingFilter
 from tests.server.support import READ_SECONDS, eventually, serving
 from tests.server.test_serving import MEMORY, connect
 

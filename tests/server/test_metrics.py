@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate.server.metrics import ReservedDict
+from headgate_server.metrics import ReservedDict
 from tests.server.support import Server
 
 POLICY = """

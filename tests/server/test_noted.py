@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import StoreConflict
-from headgate.server.noted import Entry, HoldsUnsupported, cost_in, hint_of, is_id, new_claim, new_id
 from headgate.stores.counters import OVERFLOW
+from headgate_server.noted import Entry, HoldsUnsupported, cost_in, hint_of, is_id, new_claim, new_id
 
 texts = st.text(st.characters(exclude_categories=()), max_size=20)
 plain_keys = texts | st.binary(max_size=20)

@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from headgate.server.endpoints import endpoints
-from headgate.server.openapi import _TOLD
+from headgate_server.endpoints import endpoints
+from headgate_server.openapi import _TOLD
 from tests.server.support import POLICY, Server
 from tests.server.test_board import Demo
 

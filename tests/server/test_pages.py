@@ -33,7 +33,7 @@ async def test_everything_that_the_page_names_is_there() -> None:
     ("ending", "media_type"), [(".js", "text/javascript; charset=utf-8"), (".css", "text/css; charset=utf-8")]
 )
 async def test_files_have_their_types(ending: str, media_type: str) -> None:
-    folder = resources.files("headgate.server").joinpath("static")
+    folder = resources.files("headgate_server").joinpath("static")
     names = [file.name for file in folder.iterdir() if file.name.endswith(ending)]
     assert names
     for name in names:

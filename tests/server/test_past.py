@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.server.past import MOST_BYTES, SECONDS_KEPT, Past
-from headgate.server.wire import Figures, History, Step, Tick
+from headgate_server.past import MOST_BYTES, SECONDS_KEPT, Past
+from headgate_server.wire import Figures, History, Step, Tick
 from tests.server.support import Server, problem
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headgate.errors import StoreConflict, StoreUnavailable
-from headgate.server.app import BODY_SECONDS
-from headgate.server.holds import HoldBook, HoldsUnsupported
+from headgate_server.app import BODY_SECONDS
+from headgate_server.holds import HoldBook, HoldsUnsupported
 from tests.server.support import READ_SECONDS, Server, problem
 
 HIT = "/v1/limiters/login/hit"
@@ -112,7 +112,7 @@ async def test_a_body_in_pieces_is_put_together() -> None:
 async def test_a_body_that_does_not_arrive_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    monkeypatch.setattr("headgate.server.app.BODY_SECONDS", 0.0)
+    monkeypatch.setattr("headgate_server.app.BODY_SECONDS", 0.0)
     assert BODY_SECONDS > 0
     messages = iter([{"type": "http.request", "body": b"{", "more_body": True}] * begun)
 

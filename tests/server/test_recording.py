@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 
-from headgate.cli import main
-from headgate.replay import LogCounts, LogSource, Selection, read_requests
+from headgate_server.cli import main
+from headgate_server.replay import LogCounts, LogSource, Selection, read_requests
 from tests.server.support import refusal, serving
 
 POLICY = """

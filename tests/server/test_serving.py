@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headgate.errors import ConfigError
 from headgate.policy import parse_policy
-from headgate.server import workers
-from headgate.server.serving import check_address, check_workers, listen
-from headgate.server.workers import WorkersFailed, run_workers
 from headgate.testing.servers import RedisServer, find_free_port
+from headgate_server import workers
+from headgate_server.serving import check_address, check_workers, listen
+from headgate_server.workers import WorkersFailed, run_workers
 from tests.server.support import READ_SECONDS, Process, eventually, is_alive, refusal, serving
 
 MEMORY = '[limiters.login]\nrules = ["5/minute"]\n'

@@ -66,11 +66,11 @@ EDGES = """
 import asyncio
 from pathlib import Path
 
-import headgate.cli, headgate.http.asgi, headgate.http.fastapi, headgate.http.wsgi
-import headgate.apps.petitions, headgate.testing.plugin, headgate.testing.postgres_server
+import headgate_server.cli, headgate.http.asgi, headgate.http.fastapi, headgate.http.wsgi
+import headgate_services.petitions, headgate.testing.plugin, headgate.testing.postgres_server
 import headgate.observe, headgate.observe.prometheus, headgate.stores.kv, headgate.testing
 from headgate import AsyncLimiter, Limiter
-from headgate.cli import main, make_parser
+from headgate_server.cli import main, make_parser
 from headgate.client import ServerStore
 from headgate.policy import AsyncLivePolicy, LivePolicy
 

@@ -20,7 +20,12 @@ import pytest
 import headgate
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "src" / "headgate"
+PACKAGES = {
+    "headgate": ROOT / "src" / "headgate",
+    "headgate_server": ROOT / "server" / "headgate_server",
+    "headgate_services": ROOT / "services" / "headgate_services",
+}
+"""The import packages, in their order: each may import those before it."""
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
@@ -48,7 +53,6 @@ MAY_IMPORT = {
     "_asking": VALUES | {"_awaiting", "quotas", "stores"},
     "_awaiting": VALUES | {"stores"},
     "_build": set(),
-    "hosting": set(),
     "_extras": set(),
     "_fork": set(),
     "hooks": VALUES,
@@ -62,51 +66,32 @@ MAY_IMPORT = {
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},
     "policy": INSIDE | {"headgate", "observe"},
-    "replay": INSIDE | {"headgate", "http", "observe", "policy"},
     "testing": INSIDE | {"headgate"},
     "client": INSIDE | {"headgate"},
-    "server": INSIDE | {"headgate", "circuit", "hosting", "http", "observe", "policy", "replay"},
-    "apps": INSIDE | {"headgate", "circuit", "hosting", "http", "observe", "policy"},
-    "demo": INSIDE
-    | {"headgate", "hosting", "http", "observe", "policy", "client", "server", "apps", "testing"},
-    "cli": INSIDE
-    | {
-        "headgate",
-        "http",
-        "observe",
-        "policy",
-        "replay",
-        "client",
-        "server",
-        "apps",
-        "testing",
-        "demo",
-        "_build",
-    },
 }
-"""Which parts of headgate each part may import, besides itself."""
+"""Which parts of the library each part may import, besides itself."""
 
 THIRD_PARTIES = {
-    "stores.redis": {"redis"},
-    "stores.kv.cloudflare": {"httpx"},
-    "client": {"httpx"},
-    "stores.kv.redis": {"redis"},
-    "stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
-    "hosting": {"uvicorn"},
-    "http.fastapi": {"fastapi", "starlette"},
-    "observe.prometheus": {"prometheus_client"},
-    "replay.sources": {
+    "headgate.stores.redis": {"redis"},
+    "headgate.stores.kv.cloudflare": {"httpx"},
+    "headgate.client": {"httpx"},
+    "headgate.stores.kv.redis": {"redis"},
+    "headgate.stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
+    "headgate_server.hosting": {"uvicorn"},
+    "headgate.http.fastapi": {"fastapi", "starlette"},
+    "headgate.observe.prometheus": {"prometheus_client"},
+    "headgate_server.replay.sources": {
         "compression",
         "zstandard",
     },  # the first is in the standard library from Python 3.14 on
-    "testing": {"hypothesis", "pytest"},
-    "testing.postgres_server": {"psycopg"},
-    "server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
-    "demo": {"httpx", "structlog", "uvicorn", "uvloop"},
-    "apps.common.databases": {"sqlalchemy"},
-    "apps.common.health": {"fastapi"},
-    "apps.common.postgres": {"psycopg"},
-    "apps.mail": {
+    "headgate.testing": {"hypothesis", "pytest"},
+    "headgate.testing.postgres_server": {"psycopg"},
+    "headgate_server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
+    "headgate_services.demo": {"httpx", "structlog", "uvicorn", "uvloop"},
+    "headgate_services.common.databases": {"sqlalchemy"},
+    "headgate_services.common.health": {"fastapi"},
+    "headgate_services.common.postgres": {"psycopg"},
+    "headgate_services.mail": {
         "aiosmtplib",
         "fastapi",
         "psycopg",
@@ -114,8 +99,8 @@ THIRD_PARTIES = {
         "pydantic_settings",
         "sqlalchemy",
     },
-    "apps.telegram": {"fastapi", "httpx", "pydantic"},
-    "apps.tiers": {
+    "headgate_services.telegram": {"fastapi", "httpx", "pydantic"},
+    "headgate_services.tiers": {
         "fastapi",
         "httpx",
         "prometheus_client",
@@ -125,7 +110,7 @@ THIRD_PARTIES = {
         "sqlalchemy",
         "starlette",
     },
-    "apps.petitions": {
+    "headgate_services.petitions": {
         "blake3",
         "fastapi",
         "prometheus_client",
@@ -146,16 +131,20 @@ class Import(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        return f"headgate.{self.importer}:{self.line} imports {self.imported}"
+        return f"{self.importer}:{self.line} imports {self.imported}"
 
 
-def module_name(path: Path) -> str:
-    """Return the dotted name inside headgate; the package itself is `headgate`."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "headgate"
+def module_name(path: Path, folder: Path) -> str:
+    """Return the dotted name of a module in a folder of packages."""
+    parts = path.relative_to(folder).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+SOURCES = {
+    module_name(path, package.parent): path
+    for package in PACKAGES.values()
+    for path in sorted(package.rglob("*.py"))
+}
 
 
 def imports_of(importer: str, tree: ast.AST) -> Iterator[Import]:
@@ -168,11 +157,10 @@ def imports_of(importer: str, tree: ast.AST) -> Iterator[Import]:
             for alias in node.names:
                 yield Import(importer, alias.name, node.lineno)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"headgate.{importer}:{node.lineno} imports relatively"
+            assert node.level == 0, f"{importer}:{node.lineno} imports relatively"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                is_module = full.removeprefix("headgate.") in SOURCES
-                yield Import(importer, full if is_module else str(node.module), node.lineno)
+                yield Import(importer, full if full in SOURCES else str(node.module), node.lineno)
 
 
 ALL_IMPORTS = [
@@ -182,39 +170,58 @@ ALL_IMPORTS = [
 ]
 
 
+def package_of(module: str) -> str:
+    """Return the package that a dotted name belongs to."""
+    return module.split(".")[0]
+
+
 def part_of(module: str) -> str:
-    """Return the part of headgate that a dotted name belongs to."""
+    """Return the part of the library that a dotted name belongs to."""
     return module.removeprefix("headgate.").split(".")[0]
 
 
 def test_every_part_has_its_place_in_the_import_order() -> None:
-    assert {part_of(name) for name in SOURCES} <= set(MAY_IMPORT)
+    assert {part_of(name) for name in SOURCES if package_of(name) == "headgate"} <= set(MAY_IMPORT)
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
-    """Coverage does not see what nobody imported in a folder without `__init__.py`."""
+    """Coverage does not see what no one imported in a folder without `__init__.py`."""
     assert {path.parent for path in SOURCES.values()} == {
-        path.parent for path in PACKAGE.rglob("__init__.py")
+        path.parent for package in PACKAGES.values() for path in package.rglob("__init__.py")
     }
+
+
+def test_the_library_never_imports_the_server_nor_the_server_the_services() -> None:
+    order = list(PACKAGES)
+    outward = [
+        str(found)
+        for found in ALL_IMPORTS
+        if (imported := package_of(found.imported)) in order
+        and order.index(imported) > order.index(package_of(found.importer))
+    ]
+    assert outward == []
 
 
 def test_imports_point_inwards() -> None:
     outward = [
         str(found)
         for found in ALL_IMPORTS
-        if found.imported.split(".")[0] == "headgate"
+        if package_of(found.importer) == package_of(found.imported) == "headgate"
         and part_of(found.imported) not in {part_of(found.importer), *MAY_IMPORT[part_of(found.importer)]}
     ]
     assert outward == []
 
 
-def test_apps_do_not_import_each_other() -> None:
+def test_services_do_not_import_each_other() -> None:
+    services = [path.name for path in PACKAGES["headgate_services"].iterdir() if path.is_dir()]
     crossing = [
         str(found)
         for found in ALL_IMPORTS
-        if found.importer.startswith("apps.")
-        and found.imported.startswith("headgate.apps.")
-        and found.imported.split(".")[2] not in ("common", found.importer.split(".")[1])
+        if (own := found.importer.split("."))[0] == "headgate_services"
+        and own[1:2] != ["demo"]
+        and (other := found.imported.split("."))[0] == "headgate_services"
+        and other[1] in services
+        and other[1] not in ("common", *own[1:2])
     ]
     assert crossing == []
 
@@ -223,14 +230,14 @@ def test_only_one_module_configures_uvicorn() -> None:
     """Each of its defaults that is wrong for us is set there once; believing X-Forwarded-For is one of them."""
     users = {name for name, path in SOURCES.items() if "uvicorn.Config(" in path.read_text("utf-8")}
     runners = {name for name, path in SOURCES.items() if "uvicorn.run(" in path.read_text("utf-8")}
-    assert (users, runners) == ({"hosting"}, {"hosting"})
+    assert (users, runners) == ({"headgate_server.hosting"}, {"headgate_server.hosting"})
 
 
 def test_third_parties_are_imported_only_where_they_belong() -> None:
     astray = [
         str(found)
         for found in ALL_IMPORTS
-        if (root := found.imported.split(".")[0]) != "headgate"
+        if (root := package_of(found.imported)) not in PACKAGES
         and root not in sys.stdlib_module_names
         and root not in third_parties_of(found.importer)
     ]
@@ -246,22 +253,22 @@ def third_parties_of(module: str) -> set[str]:
     }
 
 
-def test_apps_import_public_names_only() -> None:
+def test_services_import_public_names_only() -> None:
     """Private attributes are ruff's business (SLF001); this is about modules and the names in them."""
     private = []
     for name, path in SOURCES.items():
-        if part_of(name) == "apps":
-            private += [f"headgate.{name}: {used}" for used in private_imports(name, path.read_text("utf-8"))]
+        if package_of(name) == "headgate_services":
+            private += [f"{name}: {used}" for used in private_imports(name, path.read_text("utf-8"))]
     assert private == []
 
 
 def private_imports(importer: str, source: str) -> list[str]:
-    """Return the private names that an app imports from the rest of headgate; its own are its own business."""
-    own = ".".join(["headgate", *importer.split(".")[:2], ""])
+    """Return the private names that a service imports from elsewhere; its own are its own business."""
+    own = ".".join([*importer.split(".")[:2], ""])
     return [
         name
         for name in imported_names(ast.parse(source))
-        if name.startswith("headgate.") and not name.startswith(own) and "._" in name
+        if package_of(name) in PACKAGES and not name.startswith(own) and "._" in name
     ]
 
 
@@ -279,13 +286,13 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
         ("from headgate._sync import limiter", ["headgate._sync.limiter"]),
         ("from headgate.quota import _Reader", ["headgate.quota._Reader"]),
         ("def f():\n    import headgate._async", ["headgate._async"]),
-        ("from headgate.apps.tiers import _y", ["headgate.apps.tiers._y"]),
-        ("from headgate.apps.mail._smtp import _send", []),
+        ("from headgate_services.tiers import _y", ["headgate_services.tiers._y"]),
+        ("from headgate_services.mail._smtp import _send", []),
         ("from headgate import Limiter\nfrom threading import _shutdown", []),
     ],
 )
 def test_private_imports_are_found(source: str, private: list[str]) -> None:
-    assert private_imports("apps.mail.routes", source) == private
+    assert private_imports("headgate_services.mail.routes", source) == private
 
 
 # --- What is exported ------------------------------------------------------------------------------------------------
@@ -306,21 +313,26 @@ def test_the_package_exports_exactly_its_public_names() -> None:
     assert set(headgate.__all__) == public | {"__version__"}
 
 
-def test_the_package_and_the_project_have_one_version() -> None:
-    assert headgate.__version__ == PYPROJECT["project"]["version"] == metadata.version("headgate")
+def test_everything_has_one_version() -> None:
+    projects = {project["project"]["name"]: project["project"]["version"] for project in PYPROJECTS}
+    assert projects == dict.fromkeys(projects, headgate.__version__)
+    assert {name: metadata.version(name) for name in projects} == projects
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if declares_all(name)])
 def test_all_is_true(name: str) -> None:
     """That it is sorted is ruff's business (RUF022)."""
-    module = importlib.import_module("headgate" if name == "headgate" else f"headgate.{name}")
+    module = importlib.import_module(name)
     assert len(module.__all__) == len(set(module.__all__))
     assert [export for export in module.__all__ if not hasattr(module, export)] == []
 
 
 # --- What is shipped and written down --------------------------------------------------------------------------------
 
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PYPROJECTS = [
+    tomllib.loads(ROOT.joinpath(folder, "pyproject.toml").read_text(encoding="utf-8"))
+    for folder in ("", "server", "services")
+]
 PIN = re.compile(r"([A-Za-z0-9._-]+)==[A-Za-z0-9.]+")
 
 # Brackets around single letters keep this pattern from finding itself.
@@ -370,7 +382,7 @@ def test_machine_text_is_recognised(text: str, found: bool) -> None:
 
 
 def test_the_core_depends_on_nothing() -> None:
-    assert PYPROJECT["project"]["dependencies"] == []
+    assert PYPROJECTS[0]["project"]["dependencies"] == []
 
 
 def test_constraints_pin_everything_that_an_extra_asks_for() -> None:
@@ -378,9 +390,17 @@ def test_constraints_pin_everything_that_an_extra_asks_for() -> None:
     pins = [PIN.fullmatch(line) for line in lines if not line.startswith("#")]
     assert None not in pins
     pinned = {normalised(pin.group(1)) for pin in pins if pin}
-    extras = PYPROJECT["project"]["optional-dependencies"]
-    asked = {normalised(re.split(r"[\[<>=]", wish)[0]) for wishes in extras.values() for wish in wishes}
-    assert asked - pinned == {"headgate"}  # extras made of other extras name the project itself
+    wishes = [
+        wish
+        for project in PYPROJECTS
+        for wishes in (
+            project["project"]["dependencies"],
+            *project["project"]["optional-dependencies"].values(),
+        )
+        for wish in wishes
+    ]
+    asked = {normalised(re.split(r"[\[<>=]", wish)[0]) for wish in wishes}
+    assert asked - pinned == {"headgate", "headgate-server", "headgate-services"}  # they name each other
 
 
 def normalised(distribution: str) -> str:
@@ -388,7 +408,7 @@ def normalised(distribution: str) -> str:
 
 
 def test_the_typing_marker_is_shipped() -> None:
-    assert resources.files(headgate).joinpath("py.typed").is_file()
+    assert all(resources.files(package).joinpath("py.typed").is_file() for package in PACKAGES)
 
 
 # --- Every numbered requirement has a row in the service's page and a test --------------------------------------------

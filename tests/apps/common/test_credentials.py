@@ -72,12 +72,12 @@ def trials(**templates: tuple[str, ...]) -> list[tuple[str, str]]:
     ("module", "fixed", "settings"),
     [
         (
-            "headgate.apps.mail",
+            "headgate_services.mail",
             {"GLOBAL_SEND_RATE_LIMIT_PER_MINUTE": "5", "LOG_LEVEL": "DEBUG"},
             trials(DATABASE_URL=POSTGRES + OTHER, RATE_LIMIT_STORE=POSTGRES + REDIS + OTHER),
         ),
         (
-            "headgate.apps.tiers",
+            "headgate_services.tiers",
             {
                 "SAJU_ENABLE_RATE_LIMITING": "true",
                 "SAJU_ENABLE_ATOMIC_RATE_LIMITER": "true",
@@ -86,14 +86,14 @@ def trials(**templates: tuple[str, ...]) -> list[tuple[str, str]]:
             trials(DATABASE_URL=POSTGRES + OTHER, SAJU_REDIS_URL=REDIS + OTHER),
         ),
         (
-            "headgate.apps.telegram",
+            "headgate_services.telegram",
             {"TELEGRAM_BOT_TOKEN": "1:x", "TELEGRAM_WEBHOOK_SECRET": "y", "RATE_LIMIT_KV": "memory://"},
             trials(
                 RATE_LIMIT_KV=REDIS + OTHER, AGENT_URL=("http://ada:{}@127.0.0.1:1/", "ada:{}@127.0.0.1:1")
             ),
         ),
         (
-            "headgate.apps.petitions",
+            "headgate_services.petitions",
             {"PETITION_DATABASE_TIMEOUT": "0.1", "LOG_LEVEL": "DEBUG"},
             trials(DATABASE_URL=(*POSTGRES, *OTHER, "host=127.0.0.1 port=1 user=ada password={}")),
         ),
@@ -139,7 +139,7 @@ def test_the_command_shows_no_password(command: str, tmp_path: Path) -> None:
 COMMANDS = """
 import json, socket, sys
 from pathlib import Path
-from headgate.cli import main
+from headgate_server.cli import main
 command, urls = json.loads(sys.stdin.read())
 taken = socket.create_server(("127.0.0.1", 0))
 port = str(taken.getsockname()[1])

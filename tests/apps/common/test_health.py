@@ -12,10 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from headgate.apps import mail, petitions, telegram, tiers
-from headgate.apps.common.health import add_health
 from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import RedisServer
+from headgate_services import mail, petitions, telegram, tiers
+from headgate_services.common.health import add_health
 
 
 @asynccontextmanager

@@ -8,19 +8,19 @@ from uuid import uuid4
 
 import pytest
 
-from headgate.apps.mail import GlobalRateLimiter
-from headgate.apps.petitions.infrastructure.adapters.persistence import (
+from headgate.stores.kv import open_kv
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import RedisServer
+from headgate_server.cli import main
+from headgate_services.mail import GlobalRateLimiter
+from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresRateLimitStore,
     migrate,
 )
-from headgate.apps.telegram import Settings as BotSettings
-from headgate.apps.telegram.rate_limiter import user_limiter
-from headgate.apps.tiers import TokenBucketRateLimiter, setup_rate_limiting
-from headgate.cli import main
-from headgate.stores.kv import open_kv
-from headgate.testing.postgres_server import PostgresServer
-from headgate.testing.servers import RedisServer
+from headgate_services.telegram import Settings as BotSettings
+from headgate_services.telegram.rate_limiter import user_limiter
+from headgate_services.tiers import TokenBucketRateLimiter, setup_rate_limiting
 
 
 @pytest.fixture(autouse=True)

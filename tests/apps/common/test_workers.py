@@ -28,7 +28,7 @@ async def launch(service: str, folder: Path, *arguments: str, **variables: str) 
     kept = {name: value for name, value in os.environ.items() if name not in NAMES}
     command = ["run"] if service == "petitions" else []
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"headgate.apps.{service}", *command, "--port", "0", *arguments),
+        *(sys.executable, "-m", f"headgate_services.{service}", *command, "--port", "0", *arguments),
         cwd=folder,
         env={**kept, **variables},
         stdin=DEVNULL,

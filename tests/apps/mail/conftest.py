@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headgate.apps.mail import Settings
 from headgate.testing.postgres_server import PostgresServer, new_database
+from headgate_services.mail import Settings
 from tests.apps.mail.support import Service, running
 
 Start = Callable[..., Awaitable[Service]]

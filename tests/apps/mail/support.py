@@ -18,8 +18,8 @@ import httpx
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 from fastapi import FastAPI
 
-from headgate.apps.mail import Settings, create_app
 from headgate.testing import FakeClock
+from headgate_services.mail import Settings, create_app
 
 CERTIFICATE = Path(__file__).with_name("certificate.pem")
 
@@ -153,7 +153,7 @@ def environment(**variables: object) -> dict[str, str]:
 async def launch(folder: Path, *arguments: str, **variables: object) -> Process:
     """Start the service in a folder; its log can be read from `stderr`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate.apps.mail", *arguments),
+        *(sys.executable, "-m", "headgate_services.mail", *arguments),
         cwd=folder,
         env=environment(**variables),
         stdin=DEVNULL,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headgate.apps.mail import GlobalRateLimiter
-from headgate.apps.mail.providers import ProviderError
-from headgate.apps.mail.services import get_rate_limiter
+from headgate_services.mail import GlobalRateLimiter
+from headgate_services.mail.providers import ProviderError
+from headgate_services.mail.services import get_rate_limiter
 from tests.apps.mail.conftest import Start
 
 MEGABYTE = 1024 * 1024

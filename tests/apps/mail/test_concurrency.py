@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate.apps.mail.providers import ProviderError
+from headgate_services.mail.providers import ProviderError
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import FakeProvider, Service, mail_server, service_process
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from headgate.apps.mail.domain_filter import DomainFilter, compile_patterns, domain_of
+from headgate_services.mail.domain_filter import DomainFilter, compile_patterns, domain_of
 from tests.apps.mail.conftest import Start
 
 

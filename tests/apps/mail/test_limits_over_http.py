@@ -9,10 +9,10 @@ from unittest.mock import MagicMock, create_autospec
 import pytest
 from sqlalchemy import event
 
-from headgate.apps.mail import GlobalRateLimiter, RateLimitResult
-from headgate.apps.mail.providers import ProviderError
-from headgate.apps.mail.rate_limiter import Window
-from headgate.apps.mail.services import get_rate_limiter
+from headgate_services.mail import GlobalRateLimiter, RateLimitResult
+from headgate_services.mail.providers import ProviderError
+from headgate_services.mail.rate_limiter import Window
+from headgate_services.mail.services import get_rate_limiter
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import START, Service
 
@@ -40,7 +40,7 @@ async def test_n02_two_per_hour_refuse_the_third(start: Start) -> None:
 async def test_n03_n04_without_limits_everything_passes_and_nothing_is_logged(
     start: Start, limits: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("DEBUG", logger="headgate.apps.mail.rate_limiter")
+    caplog.set_level("DEBUG", logger="headgate_services.mail.rate_limiter")
     service = await start(**limits)
     answers = [await service.send() for _ in range(200)]
     assert {answer.status_code for answer in answers} == {201}
@@ -392,7 +392,7 @@ async def test_a_send_counts_even_if_it_cannot_be_stored(
     async def fail(*args: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("headgate.apps.mail.sending.add_message", fail)
+    monkeypatch.setattr("headgate_services.mail.sending.add_message", fail)
     with pytest.raises(OSError, match="disk full"):
         await service.send()
     monkeypatch.undo()

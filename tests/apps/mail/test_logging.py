@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from headgate.apps.mail.providers import ProviderError
+from headgate_services.mail.providers import ProviderError
 from tests.apps.mail.conftest import Start
 
-LIMITER = "headgate.apps.mail.rate_limiter"
-FILTER = "headgate.apps.mail.domain_filter"
+LIMITER = "headgate_services.mail.rate_limiter"
+FILTER = "headgate_services.mail.domain_filter"
 
 
 def lines(caplog: pytest.LogCaptureFixture, logger: str, level: int) -> list[str]:
@@ -97,7 +97,7 @@ async def test_a_failed_send_is_not_said_to_be_recorded(
     assert lines(caplog, LIMITER, logging.DEBUG) == [
         "Rate limit check passed: per-minute: 0/5, per-hour: 0/unlimited"
     ]
-    [line] = lines(caplog, "headgate.apps.mail.sending", logging.ERROR)
+    [line] = lines(caplog, "headgate_services.mail.sending", logging.ERROR)
     assert re.fullmatch(r"Provider fake failed to send message [0-9a-f-]{36}: .*no route to host.*", line)
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import ConfigError, StoreError
-from headgate.apps.mail.rate_limiter import GlobalRateLimiter, RateLimitResult, WindowUsage, hold_for
 from headgate.testing import FakeClock
+from headgate_services.mail.rate_limiter import GlobalRateLimiter, RateLimitResult, WindowUsage, hold_for
 
 
 @pytest.mark.requirement("N-20", "N-21")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.apps.mail import Settings
-from headgate.apps.mail.domain_filter import bare_address, domain_of
+from headgate_services.mail import Settings
+from headgate_services.mail.domain_filter import bare_address, domain_of
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import mail_server
 

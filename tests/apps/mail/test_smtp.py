@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headgate.apps.mail.providers import OutgoingAttachment, ProviderError, SmtpProvider
+from headgate_services.mail.providers import OutgoingAttachment, ProviderError, SmtpProvider
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import CERTIFICATE, MailServer, mail_server, silent_server
 

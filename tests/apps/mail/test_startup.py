@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate.apps.mail import Settings, create_app, main
-from headgate.apps.mail.config import SettingsError
 from headgate.testing.servers import RedisServer
+from headgate_services.mail import Settings, create_app, main
+from headgate_services.mail.config import SettingsError
 from tests.apps.mail.support import environment, launch, service_process
 
 PER_MINUTE = "GLOBAL_SEND_RATE_LIMIT_PER_MINUTE"
@@ -57,7 +57,8 @@ def main_says(
     """Return a function that starts a service which must not come as far as the server, and returns what it says."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "headgate.apps.common.starting.serve", lambda *args, **options: pytest.fail("the server was started")
+        "headgate_services.common.starting.serve",
+        lambda *args, **options: pytest.fail("the server was started"),
     )
     monkeypatch.setattr("logging.basicConfig", lambda **options: None)
 
@@ -141,13 +142,13 @@ async def test_the_service_as_its_users_run_it_before_and_after_a_restart(tmp_pa
     assert not any(" DEBUG " in line for line in quiet_log)
     debug = [line for line in chatty_log if " DEBUG " in line]
     assert debug
-    assert [line for line in debug if " DEBUG headgate." not in line] == []
+    assert [line for line in debug if " DEBUG headgate" not in line] == []
 
 
 @pytest.mark.requirement("N-17")
 def test_n17_no_client_of_a_server_is_even_loaded(tmp_path: Path) -> None:
     program = (
-        "import sys; from headgate.apps.mail import Settings, create_app; "
+        "import sys; from headgate_services.mail import Settings, create_app; "
         "create_app(Settings(global_send_rate_limit_per_minute=5)); "
         "print(sorted({'redis', 'psycopg', 'asyncpg'} & set(sys.modules)))"
     )
@@ -170,6 +171,6 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
         said = main_says(RATE_LIMIT_STORE=url, GLOBAL_SEND_RATE_LIMIT_PER_MINUTE="5")
     assert said.startswith("RATE_LIMIT_STORE: ")
     assert "hunter2" not in said
-    monkeypatch.setattr("headgate.apps.common.starting.serve", lambda *args, **options: 0)
+    monkeypatch.setattr("headgate_services.common.starting.serve", lambda *args, **options: 0)
     assert main("127.0.0.1", 0) == 0
     assert "Rate limit store unavailable" in caplog.text

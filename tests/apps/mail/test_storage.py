@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from headgate.apps.mail import Settings
-from headgate.apps.mail.storage.database import Database
-from headgate.apps.mail.storage.migrations import Migration, MigrationError, all_migrations
-from headgate.apps.mail.storage.models import Base, Inbox
+from headgate_services.mail import Settings
+from headgate_services.mail.storage.database import Database
+from headgate_services.mail.storage.migrations import Migration, MigrationError, all_migrations
+from headgate_services.mail.storage.models import Base, Inbox
 from tests.apps.mail.conftest import Start
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from headgate.apps.petitions.infrastructure.adapters.persistence import (
+from headgate.testing.postgres_server import PostgresServer, new_database
+from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresRateLimitStore,
     migrate,
 )
-from headgate.testing.postgres_server import PostgresServer, new_database
 from tests.apps.petitions.support import Calendar, Service, is_setting, opened, running
 
 Start = Callable[..., Awaitable[Service]]

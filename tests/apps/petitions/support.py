@@ -18,9 +18,9 @@ import httpx
 import psycopg
 from fastapi import FastAPI
 
-from headgate.apps.petitions import Settings, create_app
-from headgate.apps.petitions.api.dependencies.parts import Parts
-from headgate.apps.petitions.infrastructure.adapters.persistence import Database
+from headgate_services.petitions import Settings, create_app
+from headgate_services.petitions.api.dependencies.parts import Parts
+from headgate_services.petitions.infrastructure.adapters.persistence import Database
 
 PATH = "/v1/petition-submissions"
 TABLE = "petition_rate_limit_buckets"
@@ -173,7 +173,7 @@ def is_setting(name: str) -> bool:
 async def launch(*arguments: str, **variables: object) -> Process:
     """Start the program; its log can be read from `stderr`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate.apps.petitions", *arguments),
+        *(sys.executable, "-m", "headgate_services.petitions", *arguments),
         env=environment(**variables),
         stdin=DEVNULL,
         stdout=PIPE,

@@ -9,9 +9,9 @@ from uuid import UUID
 import httpx
 import pytest
 
-from headgate.apps.petitions.application.services import RateLimitService
-from headgate.apps.petitions.config import PetitionRateLimitConfig
-from headgate.apps.petitions.infrastructure.adapters.persistence import Database, PostgresRateLimitStore
+from headgate_services.petitions.application.services import RateLimitService
+from headgate_services.petitions.config import PetitionRateLimitConfig
+from headgate_services.petitions.infrastructure.adapters.persistence import Database, PostgresRateLimitStore
 from tests.apps.petitions.conftest import Start
 from tests.apps.petitions.support import PATH, Calendar, Service, rows, someone
 

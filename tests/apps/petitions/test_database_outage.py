@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from headgate.apps.petitions.domain.errors import DatabaseUnavailableError
-from headgate.apps.petitions.infrastructure.adapters.persistence import Database
 from headgate.testing.postgres_server import PostgresServer, new_database
+from headgate_services.petitions.domain.errors import DatabaseUnavailableError
+from headgate_services.petitions.infrastructure.adapters.persistence import Database
 from tests.apps.petitions.support import (
     PATH,
     Service,

@@ -10,18 +10,18 @@ import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from headgate.apps.petitions.application.ports import Event, QueueMeasure, RateLimitResult
-from headgate.apps.petitions.application.services import QueueCapacityService, RefusalWitnessService
-from headgate.apps.petitions.application.services.rate_limit_service import RefusalLines
-from headgate.apps.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
-from headgate.apps.petitions.domain.errors import (
+from headgate.testing import FakeClock
+from headgate_services.petitions.application.ports import Event, QueueMeasure, RateLimitResult
+from headgate_services.petitions.application.services import QueueCapacityService, RefusalWitnessService
+from headgate_services.petitions.application.services.rate_limit_service import RefusalLines
+from headgate_services.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
+from headgate_services.petitions.domain.errors import (
     DatabaseUnavailableError,
     QueueOverflowError,
     RateLimitExceededError,
 )
-from headgate.apps.petitions.infrastructure.adapters.persistence import Database
-from headgate.apps.petitions.infrastructure.monitoring import MetricsCollector
-from headgate.testing import FakeClock
+from headgate_services.petitions.infrastructure.adapters.persistence import Database
+from headgate_services.petitions.infrastructure.monitoring import MetricsCollector
 from tests.apps.petitions.conftest import Start
 from tests.apps.petitions.support import PATH, rows, someone
 

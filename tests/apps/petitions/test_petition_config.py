@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from headgate.apps.petitions.config import (
+from headgate.testing.postgres_server import new_database
+from headgate_services.petitions.config import (
     PetitionQueueConfig,
     PetitionRateLimitConfig,
     Settings,
@@ -16,7 +17,6 @@ from headgate.apps.petitions.config import (
     load_petition_config,
     load_settings,
 )
-from headgate.testing.postgres_server import new_database
 from tests.apps.petitions.support import launch
 
 TESTS = Path(__file__).parent

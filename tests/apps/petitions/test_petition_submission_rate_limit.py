@@ -12,13 +12,13 @@ import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from headgate.apps.petitions.api.dependencies.petition_submission import get_rate_limiter
-from headgate.apps.petitions.api.problems import cycle_of
-from headgate.apps.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
-from headgate.apps.petitions.domain.errors import DatabaseUnavailableError
-from headgate.apps.petitions.infrastructure.adapters.persistence import PostgresEventLedger
-from headgate.apps.petitions.infrastructure.stubs import RateLimiterStub
 from headgate.http import Proxies
+from headgate_services.petitions.api.dependencies.petition_submission import get_rate_limiter
+from headgate_services.petitions.api.problems import cycle_of
+from headgate_services.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
+from headgate_services.petitions.domain.errors import DatabaseUnavailableError
+from headgate_services.petitions.infrastructure.adapters.persistence import PostgresEventLedger
+from headgate_services.petitions.infrastructure.stubs import RateLimiterStub
 from tests.apps.petitions.conftest import Start
 from tests.apps.petitions.support import PATH, TABLE, put_bucket, rows, someone
 

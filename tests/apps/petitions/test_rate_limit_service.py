@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from headgate.apps.petitions.application import ports
-from headgate.apps.petitions.application.ports import RateLimiterPort, RateLimitResult, RateLimitStorePort
-from headgate.apps.petitions.application.services import RateLimitService, rate_limit_service
-from headgate.apps.petitions.domain.errors import RateLimitExceededError
-from headgate.apps.petitions.domain.models import RateLimitBucket
-from headgate.apps.petitions.infrastructure.adapters.persistence import Database, PostgresRateLimitStore
-from headgate.apps.petitions.infrastructure.stubs import RateLimiterStub
+from headgate_services.petitions.application import ports
+from headgate_services.petitions.application.ports import RateLimiterPort, RateLimitResult, RateLimitStorePort
+from headgate_services.petitions.application.services import RateLimitService, rate_limit_service
+from headgate_services.petitions.domain.errors import RateLimitExceededError
+from headgate_services.petitions.domain.models import RateLimitBucket
+from headgate_services.petitions.infrastructure.adapters.persistence import Database, PostgresRateLimitStore
+from headgate_services.petitions.infrastructure.stubs import RateLimiterStub
 from tests.apps.petitions.support import TABLE, Calendar, opened, put_bucket, someone
 
 HOUR = timedelta(hours=1)

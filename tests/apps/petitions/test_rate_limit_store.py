@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from headgate.apps.petitions.application.ports import RateLimitPolicy
-from headgate.apps.petitions.application.services import RateLimitCleanupService, RateLimitService
-from headgate.apps.petitions.infrastructure.adapters.persistence import (
+from headgate_services.petitions.application.ports import RateLimitPolicy
+from headgate_services.petitions.application.services import RateLimitCleanupService, RateLimitService
+from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresRateLimitStore,
     migrate,

@@ -14,7 +14,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from headgate.apps.petitions.config import PetitionRateLimitConfig
+from headgate_services.petitions.config import PetitionRateLimitConfig
 from tests.apps.petitions.conftest import Start
 from tests.apps.petitions.support import (
     PATH,

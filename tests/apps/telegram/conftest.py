@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate.apps.telegram import ButtonPress, Message, Settings, create_app
 from headgate.stores.kv import KV, MemoryKV
 from headgate.testing import FakeClock
+from headgate_services.telegram import ButtonPress, Message, Settings, create_app
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.unit.kv.cloudflare_server import CloudflareServer
 from tests.unit.kv.http_server import few_authorities, served

@@ -11,7 +11,7 @@ import pytest
 import telegram
 from telegram.request import HTTPXRequest
 
-from headgate.apps.telegram.bot_api import BotApi, BotApiError
+from headgate_services.telegram.bot_api import BotApi, BotApiError
 from tests.apps.telegram import updates
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 

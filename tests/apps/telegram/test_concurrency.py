@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headgate.apps.telegram.seen import SeenUpdates
 from headgate.stores.kv import SQLiteKV
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.testing import FakeClock
+from headgate_services.telegram.seen import SeenUpdates
 from tests.apps.telegram.conftest import Handler, RecordingKV, Service
 from tests.apps.telegram.updates import text_update
 from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN, CloudflareServer

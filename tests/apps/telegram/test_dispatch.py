@@ -15,9 +15,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from headgate import ConfigError
-from headgate.apps.telegram import ButtonPress, Message
-from headgate.apps.telegram.dispatch import DispatchError, HttpAgent, echo, load_handler
 from headgate.testing import FakeClock
+from headgate_services.telegram import ButtonPress, Message
+from headgate_services.telegram.dispatch import DispatchError, HttpAgent, echo, load_handler
 from tests.apps.telegram.conftest import RecordingKV, Service
 from tests.apps.telegram.updates import button_update, text_update, topic_update
 from tests.unit.kv.http_server import served
@@ -167,7 +167,7 @@ class TestHttpAgent:
     async def test_the_bot_fails_with_it_and_counts_nothing(
         self, agent: Agent, url: str, start: Start, kv: RecordingKV, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level(logging.CRITICAL, logger="headgate.apps.telegram.dispatch")
+        caplog.set_level(logging.CRITICAL, logger="headgate_services.telegram.dispatch")
         service = await start(handler="configured", AGENT_URL=url)
         agent.answers.extend(Response(status_code=500) for _ in range(4))
         sent = text_update()

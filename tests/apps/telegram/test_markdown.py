@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.apps.telegram.markdown import to_html
-from headgate.apps.telegram.webhook import REFUSAL
+from headgate_services.telegram.markdown import to_html
+from headgate_services.telegram.webhook import REFUSAL
 from tests.apps.telegram.bot_api_server import plain_text
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headgate.apps.telegram import File
-from headgate.apps.telegram.bot_api import BotApi, BotApiError
-from headgate.apps.telegram.polling import Poller
-from headgate.apps.telegram.updates import read_update
 from headgate.testing import FakeClock
+from headgate_services.telegram import File
+from headgate_services.telegram.bot_api import BotApi, BotApiError
+from headgate_services.telegram.polling import Poller
+from headgate_services.telegram.updates import read_update
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.apps.telegram.updates import message, photo_update, text_update, update
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.apps.telegram import Settings
 from headgate.stores.kv import purge
 from headgate.testing import FakeClock
+from headgate_services.telegram import Settings
 from tests.apps.telegram.conftest import BEGINNING, HOUR, SECRET, Handler, RecordingKV, Service
 from tests.apps.telegram.updates import (
     FORUM,

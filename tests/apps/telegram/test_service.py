@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate.apps.telegram.__main__ import command
 from headgate.testing.servers import RedisServer
+from headgate_services.telegram.__main__ import command
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.apps.telegram.conftest import SECRET
 from tests.apps.telegram.updates import text_update, topic_update
@@ -47,7 +47,7 @@ def running(folder: Path, environment: dict[str, str]) -> Iterator[tuple[httpx.C
     log = folder / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "headgate.cli", "run", "telegram"],
+            [sys.executable, "-u", "-m", "headgate_server.cli", "run", "telegram"],
             cwd=folder,
             env=os.environ | environment | {"PORT": str(port)},
             stdout=subprocess.PIPE,
@@ -162,7 +162,7 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr(
-        "headgate.apps.common.starting.serve", lambda *args, **options: started.append(args) or 0
+        "headgate_services.common.starting.serve", lambda *args, **options: started.append(args) or 0
     )
     monkeypatch.setattr("logging.basicConfig", lambda **options: None)
     monkeypatch.setenv("TELEGRAM_BOT_TOKEN", "1:x")

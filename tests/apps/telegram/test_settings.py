@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate import ConfigError
-from headgate.apps.telegram import Settings, create_app
+from headgate_services.telegram import Settings, create_app
 
 REQUIRED = {"TELEGRAM_BOT_TOKEN": "1:token", "TELEGRAM_WEBHOOK_SECRET": "s3cret"}
 

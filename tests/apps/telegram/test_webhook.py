@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from headgate import StoreUnavailable
-from headgate.apps.telegram import ButtonPress, Message
 from headgate.testing import FakeClock
+from headgate_services.telegram import ButtonPress, Message
 from tests.apps.telegram.conftest import Handler, RecordingKV, Service
 from tests.apps.telegram.updates import (
     FORUM,

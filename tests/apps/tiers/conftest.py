@@ -9,8 +9,8 @@ import pytest
 import redis
 from redis.asyncio import Redis
 
-from headgate.apps.tiers import Settings, setup_rate_limiting
 from headgate.testing.servers import RedisServer
+from headgate_services.tiers import Settings, setup_rate_limiting
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,14 @@ import pytest
 import redis
 from redis.asyncio import Redis
 
-from headgate.apps.tiers import RateLimitMiddleware, TokenBucketRateLimiter, setup_rate_limiting
-from headgate.apps.tiers import backends as backends_module
-from headgate.apps.tiers.backends import MemoryBackend
-from headgate.apps.tiers.bucket import Bucket, Outcome
-from headgate.apps.tiers.rate_limiter import Backends
 from headgate.clock import SteadyClock
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer
+from headgate_services.tiers import RateLimitMiddleware, TokenBucketRateLimiter, setup_rate_limiting
+from headgate_services.tiers import backends as backends_module
+from headgate_services.tiers.backends import MemoryBackend
+from headgate_services.tiers.bucket import Bucket, Outcome
+from headgate_services.tiers.rate_limiter import Backends
 from tests.apps.tiers.support import application, eventually, limited
 
 SLOW = Bucket(5, 1 / 3600)

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate.apps.tiers import Settings, create_app
-from headgate.apps.tiers.keys import KeyTable
 from headgate.testing.postgres_server import PostgresServer
+from headgate_services.tiers import Settings, create_app
+from headgate_services.tiers.keys import KeyTable
 
 PATIENCE = 60
 """Seconds after which a test gives up; what it waits for takes far less."""

@@ -13,13 +13,13 @@ import httpx
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from headgate.apps.tiers import Settings, create_app
-from headgate.apps.tiers.__main__ import command
-from headgate.apps.tiers.authentication import ApiKeyAuthentication
-from headgate.apps.tiers.keys import KeyTable
 from headgate.errors import ConfigError
 from headgate.testing import FakeClock
 from headgate.testing.postgres_server import new_database
+from headgate_services.tiers import Settings, create_app
+from headgate_services.tiers.__main__ import command
+from headgate_services.tiers.authentication import ApiKeyAuthentication
+from headgate_services.tiers.keys import KeyTable
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

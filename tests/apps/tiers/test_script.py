@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Limiter, Quota, token_bucket
-from headgate.apps.tiers.backends import read_script
-from headgate.apps.tiers.bucket import PARTS, Bucket, Contents
 from headgate.testing import FakeClock
+from headgate_services.tiers.backends import read_script
+from headgate_services.tiers.bucket import PARTS, Bucket, Contents
 
 PAST = 1_700_000_000_000_000
 """A time that no clock shows any more, in microseconds."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate.apps.tiers import Settings, create_app, load_test, main
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer
+from headgate_services.tiers import Settings, create_app, load_test, main
 from tests.apps.tiers.support import service_process
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,7 +93,7 @@ def test_a_redis_that_refuses_stops_start_up_and_one_that_is_down_does_not(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("headgate.apps.common.starting.serve", lambda *args, **options: 0)
+    monkeypatch.setattr("headgate_services.common.starting.serve", lambda *args, **options: 0)
     monkeypatch.setattr("logging.basicConfig", lambda **options: None)
     monkeypatch.setenv("SAJU_ENABLE_RATE_LIMITING", "true")
     with RedisServer(options=("--requirepass", "s3cret")) as redis:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.replay import ReplayedLimiter
 from headgate.stores import Store, open_store
-from tests.unit.replay.traces import POLICIES, live_decisions, policy, requests, steps
+from headgate_server.replay import ReplayedLimiter
+from tests.server.replay.traces import POLICIES, live_decisions, policy, requests, steps
 
 
 @pytest.fixture(scope="module", params=["redis", "valkey", "postgres"])

@@ -28,7 +28,7 @@ from headgate.stores import local, open_async_store, open_store
 from headgate.stores.base import Gate
 from headgate.stores.request import Operation, Request
 from headgate.testing import FakeClock
-from tests.unit.client.scripted import (
+from tests.server.client.scripted import (
     ADMITTED,
     LIMITER,
     RULE,

@@ -11,11 +11,11 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from headgate.apps.tiers import _redact_redis_credentials, middleware, setup_rate_limiting
-from headgate.apps.tiers.bucket import Bucket
-from headgate.apps.tiers.rate_limiter import Backends
 from headgate.errors import ConfigError
 from headgate.testing.servers import RedisServer
+from headgate_services.tiers import _redact_redis_credentials, middleware, setup_rate_limiting
+from headgate_services.tiers.bucket import Bucket
+from headgate_services.tiers.rate_limiter import Backends
 from tests.apps.tiers.support import eventually, service_process
 
 SECRET = "s3cret-p@ss/w%rd"

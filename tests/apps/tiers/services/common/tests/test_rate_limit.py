@@ -13,7 +13,10 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from headgate.apps.tiers import (
+from headgate.errors import ConfigError, CostTooHigh
+from headgate.http import by_address
+from headgate.testing import FakeClock
+from headgate_services.tiers import (
     DEFAULT_RATE_LIMITS,
     RateLimitExceeded,
     RateLimitMiddleware,
@@ -21,10 +24,7 @@ from headgate.apps.tiers import (
     TokenBucketRateLimiter,
     setup_rate_limiting,
 )
-from headgate.apps.tiers.limits import limits_by_tier, parse_rate_limits
-from headgate.errors import ConfigError, CostTooHigh
-from headgate.http import by_address
-from headgate.testing import FakeClock
+from headgate_services.tiers.limits import limits_by_tier, parse_rate_limits
 from tests.apps.tiers.support import Limited, Make, application, limited
 
 FIELDS = ("x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")

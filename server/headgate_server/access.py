@@ -1,0 +1,176 @@
+"""Who may do what.
+
+With tokens in the policy, their bearers may do what the policy says, and only what any visitor may see is open. Without
+tokens everything is open, but to this machine alone: the request must have arrived at a loopback address, and be addressed
+to one. The latter keeps out web pages that have had their own name resolved to 127.0.0.1 (DNS rebinding); that bodies must
+be `application/json` keeps out what a page may send without asking. What a proxy has passed on may come from anywhere, and
+is refused.
+
+All of it is read from the newest policy, so a token that was taken out of the file ends with the reload. A server that has
+had tokens is never open without them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from ipaddress import ip_address
+from typing import Any, Literal, NamedTuple
+
+from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
+from headgate_server.problems import Field, Problem
+
+audit = logging.getLogger("headgate.audit")
+
+Needed = Literal["nothing", "token", "decide", "administer"]
+"""What a request needs: `token` is any valid one."""
+
+_PASSED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+"""Fields by which proxies say that they have passed on a request of somebody else."""
+
+_CHALLENGE: Field = (b"www-authenticate", b'Bearer realm="headgate"')
+_BAD_TOKEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="invalid_token"')
+_TOO_LITTLE: Field = (b"www-authenticate", b'Bearer realm="headgate", error="insufficient_scope"')
+
+
+class Access(NamedTuple):
+    """What a request may do, and who makes it.
+
+    Attributes:
+        may: All that the caller may do.
+        caller: The digest of the caller's token; empty without one.
+        name: What the policy calls that token.
+    """
+
+    may: frozenset[Permission]
+    caller: str = ""
+    name: str = ""
+
+
+def check_access(
+    policy: Policy, needed: Needed, scope: Mapping[str, Any], *, had_tokens: bool = False
+) -> Access:
+    """Refuse a request that may not be made; return all that whoever made it may do.
+
+    Args:
+        policy: What holds now.
+        needed: What the request needs.
+        scope: The request.
+        had_tokens: Whether the policy has had tokens before. If they are gone, so is access: a file that was cut off must
+            not open the server.
+
+    Raises:
+        Problem: 401 without a valid token, 403 if it does not permit this, or if there are no tokens and the request
+            may come from another machine, 421 if it was meant for another host.
+    """
+    tokens = policy.server.tokens
+    if not tokens and not had_tokens:
+        _check_local(scope)
+        return _EVERYTHING
+    if needed == "nothing":
+        return _NOTHING
+    if not tokens:
+        raise Problem(
+            403,
+            "there are no tokens in the policy any more; bring them back, or restart the server to do without them",
+        )
+    try:
+        return _check_token(tokens, needed, scope["headers"])
+    except Problem as problem:
+        if problem.fields != (_CHALLENGE,):  # to come without a token is how a browser begins
+            client = (scope.get("client") or ("an unknown address",))[0]
+            audit.warning("refused a request from %s: %s", client, problem.detail)
+        raise
+
+
+_NOTHING = Access(frozenset())
+_EVERYTHING = Access(frozenset(PERMISSIONS))
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address, or the name of one, is this machine's own and no other machine's."""
+    return _is_loopback(host)
+
+
+@lru_cache(maxsize=256)
+def _is_loopback(host: str) -> bool:
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _check_local(scope: Mapping[str, Any]) -> None:
+    arrived_at = (scope.get("server") or ("",))[0]
+    if not (_is_loopback(arrived_at) or arrived_at.startswith("/")):  # a path: a socket of this machine
+        raise Problem(
+            403,
+            "there are no tokens in the policy, so only this machine may ask; add [server.tokens.NAME] to it",
+        )
+    if any(name in _PASSED_ON for name, _ in scope["headers"]):
+        raise Problem(
+            403,
+            "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
+            "add [server.tokens.NAME] to it",
+        )
+    if not _is_loopback_authority(_field(scope["headers"], b"host")):
+        raise Problem(
+            421,
+            "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
+        )
+
+
+@lru_cache(maxsize=256)
+def _is_loopback_authority(authority: bytes) -> bool:
+    """Tell whether a `Host` field names this machine; the port does not matter."""
+    text = authority.decode("latin-1").strip()
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        return _is_loopback(host) and (not port or port.startswith(":"))
+    host, _, port = text.partition(":")
+    return _is_loopback(host) and ":" not in port
+
+
+def _check_token(
+    tokens: Mapping[str, TokenPolicy], needed: Needed, headers: Iterable[tuple[bytes, bytes]]
+) -> Access:
+    scheme, _, token = _field(headers, b"authorization").partition(b" ")
+    if scheme.lower() != b"bearer" or not token.strip():
+        raise Problem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
+    digest = sha256(token.strip()).hexdigest()
+    name = _find(tokens, digest)
+    if name is None:
+        raise Problem(401, "this token is not in the policy", (_BAD_TOKEN,))
+    found = tokens[name]
+    if found.expires is not None and time.time() >= found.expires:
+        raise Problem(401, f"the token {name!r} has expired", (_BAD_TOKEN,))
+    if needed not in ("token", *found.may):
+        raise Problem(403, f"this token may not {needed}", (_TOO_LITTLE,))
+    return Access(found.may, digest, name)
+
+
+def _find(tokens: Mapping[str, TokenPolicy], digest: str) -> str | None:
+    """Return the name of the token with this digest; `None` if there is none.
+
+    Every token is compared, each in constant time, so that the answer's time says nothing about any of them.
+    """
+    found: str | None = None
+    for name, entry in tokens.items():
+        if hmac.compare_digest(entry.sha256, digest):
+            found = name
+    return found
+
+
+def _field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """Return the value of a header field; empty if it is missing or ambiguous."""
+    values = [value for header, value in headers if header == name]
+    return values[0] if len(values) == 1 else b""

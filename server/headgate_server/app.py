@@ -1,0 +1,305 @@
+"""The server as an ASGI application: access, bodies, answers, errors, and what runs beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from headgate.errors import StoreMisconfigured
+from headgate.observe import redact
+from headgate.policy import AsyncLivePolicy
+from headgate_server.access import check_access
+from headgate_server.board import Board, Demo
+from headgate_server.candidates import Candidates
+from headgate_server.endpoints import endpoints
+from headgate_server.events import STALLED, Events
+from headgate_server.holds import HoldBook
+from headgate_server.metrics import Metrics
+from headgate_server.operations import Operations, problem_from
+from headgate_server.problems import Field, Problem
+from headgate_server.replies import Reply, Stream, json_reply, problem_reply
+from headgate_server.routing import Endpoint, Request, Router
+
+logger = logging.getLogger("headgate.server")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+ABORT = "headgate.abort"
+"""The extension by which our own protocol lets a connection be cut whose reader has stopped reading."""
+
+DIRECT = "headgate.direct"
+"""The extension by which our own protocol gives a body that is there, and takes an answer as a whole."""
+
+BODY_SECONDS = 10.0
+"""How long a body may take to arrive."""
+
+TIDY_SECONDS = 10.0
+SHOWING_SECONDS = 0.05
+"""How long all workers have to show their figures of a second before they are added up, so that all see the same."""
+
+NOT_MODIFIED = 304
+
+_TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest is not waited for
+
+
+class _Gone(Exception):
+    """Whoever asked is gone, and nobody is there to be answered."""
+
+
+class App:
+    """The application.
+
+    Args:
+        live: The limiters. They are closed when the application shuts down.
+        board: What counts the figures; one of the policy's hooks.
+        metrics: Likewise, for Prometheus.
+        demo: The demo that is shown, if it is one.
+
+    Attributes:
+        live: The limiters.
+    """
+
+    def __init__(
+        self, live: AsyncLivePolicy, board: Board, metrics: Metrics | None = None, demo: Demo | None = None
+    ) -> None:
+        board.demo = demo
+        self.live = live
+        self._board = board
+        self._book = HoldBook(live, run=board.run)
+        self._events = Events(board)
+        self._candidates = Candidates(live, board.candidates_file)
+        self._operations = Operations(live, self._book)
+        self._had_tokens = bool(live.policy.server.tokens)
+        live.on_change(self._heed_tokens)
+        table = endpoints(self._operations, self._events, board.past, self._candidates, metrics, demo)
+        self._router = Router(table)
+        self._decoders = {
+            id(endpoint): msgspec.json.Decoder(endpoint.takes) for endpoint in table if endpoint.takes
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+
+    def end_streams(self) -> None:
+        """End what would never end by itself, so that the server can wait for all the rest."""
+        self._events.end()
+
+    # Requests
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = await self._answer(scope, receive)
+        except _Gone:
+            return
+        except Exception as error:  # noqa: BLE001  # everything is answered, and what was not expected is logged
+            answer = problem_reply(problem_from(error))
+        if isinstance(answer, Stream):
+            await self._stream(answer, scope, receive, send)
+        else:
+            await _send_reply(answer, scope, send)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Reply | Stream:
+        path = scope.get("raw_path") or quote(scope["path"]).encode()
+        endpoint, values = self._router.find(scope["method"], path)
+        policy = self.live.policy
+        access = check_access(policy, endpoint.needs, scope, had_tokens=self._had_tokens)
+        arguments: list[Any] = [Request(scope["headers"], *access)] if endpoint.wants_request else []
+        if endpoint.takes is not None:
+            body = await read_body(scope, receive, policy.server.largest_body)
+            arguments.append(self._decoded(endpoint, body))
+        answer = await endpoint.handle(*arguments, *values)
+        return answer if isinstance(answer, (Reply, Stream)) else json_reply(answer)
+
+    def _decoded(self, endpoint: Endpoint, body: bytes) -> msgspec.Struct:
+        try:
+            return self._decoders[id(endpoint)].decode(body)
+        except msgspec.DecodeError as error:
+            raise Problem(400, f"the body cannot be used: {error}") from error
+        except UnicodeDecodeError as error:
+            raise Problem(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+
+    async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send pieces until there are no more, or the reader is gone, or it takes none any longer."""
+        async with aclosing(stream.pieces):
+            await self._send_stream(stream, scope, receive, send)
+
+    async def _send_stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": list(stream.fields)})
+        gone = asyncio.ensure_future(_until_gone(receive))
+        sending = asyncio.ensure_future(
+            _send_pieces(stream, send, lambda: self._may_read(scope), is_head=scope["method"] == "HEAD")
+        )
+        try:
+            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            sending.cancel()
+            outcome = (await asyncio.gather(sending, gone, return_exceptions=True))[0]
+        if isinstance(outcome, TimeoutError):
+            logger.info("a reader of events was dropped: it took nothing for %g s", STALLED)
+            for abort in scope.get("extensions", {}).get(ABORT, {}).values():
+                abort()
+                await _until_gone(receive)
+        elif isinstance(outcome, Exception):
+            raise outcome
+
+    def _may_read(self, scope: Scope) -> bool:
+        """Return whether a stream's reader may still read it: its token may have been taken out of the policy."""
+        try:
+            check_access(self.live.policy, "token", scope, had_tokens=self._had_tokens)
+        except Problem:
+            return False
+        return True
+
+    # What runs beside them
+
+    def _heed_tokens(self) -> None:
+        """Say so when a reload has taken the last token out of the policy: nobody may do anything from then on."""
+        has_tokens = bool(self.live.policy.server.tokens)
+        if self._had_tokens and not has_tokens:
+            logger.error(
+                "there are no tokens in the policy any more: nobody may ask until there are, or until a restart"
+            )
+        self._had_tokens |= has_tokens
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        tasks: list[asyncio.Task[None]] = []
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self._ping_stores()
+                await self._tick(int(time.time()))
+                tasks = [asyncio.ensure_future(work) for work in self._background()]
+            else:
+                self.end_streams()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self.live.aclose()
+                self._board.save()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def _ping_stores(self) -> None:
+        """Let every store be known to work or not before the first request; `serve` has refused what cannot work at all."""
+        for url, error in (await self.live.ping()).items():
+            if isinstance(error, StoreMisconfigured):
+                logger.error("the store %s cannot be used: %s", redact(url), redact(str(error)))
+
+    def _background(self) -> list[Any]:
+        work = [self._tick_every_second(), self._tidy_now_and_then()]
+        if self.live.follows_file:
+            work.append(self.live.watch())
+        return work
+
+    async def _tick_every_second(self) -> None:
+        while True:
+            now = time.time()
+            following = int(now) + 1
+            await asyncio.sleep(following - now)
+            await self._tick(following)
+
+    async def _tick(self, at: int) -> None:
+        try:
+            self._candidates.refresh()
+            self._board.show(self.live)
+            if self._board.is_shared:
+                await asyncio.sleep(SHOWING_SECONDS)
+            self._events.publish(self._board.add_up(at))
+        except Exception:  # figures must not end because of one that could not be had
+            logger.exception("the figures of this second are missing")
+
+    async def _tidy_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            try:
+                await self._book.tidy()
+            except Exception:  # the next time may go better
+                logger.exception("holds that are over could not be forgotten")
+
+
+async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        Problem: 413 if it is too large, as soon as that is known; 415 if it is not JSON; 408 if it does not arrive.
+    """
+    length, media_type = 0, b""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            length = int(value)
+        elif name == b"content-type":
+            media_type = value
+    if (
+        media_type != b"application/json"
+        and media_type.partition(b";")[0].strip().lower() != b"application/json"
+    ):
+        raise Problem(415, "send JSON, with the header Content-Type: application/json")
+    if length > largest:
+        raise _too_large(largest)
+    direct = scope.get("extensions", {}).get(DIRECT)
+    whole: bytes | None = None if direct is None else direct.body()
+    if whole is not None and len(whole) <= largest:
+        return whole
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while len(body) <= largest:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Gone
+                body += message.get("body", b"")
+                if not message.get("more_body") and len(body) <= largest:
+                    return bytes(body)
+    except TimeoutError:
+        raise Problem(408, f"the body did not arrive within {BODY_SECONDS:g} s", _TOO_LARGE) from None
+    raise _too_large(largest)
+
+
+def _too_large(largest: int) -> Problem:
+    return Problem(413, f"the body is larger than {largest} bytes, the policy's largest_body", _TOO_LARGE)
+
+
+async def _send_reply(reply: Reply, scope: Scope, send: Send) -> None:
+    status, fields, body = reply
+    direct = scope.get("extensions", {}).get(DIRECT)
+    is_plain = status != NOT_MODIFIED and (b"connection", b"close") not in fields
+    if is_plain and direct is not None and direct.reply(status, fields, body):
+        return
+    headers = list(fields)
+    if status != NOT_MODIFIED:
+        headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+async def _send_pieces(stream: Stream, send: Send, may_go_on: Callable[[], bool], *, is_head: bool) -> None:
+    if not is_head:
+        async for piece in stream.pieces:
+            if not may_go_on():
+                break
+            async with asyncio.timeout(STALLED):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

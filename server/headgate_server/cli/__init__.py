@@ -1,0 +1,123 @@
+"""The `headgate` command.
+
+Exit codes: 0 done, 1 it failed (one line on standard error says why; --debug shows the traceback), 2 it was called
+wrongly, 130 it was interrupted. Standard output carries what was asked for, standard error everything else.
+
+Every command has its module, which is light to import: what only some of them need, they import when they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from headgate.errors import HeadgateError
+from headgate_server.cli import (
+    benchmark,
+    completion,
+    counts,
+    databases,
+    policies,
+    replays,
+    starting,
+    top,
+)
+from headgate_server.cli.common import DEBUG_HELP, Commands, Failure, Parser, redacted
+
+__all__ = ["main", "make_parser"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments, by default those of the process, and return its exit code."""
+    _write_anything()
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_output()
+        return 0  # whoever read our output has had enough, as in `headgate check | head`
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command, with all its commands."""
+    parser = Parser(
+        prog="headgate",
+        description="Rate limiting with exact answers on every store.",
+        examples=["headgate tour", "headgate check headgate.toml", "headgate serve --help"],
+    )
+    parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    parser.add_argument("--version", action="version", version=starting.version(), help="print the version")
+    parser.set_defaults(command=None)
+    commands = Commands(parser, required=False)
+    commands.group("begin here")
+    starting.add_first(commands)
+    commands.group("limiters of a policy file")
+    policies.add(commands)
+    counts.add(commands)
+    top.add(commands)
+    commands.group("traffic of a log")
+    replays.add(commands)
+    commands.group("stores")
+    databases.add(commands)
+    benchmark.add(commands)
+    _add_others(commands)
+    commands.group("this program")
+    starting.add_last(commands)
+    completion.add(commands, parser)
+    return parser
+
+
+def _add_others(commands: Commands) -> None:
+    """Add what other distributions bring along: each has a function that adds its commands as an entry point."""
+    others = entry_points(group="headgate.commands")
+    for other in others:
+        other.load()(commands)
+    if not others:
+        commands.group("services")
+        for name in ("demo", "run"):
+            commands.add(
+                name, "comes with the services: pip install 'headgate-services[all]'", _not_installed
+            )
+
+
+def _not_installed(options: argparse.Namespace) -> int:
+    raise Failure("the services are not installed: pip install 'headgate-services[all]'")
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return options.command(options) or 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        raise  # of standard output: those of connections are told as something else
+    except (Failure, HeadgateError, OSError) as error:
+        if options.debug:
+            raise
+        print(f"headgate: {redacted(error)}", file=sys.stderr)
+        return error.code if isinstance(error, Failure) else 1
+
+
+def _write_anything() -> None:
+    """Let no key be unwritable: what an encoding has no characters for is written as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _forget_output() -> None:
+    """Send what is still in the buffer nowhere: the interpreter will flush it once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,202 @@
+"""What the commands share: how they are declared, how they fail, and how they import what may not be installed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from headgate.policy import Policy
+
+POLICY_FILE = "headgate.toml"
+DEFAULT_SERVER = "http://127.0.0.1:8080"
+TOKEN_VARIABLE = "HEADGATE_TOKEN"
+SMALLEST_POLICY = 'limiters.login.rules = ["5/minute"]'
+
+_WIDTH = 100
+_HIGHEST_PORT = 65_535
+
+
+class Failure(Exception):
+    """Something that the user should read in one line.
+
+    Args:
+        message: What went wrong, and what to do about it.
+        code: The exit code: 1 if it failed, 2 if it was called wrongly.
+    """
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, and whose help keeps the lines of what it was given."""
+
+    def __init__(self, *, prog: str, description: str, examples: Iterable[str] = ()) -> None:
+        super().__init__(
+            prog=prog,
+            description=textwrap.fill(description, _WIDTH - 4),
+            epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"headgate: {message} (`{self.prog} --help` says more)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            near = get_close_matches(str(value), action.choices, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(action.choices)}"
+            raise argparse.ArgumentError(None, f"there is no {str(action.metavar).lower()} {value!r}; {hint}")
+        super()._check_value(action, value)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        width = min(_WIDTH, shutil.get_terminal_size().columns) - 2
+        super().__init__(prog, max_help_position=26, width=width)
+
+
+class Commands:
+    """The commands below a parser, listed in its help by groups.
+
+    Args:
+        parser: The parser; its description is followed by the list.
+        word: What a command is called in the usage.
+    """
+
+    def __init__(self, parser: Parser, word: str = "COMMAND", *, required: bool = True) -> None:
+        self._parser = parser
+        # The list stands in the description, so argparse's own is suppressed; and its usage with it.
+        parser.usage = f"{parser.prog} [-h] [--debug] {word} …"
+        self._add = parser.add_subparsers(metavar=word, help=argparse.SUPPRESS, required=required).add_parser
+        self._introduction = parser.description or ""
+        self._listed: dict[str, list[tuple[str, str]]] = {}
+        self._group = "commands"
+
+    def group(self, title: str) -> None:
+        """Begin a group: what is added from now on belongs to it."""
+        self._group = title
+
+    def add(
+        self,
+        name: str,
+        summary: str,
+        run: Callable[[argparse.Namespace], int | None] | None = None,
+        *,
+        about: str = "",
+        examples: Iterable[str] = (),
+    ) -> Parser:
+        """Add a command and return its parser.
+
+        Args:
+            name: Its name.
+            summary: What it does, in a few words, for the list.
+            run: What does it, with the options; the exit code, if it is not 0. Without, it has commands of its own.
+            about: What else its own help says.
+            examples: Lines of a shell, for its own help.
+        """
+        self._listed.setdefault(self._group, []).append((name, summary))
+        self._parser.description = "\n\n".join([self._introduction, *map(self._listing, self._listed)])
+        first = f"{summary[0].upper()}{summary[1:]}."
+        parser: Parser = self._add(
+            name,
+            prog=f"{self._parser.prog} {name}",
+            description=f"{first} {about}".strip(),
+            examples=examples,
+        )
+        # Also after the command, where people write it; the default stays that of the parser above.
+        parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG_HELP)
+        if run is not None:
+            parser.set_defaults(command=run)
+        return parser
+
+    def _listing(self, group: str) -> str:
+        width = max(len(name) for listed in self._listed.values() for name, _ in listed)
+        lines = (f"  {name:<{width}}  {summary}" for name, summary in self._listed[group])
+        return "\n".join([f"{group}:", *lines])
+
+
+DEBUG_HELP = "show the traceback of an error"
+
+
+def add_config(parser: argparse.ArgumentParser, what: str = "the policy file") -> None:
+    """Add the option that names the policy file."""
+    parser.add_argument(
+        "--config", metavar="FILE", default=POLICY_FILE, help=f"{what} (default: {POLICY_FILE})"
+    )
+
+
+def add_server(parser: argparse.ArgumentParser, *, default: str | None) -> None:
+    """Add the options that name a server."""
+    shown = f" (default: {default})" if default else ", instead of the stores of a policy file"
+    parser.add_argument(
+        "--server", metavar="URL", default=default, help=f"ask the server that runs there{shown}"
+    )
+    parser.add_argument(
+        "--token",
+        help=f"a token that the server knows (default: the variable {TOKEN_VARIABLE}, which others cannot see)",
+    )
+
+
+def port(text: str) -> int:
+    """Return the port that an argument names: an argparse type."""
+    number = int(text)
+    if not 0 <= number <= _HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"ports go from 0 to {_HIGHEST_PORT}, which {text} does not")
+    return number
+
+
+def read_policy(file: str) -> Policy:
+    """Return the policy of a file, with single values replaced from the environment.
+
+    Raises:
+        PolicyError: It cannot be read or used.
+    """
+    from headgate.policy import load_policy
+
+    return load_policy(existing_policy(file), os.environ)
+
+
+def existing_policy(file: str) -> str:
+    """Return the name of a policy file that is there.
+
+    Raises:
+        PolicyError: There is none, which is how everybody begins: the message shows the smallest one.
+    """
+    if not Path(file).exists():
+        from headgate.policy import PolicyError
+
+        raise PolicyError(f"there is no {file}; the smallest policy file is one line: {SMALLEST_POLICY}")
+    return file
+
+
+def redacted(error: Exception) -> str:
+    """Return what an error says, in one line and without credentials."""
+    from headgate.observe.redaction import redact
+
+    return redact(" ".join(str(error).split())) or type(error).__name__
+
+
+def optional(module: str, what: str, requirement: str) -> ModuleType:
+    """Import a part of Headgate whose packages are an extra; `requirement` is what to install for it.
+
+    Raises:
+        Failure: They are not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("headgate"):
+            raise
+        raise Failure(f"{what} needs {error.name}: pip install '{requirement}'") from error

@@ -1,0 +1,188 @@
+"""`check`, `serve` and `token`: the policy file, and the server that works by it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import headgate_server
+from headgate_server.cli.common import (
+    POLICY_FILE,
+    SMALLEST_POLICY,
+    Commands,
+    Failure,
+    add_config,
+    existing_policy,
+    port,
+    redacted,
+)
+
+if TYPE_CHECKING:
+    from headgate.policy import Policy
+
+PERMISSIONS = ("decide", "administer")
+"""What a token may be good for."""
+
+
+def add(commands: Commands) -> None:
+    """Add the commands around the policy file."""
+    check = commands.add(
+        "check",
+        "check a policy file, and say in plain words what it means",
+        _check,
+        about="Everything that is wrong is said at once, with line and column; what is allowed but hardly meant is a "
+        "warning. Environment variables that begin with HEADGATE_ replace "
+        "single values, as they do for the server; docs/how-to/policy.md says how.",
+        examples=[
+            "headgate check",
+            "headgate check --connect other.toml",
+            "cat other.toml | headgate check --json -",
+            "HEADGATE_STORE__URL=redis://localhost headgate check",
+        ],
+    )
+    check.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        default=POLICY_FILE,
+        help=f"the policy file, or - for standard input (default: {POLICY_FILE})",
+    )
+    check.add_argument(
+        "--connect", action="store_true", help="also ask every store whether it can count; fail if one cannot"
+    )
+    check.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+    serve = commands.add(
+        "serve",
+        "offer the limiters of a policy file over HTTP, with a dashboard",
+        _serve,
+        about="Any language can then ask it: POST /v1/limiters/NAME/hit, GET /openapi.json for the rest, / for the "
+        "dashboard. The file is read again when it changes, and on SIGHUP. Without tokens in the file it listens on "
+        "loopback addresses only.",
+        examples=[
+            f"echo '{SMALLEST_POLICY}' >{POLICY_FILE}",
+            "headgate serve",
+            'curl --json \'{"key": "alice"}\' http://127.0.0.1:8080/v1/limiters/login/hit',
+        ],
+    )
+    add_config(serve)
+    serve.add_argument("--host", help="where to listen (default: [server] host of the file, or 127.0.0.1)")
+    serve.add_argument(
+        "--port", type=port, metavar="N", help="which port (default: [server] port of the file, or 8080)"
+    )
+    serve.add_argument(
+        "--workers", type=_at_least_one, default=1, metavar="N", help="how many processes (default: 1)"
+    )
+
+    token = commands.add(
+        "token",
+        "make a token for the server, and print it once",
+        _token,
+        about="The lines for the policy file, with its digest only, go to standard output; the token itself to standard "
+        "error, so that the first example keeps it out of the file.",
+        examples=[
+            f"headgate token gateway >>{POLICY_FILE}",
+            "headgate token operator --may decide --may administer",
+        ],
+    )
+    token.add_argument("name", metavar="NAME", type=_token_name, help="what it is called in the policy file")
+    token.add_argument(
+        "--may",
+        action="append",
+        choices=PERMISSIONS,
+        help="what it is good for; may be given twice (default: decide)",
+    )
+    token.add_argument(
+        "--days", type=_at_least_one, metavar="N", help="after how many days it ends (default: never)"
+    )
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Say what a policy means, or everything that is wrong with it."""
+    from headgate.policy import explain, parse_policy
+    from headgate.policy.load import read_policy
+    from headgate.policy.mistakes import find_mistakes, find_warnings
+
+    if options.file == "-":
+        source, text = "standard input", sys.stdin.read()
+    else:
+        source, text = options.file, read_policy(existing_policy(options.file))
+    mistakes = find_mistakes(text, source, os.environ)
+    policy = None if mistakes else parse_policy(text, source, os.environ)
+    warnings = [] if policy is None else list(find_warnings(policy, text, os.environ))
+    if options.json:
+        places = [{"line": each.line, "column": each.column, "message": redacted(each)} for each in mistakes]
+        words = None if policy is None else explain(policy)
+        print(
+            json.dumps(
+                {"ok": not mistakes, "mistakes": places, "warnings": warnings, "words": words}, indent=2
+            )
+        )
+    else:
+        for each in mistakes:
+            print(f"headgate: {redacted(each)}", file=sys.stderr)
+        for warning in warnings:
+            print(f"headgate: warning: {warning}", file=sys.stderr)
+        if policy is not None:
+            print(explain(policy))
+    if policy is not None and options.connect:
+        _connect(policy)
+    return 1 if mistakes else 0
+
+
+def _connect(policy: Policy) -> None:
+    """Say of every store whether it can count.
+
+    Raises:
+        Failure: One cannot.
+    """
+    from headgate.observe import redact
+    from headgate.policy import LivePolicy
+
+    print()
+    with LivePolicy(policy) as live:
+        found = live.ping()
+        for url, error in found.items():
+            print(f"{redact(url)}: {'can count' if error is None else redact(str(error))}")
+    failures = sum(error is not None for error in found.values())
+    if failures:
+        raise Failure(f"{failures} of {len(found)} stores cannot count")
+
+
+def _serve(options: argparse.Namespace) -> int:
+    file = existing_policy(options.config)
+    return headgate_server.serve(file, host=options.host, port=options.port, workers=options.workers)
+
+
+def _token(options: argparse.Namespace) -> None:
+    """Print what the file gets, and apart from it the token: `>>headgate.toml` keeps the one without the other."""
+    token = secrets.token_urlsafe(32)
+    may = ", ".join(f'"{permission}"' for permission in dict.fromkeys(options.may or ["decide"]))
+    print("the token, shown only now:", token, file=sys.stderr, flush=True)
+    print(
+        f"\n[server.tokens.{options.name}]"
+    )  # on a line of its own, also in a file whose last line has no end
+    print(f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
+    print(f"may = [{may}]")
+    if options.days is not None:
+        print(f"expires = {datetime.now(UTC).date() + timedelta(days=options.days)}")
+
+
+def _token_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
+        raise argparse.ArgumentTypeError(f"a name has letters, digits, - and _, which {text!r} has not")
+    return text
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"at least 1 is wanted, not {text}")
+    return number

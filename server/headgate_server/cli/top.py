@@ -1,0 +1,228 @@
+"""`top`: what a running server decides, second by second."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from headgate_server.cli.common import DEFAULT_SERVER, Commands, Failure, add_server
+from headgate_server.cli.terminal import Style, printable
+
+if TYPE_CHECKING:
+    from headgate_server.cli.remote import Server
+
+Tick = Mapping[str, Any]
+"""One second, as `GET /v1/events` tells it."""
+
+_SECONDS_SHOWN = 60
+_LONGEST_NAME = 24
+_BAR = 20
+_NOTHING = {"admitted": 0, "refused": 0, "degraded": 0}
+_PAUSE = 1.0
+"""Seconds until a lost server is looked for again."""
+
+# What terminals obey; lines that are too long are cut off by the terminal, which knows how wide its characters are.
+_START = "\x1b[?25l\x1b[?7l\x1b[2J"  # no cursor, no line wrap, a clear screen
+_END = "\x1b[?7h\x1b[?25h\n"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    top = commands.add(
+        "top",
+        "watch a server decide, live",
+        _top,
+        about="On a terminal the picture is drawn anew every second, until Ctrl-C; elsewhere every second is one line. The "
+        "most refused keys are shown only if the policy file allows it ([server] top_keys).",
+        examples=[
+            "headgate top",
+            "headgate top --once",
+            "HEADGATE_TOKEN=… headgate top --server https://limits.example.org >decisions.log",
+        ],
+    )
+    add_server(top, default=DEFAULT_SERVER)
+    top.add_argument("--once", action="store_true", help="show the next second, and end")
+
+
+def _top(options: argparse.Namespace) -> None:
+    from headgate_server.cli.remote import Server
+
+    server = Server(options.server, options.token)
+    picture = Picture(server.url, Style(sys.stdout))
+    with suppress(KeyboardInterrupt), server.understood():  # the one is how it is ended
+        if options.once:
+            next(_followed(server, picture))
+            print("\n".join(picture.lines()))
+        elif sys.stdout.isatty():
+            with _screen():
+                _redraw(server, picture)
+        else:
+            for tick in _followed(server, picture):
+                print(line(tick), flush=True)
+
+
+def _followed(server: Server, picture: Picture) -> Iterator[Tick]:
+    """Yield one second after the other, each when it is in the picture.
+
+    Raises:
+        Failure: The server is not there, or no longer.
+    """
+    for name, data in server.events():
+        if name == "history":
+            picture.remember([_long(second) for second in data["ticks"]])
+        elif name == "tick":
+            picture.remember([data])
+            yield data
+    raise Failure(f"{server.url} has ended")
+
+
+def _redraw(server: Server, picture: Picture) -> None:
+    """Draw the picture again and again; look for the server again if it goes away."""
+    while True:
+        try:
+            for _ in _followed(server, picture):
+                _draw(picture.lines())
+        except Failure as failure:
+            if picture.is_empty:
+                raise
+            _draw([*picture.lines(), "", f"{failure}; looking for it again"])
+            time.sleep(_PAUSE)
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    sys.stdout.write(_START)
+    try:
+        yield
+    finally:
+        sys.stdout.write(_END)
+        sys.stdout.flush()
+
+
+def _draw(lines: list[str]) -> None:
+    fitting = lines[: shutil.get_terminal_size().lines - 1]
+    sys.stdout.write(_HOME + "".join(f"{text}{_CLEAR_LINE}\n" for text in fitting) + _CLEAR_BELOW)
+    sys.stdout.flush()
+
+
+def line(tick: Tick) -> str:
+    """Return a second in one line."""
+    limiters = ", ".join(
+        f"{printable(name)} {counts['admitted']} admitted {counts['refused']} refused"
+        + (f" {counts['degraded']} degraded" if counts["degraded"] else "")
+        for name, counts in tick["limiters"].items()
+    )
+    return f"{_clock(tick)}  {limiters or 'no decisions'}"
+
+
+def _clock(tick: Tick) -> str:
+    return f"{datetime.fromtimestamp(tick['time'], UTC).astimezone():%H:%M:%S}"
+
+
+class Picture:
+    """What the server has said in the last minute, as text.
+
+    Args:
+        title: What stands above it.
+        style: How it looks.
+    """
+
+    def __init__(self, title: str, style: Style) -> None:
+        self._title = title
+        self._style = style
+        self._ticks: deque[Tick] = deque(maxlen=_SECONDS_SHOWN)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._ticks
+
+    def remember(self, ticks: list[Tick]) -> None:
+        """Add seconds, the newest last; one that is there already is replaced."""
+        while ticks and self._ticks and self._ticks[-1]["time"] >= ticks[0]["time"]:
+            self._ticks.pop()
+        self._ticks.extend(ticks)
+
+    def lines(self) -> list[str]:
+        """Return the picture as of the newest second."""
+        tick = self._ticks[-1]
+        workers = f"{tick['workers']} worker{'s' if tick['workers'] != 1 else ''}"
+        lines = [f"{self._style.bold('headgate top')}  {self._title}  {_clock(tick)}  {workers}"]
+        if tick["policy_error"]:
+            lines.append(
+                self._style.red(f"the newest policy file is not in force: {printable(tick['policy_error'])}")
+            )
+        for part in (self._limiters, self._stores, self._shadow, self._keys):
+            shown = part(tick)
+            lines += ["", *shown] if shown else []
+        return [text.rstrip() for text in lines]
+
+    def _limiters(self, tick: Tick) -> list[str]:
+        names = list(tick["totals"])
+        if not names:
+            return ["nothing was decided yet"]
+        highest = max(_decisions(tick, name) for name in names)
+        heading = f"{'limiter':<{_LONGEST_NAME}}  admitted/s   refused/s  {'':<{_BAR}}  the last minute"
+        return [self._style.dim(heading), *(self._limiter(tick, name, highest) for name in names)]
+
+    def _limiter(self, tick: Tick, name: str, highest: int) -> str:
+        counts = tick["limiters"].get(name, _NOTHING)
+        bar = self._style.stack(counts["admitted"], counts["refused"], highest, _BAR)
+        history = self._style.history([_decisions(past, name) for past in self._ticks])
+        degraded = f"  {self._style.yellow('without its store')}" if counts["degraded"] else ""
+        return (
+            f"{_cut(name)}  {counts['admitted']:>10,}  {counts['refused']:>10,}  {bar}  {history}{degraded}"
+        )
+
+    def _stores(self, tick: Tick) -> list[str]:
+        lines = [
+            f"{_cut(store['limiter'])}  {self._up(store['up'])}  breaker {store['breaker']}, "
+            f"failures {store['failures']:,}  {self._style.dim(printable(store['store']))}"
+            for store in tick["stores"]
+        ]
+        return [self._style.dim("store of"), *lines] if lines else []
+
+    def _up(self, up: bool) -> str:
+        return self._style.green("up  ") if up else self._style.red("down")
+
+    def _shadow(self, tick: Tick) -> list[str]:
+        lines = [
+            f"{_cut(rule['limiter'])}  {rule['refused']:>10,} of {rule['asked']:,}"
+            f"  {printable(rule['words'])}  {self._style.dim(printable(rule['rule']))}"
+            for rule in tick["shadow"]
+        ]
+        return (
+            [self._style.dim(f"{'shadow rule of':<{_LONGEST_NAME}}  would have refused"), *lines]
+            if lines
+            else []
+        )
+
+    def _keys(self, tick: Tick) -> list[str]:
+        lines = [
+            f"{_cut(top['limiter'])}  {top['refused']:>10,}  {printable(top['key'])}"
+            for top in tick["top"] or ()
+        ]
+        return [self._style.dim("most refused by"), *lines] if lines else []
+
+
+def _long(second: Tick) -> Tick:
+    """Return a second of the history, where figures are in short, as a tick has them."""
+    rows = second["limiters"].items()
+    return {**second, "limiters": {name: dict(zip(_NOTHING, row, strict=False)) for name, row in rows}}
+
+
+def _decisions(tick: Tick, name: str) -> int:
+    counts = tick["limiters"].get(name, _NOTHING)
+    return int(counts["admitted"] + counts["refused"])
+
+
+def _cut(name: str) -> str:
+    text = printable(name)
+    return f"{text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + '…':<{_LONGEST_NAME}}"

@@ -1,0 +1,202 @@
+"""A walk through what limiters do, with real decisions, for the terminal."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headgate._sync.limiter import Limiter
+from headgate.clock import Clock, SteadyClock
+from headgate.decision import Decision
+from headgate.rules import fixed_window, sliding_window, token_bucket
+from headgate.stores import MemoryStore, SQLiteStore
+from headgate.testing.clock import FakeClock
+from headgate_server.cli.terminal import Style
+
+Say = Callable[[str], None]
+
+
+def tour(*, fast: bool = False, say: Say = print) -> None:
+    """Show what limiters do; `fast` lets time pass on a fake clock instead of waiting for it."""
+    clock: Clock = FakeClock() if fast else SteadyClock()
+    show = _Show(say, clock)
+    for number, scene in enumerate(_SCENES, start=1):
+        title, _, explanation = (scene.__doc__ or "").partition("\n\n")
+        show.title(f"{number}. {title}")
+        for line in explanation.split("\n"):
+            show.say(show.dim(line.strip())) if line.strip() else None
+        scene(show)
+        show.say("")
+    show.say("Next: docs/quickstart.md, or in Python:  " + show.bold("from headgate import Limiter"))
+
+
+def _steady_stream(show: _Show) -> None:
+    """A sliding window: 20 per second, asked for twice as often
+
+    Each column is a tenth of a second: what was asked for, and how much of it was admitted (filled).
+    """
+    limiter = Limiter("20/s", clock=show.clock)
+    with show.chart() as chart:
+        for _ in range(30):
+            chart.column([limiter.hit("alice") for _ in range(4)])
+            show.clock.sleep(0.1)
+    refused = limiter.check("alice", 20)
+    show.decision(f"check of 20 at once: {refused}", refused)
+
+
+def _edge_burst(show: _Show) -> None:
+    """The edge of a window: why fixed windows admit twice the limit
+
+    Ten at the end of one second, ten at the start of the next. The sliding window takes no more than ten.
+    """
+    clock = FakeClock(1_700_000_000.95)
+    for rule in (fixed_window("10/s"), sliding_window("10/s")):
+        limiter = Limiter(rule, clock=FakeClock(clock.now))
+        admitted = sum(bool(limiter.hit("bob", now=clock.now)) for _ in range(10))
+        admitted += sum(bool(limiter.hit("bob", now=clock.now + 0.1)) for _ in range(10))
+        show.say(
+            f"   {rule.kind:<15} {show.admitted(admitted, 20)}  {admitted} admitted within a tenth of a second"
+        )
+
+
+def _all_or_nothing(show: _Show) -> None:
+    """Several limits, all or nothing: 5 per user, 8 for everybody, one decision
+
+    What the shared limit refuses is not charged to the user either.
+    """
+    limiter = Limiter(
+        sliding_window("5/minute", scope="user"), sliding_window("8/minute", scope="*", name="everybody")
+    )
+    for user in ("ann", "ann", "ann", "ben", "ben", "ben", "cem", "cem", "cem"):
+        decision = limiter.hit({"user": user})
+        show.decision(f"{user}: {decision}", decision)
+    mine = limiter.check({"user": "cem"}, 0).results[0]
+    show.say(f"   cem still has {mine.remaining} of {mine.limit}: the refusal cost nothing")
+
+
+def _hold_and_settle(show: _Show) -> None:
+    """Hold, then settle: the true cost is known only afterwards
+
+    1,000 tokens a minute. Hold 800, use 300, and the rest is given back.
+    """
+    limiter = Limiter(token_bucket("1000/minute"), clock=FakeClock())
+    with limiter.hold("model", 800) as hold:
+        show.say(f"   held 800: {limiter.check('model', 0).remaining} left for others meanwhile")
+        hold.settle(300)
+    show.say(f"   settled at 300: {limiter.check('model', 0).remaining} left")
+    try:
+        with limiter.hold("model", 700):
+            raise RuntimeError("the model is down")
+    except RuntimeError as error:
+        show.say(f"   held 700, then “{error}”: {limiter.check('model', 0).remaining} left, nothing was lost")
+
+
+def _waiting(show: _Show) -> None:
+    """Waiting in line: a token bucket of 10 per second, five at once, for 15 workers
+
+    No polling: each worker sleeps exactly as long as the limiter says.
+    """
+    limiter = Limiter(token_bucket("10/s", burst=5), clock=show.clock)
+    start = show.clock.now_us()
+    moments: list[int] = []
+
+    def work() -> None:
+        limiter.wait("queue")
+        moments.append(show.clock.now_us() - start)
+
+    workers = [threading.Thread(target=work) for _ in range(15)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    slots = [sum(slot * 100_000 <= m < (slot + 1) * 100_000 for m in moments) for slot in range(11)]
+    show.say("   admitted per tenth of a second: " + show.green(" ".join(str(n) for n in slots)))
+
+
+def _shared_file(show: _Show) -> None:
+    """One budget, several processes: an SQLite file, and the count is there after a restart"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "limits.db"
+        for run in ("first", "second"):
+            with SQLiteStore(path) as store:
+                limiter = Limiter("3/hour", name="login", store=store)
+                for _ in range(2):
+                    decision = limiter.hit("dora")
+                    show.decision(f"{run} run: {decision}", decision)
+
+
+def _speed(show: _Show) -> None:
+    """And it is quick"""
+    limiter = Limiter(token_bucket("1000000000/s"), store=MemoryStore(), name="speed")
+    count = 100_000
+    clock = SteadyClock()
+    start = clock.now_us()
+    for _ in range(count):
+        limiter.hit("eve")
+    passed = max(1, clock.now_us() - start)
+    show.say(
+        f"   {count:,} decisions in {passed / 1_000_000:.2f} s, one thread of Python (`make bench` compares)"
+    )
+
+
+_SCENES = (_steady_stream, _edge_burst, _all_or_nothing, _hold_and_settle, _waiting, _shared_file, _speed)
+
+
+class _Show(Style):
+    """How the tour looks."""
+
+    def __init__(self, say: Say, clock: Clock) -> None:
+        super().__init__(sys.stdout)
+        self.say = say
+        self.clock = clock
+        self.coloured = self.coloured and say is print
+
+    def title(self, text: str) -> None:
+        self.say(self.bold(text))
+
+    def decision(self, text: str, decision: Decision) -> None:
+        mark = self.green("✓") if decision else self.red("✗")
+        self.say(f"   {mark} {text}")
+
+    def admitted(self, filled: int, width: int) -> str:
+        return self.green("█" * filled) + self.dim("░" * (width - filled))
+
+    @contextmanager
+    def chart(self) -> Iterator[_Chart]:
+        """Draw columns of decisions: as they come on a terminal, at the end elsewhere."""
+        chart = _Chart(self)
+        yield chart
+        chart.finish()
+
+
+class _Chart:
+    """Columns of decisions, admitted ones filled."""
+
+    def __init__(self, show: _Show) -> None:
+        self._show = show
+        self._columns: list[tuple[int, int]] = []
+
+    def column(self, decisions: list[Decision]) -> None:
+        self._columns.append((sum(map(bool, decisions)), len(decisions)))
+        if self._show.coloured:
+            self._draw()
+            height = max(asked for _, asked in self._columns)
+            self._show.say(f"\x1b[{height + 1}A")
+
+    def finish(self) -> None:
+        self._draw()
+        admitted = sum(a for a, _ in self._columns)
+        asked = sum(n for _, n in self._columns)
+        self._show.say(f"   {admitted} of {asked} admitted")
+
+    def _draw(self) -> None:
+        for level in range(max(asked for _, asked in self._columns), 0, -1):
+            cells = (
+                self._show.green("█") if level <= admitted else self._show.dim("░") if level <= asked else " "
+                for admitted, asked in self._columns
+            )
+            self._show.say("   " + "".join(cells))

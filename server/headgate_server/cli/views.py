@@ -1,0 +1,271 @@
+"""Limiters as the command sees them: by the stores that a policy file names, or through a running server.
+
+Nothing here charges anybody. A store is asked what it would answer to a cost of 0, which shows what is counted, and to a
+cost of 1, which shows when there is room for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from headgate.errors import StoreUnavailable
+from headgate.keys import Key
+from headgate.observe.redaction import redact
+from headgate.policy import LimiterPolicy, Policy
+from headgate.policy.counted import out_of_reach
+from headgate.policy.model import known_tiers
+from headgate.rules import SHARED, Rule
+from headgate.stores import Store, open_store
+from headgate.stores.request import Request
+from headgate_server.cli.remote import Server
+
+
+class Unseen(Exception):
+    """Why the counts of a limiter cannot be seen from here, though nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whose counts are meant: a text that stands for every scope, or an entry per scope."""
+
+    text: str | None
+    scopes: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return self.text if self.text is not None else ", ".join(f"{k}={v}" for k, v in self.scopes.items())
+
+    def key_for(self, scopes: Iterable[str | None]) -> Key | None:
+        """Return the key for rules with these scopes.
+
+        Raises:
+            Unseen: It is not said who is meant.
+        """
+        scopes = set(scopes)
+        named = sorted(scope for scope in scopes if scope is not None and scope != SHARED)
+        if self.text is not None:
+            return dict.fromkeys(named, self.text) if named else self.text
+        if missing := [scope for scope in named if scope not in self.scopes]:
+            raise Unseen(f"it counts by {missing[0]} too: add --scope {missing[0]}=…")
+        if None in scopes:
+            raise Unseen("it counts by plain keys: give KEY instead of --scope")
+        return {scope: self.scopes[scope] for scope in named} or None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What one rule has counted; times in seconds.
+
+    Attributes:
+        name: The rule's name.
+        limit: The most it admits at once.
+        used: Units counted now; more than the limit if that was lowered, or units were recorded.
+        remaining: Units left.
+        reset_after: Until nothing is counted any more; `None` if nothing ever is.
+        frees_after: Until one more unit would be admitted; 0 if it is now, `None` if it never is.
+        scope: Whose units it counts.
+        shadow: Whether the rule only watches.
+    """
+
+    name: str
+    limit: int
+    used: int
+    remaining: int
+    reset_after: float | None
+    frees_after: float | None
+    scope: str | None
+    shadow: bool = False
+
+
+class View(Protocol):
+    """One limiter."""
+
+    name: str
+    store: str
+    """Where it counts, without credentials."""
+    shared: tuple[str, ...]
+    """Names of the rules that count for everybody together."""
+
+    def key(self, asked: Asked) -> Key | None:
+        """Return the key that the limiter knows somebody by.
+
+        Raises:
+            Unseen: What it counts cannot be seen from here, or it is not said who is meant.
+        """
+
+    def counts(self, key: Key | None, tier: str | None) -> list[Count]:
+        """Return what was counted for a key, by rule.
+
+        Raises:
+            HeadgateError: The store cannot be asked.
+        """
+
+    def reset(self, key: Key | None) -> None:
+        """Forget what was counted for a key; of a rule for everybody together, for everybody.
+
+        Raises:
+            HeadgateError: The store cannot be asked.
+        """
+
+
+# By the stores of a policy file
+
+
+@contextmanager
+def views_of_policy(policy: Policy) -> Iterator[list[View]]:
+    """Give a view of each limiter; stores are opened when they are asked, and closed at the end."""
+    with ExitStack() as stack:
+        stores = _Stores(stack)
+        yield [_StoreView(limiter, stores) for limiter in policy.limiters.values()]
+
+
+class _Stores:
+    """Stores by URL, each opened once."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._opened: dict[str, Store] = {}
+
+    def open(self, url: str) -> Store:
+        if url not in self._opened:
+            store = open_store(url)
+            self._stack.callback(store.close)
+            self._opened[url] = store
+        return self._opened[url]
+
+
+def _check_visible(url: str) -> None:
+    """Refuse stores that only one process can see, and files that asking would make."""
+    scheme, _, rest = url.partition(":")
+    path = rest.removeprefix("///")
+    if scheme.lower() == "memory" or path == ":memory:":
+        raise Unseen("it counts in the memory of the process that uses it; if that is a server, add --server")
+    if scheme.lower() == "sqlite" and not Path(unquote(path)).exists():
+        raise Unseen(f"nothing was counted yet: there is no file {Path(unquote(path)).absolute()}")
+
+
+class _StoreView:
+    """A limiter of a policy file, by its store."""
+
+    def __init__(self, limiter: LimiterPolicy, stores: _Stores) -> None:
+        self.name = limiter.name
+        self.store = redact(limiter.store)
+        self.shared = tuple(rule.name for rule in limiter.rules if rule.scope == SHARED)
+        self._limiter = limiter
+        self._stores = stores
+        # All live rules are decided together, each shadow rule for itself. There may be shadow rules only.
+        self._sets = [(limiter.rules, False)] if limiter.rules else []
+        self._sets += [((rule,), True) for rule in limiter.shadow]
+
+    def key(self, asked: Asked) -> Key | None:
+        _check_visible(self._limiter.store)
+        return asked.key_for(rule.scope for rules, _ in self._sets for rule in rules)
+
+    def counts(self, key: Key | None, tier: str | None) -> list[Count]:
+        return [count for rules, shadow in self._sets for count in self._counts(rules, key, tier, shadow)]
+
+    def reset(self, key: Key | None) -> None:
+        store = self._stores.open(self._limiter.store)
+        for rules, _ in self._sets:
+            store.bind(self.name, rules).reset(_part_for(rules, key))
+
+    def _counts(
+        self, rules: tuple[Rule, ...], key: Key | None, tier: str | None, shadow: bool
+    ) -> Iterator[Count]:
+        store = self._stores.open(self._limiter.store)
+        tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
+        key = _part_for(rules, key)
+        counted, _ = store.bind(self.name, tuple(map(out_of_reach, rules))).ask(Request("peek", key, 0, tier))
+        for_one_more, _ = store.bind(self.name, rules).ask(Request("peek", key, 1, tier))
+        for rule, now, then in zip(rules, counted.results, for_one_more.results, strict=True):
+            used = now.limit - now.remaining
+            yield Count(
+                name=rule.name,
+                limit=then.limit,
+                used=used,
+                remaining=max(0, then.limit - used),
+                reset_after=now.reset_after,
+                frees_after=0.0 if then.allowed else then.retry_after,
+                scope=rule.scope,
+                shadow=shadow,
+            )
+
+
+def _part_for(rules: tuple[Rule, ...], key: Key | None) -> Key | None:
+    """Return what rules want of a key: each shadow rule is asked for itself, and has fewer scopes than all."""
+    if not isinstance(key, Mapping):
+        return key
+    scopes = {rule.scope for rule in rules}
+    return {scope: part for scope, part in key.items() if scope in scopes} or None
+
+
+# Through a server
+
+
+def views_of_server(server: Server) -> list[View]:
+    """Return a view of each limiter of a server.
+
+    Raises:
+        Failure: It cannot be asked.
+    """
+    counts = _ServerCounts(server)
+    with server.understood():
+        return [_ServerView(server, counts, told) for told in server.get("limiters")["limiters"]]
+
+
+class _ServerCounts:
+    """What a server says about a key: that of all limiters in one answer, so it is asked once."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._answers: dict[str, Mapping[str, Any]] = {}
+
+    def of(self, limiter: str, key: Key | None, tier: str | None) -> list[Count]:
+        body = {"key": key, "tier": tier}
+        question = repr(body)
+        with self._server.understood():
+            if question not in self._answers:
+                answer = self._server.post("inspect", body=body)
+                self._answers[question] = {told["name"]: told for told in answer["limiters"]}
+            told = self._answers[question][limiter]
+            if told["error"] is not None:
+                raise StoreUnavailable(str(told["error"]))
+            return [_count(result) for result in told["results"]]
+
+
+class _ServerView:
+    """A limiter of a server."""
+
+    def __init__(self, server: Server, counts: _ServerCounts, told: Mapping[str, Any]) -> None:
+        self.name: str = told["name"]
+        self.store: str = told["store"]
+        self.shared = tuple(rule["name"] for rule in told["rules"] if rule["scope"] == SHARED)
+        self._scopes = {rule["scope"] for rule in (*told["rules"], *told["shadow"])}
+        self._server = server
+        self._counts = counts
+
+    def key(self, asked: Asked) -> Key | None:
+        return asked.key_for(self._scopes)
+
+    def counts(self, key: Key | None, tier: str | None) -> list[Count]:
+        return self._counts.of(self.name, key, tier)
+
+    def reset(self, key: Key | None) -> None:
+        self._server.post("limiters", self.name, "reset", body={"key": key})
+
+
+def _count(told: Mapping[str, Any]) -> Count:
+    return Count(
+        name=told["name"],
+        limit=told["limit"],
+        used=told["used"],
+        remaining=told["remaining"],
+        reset_after=told["reset_after"],
+        frees_after=told["frees_after"],
+        scope=told["scope"],
+        shadow=told.get("shadow", False),
+    )

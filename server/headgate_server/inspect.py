@@ -1,0 +1,87 @@
+"""The state of one key: how much of each rule it has used, and when there is room again.
+
+Nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headgate.clock import MICROSECONDS, Clock
+from headgate.decision import Verdict
+from headgate.errors import HeadgateError, StoreError, StoreUnavailable
+from headgate.keys import Key
+from headgate.observe import redact
+from headgate.policy import AsyncPolicyLimiter
+from headgate.policy.counted import out_of_reach
+from headgate.rules import SHARED, Rule
+from headgate.stores import MemoryStore
+from headgate.stores.request import Request
+from headgate_server.wire import LimiterState, RuleState
+
+
+async def state_of(
+    limiter: AsyncPolicyLimiter, key: Key | None, tier: str | None, clock: Clock | None
+) -> LimiterState:
+    """Return the state of a key in a limiter; what keeps it from being told is in the answer, too.
+
+    Args:
+        limiter: One of a policy.
+        key: Whose state; text stands for every scope.
+        tier: The caller's tier.
+        clock: The policy's clock, if it has one of its own.
+    """
+    try:
+        return LimiterState(limiter.name, await _results(limiter, _fitting(limiter, key), tier, clock))
+    except StoreError as error:
+        return LimiterState(limiter.name, [], f"the store cannot be asked: {redact(str(error))}")
+    except HeadgateError as error:
+        return LimiterState(limiter.name, [], str(error))
+
+
+def _fitting(limiter: AsyncPolicyLimiter, key: Key | None) -> Key | None:
+    """Return the part of a key that the limiter counts by; text counts for every scope."""
+    rules = (*limiter.policy.rules, *limiter.policy.shadow)
+    scopes = {rule.scope for rule in rules if rule.scope not in (None, SHARED)}
+    if not scopes:
+        return key
+    if isinstance(key, (str, bytes)):
+        return {str(scope): key for scope in scopes}
+    return {scope: part for scope, part in key.items() if scope in scopes} if key else key
+
+
+async def _results(
+    limiter: AsyncPolicyLimiter, key: Key | None, tier: str | None, clock: Clock | None
+) -> list[RuleState]:
+    decision = await limiter.check(key, 1, tier=tier)
+    if decision.degraded:
+        raise StoreUnavailable("it does not answer")
+    policy = limiter.policy
+    scopes = {rule.scope for rule in policy.rules}
+    own = {scope: part for scope, part in key.items() if scope in scopes} if isinstance(key, Mapping) else key
+    gate = limiter.store.bind_async(limiter.name, tuple(out_of_reach(rule) for rule in policy.rules))
+    # A memory store has the policy's clock itself; to any other one its time goes with every call.
+    now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
+    counted, _ = await gate.ask(Request("peek", own, 0, policy.tier_for(key, tier), now))
+    return [
+        _state(rule, now, high)
+        for rule, now, high in zip(policy.rules, decision.verdicts, counted.verdicts, strict=True)
+    ]
+
+
+def _state(rule: Rule, now: Verdict, high: Verdict) -> RuleState:
+    used = high.limit - high.remaining
+    wait = 0 if now.allowed else now.retry_after_us
+    return RuleState(
+        name=rule.name,
+        limit=now.limit,
+        used=used,
+        remaining=max(0, now.limit - used),
+        reset_after=_seconds(high.reset_after_us),
+        frees_after=_seconds(wait),
+        scope=rule.scope,
+    )
+
+
+def _seconds(microseconds: int | None) -> float | None:
+    return None if microseconds is None else microseconds / MICROSECONDS

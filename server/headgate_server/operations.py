@@ -1,0 +1,310 @@
+"""What the API does: every operation on limiters and holds, alone and in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from difflib import get_close_matches
+from time import perf_counter
+
+from msgspec import Struct
+
+from headgate.decision import Decision
+from headgate.errors import HeadgateError, StoreError
+from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
+from headgate.quotas import quotas_of
+from headgate.stores.request import Request as Asked
+from headgate_server.board import shown_key
+from headgate_server.describe import limiter_shown, store_shown
+from headgate_server.holds import HoldBook, HoldsUnsupported, TooManyHolds, UnknownHold, UnknownLimiter
+from headgate_server.inspect import state_of
+from headgate_server.problems import Problem, problem_of
+from headgate_server.routing import Request
+from headgate_server.wire import (
+    Anew,
+    Ask,
+    BatchAnswer,
+    BatchAnswers,
+    BatchAsk,
+    BatchCall,
+    ConfirmAsk,
+    DecisionAnswer,
+    FinishAnswer,
+    Health,
+    HoldAnswer,
+    InspectAnswer,
+    InspectAsk,
+    LimiterShown,
+    LimitersShown,
+    Readiness,
+    RecordAnswer,
+    RecordAsk,
+    ReleaseAsk,
+    RenewAsk,
+    ResetAnswer,
+    ResetAsk,
+    SettleAsk,
+    WaitAnswer,
+    decision_answer,
+    key_from,
+    wire_cost,
+)
+
+logger = logging.getLogger("headgate.server")
+audit = logging.getLogger("headgate.audit")
+"""Who has taken away what was counted, and whose token was refused."""
+
+MOST_TOGETHER = 100
+"""Calls of a batch that are under way at once."""
+
+LONGEST_WORK = 0.002
+"""Seconds that a batch may keep the loop for itself."""
+
+_TOGETHER = frozenset({"hit", "check", "record", "wait-hint"})
+"""Operations that may be under way together: stores answer them in the order in which they were asked."""
+
+
+class Operations:
+    """The operations, over the limiters of a policy.
+
+    Every one of them raises `Problem` or a `HeadgateError` for what it cannot do; `problem_from` makes one of the other.
+    """
+
+    def __init__(self, live: AsyncLivePolicy, book: HoldBook) -> None:
+        self._live = live
+        self._book = book
+
+    async def hit(self, ask: Ask, name: str) -> DecisionAnswer:
+        limiter = self._limiter(name)
+        return decision_answer(await limiter.hit(key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota))
+
+    async def check(self, ask: Ask, name: str) -> DecisionAnswer:
+        limiter = self._limiter(name)
+        return decision_answer(
+            await limiter.check(key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota)
+        )
+
+    async def record(self, ask: RecordAsk, name: str) -> RecordAnswer:
+        limiter, key, cost = self._limiter(name).current, key_from(ask.key), ask.cost
+        if isinstance(cost, list):
+            if len(cost) != len(limiter.rules):
+                raise Problem(422, f"{len(cost)} costs for {len(limiter.rules)} rules - at `$.cost`")
+            request = Asked("record", key, tuple(cost), ask.tier)
+        else:
+            request = limiter.request("record", key, cost, ask.tier)
+        await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
+        return RecordAnswer(ask.cost)
+
+    async def hold(self, request: Request, ask: Ask, name: str) -> HoldAnswer:
+        self._limiter(name)  # for the message that lists near names
+        taken = await self._book.take(
+            name, key_from(ask.key), ask.cost, ask.tier, ask.quota, caller=request.caller
+        )
+        return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
+
+    async def wait_hint(self, ask: Ask, name: str) -> WaitAnswer:
+        decision = await self._limiter(name).check(
+            key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota
+        )
+        return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)
+
+    async def reset(self, request: Request, ask: ResetAsk, name: str) -> ResetAnswer:
+        key = key_from(ask.key)
+        await self._limiter(name).reset(key)
+        audit.info("%s has reset %r in limiter %r", request.name or "somebody here", shown_key(key), name)
+        return ResetAnswer()
+
+    async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
+        finished = await self._book.finish(hold, ask.cost)
+        held, cost = wire_cost(finished.held), wire_cost(finished.cost)
+        return FinishAnswer(hold, finished.limiter, held, cost, finished.first)
+
+    async def release(self, ask: ReleaseAsk, hold: str) -> FinishAnswer:
+        return await self.settle(SettleAsk(0), hold)
+
+    async def confirm(self, ask: ConfirmAsk, hold: str) -> DecisionAnswer:
+        try:
+            return decision_answer(await self._book.confirm(hold, ask.cost))
+        except UnknownHold:
+            if ask.anew is None:
+                raise
+        return decision_answer(await self._confirm_anew(ask.anew, ask.cost))
+
+    async def renew(self, ask: RenewAsk, hold: str) -> HoldAnswer:
+        try:
+            taken = await self._book.renew(hold)
+        except UnknownHold:
+            if ask.anew is None:
+                raise
+            anew = ask.anew
+            taken = await self._book.take_places(
+                anew.limiter, key_from(anew.key), anew.cost, anew.tier, anew.quota
+            )
+        return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
+
+    async def _confirm_anew(self, ask: Anew, cost: int | dict[str, int] | None) -> Decision:
+        """Take the units of a hold that has expired; its places have been free for long."""
+        limiter = self._limiter(ask.limiter).current
+        held = limiter.units.costs(ask.cost)
+        costs = limiter.units.without_places(held if cost is None else limiter.units.settled(cost, held))
+        request = Asked("hit", key_from(ask.key), costs, ask.tier)
+        decision, _ = await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
+        return decision
+
+    async def limiters(self) -> LimitersShown:
+        return LimitersShown([limiter_shown(limiter) for limiter in self._live.policy.limiters.values()])
+
+    async def limiter(self, name: str) -> LimiterShown:
+        return limiter_shown(self._limiter(name).policy)
+
+    async def inspect(self, ask: InspectAsk) -> InspectAnswer:
+        key = key_from(ask.key)
+        limiters, clock = list(self._live.values()), self._live.clock
+        states = await asyncio.gather(*(state_of(limiter, key, ask.tier, clock) for limiter in limiters))
+        return InspectAnswer(list(states))
+
+    async def healthz(self) -> Health:
+        return Health()
+
+    async def readyz(self) -> Readiness:
+        limiters = sorted(self._live.values(), key=lambda limiter: bool(limiter.rules))
+        by_store = {id(limiter.store): limiter for limiter in limiters}
+        reasons = await asyncio.gather(*(_reason_against(limiter) for limiter in by_store.values()))
+        found = dict(zip(by_store, reasons, strict=True))
+        stores = [
+            store_shown(limiter, limiter.policy, found[id(limiter.store)]) for limiter in self._live.values()
+        ]
+        return Readiness("ready" if all(store.up for store in stores) else "not ready", stores)
+
+    # Batches
+
+    async def batch(self, request: Request, ask: BatchAsk) -> BatchAnswers:
+        """Answer each call as it would be answered alone, in order.
+
+        What only asks a limiter leaves for a remote store together with its neighbours; everything else waits for what
+        comes before it: whether there is room may depend on what was settled, held or reset.
+        """
+        answers: list[BatchAnswer] = []
+        together: list[asyncio.Task[BatchAnswer]] = []
+        rested = perf_counter()
+        for call in ask.calls:
+            if len(together) >= MOST_TOGETHER or (together and not self._may_join(call)):
+                answers += await asyncio.gather(*together)
+                together = []
+            if self._may_join(call):
+                together.append(asyncio.ensure_future(self._answer(call, request)))
+                continue
+            answers.append(await self._answer(call, request))
+            if perf_counter() - rested > LONGEST_WORK:  # what never waits would keep everybody else waiting
+                await asyncio.sleep(0)
+                rested = perf_counter()
+        return BatchAnswers(answers + await asyncio.gather(*together))
+
+    def _may_join(self, call: BatchCall) -> bool:
+        """Return whether a call leaves together with its neighbours, for a store that takes time to answer."""
+        if call.operation not in _TOGETHER:
+            return False
+        limiter = self._live.get(call.limiter) if call.limiter is not None else None
+        return limiter is not None and limiter.store.remote
+
+    async def _answer(self, call: BatchCall, request: Request) -> BatchAnswer:
+        try:
+            return BatchAnswer(200, await self._one(call, request))
+        except Exception as error:  # noqa: BLE001  # one call must not take the answers of the others with it
+            problem = problem_from(error)
+            return BatchAnswer(problem.status, problem.document)
+
+    async def _one(self, call: BatchCall, request: Request) -> Struct:
+        cost = 1 if call.cost is None else call.cost
+        if isinstance(cost, list):
+            if call.operation != "record" or call.limiter is None:
+                raise Problem(400, "only record takes a cost for each rule; write an object by unit")
+            return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), call.limiter)
+        match call:
+            case BatchCall(
+                operation="settle" | "release" | "confirm" | "renew",
+                hold=str(hold),
+                limiter=None,
+                key=None,
+                tier=None,
+                quota=None,
+            ):
+                return await self._end(call, None if call.cost is None else cost, hold)
+            case BatchCall(operation="settle" | "release" | "confirm" | "renew"):
+                raise Problem(400, f"{call.operation} needs the id of a hold, and nothing of a limiter")
+            case BatchCall(limiter=str(name), hold=None):
+                if name not in self._live:  # without near names: to look for a thousand of them takes seconds
+                    raise Problem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
+                if call.operation == "reset":
+                    return await self._reset_one(call, name, request)
+                if call.operation == "record":
+                    return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), name)
+                one = Ask(call.key, cost, call.tier, call.quota)
+                if call.operation == "hold":
+                    return await self.hold(request, one, name)
+                return await self._by_name(call.operation)(one, name)
+        raise Problem(400, f"{call.operation} needs the name of a limiter, and no hold")
+
+    async def _end(self, call: BatchCall, cost: int | dict[str, int] | None, hold: str) -> Struct:
+        if call.operation == "confirm":
+            return await self.confirm(ConfirmAsk(cost, call.anew), hold)
+        if (cost is None) is (call.operation == "settle"):
+            raise Problem(400, "settle needs a cost, and release takes none, nor does renew")
+        if call.operation == "renew":
+            return await self.renew(RenewAsk(call.anew), hold)
+        return await self.settle(SettleAsk(0 if cost is None else cost), hold)
+
+    async def _reset_one(self, call: BatchCall, name: str, request: Request) -> ResetAnswer:
+        if "administer" not in request.may:
+            raise Problem(403, "this token may not administer")
+        if call.cost is not None or call.tier is not None or call.quota is not None:
+            raise Problem(400, "reset takes a key, but neither cost nor tier nor quota")
+        return await self.reset(request, ResetAsk(call.key), name)
+
+    def _by_name(self, operation: str) -> Callable[[Ask, str], Awaitable[Struct]]:
+        return {
+            "hit": self.hit,
+            "check": self.check,
+            "wait-hint": self.wait_hint,
+        }[operation]
+
+    def _limiter(self, name: str) -> AsyncPolicyLimiter:
+        try:
+            return self._live[name]
+        except KeyError:
+            raise _no_limiter(name, list(self._live)) from None
+
+
+def problem_from(error: Exception) -> Problem:
+    """Return what to answer to a request that raised; what nobody expected is logged, and not shown."""
+    match error:
+        case Problem():
+            return error
+        case UnknownHold() | UnknownLimiter():
+            return Problem(404, str(error))
+        case HoldsUnsupported():
+            return Problem(501, str(error))
+        case TooManyHolds():
+            return Problem(429, str(error), ((b"retry-after", b"10"),))
+        case HeadgateError():
+            return problem_of(error)
+    logger.error("a request failed", exc_info=error)
+    return Problem(500, "the request could not be answered; the server's log says why")
+
+
+async def _reason_against(limiter: AsyncPolicyLimiter) -> str | None:
+    """Return why a store cannot count now; `None` if it can. One that is known to be down is not waited for."""
+    if limiter.health.state == "unavailable":
+        return limiter.health.reason
+    try:
+        await limiter.ping()
+    except StoreError as error:
+        return str(error)
+    return None
+
+
+def _no_limiter(name: str, known: list[str]) -> Problem:
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "GET /v1/limiters lists them all"
+    return Problem(404, f"there is no limiter {name[:80]!r}; {hint}")

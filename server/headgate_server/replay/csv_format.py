@@ -1,0 +1,78 @@
+"""Lines of comma-separated values, one request to a line."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+
+from headgate_server.replay.errors import BadLine, ReplayError
+from headgate_server.replay.expressions import Getter, Row
+from headgate_server.replay.formats import first_of, of_request, of_target, present, unknown_field
+from headgate_server.replay.json_format import ANY
+
+_DELIMITERS = ",;\t|"
+
+
+class CsvFormat:
+    """Values between commas, semicolons, tabs or bars, whichever the header has most of.
+
+    Args:
+        columns: The names of the columns; by default the first line has them.
+        time: The column with the time, instead of those that are known.
+    """
+
+    name = "csv"
+
+    def __init__(self, columns: str, time: str | None = None) -> None:
+        self._delimiter = max(_DELIMITERS, key=columns.count)
+        names = next(csv.reader([columns], delimiter=self._delimiter), [])
+        self._names = [name.strip().removeprefix("\ufeff") for name in names]
+        self._time = (time,) if time else ANY["time"]
+        if not self._names or len(set(self._names)) != len(self._names) or not all(self._names):
+            raise ReplayError(
+                f"the first line of a CSV log names its columns, each once, which {columns[:200]!r} does not; "
+                f"name them as --format csv:time,client,path"
+            )
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return self._names
+
+    def read(self, line: str) -> Row:
+        try:
+            row = next(csv.reader((line,), delimiter=self._delimiter, strict=True), [])
+        except csv.Error:
+            raise BadLine("not CSV") from None
+        if len(row) != len(self._names):
+            raise BadLine(f"not {len(self._names)} columns")
+        return row
+
+    def time(self) -> Callable[[Row], object]:
+        lowered = [name.lower() for name in self._names]
+        for name in self._time:
+            if name.lower() in lowered:
+                index = lowered.index(name.lower())
+                return lambda row: row[index].strip()
+        raise ReplayError(
+            f"no column is known as the time; name it with --time. There is {', '.join(self._names)}"
+        )
+
+    def getter(self, name: str) -> Getter:
+        getters = [
+            self._at(alias) for alias in dict.fromkeys((name, *ANY.get(name, ()))) if alias in self._names
+        ]
+        if name in ("path", "query") and self._has("target"):
+            getters.append(of_target(name, self.getter("target")))
+        if name in ("method", "target") and "request" in self._names:
+            getters.append(of_request(name, self._at("request")))
+        if not getters:
+            raise unknown_field(name, self._names, self.name)
+        return first_of(getters)
+
+    def _has(self, name: str) -> bool:
+        return any(alias in self._names for alias in (*ANY[name], "request"))
+
+    def _at(self, name: str) -> Getter:
+        index = self._names.index(name)
+        return lambda row: present(row[index].strip())

@@ -1,0 +1,96 @@
+"""Deciding logged requests, each at its own time, by what decides live.
+
+A limiter of a policy is made as the live policy makes it, over a memory store whose clock is the log's. So tiers, overrides
+and shadow rules mean what they mean in service, and states expire by the time of the log: memory holds the keys that are
+live at that time, however many the log has. Time never goes back here; `requests.in_order` sees to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headgate.clock import SteadyClock
+from headgate.decision import Decision
+from headgate.errors import CostTooHigh
+from headgate.hooks import Hooks
+from headgate.policy import LimiterPolicy, ShadowCount
+from headgate.policy._sync.limiter import Version
+from headgate.rules import SHARED
+from headgate.stores import MemoryStore
+from headgate.stores.request import new_request
+from headgate_server.replay.requests import LoggedRequest
+
+MAX_KEYS = 20_000_000
+"""States that may live at once; a machine's memory ends before."""
+
+
+class ReplayClock(SteadyClock):
+    """A clock that stands at the request which is decided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 0
+
+    def now_us(self) -> int:
+        return self.at
+
+
+class ReplayedLimiter:
+    """One limiter of a policy, asked in the time of a log.
+
+    Args:
+        policy: What the file says of it. Its store and what happens when that is down play no part.
+
+    Attributes:
+        policy: The same.
+    """
+
+    def __init__(self, policy: LimiterPolicy) -> None:
+        self.policy = policy
+        self._clock = ReplayClock()
+        self._store = MemoryStore(max_keys=MAX_KEYS, clock=self._clock)
+        alone = replace(policy, store="memory://", on_store_error="open", deadline=None)
+        self._version = Version(alone, self._store, None, None, Hooks(()), None)
+        self._ask = self._version.gate.ask
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        """The names of the rules that decide."""
+        return tuple(rule.name for rule in self.policy.rules)
+
+    @property
+    def live_states(self) -> int:
+        """How many states are kept."""
+        return len(self._store)
+
+    @property
+    def overflowed(self) -> int:
+        """How many requests found memory full, and so were not decided as they would be live."""
+        return self._store.overflowed
+
+    def decide(self, request: LoggedRequest) -> Decision | None:
+        """Return the decision at the request's own time; `None` if no waiting would ever admit its cost.
+
+        Raises:
+            ConfigError: The key does not fit the rules.
+        """
+        self._clock.at = request.at
+        try:
+            return self._ask(new_request("hit", request.key, request.cost, request.tier, None))[0]
+        except CostTooHigh:
+            return None
+
+    def shadow_counts(self) -> dict[str, ShadowCount]:
+        """Return what each shadow rule would have refused of what the live rules admitted."""
+        return {shadow.rule.name: shadow.tally.so_far() for shadow in self._version.shadows}
+
+
+def scopes_of(policy: LimiterPolicy) -> tuple[str, ...]:
+    """Return the scopes that a limiter's rules count by, shadow rules included, in their order."""
+    scopes = dict.fromkeys(rule.scope for rule in (*policy.rules, *policy.shadow))
+    return tuple(scope for scope in scopes if scope is not None and scope != SHARED)
+
+
+def needs_key(policy: LimiterPolicy) -> bool:
+    """Return whether any rule counts by key."""
+    return any(rule.scope != SHARED for rule in (*policy.rules, *policy.shadow))

@@ -1,0 +1,210 @@
+r"""Expressions: who a line counts for, and for how much, made from its fields.
+
+An expression is text with fields in braces; `{{` and `}}` are plain braces. A field may be followed by filters:
+
+    {client}                            a field
+    {user|or:client}                    another field where the first is missing
+    {http_x_api_key|default:anonymous}  a text where it is missing
+    {path|match:^/api/(\w+)}            what the first group of a pattern finds; missing if it finds nothing
+    {bytes|per:1024}                    a number divided, rounded up: for costs
+    {path|shape}                        numbers and ids in a path replaced by `:id`
+    {client|network}                    an address as Headgate counts it: IPv6 by /64, without a port
+    {plan|map:gold=pro,silver=free}     other words; missing if it is none of them
+    {user|hash}                         a digest with a salt of this run, so that a report can be passed on
+    {user|lower}  {method|upper}
+
+`\|`, `\{` and `\}` stand for these characters in what follows a colon. Nothing is ever evaluated as code. A field is missing
+if the line does not have it, or has it empty or as `-`; then the whole expression is missing.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from headgate.http.address import peer_key
+from headgate_server.replay.errors import ReplayError
+
+Row = Any
+"""A line as its format has read it; only that format's own getters look inside."""
+
+Getter = Callable[[Row], str | None]
+Filter = Callable[[str], str | None]
+Lookup = Callable[[str], Getter]
+
+_PIECE = re.compile(r"\{\{|\}\}|\{((?:[^{}\\]|\\.)*)\}|([{}])|([^{}]+)")
+_FIELD = re.compile(r"(?:[^|\\]|\\.)+")
+_ESCAPED = re.compile(r"\\([|{}])")
+_ID = re.compile(
+    r"(?<=/)(?:\d+|[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}|(?=[a-zA-Z_-]*\d)[0-9a-zA-Z_-]{16,}|[0-9a-fA-F]{12,})(?=/|$)"
+)
+_IPV6_PREFIX = 64
+_SALT = secrets.token_bytes(16)
+_REMEMBERED = 16_384
+_LONGEST_REMEMBERED = 256
+
+
+def compile_expression(text: str, lookup: Lookup) -> Getter:
+    """Return what makes the expression's text from a line.
+
+    Args:
+        text: The expression.
+        lookup: Returns the getter of a field, and raises ReplayError if lines cannot have it.
+
+    Raises:
+        ReplayError: It is no expression, or names what there is not.
+    """
+    pieces: list[str | Getter] = []
+    for found in _PIECE.finditer(text):
+        inside, stray, plain = found.groups()
+        if stray:
+            raise ReplayError(
+                f"expression {text!r}: a {stray!r} alone at position {found.start() + 1}; write {stray * 2!r} if it is meant"
+            )
+        pieces.append(_field(inside, lookup, text) if inside is not None else plain or found[0][0])
+    if len(pieces) == 1 and not isinstance(pieces[0], str):
+        return pieces[0]
+    return _joined(pieces)
+
+
+def _joined(pieces: list[str | Getter]) -> Getter:
+    if all(isinstance(piece, str) for piece in pieces):
+        constant = "".join(piece for piece in pieces if isinstance(piece, str))
+        return lambda row: constant
+
+    def get(row: Row) -> str | None:
+        parts = []
+        for piece in pieces:
+            part = piece if isinstance(piece, str) else piece(row)
+            if part is None:
+                return None
+            parts.append(part)
+        return "".join(parts)
+
+    return get
+
+
+def _field(inside: str, lookup: Lookup, text: str) -> Getter:
+    name, *filters = _FIELD.findall(inside) or [""]
+    if not name.strip():
+        raise ReplayError(f"expression {text!r}: a field has no name; write for example {{client}}")
+    getter = lookup(name.strip())
+    for word in filters:
+        kind, _, argument = word.partition(":")
+        argument = _ESCAPED.sub(r"\1", argument)
+        if kind.strip() == "or":
+            getter = _either(getter, lookup(argument.strip()))
+        elif kind.strip() == "default":
+            getter = _with_default(getter, argument)
+        else:
+            getter = _filtered(getter, _filter(kind.strip(), argument, text))
+    return getter
+
+
+def _either(getter: Getter, other: Getter) -> Getter:
+    def get(row: Row) -> str | None:
+        value = getter(row)
+        return other(row) if value is None else value
+
+    return get
+
+
+def _with_default(getter: Getter, default: str) -> Getter:
+    def get(row: Row) -> str | None:
+        value = getter(row)
+        return default if value is None else value
+
+    return get
+
+
+def _filtered(getter: Getter, change: Filter) -> Getter:
+    def get(row: Row) -> str | None:
+        value = getter(row)
+        return None if value is None else change(value)
+
+    return get
+
+
+def _filter(kind: str, argument: str, text: str) -> Filter:
+    if kind in ("match", "map", "per") and not argument:
+        raise ReplayError(f"expression {text!r}: {kind} needs something after it, as in {{path|{kind}:…}}")
+    if kind == "match":
+        return _matcher(argument, text)
+    if kind == "map":
+        return _mapper(argument, text)
+    if kind == "per":
+        return _divider(argument, text)
+    plain = _PLAIN.get(kind)
+    if plain is None or argument:
+        known = ", ".join(["or", "default", "match", "map", "per", *_PLAIN])
+        problem = f"there is no filter {kind!r}" if plain is None else f"{kind} has nothing after it"
+        raise ReplayError(f"expression {text!r}: {problem}; there is {known}")
+    return plain
+
+
+def _matcher(pattern: str, text: str) -> Filter:
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ReplayError(f"expression {text!r}: {pattern!r} is no pattern: {error}") from None
+    group = 1 if compiled.groups else 0
+
+    def match(value: str) -> str | None:
+        found = compiled.search(value)
+        return (found[group] or None) if found else None
+
+    return match
+
+
+def _mapper(argument: str, text: str) -> Filter:
+    pairs = [pair.partition("=") for pair in argument.split(",")]
+    if not all(word.strip() and equals for word, equals, _ in pairs):
+        raise ReplayError(f"expression {text!r}: map is written as map:gold=pro,silver=free")
+    return {word.strip(): other.strip() for word, _, other in pairs}.get
+
+
+def _divider(argument: str, text: str) -> Filter:
+    if not (argument.isascii() and argument.isdigit() and int(argument)):
+        raise ReplayError(
+            f"expression {text!r}: per is followed by a whole number of at least 1, not {argument!r}"
+        )
+    divisor = int(argument)
+
+    def divide(value: str) -> str | None:
+        # What is no number stays as it is: where a number is needed, the line is then counted as bad.
+        return str(-(int(value) // -divisor)) if value.isascii() and value.isdigit() else value
+
+    return divide
+
+
+def _network(value: str) -> str:
+    return peer_key(value, _IPV6_PREFIX)  # which remembers
+
+
+def _shape(value: str) -> str:
+    path = value.partition("?")[0]
+    return _known_shape(path) if len(path) <= _LONGEST_REMEMBERED else _new_shape(path)
+
+
+def _new_shape(path: str) -> str:
+    return _ID.sub(":id", path)
+
+
+_known_shape = lru_cache(_REMEMBERED)(_new_shape)
+
+
+def _hash(value: str) -> str:
+    return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8, key=_SALT).hexdigest()
+
+
+_PLAIN: dict[str, Filter] = {
+    "hash": _hash,
+    "lower": str.lower,
+    "network": _network,
+    "shape": _shape,
+    "upper": str.upper,
+}

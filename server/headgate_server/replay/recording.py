@@ -1,0 +1,122 @@
+"""Recording what limiters are asked, to replay it later: a hook that appends a line to a file for every hit and hold.
+
+The file is bounded: when it is full, recording ends, and the log says so. Each line is one append, so the workers of a
+server may share a file. Only the owner may read it, and with `hash_keys` it holds digests instead of keys: those of one
+file can be told apart and linked to each other, but to nobody without the salt, a file beside it that can be deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from headgate.clock import Clock, WallClock
+from headgate.costs import total
+from headgate.decision import Decision
+from headgate.errors import ConfigError
+from headgate.hooks import Call, Hook, logger
+from headgate.keys import Key, PlainKey
+from headgate_server.replay.recorded import record_line
+
+DEFAULT_BYTES = 100_000_000
+
+_RECORDED = ("hit", "hold")
+_LOOK_EVERY = 256
+"""Lines between two looks at the file's size: other processes append to it too."""
+_SALT_BYTES = 32
+
+
+class DecisionRecorder(Hook):
+    """Appends what limiters are asked, and whether it was admitted, to a file.
+
+    A hold is recorded with the cost that it was taken at. What it was settled at, and units recorded after the fact, are
+    not recorded.
+
+    Args:
+        file: Where to.
+        max_bytes: How large the file may become, about; then recording ends.
+        hash_keys: Whether digests stand for keys.
+        clock: Where time comes from; by default the machine's wall clock.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+
+    def __init__(
+        self,
+        file: str | Path,
+        *,
+        max_bytes: int = DEFAULT_BYTES,
+        hash_keys: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock: Clock = WallClock() if clock is None else clock
+        self._path = Path(file)
+        self._max_bytes = max_bytes
+        self._until_look = 0
+        try:
+            self._descriptor: int | None = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            self._salt = _salt_of(self._path) if hash_keys else None
+        except OSError as error:
+            raise ConfigError(f"decisions cannot be recorded: {error}") from error
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        """Append a line, unless the file is full."""
+        if self._descriptor is None or call.operation not in _RECORDED:
+            return
+        if self._until_look == 0:
+            if os.fstat(self._descriptor).st_size >= self._max_bytes:
+                self._end()
+                return
+            self._until_look = _LOOK_EVERY
+        self._until_look -= 1
+        key = call.key if self._salt is None else _hashed(call.key, self._salt)
+        cost = total(call.cost)  # a replay has one cost for all rules
+        line = record_line(
+            self._clock.now_us(), call.limiter, call.operation, key, cost, call.tier, decision.allowed
+        )
+        os.write(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
+
+    def close(self) -> None:
+        """End recording."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _end(self) -> None:
+        self.close()
+        logger.warning(
+            "%s has %s bytes, so recording ends; move it away and start again for more",
+            self._path,
+            self._max_bytes,
+        )
+
+
+def _hashed(key: Key | None, salt: bytes) -> Key | None:
+    if isinstance(key, Mapping):
+        return {scope: _digest(part, salt) for scope, part in key.items()}
+    return None if key is None else _digest(key, salt)
+
+
+def _digest(part: PlainKey, salt: bytes) -> str:
+    kind, raw = (b"t", part.encode("utf-8", "surrogatepass")) if isinstance(part, str) else (b"b", part)
+    return blake2b(kind + raw, digest_size=16, key=salt).hexdigest()
+
+
+def _salt_of(file: Path) -> bytes:
+    """Return the salt of a recording, the same for all processes that append to it."""
+    path = file.with_name(f"{file.name}.salt")
+    if not path.exists():
+        # Written whole under another name first, so that no other process reads half of it.
+        descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=path.name)
+        with os.fdopen(descriptor, "wb") as new:
+            new.write(secrets.token_bytes(_SALT_BYTES))
+        with suppress(FileExistsError):  # another process was first, and its salt is the one
+            os.link(name, path)
+        Path(name).unlink()
+    return path.read_bytes()

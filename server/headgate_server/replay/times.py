@@ -1,0 +1,111 @@
+"""Times as logs write them, in whole microseconds since the epoch.
+
+10/Oct/2000:13:55:36 -0700       nginx $time_local, Apache %t
+2024-05-01T12:00:00.123456Z      ISO 8601; digits below the microsecond are cut off
+1714564800.123                   seconds; milli-, micro- and nanoseconds are told apart by their size
+"""
+
+from __future__ import annotations
+
+import calendar
+from datetime import UTC, datetime, timedelta
+
+from headgate.clock import MAX_INSTANT, MICROSECONDS
+from headgate_server.replay.errors import BadLine
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
+_LONGEST = 64
+# Seconds reach 10^11 in the year 5138; 10^11 milliseconds were in 1973, and so on.
+_SCALES = ((10**11, MICROSECONDS), (10**14, 1_000), (10**17, 1))
+
+
+class TimeReader:
+    """Reads the times of one log.
+
+    Attributes:
+        without_zone: How many times named no time zone; they were read as UTC.
+    """
+
+    def __init__(self) -> None:
+        self.without_zone = 0
+        self._last = ("", 0)
+
+    def read(self, value: object) -> int:
+        """Return a time in microseconds since the epoch.
+
+        Raises:
+            BadLine: It is missing, or no time that can be counted.
+        """
+        if isinstance(value, str):
+            text, at = self._last
+            if value != text or not text:  # most logs write seconds, so many lines in a row have the same
+                counted = self.without_zone
+                at = self._parsed(value)
+                if self.without_zone == counted:  # without a zone, every line is to be counted
+                    self._last = value, at
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            at = _from_number(value)
+        else:
+            raise BadLine("no time")
+        if not 0 <= at < MAX_INSTANT * MICROSECONDS:
+            raise BadLine("a time before 1970 or after 2255")
+        return at
+
+    def _parsed(self, text: str) -> int:
+        try:
+            if len(text) > _LONGEST:
+                raise ValueError
+            if text[2:3] == "/":
+                return _from_common_log(text)
+            if text[4:5] == "-":
+                return self._from_iso(text)
+            return _from_digits(text)
+        except (ValueError, KeyError, OverflowError):
+            raise BadLine("no time" if text in ("", "-") else "a time that cannot be read") from None
+
+    def _from_iso(self, text: str) -> int:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            self.without_zone += 1
+            moment = moment.replace(tzinfo=UTC)
+        return (moment - _EPOCH) // _MICROSECOND
+
+
+def _from_common_log(text: str) -> int:
+    """Return the time of `10/Oct/2000:13:55:36 -0700`."""
+    date, _, zone = text.partition(" ")
+    day, month, rest = date.split("/")
+    year, hour, minute, second = rest.split(":")
+    moment = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
+    offset = int(zone[1:3]) * 3600 + int(zone[3:5]) * 60
+    if len(zone) != 5 or zone[0] not in "+-":
+        raise ValueError
+    return (calendar.timegm(moment.timetuple()) - (offset if zone[0] == "+" else -offset)) * MICROSECONDS
+
+
+def _from_digits(text: str) -> int:
+    """Return the time of `1714564800.123`, without a detour over floating point."""
+    if not text.isascii():
+        raise ValueError
+    whole, _, fraction = text.partition(".")
+    if not whole.isdigit() or (fraction and not fraction.isdigit()):
+        raise ValueError
+    number = int(whole)
+    scale = _scale(number)
+    return (
+        number * scale + int((fraction + "000000")[:6]) * scale // MICROSECONDS if scale else number // 1_000
+    )
+
+
+def _from_number(number: float) -> int:
+    if number != number or abs(number) > 1e19:
+        raise BadLine("a time that cannot be read")
+    scale = _scale(number)
+    return round(number * scale) if scale else int(number) // 1_000
+
+
+def _scale(number: float) -> int:
+    """Return how many microseconds a unit of a number of this size has; 0 for nanoseconds."""
+    return next((scale for below, scale in _SCALES if number < below), 0)

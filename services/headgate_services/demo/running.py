@@ -1,0 +1,128 @@
+"""`headgate demo`, from the first line to the last.
+
+What takes time goes on at once: Redis starts, PostgreSQL makes its files and starts, and the programs are imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Awaitable
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headgate_services.demo.data import data_folder, running_redis
+from headgate_services.demo.errors import missing_packages_told
+from headgate_services.demo.ports import check_loopback
+from headgate_services.demo.screen import Progress, welcome
+from headgate_services.demo.signals import StopSignals
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run the demo; see `headgate_services.demo.run_demo`."""
+
+    host: str
+    port: int
+    open_traffic: bool
+    keep: Path | None
+
+
+def run(options: Options) -> int:
+    """Run the demo until it is told to stop; return the exit code."""
+    check_loopback(options.host)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_run(options))
+    return 0
+
+
+async def _run(options: Options) -> None:
+    signals = StopSignals()
+    progress = Progress()
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(data_folder(options.keep))
+        progress.say("Starting Redis, PostgreSQL, four services, the server and its dashboard:")
+        starter = asyncio.create_task(_load("headgate_services.demo.postgres"))
+        redis_url, postgres_url, scene_module = await _all_of(
+            _enter(stack, running_redis(), "Redis", progress),
+            _start_postgres(stack, starter, options.keep, progress),
+            _load_scene(starter, progress),
+        )
+        if signals.told.is_set():
+            return
+        stage = scene_module.Stage(
+            options.host, options.port, options.open_traffic, folder, redis_url, postgres_url
+        )
+        scene = await stack.enter_async_context(scene_module.playing(stage))
+        progress.ready("services and server")
+        if not signals.told.is_set():
+            signals.listen()  # the server reads its policy again on SIGHUP; here it means that the terminal is gone
+            _show(scene, progress)
+        await signals.told.wait()
+        progress.say("\nStopping.")
+
+
+async def _all_of(*parts: Awaitable[Any]) -> list[Any]:
+    """Wait for all of them, also if one fails: what a thread has begun cannot be called off, and must be cleaned up."""
+    results = await asyncio.gather(*parts, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+async def _enter(
+    stack: AsyncExitStack, manager: AbstractContextManager[str], part: str, progress: Progress
+) -> str:
+    """Enter a context in a thread, and have it left in one."""
+    value = await asyncio.to_thread(manager.__enter__)
+    stack.push_async_callback(asyncio.to_thread, manager.__exit__, None, None, None)
+    progress.ready(part)
+    return value
+
+
+async def _start_postgres(
+    stack: AsyncExitStack, starter: asyncio.Task[Any], keep: Path | None, progress: Progress
+) -> str:
+    return await _enter(stack, (await starter).running_postgres(keep), "PostgreSQL", progress)
+
+
+async def _load_scene(starter: asyncio.Task[Any], progress: Progress) -> Any:
+    await starter  # two threads do not import quicker than one, and PostgreSQL has the longer way to go
+    scene = await _load("headgate_services.demo.scene")
+    progress.ready("programs loaded")
+    return scene
+
+
+async def _load(module: str) -> Any:
+    def load() -> Any:
+        with missing_packages_told():
+            return importlib.import_module(module)
+
+    return await asyncio.to_thread(load)
+
+
+def _show(scene: Any, progress: Progress) -> None:
+    for hosted in (scene.dashboard, *scene.services):
+        hosted.on_end(lambda ended: progress.problem(f"{ended.name} has ended; the rest goes on"))
+    progress.say(
+        welcome(
+            scene.dashboard.url,
+            {service.name: service.url for service in scene.services},
+            scene.policy,
+            scene.api_key,
+            scene.submitter_id,
+            scene.traffic.on,
+        )
+    )
+
+
+def _loop_factory() -> Any:
+    """Return the quicker event loop if it is installed."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,18 @@
+"""An outbound e-mail gateway with a global send limit.
+
+`headgate run mail` starts it; `create_app` returns it for another server or a test.
+"""
+
+from headgate_services.mail.app import create_app, inspect_limit, main, reset_limit
+from headgate_services.mail.config import Settings
+from headgate_services.mail.rate_limiter import GlobalRateLimiter, RateLimitResult
+
+__all__ = [
+    "GlobalRateLimiter",
+    "RateLimitResult",
+    "Settings",
+    "create_app",
+    "inspect_limit",
+    "main",
+    "reset_limit",
+]

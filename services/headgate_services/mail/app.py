@@ -1,0 +1,253 @@
+"""The application, and running it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+from uuid import uuid4
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+import headgate
+from headgate import StoreError, StoreMisconfigured
+from headgate.clock import Clock
+from headgate_services.common.databases import problem_with, try_sqlite
+from headgate_services.common.health import add_health
+from headgate_services.common.starting import Launch, log_to_stderr, run
+from headgate_services.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
+from headgate_services.mail.guards import ApiKeyGuard, SizeGuard
+from headgate_services.mail.providers import EmailProvider
+from headgate_services.mail.rate_limiter import GlobalRateLimiter
+from headgate_services.mail.routes import api, demo
+from headgate_services.mail.services import Services, build_limiter, build_services
+from headgate_services.mail.storage.database import Database
+from headgate_services.mail.storage.migrations import MigrationError
+from headgate_services.mail.storage.models import Inbox
+from headgate_services.mail.storage.queries import inbox_of_address
+from headgate_services.mail.storage.times import utc
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def create_app(
+    settings: Settings | None = None,
+    *,
+    clock: Clock | None = None,
+    provider: EmailProvider | None = None,
+) -> FastAPI:
+    """Return the service; by default with the settings of the environment.
+
+    Args:
+        settings: What to run with.
+        clock: Where time comes from, for tests.
+        provider: Who sends, instead of the one that the settings name.
+
+    Raises:
+        SettingsError: It cannot run like this; the message names the variable.
+    """
+    settings = load_settings() if settings is None else settings
+    services = build_services(settings, clock, provider)
+    if services.provider is None:
+        logger.warning("Nothing can be sent: %s not set", ", ".join(settings.missing_credentials))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            await _prepare(services)
+            yield
+        finally:
+            await services.aclose()
+
+    app = FastAPI(title="Headgate mail", version=headgate.__version__, lifespan=lifespan)
+    app.state.services = services
+    app.include_router(api)
+    if settings.email_provider == "demo":
+        app.include_router(demo.router)
+    app.add_api_route("/health", _health, tags=["health"])
+    add_health(app, {"database": services.database.ping, "rate_limit_store": services.limiter.usage})
+    app.add_exception_handler(StoreError, _store_unavailable)
+    for failure in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(failure, _database_unavailable)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    _add_guards(app, settings)
+    return app
+
+
+def _add_guards(app: FastAPI, settings: Settings) -> None:
+    """Add what stands before the routes, the innermost first; every refusal passes through CORS on its way out."""
+    # Base64 makes four bytes of three; a megabyte on top is for everything else in the request.
+    app.add_middleware(SizeGuard, most_bytes=(settings.attachment_max_total_size_mb * 4 // 3 + 2) * MEGABYTE)
+    if key := settings.api_key.get_secret_value():
+        app.add_middleware(ApiKeyGuard, key=key)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=[
+            "Retry-After",
+            "RateLimit",
+            "RateLimit-Policy",
+            "X-RateLimit-Limit",
+            "X-RateLimit-Remaining",
+        ],
+    )
+
+
+async def _health() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+async def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
+    """Refuse to send while nobody can say how much was sent: a limit that fails open is none."""
+    logger.error("Rate limit store unavailable: %s", error)
+    return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503)
+
+
+async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:
+    """Say that the database failed; nothing was sent or stored for this request."""
+    logger.error("Database unavailable: %s", problem_with(error))
+    return JSONResponse(
+        {"detail": "Database unavailable; nothing was sent or stored"}, 503, {"Retry-After": "1"}
+    )
+
+
+async def _invalid_request(request: Request, error: Exception) -> Response:
+    """Answer as FastAPI does, without repeating what was sent: that may be large, and text that UTF-8 cannot say."""
+    assert isinstance(error, RequestValidationError)
+    problems = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
+    return Response(json.dumps({"detail": problems}), 422, media_type="application/json")
+
+
+async def _prepare(services: Services) -> None:
+    """Bring the database up to date, and give the demo an inbox to send from."""
+    await services.database.migrate()
+    if services.settings.email_provider != "demo":
+        return
+    address = f"demo@{DEMO_DOMAIN}"
+    async with services.database.reading() as session:
+        exists = await inbox_of_address(session, address)
+    if exists:
+        return
+    try:
+        async with services.database.writing() as session:
+            session.add(
+                Inbox(
+                    id=str(uuid4()),
+                    email_address=address,
+                    name="Demo",
+                    provider_config={},
+                    created_at=utc(services.clock),
+                )
+            )
+    except IntegrityError:  # another worker was faster
+        logger.debug("The demo inbox exists already")
+
+
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
+    """Run the service until it is told to stop, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
+
+    Args:
+        host: Where to listen, instead of `HOST`.
+        port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
+    """
+
+    def prepare() -> Launch:
+        settings = load_settings()
+        log_to_stderr(settings.log_level)
+        asyncio.run(_check_database(settings))
+        asyncio.run(_check_store(settings))
+        return Launch(
+            lambda: create_app(settings),
+            "headgate_services.mail.app:make_worker",
+            settings.host if host is None else host,
+            settings.port if port is None else port,
+            in_memory="the send limit is in memory; RATE_LIMIT_STORE names a store that they share"
+            if settings.counts_in_memory
+            else "",
+        )
+
+    return run(prepare, workers)
+
+
+def inspect_limit() -> str:
+    """Return in a line what was counted of the send limit; counts nothing.
+
+    Raises:
+        SettingsError: It is counted in the memory of the service.
+        StoreError: The store cannot be asked.
+    """
+
+    async def look(limiter: GlobalRateLimiter) -> str:
+        windows = (await limiter.usage()).windows
+        return ", ".join(map(str, windows)) or "nothing is limited"
+
+    return asyncio.run(_with_limiter(look))
+
+
+def reset_limit() -> None:
+    """Forget what was counted of the send limit; raises as `inspect_limit` does."""
+    asyncio.run(_with_limiter(GlobalRateLimiter.reset))
+
+
+async def _with_limiter(ask: Callable[[GlobalRateLimiter], Awaitable[T]]) -> T:
+    settings = load_settings()
+    if settings.counts_in_memory:
+        raise SettingsError(
+            "RATE_LIMIT_STORE: counts are in the memory of the service, which no command can reach"
+        )
+    limiter = build_limiter(settings)
+    try:
+        return await ask(limiter)
+    finally:
+        await limiter.aclose()
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    log_to_stderr(settings.log_level)
+    return create_app(settings)
+
+
+async def _check_database(settings: Settings) -> None:
+    """Open the database and bring it up to date.
+
+    The application does so by itself, but there, within the server, a failure would end in a traceback.
+    """
+    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
+    try:
+        try_sqlite(settings.sqlalchemy_url())
+        await database.migrate()
+    except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
+        raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
+    finally:
+        await database.aclose()
+
+
+async def _check_store(settings: Settings) -> None:
+    """Refuse to start on a store that refuses us. One that is down may be back; until then nothing is sent."""
+    limiter = build_limiter(settings)
+    try:
+        await limiter.ping()
+    except StoreMisconfigured as error:
+        raise SettingsError(f"RATE_LIMIT_STORE: {error}") from error
+    except StoreError as error:
+        logger.warning("Rate limit store unavailable: %s", error)
+    finally:
+        await limiter.aclose()

@@ -1,0 +1,211 @@
+"""What the service reads from its environment, once, at start-up.
+
+Every field is the environment variable of the same name in capitals. An empty variable counts as unset: Compose files
+often pass one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy import URL
+
+from headgate.errors import ConfigError
+from headgate.quota import MAX_UNITS
+from headgate_services.common.databases import database_url
+from headgate_services.mail.domain_filter import compile_patterns
+
+DEMO_DOMAIN = "demo.nornweave.local"
+DEFAULT_DATABASE = "sqlite:///headgate-mail.db"
+MEGABYTE = 1024 * 1024
+
+_ORIGIN = re.compile(r"https?://[^\s/@?#*]+", re.IGNORECASE)
+_WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
+
+
+class SettingsError(ConfigError):
+    """The service cannot start as it is configured; the message names the variable."""
+
+
+def _whole_number(value: object) -> object:
+    """Refuse what pydantic would read as a whole number although nobody wrote one, such as 5.0 or 1_000."""
+    if isinstance(value, bool) or (isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value)):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _provider(value: object) -> object:
+    return "smtp" if value == "imap-smtp" else value  # what it is called where it can also fetch mail
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _patterns(text: str) -> str:
+    compile_patterns(text)
+    return text
+
+
+SendLimit = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, le=MAX_UNITS)]
+Patterns = Annotated[str, AfterValidator(_patterns)]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+
+
+class Settings(BaseSettings):
+    """The settings of the mail service."""
+
+    model_config = SettingsConfigDict(
+        # The variable's own name stands in every validation error.
+        alias_generator=str.upper,
+        validate_by_name=True,
+        validate_by_alias=True,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    global_send_rate_limit_per_minute: SendLimit = 0
+    global_send_rate_limit_per_hour: SendLimit = 0
+    rate_limit_store: str = Field(default="memory://", repr=False)
+
+    email_provider: Annotated[Literal["demo", "smtp"], BeforeValidator(_provider)] = "demo"
+    email_domain: str = ""
+    smtp_host: str = ""
+    smtp_port: int = Field(default=587, ge=1, le=65535)
+    smtp_username: str = ""
+    smtp_password: SecretStr = SecretStr("")
+    smtp_use_tls: bool = True
+    smtp_ca_file: str = ""
+    smtp_timeout: float = Field(default=30.0, gt=0, le=3600)
+
+    outbound_domain_allowlist: Patterns = ""
+    outbound_domain_blocklist: Patterns = ""
+    inbound_domain_allowlist: Patterns = ""
+    inbound_domain_blocklist: Patterns = ""
+
+    attachment_max_size_mb: int = Field(default=25, ge=1, le=1024)
+    attachment_max_total_size_mb: int = Field(default=35, ge=1, le=1024)
+    attachment_max_count: int = Field(default=20, ge=0, le=1000)
+
+    db_driver: Literal["sqlite", "postgres"] | None = None
+    database_url: str = Field(default="", repr=False)
+    database_timeout: float = Field(default=5.0, ge=0.1, le=600)
+
+    environment: Literal["development", "staging", "production"] = "development"
+    api_key: SecretStr = SecretStr("")
+    cors_origins: str = "*"
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    log_level: Annotated[LogLevel, BeforeValidator(_upper)] = "INFO"
+
+    @model_validator(mode="after")
+    def _guarded_outside_development(self) -> Settings:
+        if self.environment == "development":
+            return self
+        if not self.api_key.get_secret_value():
+            raise ValueError(f"API_KEY: must be set when ENVIRONMENT is {self.environment}")
+        if "*" in self.allowed_origins or not self.allowed_origins:
+            raise ValueError(
+                f"CORS_ORIGINS: must name the origins one by one when ENVIRONMENT is {self.environment}"
+            )
+        return self
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_origins(cls, text: str) -> str:
+        origins = _listed(text)
+        if "*" in origins and len(origins) > 1:
+            raise ValueError("* stands alone: with it every origin is allowed, whatever else is listed")
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin such as https://app.example.com, which has no path"
+                )
+        return text
+
+    @model_validator(mode="after")
+    def _database_is_known(self) -> Settings:
+        self.sqlalchemy_url()
+        return self
+
+    @property
+    def allowed_origins(self) -> list[str]:
+        """The origins that browsers may call from."""
+        return _listed(self.cors_origins)
+
+    @property
+    def counts_in_memory(self) -> bool:
+        """Whether there is a limit that every process counts for itself."""
+        is_limited = self.global_send_rate_limit_per_minute or self.global_send_rate_limit_per_hour
+        return bool(is_limited) and self.rate_limit_store.startswith("memory:")
+
+    @property
+    def inbox_domain(self) -> str:
+        """The domain of new inboxes; empty if there is none."""
+        return self.email_domain or (DEMO_DOMAIN if self.email_provider == "demo" else "")
+
+    @property
+    def missing_credentials(self) -> list[str]:
+        """The variables without which the provider cannot send."""
+        if self.email_provider != "smtp":
+            return []
+        password = self.smtp_password.get_secret_value()
+        needed = {
+            "SMTP_HOST": self.smtp_host,
+            "SMTP_USERNAME": self.smtp_username or not password,
+            "SMTP_PASSWORD": password or not self.smtp_username,
+        }
+        return [variable for variable, value in needed.items() if not value]
+
+    def sqlalchemy_url(self) -> URL:
+        """Return where messages are stored, with the driver that we use for it.
+
+        Raises:
+            ValueError: `DATABASE_URL` and `DB_DRIVER` do not name a database that we know.
+        """
+        if self.db_driver == "postgres" and not self.database_url:
+            raise ValueError("DATABASE_URL: must be set when DB_DRIVER is postgres")
+        try:
+            url = database_url(self.database_url or DEFAULT_DATABASE)
+        except ValueError as error:
+            raise ValueError(f"DATABASE_URL: {error}") from None
+        database = url.get_backend_name().removesuffix("ql")
+        if self.db_driver not in (None, database):
+            raise ValueError(f"DATABASE_URL: is for {database}, but DB_DRIVER is {self.db_driver}")
+        return url
+
+
+def load_settings() -> Settings:
+    """Return the settings of this process's environment.
+
+    Raises:
+        SettingsError: One of them is wrong; the message has a line for each, which begins with the variable's name.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = [(".".join(map(str, found["loc"])), found["msg"]) for found in error.errors()]
+        raise SettingsError("\n".join(_explain(*problem) for problem in problems)) from error
+
+
+def _explain(variable: str, message: str) -> str:
+    """Return a line about one problem; values stay out of it, since some are secret."""
+    message = message.removeprefix("Value error, ")
+    return f"{variable}: {message}" if variable else message

@@ -1,0 +1,51 @@
+"""Providers, by the name that `EMAIL_PROVIDER` gives them."""
+
+from __future__ import annotations
+
+import ssl
+
+from headgate.clock import Clock
+from headgate_services.mail.config import Settings, SettingsError
+from headgate_services.mail.providers.base import EmailProvider, OutgoingAttachment, ProviderError
+from headgate_services.mail.providers.demo import DemoProvider
+from headgate_services.mail.providers.smtp import SmtpProvider
+from headgate_services.mail.storage.database import Database
+
+__all__ = [
+    "DemoProvider",
+    "EmailProvider",
+    "OutgoingAttachment",
+    "ProviderError",
+    "SmtpProvider",
+    "build_provider",
+]
+
+IMPLICIT_TLS_PORT = 465
+
+
+def build_provider(settings: Settings, database: Database, clock: Clock) -> EmailProvider | None:
+    """Return the configured provider; `None` if it lacks the credentials to send.
+
+    Raises:
+        SettingsError: `SMTP_CA_FILE` cannot be read.
+    """
+    if settings.missing_credentials:
+        return None
+    if settings.email_provider == "demo":
+        return DemoProvider(database, clock)
+    return SmtpProvider(
+        host=settings.smtp_host,
+        port=settings.smtp_port,
+        username=settings.smtp_username,
+        password=settings.smtp_password.get_secret_value(),
+        tls=_tls_context(settings) if settings.smtp_use_tls else None,
+        implicit_tls=settings.smtp_port == IMPLICIT_TLS_PORT,
+        timeout=settings.smtp_timeout,
+    )
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=settings.smtp_ca_file or None)
+    except OSError as error:  # also what ssl raises for a file without certificates
+        raise SettingsError(f"SMTP_CA_FILE: {error}") from error

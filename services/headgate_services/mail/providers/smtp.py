@@ -1,0 +1,126 @@
+"""Sending through an SMTP server, one connection per e-mail.
+
+All recipients or none: if the server refuses one of them, nothing is handed over, so that "failed" always means that
+nobody was written to and the send can be tried again as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.message import EmailMessage
+from email.policy import SMTP, SMTPUTF8
+
+import aiosmtplib
+
+from headgate_services.mail.domain_filter import bare_address
+from headgate_services.mail.providers.base import OutgoingAttachment, ProviderError
+from headgate_services.mail.providers.mime import build_message
+
+_GOODBYE_SECONDS = 2.0  # how long a server that has taken the e-mail may keep us waiting for its goodbye
+
+
+@dataclass(frozen=True, slots=True)
+class SmtpProvider:
+    """Hands e-mail to an SMTP server.
+
+    Attributes:
+        tls: Encrypts, and checks the server's certificate; `None` sends everything, credentials included, as plain text.
+        implicit_tls: Whether to encrypt from the first byte; otherwise STARTTLS is demanded of the server.
+        timeout: Seconds that one e-mail may take, from connecting to the server's last word on it.
+    """
+
+    host: str
+    port: int
+    username: str = ""
+    password: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+    implicit_tls: bool = False
+    timeout: float = 30.0
+    name: str = "smtp"
+
+    async def send_email(
+        self,
+        to: Sequence[str],
+        subject: str,
+        body: str,
+        *,
+        from_address: str,
+        reply_to: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        in_reply_to: str | None = None,
+        references: Sequence[str] | None = None,
+        cc: Sequence[str] | None = None,
+        bcc: Sequence[str] | None = None,
+        attachments: Sequence[OutgoingAttachment] | None = None,
+        html_body: str | None = None,
+    ) -> str | None:
+        """Hand one e-mail over; the id returned is its Message-ID, the one name that an SMTP server knows it by."""
+        everybody = [*to, *(cc or ()), *(bcc or ())]
+        recipients = list(dict.fromkeys(map(bare_address, everybody)))
+        try:
+            message = build_message(
+                to,
+                subject,
+                body,
+                from_address=from_address,
+                reply_to=reply_to,
+                headers=headers,
+                message_id=message_id,
+                in_reply_to=in_reply_to,
+                references=references,
+                cc=cc,
+                attachments=attachments,
+                html_body=html_body,
+            )
+        except ValueError as error:
+            raise ProviderError(f"the message cannot be written: {error}") from error
+        await self._transmit(message, from_address, recipients)
+        return message_id
+
+    async def _transmit(self, message: EmailMessage, sender: str, recipients: Sequence[str]) -> None:
+        client = aiosmtplib.SMTP(
+            hostname=self.host,
+            port=self.port,
+            username=self.username or None,
+            password=self.password or None,
+            local_hostname=sender.rpartition("@")[2],  # spares a DNS lookup of our own name
+            timeout=self.timeout,
+            use_tls=self.tls is not None and self.implicit_tls,
+            start_tls=self.tls is not None and not self.implicit_tls,
+            tls_context=self.tls,
+        )
+        try:
+            async with asyncio.timeout(self.timeout):
+                await client.connect()
+                await _hand_over(client, message, sender, recipients)
+            with suppress(
+                aiosmtplib.SMTPException
+            ):  # the e-mail is theirs now, whatever becomes of the connection
+                await client.quit(timeout=min(self.timeout, _GOODBYE_SECONDS))
+        except aiosmtplib.SMTPResponseException as error:
+            raise ProviderError(f"the server answered {error.code} {error.message}") from error
+        except TimeoutError as error:
+            raise ProviderError(f"no answer within {self.timeout:g} s") from error
+        except (aiosmtplib.SMTPException, OSError) as error:
+            raise ProviderError(f"{self.host}:{self.port}: {error}") from error
+        finally:
+            client.close()
+
+
+async def _hand_over(
+    client: aiosmtplib.SMTP, message: EmailMessage, sender: str, recipients: Sequence[str]
+) -> None:
+    plain = all(address.isascii() for address in (sender, *recipients))
+    await client.ehlo()
+    if not plain and not client.supports_extension("smtputf8"):
+        raise ProviderError("the server takes no addresses beyond ASCII")
+    encoding, options = ("ascii", []) if plain else ("utf-8", ["SMTPUTF8", "BODY=8BITMIME"])
+    await client.mail(sender, options=options, encoding=encoding)
+    for recipient in recipients:
+        await client.rcpt(recipient, encoding=encoding)
+    await client.data(message.as_bytes(policy=SMTP if plain else SMTPUTF8))

@@ -1,0 +1,317 @@
+"""The wire format: what comes in and what goes out."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from headgate_services.mail.rate_limiter import RateLimitResult
+from headgate_services.mail.storage.models import Attachment, DemoOutboxEntry, Inbox, Message, Thread
+
+PREVIEW_LENGTH = 100
+
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
+
+
+def _storable(text: str) -> str:
+    """Refuse what no database or mail server takes; found out after the e-mail has gone, that would be too late."""
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character")
+    if _HALF_CHARACTER.search(text):
+        raise ValueError("must not contain half of a surrogate pair")
+    return text
+
+
+def _one_line(text: str) -> str:
+    if _CONTROL_CHARACTER.search(text):
+        raise ValueError("must be one line without control characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+Line = Annotated[Text, AfterValidator(_one_line)]
+
+
+class SendAttachment(BaseModel):
+    """A file to send."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    filename: Annotated[Line, Field(min_length=1, max_length=255)]
+    content_type: Annotated[Line, Field(min_length=1)]
+    content_base64: str
+    disposition: Literal["attachment", "inline"] = "attachment"
+    content_id: Line | None = None
+
+
+class SendRequest(BaseModel):
+    """An e-mail to send. Unknown fields are ignored."""
+
+    inbox_id: Text
+    to: Annotated[list[Text], Field(min_length=1)]
+    subject: Annotated[Text, Field(min_length=1)]
+    body: Text = Field(description="Markdown; may be empty")
+    html: Text | None = Field(default=None, description="the same as HTML, for readers that show it")
+    cc: list[Text] | None = Field(default=None, description="more recipients, whom everybody sees")
+    bcc: list[Text] | None = Field(default=None, description="more recipients, whom nobody sees")
+    reply_to_thread_id: Text | None = None
+    attachments: list[SendAttachment] | None = None
+
+    @property
+    def recipients(self) -> list[str]:
+        """Everybody who gets it."""
+        return [*self.to, *(self.cc or ()), *(self.bcc or ())]
+
+
+class SendResponse(BaseModel):
+    """What became of an e-mail."""
+
+    id: str
+    thread_id: str
+    provider_message_id: str | None
+    status: Literal["sent", "failed", "pending"]
+    error: str | None
+
+
+class InboxCreate(BaseModel):
+    """An inbox to create."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[Text, Field(min_length=1)]
+    email_username: Annotated[Text, Field(min_length=1)]
+
+
+class InboxView(BaseModel):
+    """An inbox."""
+
+    id: str
+    email_address: str
+    name: str
+    provider_config: dict[str, Any]
+
+    @classmethod
+    def of(cls, inbox: Inbox) -> InboxView:
+        """Return the view of a row."""
+        return cls.model_validate(inbox, from_attributes=True)
+
+
+class InboxList(BaseModel):
+    """Some inboxes."""
+
+    items: list[InboxView]
+    count: int
+
+
+class MessageView(BaseModel):
+    """A stored message."""
+
+    id: str
+    thread_id: str
+    inbox_id: str
+    direction: Literal["inbound", "outbound"]
+    provider_message_id: str | None
+    subject: str
+    from_address: str
+    to_addresses: list[str]
+    cc_addresses: list[str]
+    bcc_addresses: list[str]
+    reply_to_addresses: list[str]
+    text: str
+    html: str | None
+    content_clean: str
+    timestamp: datetime
+    labels: list[str]
+    preview: str
+    size: int
+    in_reply_to: str | None
+    references: list[str]
+    metadata: dict[str, Any]
+    created_at: datetime
+
+    @classmethod
+    def of(cls, message: Message) -> MessageView:
+        """Return the view of a row."""
+        return cls(
+            id=message.id,
+            thread_id=message.thread_id,
+            inbox_id=message.inbox_id,
+            direction=message.direction,
+            provider_message_id=message.provider_message_id,
+            subject=message.subject,
+            from_address=message.from_address,
+            to_addresses=message.to_addresses,
+            cc_addresses=message.cc_addresses,
+            bcc_addresses=message.bcc_addresses,
+            reply_to_addresses=message.reply_to_addresses,
+            text=message.text,
+            html=message.html,
+            content_clean=message.text,
+            timestamp=message.timestamp,
+            labels=message.labels,
+            preview=" ".join(message.text.split())[:PREVIEW_LENGTH],
+            size=message.size,
+            in_reply_to=message.in_reply_to,
+            references=message.reference_ids,
+            metadata={"status": message.status, "error": message.error, "message_id": message.message_id},
+            created_at=message.created_at,
+        )
+
+
+class MessageList(BaseModel):
+    """Some messages, and how many there are in all."""
+
+    items: list[MessageView]
+    count: int
+    total: int
+
+
+class ThreadView(BaseModel):
+    """A thread without its messages."""
+
+    id: str
+    inbox_id: str
+    subject: str
+    summary: str | None
+    last_message_at: datetime
+    participant_hash: str
+
+    @classmethod
+    def of(cls, thread: Thread) -> ThreadView:
+        """Return the view of a row."""
+        return cls.model_validate(thread, from_attributes=True)
+
+
+class ThreadList(BaseModel):
+    """Some threads."""
+
+    items: list[ThreadView]
+    count: int
+
+
+class ThreadMessage(BaseModel):
+    """A message as a turn in a conversation."""
+
+    role: Literal["user", "assistant"]
+    author: str
+    content: str
+    timestamp: datetime
+
+    @classmethod
+    def of(cls, message: Message) -> ThreadMessage:
+        """Return the view of a row: what the inbox wrote is the assistant's."""
+        return cls(
+            role="assistant" if message.direction == "outbound" else "user",
+            author=message.from_address,
+            content=message.text,
+            timestamp=message.timestamp,
+        )
+
+
+class ThreadDetail(BaseModel):
+    """A thread with its messages, oldest first."""
+
+    id: str
+    subject: str
+    summary: str | None
+    messages: list[ThreadMessage]
+
+
+class AttachmentView(BaseModel):
+    """A stored file, without its content."""
+
+    id: str
+    message_id: str
+    filename: str
+    content_type: str
+    disposition: str
+    content_id: str | None
+    size: int
+
+    @classmethod
+    def of(cls, attachment: Attachment) -> AttachmentView:
+        """Return the view of a row."""
+        return cls.model_validate(attachment, from_attributes=True)
+
+
+class AttachmentList(BaseModel):
+    """The files of a message."""
+
+    items: list[AttachmentView]
+    count: int
+
+
+class OutboxEntryView(BaseModel):
+    """An e-mail that the demo provider took."""
+
+    id: str
+    sent_at: datetime
+    from_address: str
+    to_addresses: list[str]
+    subject: str
+    body: str
+    message_id: str | None
+    in_reply_to: str | None
+    references: list[str]
+    attachments: list[str]
+
+    @classmethod
+    def of(cls, entry: DemoOutboxEntry) -> OutboxEntryView:
+        """Return the view of a row."""
+        return cls(
+            id=entry.id,
+            sent_at=entry.sent_at,
+            from_address=entry.from_address,
+            to_addresses=entry.to_addresses,
+            subject=entry.subject,
+            body=entry.body,
+            message_id=entry.message_id,
+            in_reply_to=entry.in_reply_to,
+            references=entry.reference_ids,
+            attachments=entry.attachment_names,
+        )
+
+
+class OutboxList(BaseModel):
+    """Some of the demo outbox, and how much there is in all."""
+
+    items: list[OutboxEntryView]
+    count: int
+    total: int
+
+
+class WindowView(BaseModel):
+    """A window of the send limit; `limit` and `remaining` are null where any number may be sent."""
+
+    name: str
+    limit: int | None
+    count: int
+    remaining: int | None
+    retry_after: int | None
+
+
+class RateLimitView(BaseModel):
+    """Whether one more e-mail may be sent now; without any limit there are no windows."""
+
+    allowed: bool
+    retry_after: int | None
+    windows: list[WindowView]
+
+    @classmethod
+    def of(cls, result: RateLimitResult) -> RateLimitView:
+        """Return the view of a limiter's answer."""
+        windows = [
+            WindowView(
+                name=used.name,
+                limit=used.limit,
+                count=used.count,
+                remaining=None if used.limit is None else used.limit - used.count,
+                retry_after=used.retry_after,
+            )
+            for used in result.windows
+        ]
+        return cls(allowed=result.allowed, retry_after=result.retry_after, windows=windows)

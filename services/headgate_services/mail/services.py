@@ -1,0 +1,111 @@
+"""What the routes need, made once at start-up and handed to them by FastAPI, so that a test can put others in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, HTTPException, Request
+
+from headgate import HeadgateError
+from headgate.clock import Clock, WallClock
+from headgate_services.mail.config import Settings, SettingsError
+from headgate_services.mail.domain_filter import DomainFilter, compile_patterns
+from headgate_services.mail.providers import EmailProvider, build_provider
+from headgate_services.mail.rate_limiter import CheckAndRecord, GlobalRateLimiter
+from headgate_services.mail.storage.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of a running service.
+
+    Attributes:
+        provider: `None` if the configured one lacks credentials; sending then says which.
+        clock: For the times in messages; the limiter has its own.
+    """
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    limiter: GlobalRateLimiter
+    provider: EmailProvider | None
+    outbound: DomainFilter
+    inbound: DomainFilter
+
+    async def aclose(self) -> None:
+        """Close what was opened."""
+        await self.limiter.aclose()
+        await self.database.aclose()
+
+
+def build_services(settings: Settings, clock: Clock | None, provider: EmailProvider | None) -> Services:
+    """Return the parts that the settings ask for; a given clock serves everything, a given provider sends.
+
+    Raises:
+        SettingsError: One of them cannot be made; the message names the variable.
+    """
+    times = WallClock() if clock is None else clock
+    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
+    return Services(
+        settings=settings,
+        clock=times,
+        database=database,
+        limiter=build_limiter(settings, clock),
+        provider=provider or build_provider(settings, database, times),
+        outbound=DomainFilter(
+            "outbound",
+            compile_patterns(settings.outbound_domain_allowlist),
+            compile_patterns(settings.outbound_domain_blocklist),
+        ),
+        inbound=DomainFilter(
+            "inbound",
+            compile_patterns(settings.inbound_domain_allowlist),
+            compile_patterns(settings.inbound_domain_blocklist),
+        ),
+    )
+
+
+def build_limiter(settings: Settings, clock: Clock | None = None) -> GlobalRateLimiter:
+    """Return the limiter that the settings ask for.
+
+    Raises:
+        SettingsError: It cannot be made; the message names the variable.
+    """
+    try:
+        return GlobalRateLimiter(
+            settings.global_send_rate_limit_per_minute,
+            settings.global_send_rate_limit_per_hour,
+            store=settings.rate_limit_store,
+            clock=clock,
+        )
+    except HeadgateError as error:
+        raise SettingsError(f"RATE_LIMIT_STORE: {error}") from error
+
+
+# Coroutines, although they never wait: FastAPI would run plain functions in a thread each.
+
+
+async def get_services(request: Request) -> Services:
+    """Return the parts of the running service."""
+    return cast(Services, request.app.state.services)
+
+
+async def get_rate_limiter(services: ServicesPart) -> CheckAndRecord:
+    """Return the one limiter of this process."""
+    return services.limiter
+
+
+async def get_provider(services: ServicesPart) -> EmailProvider:
+    """Return the provider, or answer 422 if it lacks credentials."""
+    if services.provider is None:
+        missing = ", ".join(services.settings.missing_credentials)
+        raise HTTPException(
+            422, f"EMAIL_PROVIDER is {services.settings.email_provider}, but these are not set: {missing}"
+        )
+    return services.provider
+
+
+ServicesPart = Annotated[Services, Depends(get_services)]
+LimiterPart = Annotated[CheckAndRecord, Depends(get_rate_limiter)]
+ProviderPart = Annotated[EmailProvider, Depends(get_provider)]

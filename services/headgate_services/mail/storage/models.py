@@ -1,0 +1,131 @@
+"""The tables, as `migrations/` creates them; a test holds the two together."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, Text, func
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from headgate_services.mail.storage.times import UtcTime
+
+Direction = Literal["inbound", "outbound"]
+Status = Literal["sent", "failed", "pending", "received"]
+
+
+class Base(DeclarativeBase):
+    """Text is text, and instants are in UTC, on every database."""
+
+    type_annotation_map = {  # noqa: RUF012  # SQLAlchemy's own convention
+        str: Text(),
+        bytes: LargeBinary(),
+        datetime: UtcTime(),
+        list[str]: JSON(),
+        dict[str, Any]: JSON(),
+        Direction: Text(),
+        Status: Text(),
+    }
+
+
+class Inbox(Base):
+    """An address that mail is sent from and comes in to."""
+
+    __tablename__ = "inboxes"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    email_address: Mapped[str]
+    name: Mapped[str]
+    provider_config: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+
+Index("inboxes_email_address", func.lower(Inbox.email_address), unique=True)
+
+
+class Thread(Base):
+    """A conversation of one inbox."""
+
+    __tablename__ = "threads"
+    __table_args__ = (Index("threads_inbox", "inbox_id", "last_message_at"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    inbox_id: Mapped[str] = mapped_column(ForeignKey("inboxes.id", ondelete="CASCADE"))
+    subject: Mapped[str]
+    summary: Mapped[str | None]
+    last_message_at: Mapped[datetime]
+    participant_hash: Mapped[str]
+    created_at: Mapped[datetime]
+
+
+class Message(Base):
+    """An e-mail that was sent, or tried to be, or received.
+
+    Attributes:
+        message_id: Its Message-ID header, in angle brackets.
+        reference_ids: The Message-IDs of those before it in the conversation, oldest first.
+    """
+
+    __tablename__ = "messages"
+    __table_args__ = (
+        Index("messages_thread", "thread_id", "timestamp"),
+        Index("messages_inbox", "inbox_id", "timestamp"),
+        Index("messages_message_id", "inbox_id", "message_id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    thread_id: Mapped[str] = mapped_column(ForeignKey("threads.id", ondelete="CASCADE"))
+    inbox_id: Mapped[str] = mapped_column(ForeignKey("inboxes.id", ondelete="CASCADE"))
+    direction: Mapped[Direction]
+    status: Mapped[Status]
+    error: Mapped[str | None]
+    provider_message_id: Mapped[str | None]
+    message_id: Mapped[str]
+    in_reply_to: Mapped[str | None]
+    reference_ids: Mapped[list[str]]
+    subject: Mapped[str]
+    from_address: Mapped[str]
+    to_addresses: Mapped[list[str]]
+    cc_addresses: Mapped[list[str]]
+    bcc_addresses: Mapped[list[str]]
+    reply_to_addresses: Mapped[list[str]]
+    text: Mapped[str]
+    html: Mapped[str | None]
+    labels: Mapped[list[str]]
+    size: Mapped[int] = mapped_column(BigInteger)
+    timestamp: Mapped[datetime]
+    created_at: Mapped[datetime]
+
+
+class Attachment(Base):
+    """A file that went with a message."""
+
+    __tablename__ = "attachments"
+    __table_args__ = (Index("attachments_message", "message_id"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    message_id: Mapped[str] = mapped_column(ForeignKey("messages.id", ondelete="CASCADE"))
+    filename: Mapped[str]
+    content_type: Mapped[str]
+    disposition: Mapped[str]
+    content_id: Mapped[str | None]
+    size: Mapped[int] = mapped_column(BigInteger)
+    content: Mapped[bytes] = mapped_column(deferred=True)
+
+
+class DemoOutboxEntry(Base):
+    """An e-mail that the demo provider took."""
+
+    __tablename__ = "demo_outbox"
+    __table_args__ = (Index("demo_outbox_sent_at", "sent_at"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    sent_at: Mapped[datetime]
+    from_address: Mapped[str]
+    to_addresses: Mapped[list[str]]
+    subject: Mapped[str]
+    body: Mapped[str]
+    message_id: Mapped[str | None]
+    in_reply_to: Mapped[str | None]
+    reference_ids: Mapped[list[str]]
+    attachment_names: Mapped[list[str]]

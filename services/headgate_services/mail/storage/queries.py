@@ -1,0 +1,94 @@
+"""What is asked of the tables, beyond looking a row up by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from headgate_services.mail.storage.models import Attachment, DemoOutboxEntry, Inbox, Message, Thread
+
+
+async def list_inboxes(session: AsyncSession, limit: int, offset: int) -> Sequence[Inbox]:
+    """Return inboxes, oldest first."""
+    query = select(Inbox).order_by(Inbox.created_at, Inbox.id).limit(limit).offset(offset)
+    return (await session.scalars(query)).all()
+
+
+async def inbox_of_address(session: AsyncSession, address: str) -> Inbox | None:
+    """Return the inbox of an address, whatever its case."""
+    return await session.scalar(select(Inbox).where(func.lower(Inbox.email_address) == address.lower()))
+
+
+async def list_threads(session: AsyncSession, inbox_id: str, limit: int, offset: int) -> Sequence[Thread]:
+    """Return the threads of an inbox, the one with the newest message first."""
+    query = select(Thread).where(Thread.inbox_id == inbox_id)
+    query = query.order_by(Thread.last_message_at.desc(), Thread.id).limit(limit).offset(offset)
+    return (await session.scalars(query)).all()
+
+
+async def messages_of_thread(session: AsyncSession, thread_id: str) -> Sequence[Message]:
+    """Return the messages of a thread, oldest first, and a message before the copy of it that came back."""
+    query = select(Message).where(Message.thread_id == thread_id)
+    query = query.order_by(Message.timestamp, Message.direction.desc(), Message.id)
+    return (await session.scalars(query)).all()
+
+
+async def search_messages(
+    session: AsyncSession,
+    *,
+    inbox_id: str | None,
+    thread_id: str | None,
+    text: str | None,
+    limit: int,
+    offset: int,
+) -> tuple[Sequence[Message], int]:
+    """Return messages, newest first, and how many there are without limit and offset.
+
+    `text` is looked for in the subject, the text and the sender, whatever its case.
+    """
+    query = select(Message)
+    if inbox_id is not None:
+        query = query.where(Message.inbox_id == inbox_id)
+    if thread_id is not None:
+        query = query.where(Message.thread_id == thread_id)
+    if text:
+        places = (Message.subject, Message.text, Message.from_address)
+        query = query.where(or_(*(place.icontains(text, autoescape=True) for place in places)))
+    total = await session.scalar(select(func.count()).select_from(query.subquery()))
+    page = query.order_by(Message.timestamp.desc(), Message.id).limit(limit).offset(offset)
+    return (await session.scalars(page)).all(), total or 0
+
+
+async def newest_delivered(session: AsyncSession, thread_id: str) -> Message | None:
+    """Return the message that a reply in this thread answers: the newest that reached anybody."""
+    query = select(Message).where(Message.thread_id == thread_id, Message.status != "failed")
+    return await session.scalar(query.order_by(Message.timestamp.desc(), Message.id).limit(1))
+
+
+async def thread_with(session: AsyncSession, inbox_id: str, message_ids: Sequence[str]) -> Thread | None:
+    """Return the thread of an inbox that has one of these messages, found by their Message-ID."""
+    query = (
+        select(Thread)
+        .join(Message, Message.thread_id == Thread.id)
+        .where(Message.inbox_id == inbox_id, Message.message_id.in_(message_ids))
+        .order_by(Message.timestamp.desc())
+        .limit(1)
+    )
+    return await session.scalar(query)
+
+
+async def attachments_of(session: AsyncSession, message_id: str) -> Sequence[Attachment]:
+    """Return the files that went with a message."""
+    query = select(Attachment).where(Attachment.message_id == message_id).order_by(Attachment.id)
+    return (await session.scalars(query)).all()
+
+
+async def demo_outbox(
+    session: AsyncSession, limit: int, offset: int
+) -> tuple[Sequence[DemoOutboxEntry], int]:
+    """Return what the demo provider took, newest first, and how much that is in all."""
+    total = await session.scalar(select(func.count()).select_from(DemoOutboxEntry))
+    query = select(DemoOutboxEntry).order_by(DemoOutboxEntry.sent_at.desc(), DemoOutboxEntry.id)
+    return (await session.scalars(query.limit(limit).offset(offset))).all(), total or 0

@@ -1,0 +1,27 @@
+"""Petitions with a limit per submitter, counted in PostgreSQL.
+
+`headgate run petitions` starts it; `create_app` returns it for another server or a test.
+"""
+
+from headgate_services.petitions.app import (
+    cleanup,
+    create_app,
+    halt,
+    inspect_submitter,
+    main,
+    reset_submitter,
+    resume,
+)
+from headgate_services.petitions.config import Settings, SettingsError
+
+__all__ = [
+    "Settings",
+    "SettingsError",
+    "cleanup",
+    "create_app",
+    "halt",
+    "inspect_submitter",
+    "main",
+    "reset_submitter",
+    "resume",
+]

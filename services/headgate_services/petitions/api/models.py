@@ -1,0 +1,195 @@
+"""What comes in and goes out as JSON."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import UTC, datetime
+from typing import Annotated, Literal, Self
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, model_validator
+
+from headgate_services.petitions.domain.models import CoSign, Petition, PetitionState, PetitionType
+
+
+def zulu(instant: datetime) -> str:
+    """Return an instant in ISO 8601, in UTC, ending in Z."""
+    return instant.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
+
+
+def _storable(text: str) -> str:
+    """Refuse text that PostgreSQL cannot keep, or that no UTF-8 can say."""
+    if "\0" in text:
+        raise ValueError("must not have a NUL in it")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must not have half a surrogate pair in it") from None
+    return text
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be only white space")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+Instant = Annotated[datetime, PlainSerializer(zulu, return_type=str)]
+
+
+class NotificationPreferences(BaseModel):
+    """How the submitter wants to hear of the petition's fate; kept with the petition."""
+
+    channel: Literal["WEBHOOK", "IN_APP"]
+    webhook_url: Annotated[Text, Field(max_length=2048, pattern=r"^https://[^\s/]")] | None = None
+    enabled: bool = True
+
+    @model_validator(mode="after")
+    def _webhook_has_a_url(self) -> Self:
+        if self.channel == "WEBHOOK" and self.webhook_url is None:
+            raise ValueError("webhook_url is needed for WEBHOOK")
+        return self
+
+
+class SubmissionRequest(BaseModel):
+    """A petition to submit."""
+
+    type: PetitionType
+    text: Annotated[Text, Field(min_length=1, max_length=10_000), AfterValidator(_not_blank)]
+    realm: Annotated[Text, Field(max_length=100)] | None = None
+    submitter_id: UUID | None = None
+    notification_preferences: NotificationPreferences | None = None
+
+
+class SubmissionResponse(BaseModel):
+    """A petition that was taken in."""
+
+    petition_id: UUID
+    state: PetitionState
+    type: PetitionType
+    content_hash: str
+    realm: str
+    created_at: Instant
+
+    @classmethod
+    def of(cls, petition: Petition) -> Self:
+        """Return what is said of a petition."""
+        return cls(
+            petition_id=petition.id,
+            state=petition.state,
+            type=petition.type,
+            content_hash=b64encode(petition.content_hash).decode(),
+            realm=petition.realm,
+            created_at=petition.created_at,
+        )
+
+
+class StatusResponse(BaseModel):
+    """How far a petition has come."""
+
+    petition_id: UUID
+    state: PetitionState
+    fate_reason: str | None
+    updated_at: Instant
+    status_token: str
+
+    @classmethod
+    def of(cls, petition: Petition) -> Self:
+        """Return what is said of a petition."""
+        return cls(
+            petition_id=petition.id,
+            state=petition.state,
+            fate_reason=petition.fate_reason if petition.state.is_final else None,
+            updated_at=petition.updated_at,
+            status_token=petition.status_token,
+        )
+
+
+class PetitionResponse(StatusResponse):
+    """A petition."""
+
+    type: PetitionType
+    content_hash: str
+    realm: str
+    co_signer_count: int
+    created_at: Instant
+
+    @classmethod
+    def of(cls, petition: Petition) -> Self:
+        """Return what is said of a petition."""
+        parts = {**StatusResponse.of(petition).__dict__, **SubmissionResponse.of(petition).__dict__}
+        return cls(**parts, co_signer_count=petition.co_signer_count)
+
+
+class WithdrawalRequest(BaseModel):
+    """Who takes a petition back, and why."""
+
+    requester_id: UUID
+    reason: Annotated[Text, Field(max_length=1000)] | None = None
+
+
+class CoSignRequest(BaseModel):
+    """Who co-signs a petition."""
+
+    signer_id: UUID
+
+
+class CoSignResponse(BaseModel):
+    """A co-sign that was taken in, and how many the petition has with it."""
+
+    co_sign_id: UUID
+    petition_id: UUID
+    signer_id: UUID
+    signed_at: Instant
+    co_signer_count: int
+
+    @classmethod
+    def of(cls, co_sign: CoSign) -> Self:
+        """Return what is said of a co-sign."""
+        return cls(
+            co_sign_id=co_sign.id,
+            petition_id=co_sign.petition_id,
+            signer_id=co_sign.signer_id,
+            signed_at=co_sign.signed_at,
+            co_signer_count=co_sign.co_signer_count,
+        )
+
+
+class Problem(BaseModel):
+    """Why a request was refused (RFC 7807)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    trace_id: str
+
+
+class CoSignLimitProblem(Problem):
+    """The limit on co-signs is reached; `Retry-After` says for how many seconds."""
+
+    rate_limit_remaining: int
+    rate_limit_reset_at: str = Field(description="when the next co-sign is admitted, ISO 8601 in UTC")
+    rate_limit_limit: int
+    rate_limit_current: int
+    rate_limit_scope: Literal["submitter"]
+    actor: str
+    cycle_id: str
+    as_of_seq: int = Field(description="number of the latest event in the ledger")
+    nfr_reference: str
+    hardening_control: str
+
+
+class RateLimitProblem(Problem):
+    """The limit is reached; `Retry-After` says for how many seconds."""
+
+    rate_limit_remaining: int
+    rate_limit_reset: str = Field(description="when the next petition is admitted, ISO 8601 in UTC")
+    rate_limit_limit: int
+    rate_limit_current: int
+    rate_limit_scope: Literal["submitter", "realm", "global"]
+    actor: str
+    cycle_id: str
+    as_of_seq: int = Field(description="number of the latest event in the ledger")

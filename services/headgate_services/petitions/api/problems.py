@@ -1,0 +1,126 @@
+"""Refusals as RFC 7807 bodies: flat, with the governance fields on top.
+
+They are sent as `application/json`, and as `application/problem+json` to whoever asks for that by `Accept`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from headgate_services.petitions.api.dependencies.parts import get_parts
+from headgate_services.petitions.api.models import zulu
+from headgate_services.petitions.domain.errors import (
+    AlreadyCoSignedError,
+    CommitUnknownError,
+    DatabaseUnavailableError,
+    InvalidPetitionError,
+    InvalidRealmError,
+    NotYourPetitionError,
+    PetitionError,
+    PetitionNotFoundError,
+    QueueOverflowError,
+    RateLimitExceededError,
+    SystemHaltedError,
+)
+
+RATE_LIMITED = "urn:archon72:petition:rate-limit-exceeded"
+CO_SIGN_LIMITED = "urn:archon72:co-sign:rate-limit-exceeded"
+
+_KINDS: dict[type[PetitionError], tuple[int, str, str]] = {
+    RateLimitExceededError: (429, RATE_LIMITED, "Rate Limit Exceeded"),
+    QueueOverflowError: (503, "https://archon72.io/errors/queue-overflow", "Queue Overflow"),
+    SystemHaltedError: (503, "https://archon72.io/errors/system-halted", "System Halted"),
+    DatabaseUnavailableError: (
+        503,
+        "https://archon72.io/errors/database-unavailable",
+        "Database Unavailable",
+    ),
+    CommitUnknownError: (503, "https://archon72.io/errors/outcome-unknown", "Outcome Unknown"),
+    AlreadyCoSignedError: (409, "https://archon72.io/errors/already-co-signed", "Already Co-Signed"),
+    InvalidRealmError: (400, "https://archon72.io/errors/invalid-realm", "Invalid Realm"),
+    InvalidPetitionError: (400, "https://archon72.io/errors/invalid-petition", "Invalid Petition Submission"),
+    NotYourPetitionError: (403, "https://archon72.io/errors/not-your-petition", "Not Your Petition"),
+    PetitionNotFoundError: (404, "https://archon72.io/errors/petition-not-found", "Petition Not Found"),
+}
+"""By error: status, type and title."""
+
+_HALT_RETRY_SECONDS = 3600
+_PROBLEM_JSON = "application/problem+json"
+
+
+async def answer_refusal(request: Request, error: Exception) -> Response:
+    """Turn an error of the service into an answer; a refusal for a limit is counted and witnessed on the way."""
+    assert isinstance(error, PetitionError)
+    if isinstance(error, RateLimitExceededError):
+        parts = get_parts(request)
+        parts.metrics.refused(error.submitter_id, error.counter)
+        sequence = await parts.witness.witness(error, request.state.trace_id)
+        return _problem(request, error, _governance(error, sequence), error.retry_after_seconds)
+    if isinstance(error, QueueOverflowError):
+        extra: dict[str, Any] = {"queue_depth": error.queue_depth, "threshold": error.threshold}
+        return _problem(request, error, extra, error.retry_after_seconds)
+    if isinstance(error, DatabaseUnavailableError):
+        return _problem(request, error, {}, error.retry_after_seconds)
+    if isinstance(error, CommitUnknownError):
+        extra = {"petition_id": error.petition_id and str(error.petition_id)}
+        return _problem(request, error, extra, error.retry_after_seconds)
+    return _problem(request, error, {}, _HALT_RETRY_SECONDS if isinstance(error, SystemHaltedError) else None)
+
+
+async def answer_invalid(request: Request, error: Exception) -> Response:
+    """Answer as FastAPI does, without repeating what was sent: that may be large, and text that UTF-8 cannot say."""
+    assert isinstance(error, RequestValidationError)
+    problems = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
+    return Response(json.dumps({"detail": problems}), 422, media_type="application/json")
+
+
+def cycle_of(instant: datetime) -> str:
+    """Return the governance cycle of an instant: its quarter, like 2026-Q1."""
+    return f"{instant.year}-Q{(instant.month + 2) // 3}"
+
+
+def _governance(error: RateLimitExceededError, sequence: int) -> dict[str, Any]:
+    co_sign: dict[str, Any] = {}
+    if error.counter == "co_sign":
+        co_sign = {
+            "type": CO_SIGN_LIMITED,
+            "rate_limit_reset_at": zulu(error.reset_at),
+            "nfr_reference": "NFR-5.1",
+            "hardening_control": "HC-4",
+        }
+    return {
+        "rate_limit_remaining": max(0, error.limit - error.current_count),
+        **(co_sign or {"rate_limit_reset": zulu(error.reset_at)}),
+        "rate_limit_limit": error.limit,
+        "rate_limit_current": error.current_count,
+        "rate_limit_scope": error.scope,
+        "actor": f"submitter:{error.submitter_id}",
+        "cycle_id": cycle_of(datetime.now(UTC)),
+        "as_of_seq": sequence,
+    }
+
+
+def _problem(
+    request: Request, error: PetitionError, extra: Mapping[str, Any], retry_after_seconds: int | None
+) -> Response:
+    status, type_, title = _KINDS[type(error)]
+    body = {
+        "type": type_,
+        "title": title,
+        "status": status,
+        "detail": str(error),
+        # Without scheme, host and query: those may be an inner host's, or nobody else's business.
+        "instance": request.url.path,
+        "trace_id": request.state.trace_id,
+        **extra,
+    }
+    headers = {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
+    asked = request.headers.get("accept", "")
+    media_type = _PROBLEM_JSON if _PROBLEM_JSON in asked else "application/json"
+    return Response(json.dumps(body), status, headers, media_type)

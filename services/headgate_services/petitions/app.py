@@ -1,0 +1,229 @@
+"""The application, and running it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
+from uuid import UUID
+
+import psycopg
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+
+import headgate
+from headgate_services.common.health import add_health
+from headgate_services.common.starting import Launch, run
+from headgate_services.petitions.api.dependencies.parts import Parts, build_metrics, build_parts
+from headgate_services.petitions.api.middleware import MetricsMiddleware, SizeMiddleware, TraceMiddleware
+from headgate_services.petitions.api.problems import answer_invalid, answer_refusal
+from headgate_services.petitions.api.routes import operations, petition_submissions
+from headgate_services.petitions.application.services import CleanupReport
+from headgate_services.petitions.config import Settings, SettingsError, load_settings
+from headgate_services.petitions.domain.errors import (
+    CommitUnknownError,
+    DatabaseUnavailableError,
+    PetitionError,
+)
+from headgate_services.petitions.infrastructure.adapters.persistence import migrate
+from headgate_services.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
+from headgate_services.petitions.infrastructure.monitoring import MetricsCollector
+from headgate_services.petitions.logs import configure_logging
+
+
+def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] | None = None) -> FastAPI:
+    """Return the service; by default with the settings of the environment.
+
+    Args:
+        settings: What to run with.
+        now: What time the limit is counted by, for tests; by default the database's clock.
+
+    Raises:
+        SettingsError: It cannot run like this; the message names the variable.
+    """
+    settings = load_settings() if settings is None else settings
+    metrics = build_metrics(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with _running_parts(settings, metrics, now) as parts:
+            app.state.parts = parts
+            async with _cleaning(parts):
+                yield
+
+    app = FastAPI(title="Headgate petitions", version=headgate.__version__, lifespan=lifespan)
+    app.include_router(petition_submissions.router)
+    app.include_router(operations.router)
+    add_health(app, {"database": lambda: app.state.parts.database.ping()})
+    app.add_exception_handler(PetitionError, answer_refusal)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_middleware(SizeMiddleware)
+    app.add_middleware(MetricsMiddleware, metrics=metrics)
+    app.add_middleware(TraceMiddleware)
+    return app
+
+
+@asynccontextmanager
+async def _running_parts(
+    settings: Settings, metrics: MetricsCollector | None = None, now: Callable[[], datetime] | None = None
+) -> AsyncIterator[Parts]:
+    """Provide the parts on a database that is up to date, embedded if there is no other."""
+    async with AsyncExitStack() as stack:
+        url = settings.database_url
+        if not url:
+            embedded = EmbeddedPostgres(settings.data_dir)
+            url = await asyncio.to_thread(embedded.__enter__)
+            stack.push_async_callback(asyncio.to_thread, embedded.__exit__)
+        parts = build_parts(settings, url, metrics, now)
+        stack.push_async_callback(parts.database.aclose)
+        await parts.database.open()
+        await migrate(parts.database)
+        stack.push_async_callback(parts.witness.aclose)
+        yield parts
+
+
+@asynccontextmanager
+async def _cleaning(parts: Parts) -> AsyncIterator[None]:
+    """Remove expired counters from time to time while the block lasts."""
+    task = asyncio.create_task(parts.cleanup.run_every(parts.settings.cleanup_interval_seconds))
+    try:
+        yield
+    finally:
+        # More than once: a statement that is broken off may end in an error of the database's, which the task outlives.
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=1)
+
+
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
+    """Run the service until it is told to stop, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
+
+    Args:
+        host: Where to listen, instead of `HOST`.
+        port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
+    """
+    with ExitStack() as stack:
+
+        def prepare() -> Launch:
+            settings = load_settings()
+            configure_logging(settings.log_level)
+            if not settings.database_url:
+                # Uvicorn stops on this signal and then raises it again; the database must still be stopped after that.
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+                url = stack.enter_context(EmbeddedPostgres(settings.data_dir))
+                settings = replace(settings, database_url=url)
+                os.environ["DATABASE_URL"] = url  # for the workers, if there are any
+            asyncio.run(_check_database(settings))
+            return Launch(
+                lambda: create_app(settings),
+                "headgate_services.petitions.app:make_worker",
+                settings.host if host is None else host,
+                settings.port if port is None else port,
+                access_log=False,
+            )
+
+        return run(prepare, workers)
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    configure_logging(settings.log_level)
+    return create_app(settings)
+
+
+def cleanup() -> CleanupReport:
+    """Remove expired counters once, from the database of the environment's settings, and return what was done.
+
+    Raises:
+        SettingsError: The settings cannot work, or the database cannot be reached.
+    """
+
+    async def run() -> CleanupReport:
+        async with _reached(load_settings()) as parts:
+            return await parts.cleanup.cleanup_and_report()
+
+    return asyncio.run(run())
+
+
+def halt(reason: str) -> None:
+    """Let nothing more be submitted, on any instance, until `resume`; the reason is what clients are told.
+
+    Raises:
+        SettingsError: There is no reason, the settings cannot work, or the database cannot be reached.
+    """
+    if not reason.strip():
+        raise SettingsError("a halt needs a reason, which clients are told")
+
+    async def run() -> None:
+        async with _reached(load_settings()) as parts:
+            await parts.halt.halt(reason.strip())
+
+    asyncio.run(run())
+
+
+def resume() -> None:
+    """Let petitions be submitted again; raises as `halt` does."""
+
+    async def run() -> None:
+        async with _reached(load_settings()) as parts:
+            await parts.halt.resume()
+
+    asyncio.run(run())
+
+
+def inspect_submitter(submitter_id: UUID) -> str:
+    """Return in two lines what was counted for somebody: petitions and co-signs. Raises as `halt` does."""
+
+    async def run() -> str:
+        async with _reached(load_settings()) as parts:
+            limiters = {"petitions": parts.rate_limiter, "co-signs": parts.co_sign_limiter}
+            found = {unit: await each.check_rate_limit(submitter_id) for unit, each in limiters.items()}
+        return "\n".join(
+            f"{unit}: {result.current_count} of {result.limit}, {result.remaining} left, "
+            f"next change {result.reset_at.isoformat(timespec='seconds')}"
+            for unit, result in found.items()
+        )
+
+    return asyncio.run(run())
+
+
+def reset_submitter(submitter_id: UUID) -> int:
+    """Forget what was counted for somebody, and return how many petitions and co-signs that were; raises as `halt` does."""
+
+    async def run() -> int:
+        async with _reached(load_settings()) as parts:
+            return sum([await store.reset(submitter_id) for store in parts.counters])
+
+    return asyncio.run(run())
+
+
+async def _check_database(settings: Settings) -> None:
+    """Connect to the database and bring it up to date.
+
+    The application does so by itself, but there, within the server, a failure would end in a traceback.
+    """
+    async with _reached(settings):
+        pass
+
+
+@asynccontextmanager
+async def _reached(settings: Settings) -> AsyncIterator[Parts]:
+    """Provide the parts, as `_running_parts`; whatever is wrong with the database is told by the variable's name."""
+    try:
+        async with _running_parts(settings) as parts:
+            yield parts
+    except DatabaseUnavailableError as error:
+        raise SettingsError("DATABASE_URL: the database cannot be reached") from error
+    except CommitUnknownError as error:
+        raise SettingsError("DATABASE_URL: the database did not confirm the change; try again") from error
+    except psycopg.Error as error:
+        raise SettingsError(f"DATABASE_URL: {error}") from error

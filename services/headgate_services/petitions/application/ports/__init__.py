@@ -1,0 +1,49 @@
+"""What the service needs from outside, and what it offers: protocols and the values that they speak of."""
+
+from headgate_services.petitions.application.ports.persistence import (
+    CoSignRepositoryPort,
+    Event,
+    EventLedgerPort,
+    HaltStatePort,
+    PetitionRepositoryPort,
+    UnitOfWorkPort,
+)
+from headgate_services.petitions.application.ports.queue_capacity import (
+    QueueCapacityPort,
+    QueueMeasure,
+    QueueObserver,
+    QueueStorePort,
+)
+from headgate_services.petitions.application.ports.rate_limit_store import (
+    CleanupResult,
+    RateLimitPolicy,
+    RateLimitStorePort,
+    ScopeUsage,
+    UsageReport,
+)
+from headgate_services.petitions.application.ports.rate_limiter import (
+    RateLimiterPort,
+    RateLimitObserver,
+    RateLimitResult,
+)
+
+__all__ = [
+    "CleanupResult",
+    "CoSignRepositoryPort",
+    "Event",
+    "EventLedgerPort",
+    "HaltStatePort",
+    "PetitionRepositoryPort",
+    "QueueCapacityPort",
+    "QueueMeasure",
+    "QueueObserver",
+    "QueueStorePort",
+    "RateLimitObserver",
+    "RateLimitPolicy",
+    "RateLimitResult",
+    "RateLimitStorePort",
+    "RateLimiterPort",
+    "ScopeUsage",
+    "UnitOfWorkPort",
+    "UsageReport",
+]

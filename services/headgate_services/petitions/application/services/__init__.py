@@ -1,0 +1,24 @@
+"""What the service does."""
+
+from headgate_services.petitions.application.services.co_sign_service import CoSignService
+from headgate_services.petitions.application.services.petition_submission_service import (
+    PetitionSubmissionService,
+)
+from headgate_services.petitions.application.services.queue_capacity_service import QueueCapacityService
+from headgate_services.petitions.application.services.rate_limit_cleanup_service import (
+    CleanupReport,
+    RateLimitCleanupService,
+)
+from headgate_services.petitions.application.services.rate_limit_service import RateLimitService, refusal_of
+from headgate_services.petitions.application.services.refusal_witness_service import RefusalWitnessService
+
+__all__ = [
+    "CleanupReport",
+    "CoSignService",
+    "PetitionSubmissionService",
+    "QueueCapacityService",
+    "RateLimitCleanupService",
+    "RateLimitService",
+    "RefusalWitnessService",
+    "refusal_of",
+]

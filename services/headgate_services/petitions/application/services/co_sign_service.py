@@ -1,0 +1,89 @@
+"""Co-signing petitions: once per identity and petition, with a limit of its own."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from headgate_services.petitions.application.ports import (
+    CoSignRepositoryPort,
+    Event,
+    EventLedgerPort,
+    HaltStatePort,
+    PetitionRepositoryPort,
+    RateLimiterPort,
+    UnitOfWorkPort,
+)
+from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
+from headgate_services.petitions.application.services.rate_limit_service import refusal_of
+from headgate_services.petitions.domain.errors import (
+    AlreadyCoSignedError,
+    InvalidPetitionError,
+    PetitionNotFoundError,
+    SystemHaltedError,
+)
+from headgate_services.petitions.domain.models import CoSign
+
+COUNTER = "co_sign"
+"""What its units are counted under, apart from submissions."""
+
+
+class CoSignService(LoggingMixin):
+    """Takes co-signs in. A co-sign, its count and its event are written together or not at all."""
+
+    component = "petition.co_sign"
+
+    def __init__(
+        self,
+        work: UnitOfWorkPort,
+        petitions: PetitionRepositoryPort,
+        co_signs: CoSignRepositoryPort,
+        ledger: EventLedgerPort,
+        halt: HaltStatePort,
+    ) -> None:
+        self._work = work
+        self._petitions = petitions
+        self._co_signs = co_signs
+        self._ledger = ledger
+        self._halt = halt
+
+    async def co_sign(
+        self, petition_id: UUID, signer_id: UUID, limiter: RateLimiterPort, trace_id: str
+    ) -> CoSign:
+        """Co-sign a petition. Who signs comes before how often: an identity that has signed uses up nothing.
+
+        Raises:
+            SystemHaltedError: Nothing is written at the moment.
+            PetitionNotFoundError: There is no such petition.
+            InvalidPetitionError: Its fate is settled.
+            AlreadyCoSignedError: This identity has co-signed it.
+            RateLimitExceededError: This identity has co-signed too many.
+        """
+        async with self._work.transaction():
+            await self._demand_open(petition_id)
+            co_sign = await self._co_signs.add(petition_id, signer_id)
+            if co_sign is None:
+                raise AlreadyCoSignedError(petition_id)
+            result = await limiter.check_rate_limit(signer_id)
+            if not result.allowed:
+                raise refusal_of(signer_id, result, limiter.get_window_minutes(), COUNTER)
+            payload = {
+                "petition_id": str(petition_id),
+                "signer_id": str(signer_id),
+                "correlation_id": trace_id,
+            }
+            await self._ledger.append(
+                Event("petition.co_sign.recorded", f"signer:{signer_id}", str(petition_id), payload)
+            )
+            await limiter.record_submission(signer_id)
+        self.log.info("petition_co_signed", petition_id=str(petition_id))
+        return co_sign
+
+    async def _demand_open(self, petition_id: UUID) -> None:
+        reason = await self._halt.get_reason()
+        if reason is not None:
+            raise SystemHaltedError(reason)
+        petition = await self._petitions.get(petition_id)
+        if petition is None:
+            raise PetitionNotFoundError(petition_id)
+        if petition.state.is_final:
+            raise InvalidPetitionError(f"A petition in state {petition.state} cannot be co-signed")

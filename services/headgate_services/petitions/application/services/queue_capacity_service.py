@@ -1,0 +1,98 @@
+"""Whether there is room for another petition.
+
+The queue is full at the threshold and has room again only below threshold - hysteresis, so that it does not flap around
+one number. Counting the queue costs a query, so the answer is believed for a while. Petitions that any instance has taken in
+since are in the figure: a petition takes its place in the transaction that saves it, or is not saved. So the threshold holds
+whatever comes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from headgate_services.petitions.application.ports.queue_capacity import QueueObserver, QueueStorePort
+from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
+from headgate_services.petitions.config import PetitionQueueConfig
+from headgate_services.petitions.domain.errors import QueueOverflowError
+
+
+class QueueCapacityService(LoggingMixin):
+    """Refuses petitions while too many wait. Whether it is refusing is this process's own state.
+
+    Args:
+        store: Knows how many petitions wait.
+        config: Thresholds and times.
+        observer: Hears of the depth and of refusals.
+        clock: Seconds that never go back.
+    """
+
+    component = "petition.queue_capacity"
+
+    def __init__(
+        self,
+        store: QueueStorePort,
+        config: PetitionQueueConfig,
+        observer: QueueObserver | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._observer = observer
+        self._clock = clock
+        self._depth = 0
+        self._good_until = float("-inf")
+        self._is_rejecting = False
+        self._counting = asyncio.Lock()
+
+    async def is_accepting_submissions(self) -> bool:
+        """Tell whether there is room."""
+        depth = await self.get_queue_depth()
+        threshold, hysteresis = self._config.threshold, self._config.hysteresis
+        if not self._is_rejecting and depth >= threshold:
+            self._is_rejecting = True
+            self.log.warning("queue_capacity_exceeded", queue_depth=depth, threshold=threshold)
+        elif self._is_rejecting and depth < threshold - hysteresis:
+            self._is_rejecting = False
+            self.log.info("queue_capacity_resumed", queue_depth=depth, threshold=threshold)
+        return not self._is_rejecting
+
+    async def get_queue_depth(self) -> int:
+        """Return how many petitions wait; counted at most once per `cache_ttl_seconds`."""
+        async with (
+            self._counting
+        ):  # who comes while it is being counted waits for that, not for a count of its own
+            if self._clock() >= self._good_until:
+                ttl = self._config.cache_ttl_seconds
+                measure = await self._store.measure(ttl)
+                self._depth = measure.depth
+                self._good_until = self._clock() + ttl - measure.age
+                self._tell()
+        return self._depth
+
+    async def take_place(self) -> None:
+        """Take a place in the queue for a petition, in the transaction under way, in which it has been saved.
+
+        Raises:
+            QueueOverflowError: Others were faster since there was room. The transaction is to be rolled back.
+        """
+        depth = await self._store.take_place(self._config.threshold)
+        if depth is None:
+            self._depth = max(self._depth, self._config.threshold)
+            raise self.refuse()
+        self._depth = max(self._depth, depth)
+        self._tell()
+
+    def refuse(self) -> QueueOverflowError:
+        """Take note of a petition that is refused for lack of room, and return the error that says so."""
+        self.log.info(
+            "petition_rejected_queue_overflow", queue_depth=self._depth, threshold=self._config.threshold
+        )
+        if self._observer is not None:
+            self._observer.queue_rejected()
+        return QueueOverflowError(self._depth, self._config.threshold, self._config.retry_after_seconds)
+
+    def _tell(self) -> None:
+        if self._observer is not None:
+            self._observer.queue_measured(self._depth, self._config.threshold)

@@ -1,0 +1,198 @@
+"""Connections to PostgreSQL, and transactions that several parts share.
+
+Inside `transaction()` every `connection()` of the same task is that transaction's, so a petition, its event and its count
+are written by three parts that know nothing of each other, and kept together or not at all.
+
+When the database fails, everything is denied: nobody can say then how much was submitted. Whatever is waited for, a
+connection, the check of one or a statement, a block has `timeout` seconds in all; what it has not committed by then is
+undone. Only if the answer to a commit is missing does nobody know, and that is an error of its own.
+
+A failure starts a probe, which asks the database for itself. If that gets no answer either, everything is denied at once, so
+that an outage costs one time-out and not one per request, until the probe, which goes on, has an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import Context, ContextVar
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg import IsolationLevel
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+
+from headgate_services.common.deadlines import time_left, within
+from headgate_services.common.postgres import BoundedConnection
+from headgate_services.petitions.domain.errors import CommitUnknownError, DatabaseUnavailableError
+
+Connection = BoundedConnection
+
+_RETRY_SECONDS = 1
+_PROBE_SECONDS = 0.5
+
+_current: ContextVar[tuple[Database, Connection] | None] = ContextVar("petition_transaction", default=None)
+
+
+class Database:
+    """A pool of connections.
+
+    Args:
+        url: Where PostgreSQL is.
+        pool_size: Most connections.
+        timeout: Seconds that a block has, from asking for a connection to the end of its last statement.
+        outage_seconds: What clients are told to wait while the database cannot be reached.
+    """
+
+    def __init__(
+        self, url: str, *, pool_size: int = 10, timeout: float = 5.0, outage_seconds: float = 30.0
+    ) -> None:
+        self.url = url
+        self.is_down = False
+        self._pool_size = pool_size
+        self._timeout = timeout
+        self._outage_seconds = outage_seconds
+        self._probe: asyncio.Task[None] | None = None
+        self._pool = self._make_pool()
+
+    async def open(self) -> None:
+        """Begin to connect."""
+        await self._pool.open()
+
+    async def aclose(self) -> None:
+        """Hang up."""
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.wait([self._probe])
+        await self._pool.close(timeout=_RETRY_SECONDS)
+
+    async def ping(self) -> None:
+        """Ask the database for an answer.
+
+        Raises:
+            DatabaseUnavailableError: There is none.
+        """
+        async with self.connection() as connection:
+            await connection.execute("SELECT 1")
+
+    @asynccontextmanager
+    async def connection(self, timeout: float | None = None) -> AsyncIterator[Connection]:
+        """Provide the connection of the transaction under way, or else one on which every statement is its own.
+
+        Args:
+            timeout: Seconds for the block, instead of the usual ones.
+
+        Raises:
+            DatabaseUnavailableError: There is none, or it broke, or the time was over.
+        """
+        current = _current.get()
+        if current is not None and current[0] is self:
+            yield current[1]
+            return
+        if self.is_down:
+            raise DatabaseUnavailableError(round(self._outage_seconds))
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            with within(seconds):
+                # Not `pool.connection()`: that commits once more at the end, when the time may be over but all is done.
+                pool = self._pool
+                connection = await pool.getconn(time_left())
+                connection.limit = seconds
+                try:
+                    yield connection
+                finally:
+                    await pool.putconn(connection)
+        except (PoolTimeout, PoolClosed, TooManyRequests) as error:
+            self._start_probe()
+            raise DatabaseUnavailableError(_RETRY_SECONDS) from error
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            _log().exception("database_failed")
+            self._start_probe()
+            raise DatabaseUnavailableError(_RETRY_SECONDS) from error
+
+    @asynccontextmanager
+    async def transaction(self, timeout: float | None = None) -> AsyncIterator[Connection]:
+        """Provide a transaction, which is kept if the block ends well; one within another is part of that.
+
+        Raises:
+            CommitUnknownError: The commit was not answered: it may be kept, or not.
+            DatabaseUnavailableError: Nothing was kept.
+        """
+        outermost = _current.get() is None
+        is_complete = False
+        async with self.connection(timeout) as connection:
+            try:
+                async with connection.transaction():
+                    token = _current.set((self, connection))
+                    try:
+                        yield connection
+                        is_complete = True
+                    finally:
+                        _current.reset(token)
+            except psycopg.OperationalError as error:
+                if outermost and is_complete and connection.broken:
+                    _log().exception("database_commit_unknown")
+                    self._start_probe()
+                    raise CommitUnknownError(_RETRY_SECONDS) from error
+                raise
+
+    def _start_probe(self) -> None:
+        if self._probe is None or self._probe.done():
+            # A context of its own: the deadline of the request that has failed is over.
+            self._probe = asyncio.create_task(self._probe_until_up(), context=Context())
+
+    async def _probe_until_up(self) -> None:
+        """Ask the database, on a connection of its own, until it answers; deny everything from the first failure on."""
+        while (problem := await self._ask()) is not None:
+            if not self.is_down:
+                self.is_down = True
+                _log().error("database_unavailable", error=problem)
+            await asyncio.sleep(_PROBE_SECONDS)
+        if not self.is_down:
+            _log().warning("database_busy")
+            return
+        # The old pool tries to connect ever less often; a new one begins now.
+        old, self._pool = self._pool, self._make_pool()
+        await self._pool.open()
+        self.is_down = False
+        _log().warning("database_available")
+        await old.close(timeout=_RETRY_SECONDS)
+
+    async def _ask(self) -> str | None:
+        """Return why the database does not answer; `None` if it does."""
+        try:
+            async with await BoundedConnection.connect(self.url, limit=self._timeout) as connection:
+                await connection.execute("SELECT 1")
+        except (psycopg.Error, OSError) as error:
+            return str(error).strip()
+        return None
+
+    def _make_pool(self) -> AsyncConnectionPool[Connection]:
+        return AsyncConnectionPool(
+            self.url,
+            connection_class=BoundedConnection,
+            min_size=1,
+            max_size=self._pool_size,
+            timeout=self._timeout,
+            open=False,
+            kwargs={
+                "autocommit": True,
+                "fallback_application_name": "headgate-petitions",
+                "limit": self._timeout,
+            },
+            configure=self._configure,
+            check=AsyncConnectionPool.check_connection,  # a restarted server must not cost a request per connection
+        )
+
+    async def _configure(self, connection: Connection) -> None:
+        # What we no longer wait for must end on the server too, also if the network is cut and it never hears of that.
+        for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            await connection.execute(f"SET {setting} = {round(self._timeout * 1000)}")
+        # Counts under a higher level would be as old as the transaction, whatever the database's default is.
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+
+
+def _log() -> Any:
+    return structlog.get_logger().bind(component="petition.database")

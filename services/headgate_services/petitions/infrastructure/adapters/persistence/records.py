@@ -1,0 +1,177 @@
+"""Petitions, the ledger and the halt in PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString
+from uuid import UUID
+
+from blake3 import blake3
+from psycopg.types.json import Jsonb
+
+from headgate_services.petitions.application.ports import Event, QueueMeasure
+from headgate_services.petitions.domain.models import CoSign, Draft, Petition, PetitionState, PetitionType
+from headgate_services.petitions.infrastructure.adapters.persistence.database import Database
+
+_COLUMNS = """
+    id, type, state, content_hash, realm, submitter_id, created_at, updated_at, fate_reason,
+    (SELECT count(*) FROM petition_co_signs WHERE petition_id = petition_submissions.id)
+"""
+_SAVE = f"""
+    INSERT INTO petition_submissions (type, text, realm, submitter_id, content_hash, notification_preferences)
+    VALUES (%s, %s, %s, %s, %s, %s) RETURNING {_COLUMNS}
+"""
+_GET = f"SELECT {_COLUMNS} FROM petition_submissions WHERE id = %s"
+_CHANGE = f"""
+    UPDATE petition_submissions SET state = %s, fate_reason = %s WHERE id = %s RETURNING {_COLUMNS}
+"""
+
+_DEPTH = "SELECT depth, extract(epoch FROM clock_timestamp() - counted_at)::float8 FROM petition_queue"
+_LOCK_QUEUE = "SELECT FROM petition_queue FOR UPDATE"
+_RECOUNT = """
+    UPDATE petition_queue
+    SET depth = (SELECT count(*) FROM petition_submissions WHERE state = 'RECEIVED'), counted_at = clock_timestamp()
+    RETURNING depth
+"""
+_TAKE_PLACE = "UPDATE petition_queue SET depth = depth + 1 WHERE depth < %s RETURNING depth"
+
+_CO_SIGN = """
+    INSERT INTO petition_co_signs (petition_id, signer_id) VALUES (%s, %s) ON CONFLICT DO NOTHING
+    RETURNING id, signed_at
+"""
+_CO_SIGNERS = "SELECT count(*) FROM petition_co_signs WHERE petition_id = %s"
+
+_APPEND = """
+    INSERT INTO ledger.governance_events (event_type, actor_id, trace_id, payload)
+    VALUES (%s, %s, %s, %s) RETURNING sequence
+"""
+_APPEND_UNLESS_HALTED = """
+    INSERT INTO ledger.governance_events (event_type, actor_id, trace_id, payload)
+    SELECT %s, %s, %s, %s WHERE NOT EXISTS (SELECT FROM halt_state WHERE is_halted) RETURNING sequence
+"""
+_LAST = "SELECT coalesce(max(sequence), 0) FROM ledger.governance_events"
+
+_REASON = "SELECT reason FROM halt_state WHERE is_halted"
+_HALT = "UPDATE halt_state SET is_halted = TRUE, reason = %s, halted_at = clock_timestamp()"
+_RESUME = "UPDATE halt_state SET is_halted = FALSE, reason = NULL, halted_at = NULL"
+
+
+class _Records:
+    """What is kept in tables."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def _row(self, query: LiteralString, *parameters: Any) -> tuple[Any, ...] | None:
+        async with self._database.connection() as connection:
+            cursor = await connection.execute(query, parameters)
+            return await cursor.fetchone() if cursor.description else None
+
+    async def _number(self, query: LiteralString, *parameters: Any) -> int:
+        row = await self._row(query, *parameters)
+        assert row is not None  # these queries always return one
+        return int(row[0])
+
+
+class PostgresPetitionRepository(_Records):
+    """Petitions in `petition_submissions`."""
+
+    async def save(self, draft: Draft) -> Petition:
+        """Keep a new petition, with the BLAKE3 hash of its text."""
+        preferences = draft.notification_preferences
+        row = await self._row(
+            _SAVE,
+            draft.type,
+            draft.text,
+            draft.realm,
+            draft.submitter_id,
+            blake3(draft.text.encode()).digest(),
+            None if preferences is None else Jsonb(dict(preferences)),
+        )
+        return _petition(row)
+
+    async def get(self, petition_id: UUID, *, for_update: bool = False) -> Petition | None:
+        """Return a petition; `for_update` lets nobody else change it until the transaction ends."""
+        row = await self._row(f"{_GET} FOR UPDATE" if for_update else _GET, petition_id)
+        return None if row is None else _petition(row)
+
+    async def change(self, petition_id: UUID, state: PetitionState, fate_reason: str) -> Petition:
+        """Give a petition another state, and say why."""
+        return _petition(await self._row(_CHANGE, state, fate_reason, petition_id))
+
+
+class PostgresCoSignRepository(_Records):
+    """Co-signs in `petition_co_signs`."""
+
+    async def add(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
+        """Keep a co-sign; `None` if this identity has co-signed the petition."""
+        row = await self._row(_CO_SIGN, petition_id, signer_id)
+        if row is None:
+            return None
+        id_, signed_at = row
+        count = await self._number(_CO_SIGNERS, petition_id)
+        return CoSign(id_, petition_id, signer_id, signed_at, count)
+
+
+class PostgresQueueStore(_Records):
+    """The one row of `petition_queue`."""
+
+    async def measure(self, max_age: float) -> QueueMeasure:
+        """Return how many petitions wait; they are counted anew if that was done longer ago than so many seconds."""
+        row = await self._row(_DEPTH)
+        assert row is not None  # a migration put it there
+        if row[1] < max_age:
+            return QueueMeasure(row[0], row[1])
+        async with self._database.transaction():
+            # Whoever has a place holds this lock until the petition is committed, so the count misses none. It is a
+            # statement of its own, or it would be as old as the wait for the lock.
+            await self._row(_LOCK_QUEUE)
+            return QueueMeasure(await self._number(_RECOUNT), 0.0)
+
+    async def take_place(self, threshold: int) -> int | None:
+        """Add one if fewer than `threshold` wait, in the transaction under way, and return how many wait then."""
+        row = await self._row(_TAKE_PLACE, threshold)
+        return None if row is None else int(row[0])
+
+
+class PostgresEventLedger(_Records):
+    """Events in `ledger.governance_events`, which takes additions only."""
+
+    async def append(self, event: Event) -> int:
+        """Write an event and return its number."""
+        return await self._number(_APPEND, *_columns(event))
+
+    async def append_unless_halted(self, event: Event) -> int | None:
+        """Write an event and return its number; write nothing and return `None` while the system is halted."""
+        row = await self._row(_APPEND_UNLESS_HALTED, *_columns(event))
+        return None if row is None else int(row[0])
+
+    async def last_sequence(self) -> int:
+        """Return the number of the latest event; 0 if there is none."""
+        return await self._number(_LAST)
+
+
+class PostgresHaltState(_Records):
+    """The one row of `halt_state`."""
+
+    async def get_reason(self) -> str | None:
+        """Return why the system is halted; `None` if it is not."""
+        row = await self._row(_REASON)
+        return None if row is None else str(row[0])
+
+    async def halt(self, reason: str) -> None:
+        """Let nothing more be written."""
+        await self._row(_HALT, reason)
+
+    async def resume(self) -> None:
+        """Let things be written again."""
+        await self._row(_RESUME)
+
+
+def _petition(row: tuple[Any, ...] | None) -> Petition:
+    assert row is not None  # RETURNING returns what was written
+    id_, type_, state, content_hash, *rest = row
+    return Petition(id_, PetitionType(type_), PetitionState(state), bytes(content_hash), *rest)
+
+
+def _columns(event: Event) -> tuple[str, str, str, Jsonb]:
+    return event.type, event.actor_id, event.trace_id, Jsonb(dict(event.payload))

@@ -1,0 +1,5 @@
+"""What operators watch."""
+
+from headgate_services.petitions.infrastructure.monitoring.metrics import MetricsCollector
+
+__all__ = ["MetricsCollector"]

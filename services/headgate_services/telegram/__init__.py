@@ -1,0 +1,35 @@
+"""A Telegram bot webhook with a limit per user, counted in a key-value store.
+
+`main` serves it, `create_app` is the ASGI application, `set_webhook` tells Telegram where it is. See README.md.
+"""
+
+from headgate_services.telegram.app import (
+    create_app,
+    delete_webhook,
+    inspect_user,
+    main,
+    poll,
+    purge_limits,
+    reset_user,
+    set_webhook,
+    webhook_info,
+)
+from headgate_services.telegram.config import Settings
+from headgate_services.telegram.dispatch import ButtonPress, File, Handler, Message
+
+__all__ = [
+    "ButtonPress",
+    "File",
+    "Handler",
+    "Message",
+    "Settings",
+    "create_app",
+    "delete_webhook",
+    "inspect_user",
+    "main",
+    "poll",
+    "purge_limits",
+    "reset_user",
+    "set_webhook",
+    "webhook_info",
+]

@@ -1,0 +1,297 @@
+"""The service: `POST /telegram/webhook` and `GET /`."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from headgate import AsyncLimiter
+from headgate.clock import Clock, SteadyClock
+from headgate.errors import ConfigError, StoreUnavailable
+from headgate.hooks import Hook
+from headgate.stores.kv import KV, ListingKV, open_kv, purge
+from headgate.stores.kv.cloudflare import API_BASE, CloudflareKV
+from headgate_services.common.health import add_health
+from headgate_services.common.starting import Launch, log_to_stderr, run
+from headgate_services.telegram.bot_api import BotApi
+from headgate_services.telegram.config import Settings
+from headgate_services.telegram.dispatch import Handler, HttpAgent, echo, load_handler
+from headgate_services.telegram.polling import Poller
+from headgate_services.telegram.rate_limiter import user_limiter
+from headgate_services.telegram.updates import read_update
+from headgate_services.telegram.webhook import Webhook
+
+WEBHOOK_PATH = "/telegram/webhook"
+_PROBE = "ratelimit:readyz"  # never put, so that asking for it finds nothing
+SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
+
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def create_app(
+    settings: Settings | None = None,
+    *,
+    kv: KV | None = None,
+    handler: Handler | None = None,
+    clock: Clock | None = None,
+    hooks: Iterable[Hook] = (),
+) -> FastAPI:
+    """Return the service as an ASGI application.
+
+    Args:
+        settings: By default those of the environment.
+        kv: Where counts are kept, instead of what `RATE_LIMIT_KV` names; it stays the caller's to close.
+        handler: Where messages go, instead of what `AGENT_URL` or `AGENT_HANDLER` names.
+        clock: Where time comes from, and what pauses are made with.
+        hooks: Who is told what the limiter decides, for metrics and the like.
+
+    Raises:
+        ConfigError: A setting is missing or cannot be meant.
+        StoreUnavailable: The file of the counts cannot be opened.
+    """
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    closing = AsyncExitStack()
+    if kv is None:
+        own = _open_kv(settings, clock)
+        closing.push_async_callback(own.aclose)
+        kv = own
+    webhook, _ = _build(settings, kv, closing, handler, clock, hooks)
+    app = _application(settings.webhook_secret, webhook, closing)
+    add_health(app, {"rate_limit_kv": lambda: kv.get(_PROBE)})
+    return app
+
+
+def _build(
+    settings: Settings,
+    kv: KV,
+    closing: AsyncExitStack,
+    handler: Handler | None = None,
+    clock: Clock | None = None,
+    hooks: Iterable[Hook] = (),
+) -> tuple[Webhook, BotApi]:
+    """Return what deals with updates, and what it answers with; `closing` closes what was opened."""
+    if not settings.allowed_user_ids:
+        _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
+    bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base, clock=clock)
+    closing.push_async_callback(bot.aclose)
+    webhook = Webhook(
+        settings.allowed_user_ids,
+        user_limiter(settings, kv, clock, hooks),
+        bot,
+        handler or _handler(settings, clock, closing),
+        AsyncLimiter(settings.rate_limit_replies, clock=clock) if settings.rate_limit_replies else None,
+    )
+    return webhook, bot
+
+
+def _application(secret: str, webhook: Webhook, closing: AsyncExitStack) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with closing:
+            yield
+
+    app = FastAPI(title="Headgate Telegram bot", lifespan=lifespan, openapi_url=None)
+    expected = secret.encode()
+
+    @app.get("/")
+    async def alive() -> PlainTextResponse:
+        return PlainTextResponse("OK")
+
+    @app.post(WEBHOOK_PATH)
+    async def receive(request: Request) -> Response:
+        given = request.headers.get(SECRET_HEADER, "")
+        if not hmac.compare_digest(given.encode(), expected):
+            return PlainTextResponse("Unauthorized", status_code=401)
+        update = read_update(await request.body())
+        if update is not None:
+            try:
+                await webhook.receive(update)
+            except Exception:
+                _logger.exception(
+                    "update %s could not be dispatched; Telegram will deliver it again", update.update_id
+                )
+                return PlainTextResponse("Internal Server Error", status_code=500)
+        return JSONResponse({"ok": True})
+
+    return app
+
+
+def _open_kv(settings: Settings, clock: Clock | None = None) -> ListingKV:
+    """Return the key-value store that the settings name."""
+    if settings.rate_limit_kv.lower().partition(":")[0] != "cloudflare":
+        return open_kv(settings.rate_limit_kv)
+    return CloudflareKV(
+        settings.cloudflare_account_id,
+        settings.cloudflare_kv_namespace_id,
+        settings.cloudflare_api_token,
+        api_base=settings.cloudflare_api_base or API_BASE,
+        clock=clock,
+    )
+
+
+def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -> Handler:
+    if settings.agent_url:
+        agent = HttpAgent(settings.agent_url, timeout=settings.agent_timeout, clock=clock)
+        closing.push_async_callback(agent.aclose)
+        return agent
+    return load_handler(settings.agent_handler) if settings.agent_handler else echo
+
+
+def main(host: str | None = None, port: int | None = None) -> int:
+    """Serve the bot with the settings of the environment until it is stopped, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
+
+    Args:
+        host: Where to listen, instead of `HOST`.
+        port: Which port, instead of `PORT`; 0 for any free one.
+    """
+
+    def prepare() -> Launch:
+        log_to_stderr("INFO")
+        settings = Settings.from_env(os.environ)
+        asyncio.run(_check_kv(settings))
+        return Launch(
+            lambda: create_app(settings),
+            "headgate_services.telegram.app:create_app",
+            settings.host if host is None else host,
+            settings.port if port is None else port,
+        )
+
+    return run(prepare)
+
+
+async def _check_kv(settings: Settings) -> None:
+    """Refuse to start on a store that refuses us. One that is down may be back when the first update comes."""
+    kv = _open_kv(settings)
+    try:
+        await user_limiter(settings, kv).ping()
+    except StoreUnavailable as error:
+        _logger.warning("RATE_LIMIT_KV cannot be reached, and updates are refused until it can: %s", error)
+    finally:
+        await kv.aclose()
+
+
+def set_webhook(url: str, settings: Settings | None = None) -> str:
+    """Tell Telegram to deliver updates to this service, and return what it says.
+
+    Args:
+        url: Where the service is reached from outside, as `https://bot.example.org`; the path is added if it has none,
+            and must otherwise end with it.
+        settings: By default those of the environment.
+
+    Raises:
+        ConfigError: The URL is not one that Telegram delivers to, or a setting is missing.
+        BotApiError: Telegram refuses, or cannot be reached.
+    """
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise ConfigError(f"{url!r}: Telegram delivers to https:// addresses only")
+    if parts.path in ("", "/"):
+        url = parts._replace(path=WEBHOOK_PATH).geturl()
+    elif not parts.path.endswith(WEBHOOK_PATH):  # something before it may be a proxy's business
+        raise ConfigError(
+            f"{url!r}: the service answers under {WEBHOOK_PATH} only; leave the path out, or end it with that"
+        )
+    return asyncio.run(_with_bot(settings, lambda bot: bot.set_webhook(url, settings.webhook_secret)))
+
+
+def webhook_info(settings: Settings | None = None) -> str:
+    """Return line by line what Telegram says about where updates are delivered, and how that goes; raises as above."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    info = asyncio.run(_with_bot(settings, BotApi.webhook_info))
+    return "\n".join(f"{name}: {value or 'none'}" for name, value in info.items())
+
+
+def delete_webhook(settings: Settings | None = None) -> str:
+    """Have updates delivered nowhere, so that they can be polled, and return what Telegram says; raises as above."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    return asyncio.run(_with_bot(settings, BotApi.delete_webhook))
+
+
+async def _with_bot(settings: Settings, ask: Callable[[BotApi], Awaitable[T]]) -> T:
+    bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base)
+    try:
+        return await ask(bot)
+    finally:
+        await bot.aclose()
+
+
+def poll(settings: Settings | None = None) -> None:
+    """Fetch updates and deal with them until interrupted: the bot without a public address, for development.
+
+    Raises:
+        ConfigError: A setting is missing or cannot be meant.
+        BotApiError: Telegram refuses, for instance because a webhook is set.
+    """
+    log_to_stderr("INFO")
+    asyncio.run(_poll(Settings.from_env(os.environ) if settings is None else settings))
+
+
+async def _poll(settings: Settings) -> None:
+    async with AsyncExitStack() as closing:
+        kv = _open_kv(settings)
+        closing.push_async_callback(kv.aclose)
+        webhook, bot = _build(settings, kv, closing)
+        _logger.info("polling; Ctrl-C stops")
+        await Poller(bot, webhook, SteadyClock()).run()
+
+
+def purge_limits(settings: Settings | None = None) -> int:
+    """Forget what was counted for every user, and return how many entries that were."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    return asyncio.run(_purge_limits(settings))
+
+
+async def _purge_limits(settings: Settings) -> int:
+    kv = _open_kv(settings)
+    try:
+        return await purge(kv, "ratelimit:")
+    finally:
+        await kv.aclose()
+
+
+def inspect_user(user_id: str, settings: Settings | None = None) -> str:
+    """Return in a line what was counted for a user, and counts nothing."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+
+    async def look(limiter: AsyncLimiter) -> str:
+        decision = await limiter.check(user_id)
+        limit = decision.limit or 0
+        left = (decision.remaining or 0) + (
+            1 if decision.allowed else 0
+        )  # a check answers as if one more had come
+        line = f"user {user_id}: {limit - left} of {limit} messages, {left} left"
+        return line if decision.allowed else f"{line}; again in {math.ceil(decision.retry_after or 0)} s"
+
+    return asyncio.run(_with_limiter(settings, look))
+
+
+def reset_user(user_id: str, settings: Settings | None = None) -> None:
+    """Forget what was counted for a user."""
+    settings = Settings.from_env(os.environ) if settings is None else settings
+    asyncio.run(_with_limiter(settings, lambda limiter: limiter.reset(user_id)))
+
+
+async def _with_limiter(settings: Settings, ask: Callable[[AsyncLimiter], Awaitable[T]]) -> T:
+    if settings.rate_limit_kv.lower().startswith("memory:"):
+        raise ConfigError(
+            "RATE_LIMIT_KV: counts are in the memory of the service, which no command can reach"
+        )
+    kv = _open_kv(settings)
+    try:
+        return await ask(user_limiter(settings, kv))
+    finally:
+        await kv.aclose()

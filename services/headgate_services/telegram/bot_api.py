@@ -1,0 +1,205 @@
+"""The few methods of Telegram's Bot API that the bot calls: https://core.telegram.org/bots/api"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+
+from headgate.clock import Clock, SteadyClock
+from headgate.errors import HeadgateError
+from headgate_services.telegram.markdown import to_html
+
+UPDATES = ["message", "callback_query"]
+"""The kinds that the bot reads."""
+
+POLL_SECONDS = 50
+LONGEST_WAIT = 60
+"""Seconds that Telegram's 429s are waited for, all those of a call together."""
+
+_logger = logging.getLogger(__name__)
+
+LONGEST_TEXT = 4096
+"""Characters that Telegram takes in one message."""
+
+
+class BotApiError(HeadgateError):
+    """Telegram refused a call, or could not be reached.
+
+    Attributes:
+        code: The error code; `None` if there was no answer that could be read.
+        retry_after: Seconds that Telegram asks to wait; `None` if it does not.
+    """
+
+    def __init__(
+        self, method: str, problem: str, code: int | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(f"{method}: {problem}")
+        self.code = code
+        self.retry_after = retry_after
+
+
+class BotApi:
+    """Telegram, as one bot.
+
+    Args:
+        token: The bot's token. It is part of every address, so it is kept out of httpx's log.
+        api_base: Where the Bot API is.
+        timeout: Seconds for one call.
+        clock: What Telegram's 429s are waited for with.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        api_base: str = "https://api.telegram.org",
+        timeout: float = 10.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._base = api_base.rstrip("/")
+        self._token = token
+        self._url = f"{self._base}/bot{token}"
+        self._timeout = timeout
+        self._clock = SteadyClock() if clock is None else clock
+        self._client = httpx.AsyncClient(timeout=timeout)
+        self._secrecy = _Without(token)
+        logging.getLogger("httpx").addFilter(self._secrecy)
+
+    async def send_message(self, chat_id: str, text: str, message_thread_id: int | None = None) -> None:
+        """Send Markdown to a chat, or to a topic of it, in as many messages as it needs.
+
+        What Telegram cannot read as HTML is sent once more as plain text.
+
+        Raises:
+            BotApiError: Telegram refuses it for another reason, or cannot be reached.
+        """
+        for part in _parts(text):
+            message: dict[str, Any] = {"chat_id": chat_id, "text": part}
+            if message_thread_id is not None:
+                message["message_thread_id"] = message_thread_id
+            try:
+                await self.call("sendMessage", message | {"text": to_html(part), "parse_mode": "HTML"})
+            except BotApiError as error:
+                if error.code != httpx.codes.BAD_REQUEST or "parse" not in str(error):
+                    raise
+                await self.call("sendMessage", message)
+
+    async def answer_callback_query(self, query_id: str, text: str | None = None) -> None:
+        """Tell the client of somebody who pressed a button that it was noticed."""
+        await self.call("answerCallbackQuery", {"callback_query_id": query_id, "text": (text or "")[:200]})
+
+    async def set_webhook(self, url: str, secret: str) -> str:
+        """Have updates delivered to a URL, with the secret in a header; return what Telegram says to it."""
+        document = await self.call(
+            "setWebhook",
+            {"url": url, "secret_token": secret, "allowed_updates": UPDATES},
+        )
+        return str(document.get("description", "the webhook is set"))
+
+    async def webhook_info(self) -> dict[str, Any]:
+        """Return what Telegram says about where updates are delivered, and how that goes."""
+        info: dict[str, Any] = (await self.call("getWebhookInfo", {}))["result"]
+        return info
+
+    async def delete_webhook(self) -> str:
+        """Have updates delivered nowhere; return what Telegram says to it. Those that wait stay."""
+        return str((await self.call("deleteWebhook", {})).get("description", "the webhook is deleted"))
+
+    async def get_updates(self, offset: int | None = None, wait: int = POLL_SECONDS) -> list[dict[str, Any]]:
+        """Return the updates from a number on, as soon as there are any; none if there are none for so many seconds."""
+        arguments = {"timeout": wait, "allowed_updates": UPDATES} | (
+            {} if offset is None else {"offset": offset}
+        )
+        document = await self.call("getUpdates", arguments, timeout=self._timeout + wait)
+        return list(document["result"])
+
+    async def download(self, file_id: str) -> bytes:
+        """Return a picture or document that came with a message; Telegram gives out up to 20 MB.
+
+        Raises:
+            BotApiError: It is too large, not there any more, or cannot be fetched.
+        """
+        path = (await self.call("getFile", {"file_id": file_id}))["result"].get("file_path")
+        if not path:
+            raise BotApiError("getFile", "the file cannot be fetched")
+        try:
+            response = await self._client.get(f"{self._base}/file/bot{self._token}/{path}")
+        except httpx.HTTPError as error:
+            raise BotApiError("getFile", f"no answer ({type(error).__name__})") from error
+        if not response.is_success:
+            raise BotApiError("getFile", f"status {response.status_code}", response.status_code)
+        return response.content
+
+    async def call(
+        self, method: str, arguments: Mapping[str, Any], timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Call a method; return the whole answer. If Telegram asks to wait, it is called again after that.
+
+        Raises:
+            BotApiError: Telegram refuses, cannot be reached, or answers with something else than its own JSON; or it asks
+                to wait too long or too often.
+        """
+        waited = 0
+        while True:
+            try:
+                return await self._call(method, arguments, timeout)
+            except BotApiError as error:
+                if error.retry_after is None or waited + error.retry_after > LONGEST_WAIT:
+                    raise
+                waited += max(1, error.retry_after)
+                _logger.info("%s: waiting %d s, as Telegram asks", method, error.retry_after)
+                await self._clock.asleep(error.retry_after)
+
+    async def _call(self, method: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+        try:
+            response = await self._client.post(
+                f"{self._url}/{method}", json=dict(arguments), timeout=timeout or self._timeout
+            )
+        except httpx.HTTPError as error:
+            raise BotApiError(method, f"no answer ({type(error).__name__})") from error
+        try:
+            document = response.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise BotApiError(
+                method, f"status {response.status_code} without a JSON object", response.status_code
+            )
+        if document.get("ok") is not True:
+            code = document.get("error_code", response.status_code)
+            parameters = document.get("parameters")
+            wait = parameters.get("retry_after") if isinstance(parameters, dict) else None
+            problem = f"{code} {document.get('description', '')}".strip()
+            raise BotApiError(method, problem, code, wait if isinstance(wait, int) else None)
+        return document
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        logging.getLogger("httpx").removeFilter(self._secrecy)
+        await self._client.aclose()
+
+
+class _Without(logging.Filter):
+    """Takes a secret out of what is logged."""
+
+    def __init__(self, secret: str) -> None:
+        super().__init__()
+        self._secret = secret
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if self._secret in message:
+            record.msg, record.args = message.replace(self._secret, "<token>"), None
+        return True
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield a text in pieces that Telegram takes, cut at line ends where there are any."""
+    while len(text) > LONGEST_TEXT:
+        cut = text.rfind("\n", 1, LONGEST_TEXT) + 1 or LONGEST_TEXT
+        yield text[:cut]
+        text = text[cut:]
+    yield text

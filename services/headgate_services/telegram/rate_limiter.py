@@ -1,0 +1,36 @@
+"""The limit: so many messages per user and window.
+
+Fixed windows are kept as the key-value namespace has always had them: under `ratelimit:{userId}:{windowKey}`, where
+windowKey is the epoch in milliseconds divided by the window's, rounded down, with the count as decimal text. The sliding
+window has entries of its own, `ratelimit:{userId}:sliding_window:{windowMs}`, so that neither reads the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headgate import AsyncLimiter, Quota, Rule, fixed_window, sliding_window
+from headgate.clock import Clock
+from headgate.hooks import Hook
+from headgate.keys import PlainKey
+from headgate.quota import MILLISECOND
+from headgate.stores.kv import KV, KVStore
+from headgate_services.telegram.config import Settings
+
+
+def user_limiter(
+    settings: Settings, kv: KV, clock: Clock | None = None, hooks: Iterable[Hook] = ()
+) -> AsyncLimiter:
+    """Return the limiter whose keys are Telegram's user ids, as text; it raises what the store raises."""
+    quota = Quota(settings.rate_limit_max, settings.rate_limit_window_ms * MILLISECOND)
+    rule = fixed_window(quota) if settings.rate_limit_algorithm == "fixed_window" else sliding_window(quota)
+    store = KVStore(kv, stem=entry_stem, clock=clock)
+    return AsyncLimiter(rule, name="telegram", store=store, on_store_error="raise", hooks=hooks)
+
+
+def entry_stem(limiter: str, rule: Rule, key: PlainKey) -> str:
+    """Return the name of a user's entry; to that of a fixed window, the store adds `:{windowKey}`."""
+    stem = f"ratelimit:{key!s}"
+    if rule.kind == "fixed_window":
+        return stem
+    return f"{stem}:{rule.kind}:{rule.quota.period_us // MILLISECOND}"

@@ -1,0 +1,160 @@
+"""What happens to an update, step by step; `app` has the HTTP around it.
+
+The order matters: only who may use the bot is counted, only what is counted is dispatched, and an update that was
+dispatched is never dispatched or counted again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from headgate import AsyncHold, AsyncLimiter
+from headgate_services.telegram.bot_api import BotApi, BotApiError
+from headgate_services.telegram.dispatch import ButtonPress, File, Handler, Message
+from headgate_services.telegram.seen import SeenUpdates
+from headgate_services.telegram.updates import CallbackQuery, SentMessage, Update
+
+REFUSAL = "You've reached the message limit. Please try again later."
+
+_logger = logging.getLogger(__name__)
+
+
+class Webhook:
+    """Deals with updates.
+
+    Args:
+        allowed_user_ids: Who may use the bot.
+        limiter: How many messages each of them may send.
+        bot: What to answer with.
+        handler: Where messages go.
+        replies: How many refusals each user is told of; `None` for all.
+        seen: Which updates have been dealt with.
+    """
+
+    def __init__(
+        self,
+        allowed_user_ids: frozenset[str],
+        limiter: AsyncLimiter,
+        bot: BotApi,
+        handler: Handler,
+        replies: AsyncLimiter | None = None,
+        seen: SeenUpdates | None = None,
+    ) -> None:
+        self._allowed = allowed_user_ids
+        self._limiter = limiter
+        self._bot = bot
+        self._handler = handler
+        self._replies = replies
+        self._seen = SeenUpdates() if seen is None else seen
+
+    async def receive(self, update: Update) -> None:
+        """Deal with an update; most are none of the bot's business.
+
+        Raises whatever the handler of a message raises, after the message's unit was given back.
+        """
+        if update.callback_query is not None:
+            await self._on_button(_button_press(update.update_id, update.callback_query))
+        elif (
+            update.message is not None and (message := _message(update.update_id, update.message)) is not None
+        ):
+            await self._on_message(message)
+
+    async def _on_message(self, message: Message) -> None:
+        if message.user_id not in self._allowed:
+            return
+        async with self._seen.turn(message.update_id) as is_new:
+            if not is_new:
+                return
+            hold = await self._take(message.user_id)
+            if hold is not None and not hold.allowed:
+                await self._refuse(message)
+                return
+            reply = await self._dispatch(message, hold)
+            self._seen.add(message.update_id)
+        if reply:
+            await self._say(message, reply)
+
+    async def _take(self, user_id: str) -> AsyncHold | None:
+        """Return the answer of the limiter, or `None` if there is none: the message is then let through."""
+        try:
+            return await self._limiter.hold(user_id)
+        except Exception:
+            _logger.exception(
+                "the limit of user %s could not be checked; letting the message through", user_id
+            )
+            return None
+
+    async def _dispatch(self, message: Message, hold: AsyncHold | None) -> str | None:
+        try:
+            return await self._handler(message)
+        except BaseException:  # also when the server is stopping: what was not dispatched is not counted
+            if hold is not None:
+                await self._give_back(message.user_id, hold)
+            raise
+
+    async def _give_back(self, user_id: str, hold: AsyncHold) -> None:
+        try:
+            await hold.release()
+        except Exception:
+            _logger.exception("a unit of user %s could not be given back; it stays counted", user_id)
+
+    async def _refuse(self, message: Message) -> None:
+        _logger.info("user %s has reached the message limit", message.user_id)
+        if self._replies is None or await self._replies.hit(message.user_id):
+            await self._say(message, REFUSAL)
+
+    async def _say(self, message: Message, text: str) -> None:
+        """Answer to the same chat and topic; that it failed is logged, and changes nothing."""
+        try:
+            await self._bot.send_message(message.chat_id, text, message.message_thread_id)
+        except BotApiError:
+            _logger.exception("no answer could be sent to chat %s", message.chat_id)
+
+    async def _on_button(self, press: ButtonPress) -> None:
+        if press.user_id not in self._allowed:
+            return
+        try:
+            async with self._seen.turn(press.update_id) as is_new:
+                if not is_new:
+                    return
+                text = await self._handler(press)
+                self._seen.add(press.update_id)
+            await self._bot.answer_callback_query(press.query_id, text)
+        except Exception:
+            _logger.exception("a button pressed by user %s could not be dealt with", press.user_id)
+
+
+def _message(update_id: int, sent: SentMessage) -> Message | None:
+    """Return the message of an update; `None` if nobody wrote it, or there is nothing to read."""
+    text = sent.text or sent.caption
+    if sent.sender is None or not text:
+        return None
+    return Message(
+        update_id,
+        sent.message_id,
+        str(sent.sender.id),
+        str(sent.chat.id),
+        text,
+        sent.message_thread_id,
+        tuple(_files(sent)),
+    )
+
+
+def _files(sent: SentMessage) -> Iterator[File]:
+    # The sizes of one picture, the largest last. Only what has an id can be fetched.
+    for kind, found in (("photo", sent.photo[-1] if sent.photo else None), ("document", sent.document)):
+        if isinstance(found, dict) and isinstance(found.get("file_id"), str):
+            yield File(kind, found["file_id"], found.get("file_name"), found.get("mime_type"))
+
+
+def _button_press(update_id: int, query: CallbackQuery) -> ButtonPress:
+    under = query.message
+    return ButtonPress(
+        update_id,
+        query.id,
+        str(query.sender.id),
+        query.data,
+        None if under is None else str(under.chat.id),
+        None if under is None else under.message_thread_id,
+    )

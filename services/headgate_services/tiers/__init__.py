@@ -1,0 +1,40 @@
+"""An API with tiers: a token-bucket middleware over Redis, and the service that shows it.
+
+`headgate run tiers` starts the service; `RateLimitMiddleware` stands in front of any ASGI application.
+"""
+
+from headgate_services.tiers.app import create_app, main
+from headgate_services.tiers.bucket import Outcome
+from headgate_services.tiers.commands import create_key, inspect_caller, list_keys, reset_caller, revoke_key
+from headgate_services.tiers.config import Settings
+from headgate_services.tiers.limits import DEFAULT_RATE_LIMITS, TierLimit
+from headgate_services.tiers.load_test import load_test
+from headgate_services.tiers.log import _redact_redis_credentials
+from headgate_services.tiers.middleware import (
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Standing,
+    setup_rate_limiting,
+)
+from headgate_services.tiers.rate_limiter import TokenBucketRateLimiter
+
+__all__ = [
+    "DEFAULT_RATE_LIMITS",
+    "Outcome",
+    "RateLimitExceeded",
+    "RateLimitMiddleware",
+    "Settings",
+    "Standing",
+    "TierLimit",
+    "TokenBucketRateLimiter",
+    "_redact_redis_credentials",
+    "create_app",
+    "create_key",
+    "inspect_caller",
+    "list_keys",
+    "load_test",
+    "main",
+    "reset_caller",
+    "revoke_key",
+    "setup_rate_limiting",
+]

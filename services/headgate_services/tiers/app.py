@@ -1,0 +1,191 @@
+"""The service: a small API behind the middleware, and running it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import PlainTextResponse
+from redis.asyncio import Redis
+
+import headgate
+from headgate.clock import Clock
+from headgate.errors import ConfigError, StoreError, StoreMisconfigured
+from headgate.http import by_address
+from headgate_services.common.health import PATHS, Check, add_health
+from headgate_services.common.starting import Launch, log_to_stderr, run
+from headgate_services.tiers.authentication import ApiKeyAuthentication
+from headgate_services.tiers.config import Settings, load_settings
+from headgate_services.tiers.keys import KeyTable
+from headgate_services.tiers.limits import limits_by_tier
+from headgate_services.tiers.log import log
+from headgate_services.tiers.metrics import Metrics
+from headgate_services.tiers.middleware import (
+    EXCLUDED_PATHS,
+    RateLimitMiddleware,
+    Standing,
+    setup_rate_limiting,
+)
+from headgate_services.tiers.rate_limiter import Backends
+
+
+def create_app(settings: Settings | None = None, *, clock: Clock | None = None) -> FastAPI:
+    """Return the service; by default with the settings of the environment.
+
+    Args:
+        settings: What to run with.
+        clock: Where time comes from, for tests.
+
+    Raises:
+        ConfigError: It cannot run like this; the message names the variable.
+    """
+    settings = load_settings() if settings is None else settings
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
+    metrics = Metrics(limits_by_tier(settings.rate_limits))
+    client = _client(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            await keys.prepare()
+            yield
+        finally:
+            await keys.aclose()
+            if client is not None:
+                await client.aclose()
+
+    app = FastAPI(title="Headgate tiers", version=headgate.__version__, lifespan=lifespan)
+    app.add_api_route("/", _root)
+    app.add_api_route("/health", _health)
+    stores: dict[str, Check] = {"database": keys.ping}
+    if client is not None:
+        stores["redis"] = client.ping
+    add_health(app, stores)
+    app.add_api_route("/metrics", lambda: PlainTextResponse(metrics.text()), include_in_schema=False)
+    app.add_api_route("/v1/whoami", _whoami)
+    if settings.saju_enable_rate_limiting:
+        app.add_middleware(
+            RateLimitMiddleware,
+            redis_client=client,
+            rate_limits=settings.rate_limits,
+            exclude_paths=(*EXCLUDED_PATHS, *PATHS),
+            use_atomic_redis=settings.saju_enable_atomic_rate_limiter,
+            address=by_address(proxies=settings.trusted_proxies, header=settings.saju_forwarded_header),
+            clock=clock,
+            deadline=settings.saju_redis_timeout,
+            on_decision=metrics.decided,
+        )
+    # Added last, so around the limiter: the tier has to be known before a token is taken.
+    app.add_middleware(ApiKeyAuthentication, keys=keys)
+    return app
+
+
+def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
+    """Run the service until it is told to stop, and return the exit code.
+
+    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
+
+    Args:
+        host: Where to listen, instead of `HOST`.
+        port: Which port, instead of `PORT`; 0 for any free one.
+        workers: How many processes share the work.
+    """
+
+    def prepare() -> Launch:
+        settings = load_settings()
+        log_to_stderr(settings.log_level)
+        asyncio.run(_check_database(settings))
+        asyncio.run(_check_redis(settings))
+        is_in_memory = settings.saju_enable_rate_limiting and not settings.saju_redis_url
+        return Launch(
+            lambda: create_app(settings),
+            "headgate_services.tiers.app:make_worker",
+            settings.host if host is None else host,
+            settings.port if port is None else port,
+            in_memory="the buckets are in memory; SAJU_REDIS_URL names a Redis that they share"
+            if is_in_memory
+            else "",
+        )
+
+    return run(prepare, workers)
+
+
+def make_worker() -> FastAPI:
+    """Return the service for one of several processes, with its log set up."""
+    settings = load_settings()
+    log_to_stderr(settings.log_level)
+    return create_app(settings)
+
+
+def _client(settings: Settings) -> Redis | None:
+    if not settings.saju_enable_rate_limiting:
+        log(logging.WARNING, "Rate limiting is off; SAJU_ENABLE_RATE_LIMITING=true switches it on")
+        return None
+    try:
+        return setup_rate_limiting(settings.saju_redis_url, timeout=settings.saju_redis_timeout)
+    except ConfigError as error:
+        raise ConfigError(f"SAJU_REDIS_URL: {error}") from None
+
+
+async def _check_database(settings: Settings) -> None:
+    """Make the tables. The application does so by itself, but there a failure would end in a traceback."""
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
+    try:
+        await keys.prepare()
+    finally:
+        await keys.aclose()
+
+
+async def _check_redis(settings: Settings) -> None:
+    """Refuse to start on a Redis that refuses us. One that is down may be back; until then each process limits by itself."""
+    if not settings.saju_enable_rate_limiting or not settings.saju_redis_url:
+        return
+    client = _client(settings)
+    try:
+        await Backends(
+            client, atomic=settings.saju_enable_atomic_rate_limiter, deadline=settings.saju_redis_timeout
+        ).ping()
+    except StoreMisconfigured as error:
+        raise ConfigError(f"SAJU_REDIS_URL: {error}") from None
+    except StoreError as error:
+        log(logging.WARNING, "Rate limiting: Redis cannot be reached: %s", error)
+    finally:
+        if client is not None:
+            await client.aclose()
+
+
+async def _root() -> dict[str, str]:
+    """Say what this is."""
+    return {"service": "headgate tiers", "version": headgate.__version__}
+
+
+async def _health() -> dict[str, str]:
+    """Say that the process answers."""
+    return {"status": "ok"}
+
+
+async def _whoami(request: Request) -> dict[str, Any]:
+    """Say who is asking, which tier they have, and how they stand with its limit."""
+    credentials = request.state.credentials
+    if credentials == "wrong":
+        raise HTTPException(401, "Unknown or revoked API key", {"WWW-Authenticate": "Bearer"})
+    if credentials == "unchecked":
+        raise HTTPException(503, "API keys cannot be looked up at the moment")
+    user = request.state.user
+    standing: Standing | None = getattr(request.state, "rate_limit", None)
+    known = {"user": None if user is None else user.id}
+    if standing is None:
+        tier = "anonymous" if user is None else user.tier
+        return {**known, "tier": tier, "limit": None, "capacity": None, "remaining": None, "reset": None}
+    return {
+        **known,
+        "tier": standing.tier,
+        "limit": standing.limit.limit,
+        "capacity": standing.limit.capacity,
+        "remaining": standing.remaining,
+        "reset": standing.outcome.reset_at,
+    }

@@ -1,0 +1,62 @@
+"""Who a request is from, found out before the limiter runs.
+
+Nothing is refused here: a key that is wrong leaves the request anonymous, so that guessing keys is limited by address. The
+401 comes from behind the limiter.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, Protocol
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from headgate.http.exchange import App, Receive, Scope, Send
+from headgate_services.tiers.keys import User
+from headgate_services.tiers.log import LimitedLog
+
+Credentials = Literal["none", "good", "wrong", "unchecked"]
+
+
+class Keys(Protocol):
+    """Where keys are looked up."""
+
+    async def find(self, key: str) -> User | None: ...
+
+
+class ApiKeyAuthentication:
+    """Puts the user of an API key into `request.state.user`, and what became of the key into `request.state.credentials`.
+
+    `X-API-Key` is looked at first, then `Authorization: Bearer`.
+    """
+
+    def __init__(self, app: App, keys: Keys) -> None:
+        self.app = app
+        self._keys = keys
+        self._complain = LimitedLog()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            user, credentials = await self._authenticate(scope)
+            scope.setdefault("state", {}).update(user=user, credentials=credentials)
+        await self.app(scope, receive, send)
+
+    async def _authenticate(self, scope: Scope) -> tuple[User | None, Credentials]:
+        key = _key_of(scope)
+        if key is None:
+            return None, "none"
+        try:
+            user = await self._keys.find(key)
+        except (SQLAlchemyError, OSError) as error:
+            self._complain(logging.ERROR, "API keys cannot be looked up: %s", error)
+            return None, "unchecked"
+        return user, "wrong" if user is None else "good"
+
+
+def _key_of(scope: Scope) -> str | None:
+    fields = dict(scope["headers"])
+    given = fields.get(b"x-api-key")
+    if given is None:
+        scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
+        given = token.strip() if scheme.lower() == b"bearer" else None
+    return None if given is None else given.decode("latin-1")

@@ -1,0 +1,313 @@
+"""Where buckets are kept: three back ends that give the same answers.
+
+    atomic    one script call on the server; `token_bucket.lua`
+    pipeline  reads, decides here, and writes in a transaction that fails if anybody else wrote in between
+    memory    this process, by Headgate's own token bucket
+
+The first two share their keys, so that a request may fall back from one to the other at any time. All three write only when
+they admit: a refusal costs nothing, and what nobody takes from expires by itself.
+
+Whose clock: the server's. The script takes the caller's time as an argument, but believes it only for times that have long
+passed (see there); the pipeline asks the server. A limiter that is given a clock, by a test, uses that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from importlib import resources
+from typing import Any, Protocol
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, ResponseError
+
+from headgate import Decision, Limiter, MemoryStore, Quota, StoreConflict, token_bucket
+from headgate.clock import MICROSECONDS, Clock, SteadyClock
+from headgate_services.tiers.bucket import Bucket, Contents, Outcome, whole_seconds
+from headgate_services.tiers.log import LimitedLog, log
+
+SCRIPT = "token_bucket.lua"
+MAX_KEYS = 100_000
+"""How many buckets are kept in memory; beyond it new ones share one, which lasts until it is full again."""
+
+MOST_TRIES = 64
+_TURNS = 256
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
+_CLOCK_AGE = 3600.0
+
+UNREADABLE = "what is kept under {} is no bucket of ours"
+
+
+def state_keys(key: str) -> tuple[str, str]:
+    """Return where a bucket is kept: its tokens, and when there were so many.
+
+    Different keys have different names, since these differ in nothing but the key.
+    """
+    return f"ratelimit:{key}:tokens", f"ratelimit:{key}:time"
+
+
+def read_script() -> str:
+    """Return the text of the script.
+
+    Raises:
+        OSError: It is not there.
+    """
+    return resources.files(__package__).joinpath(SCRIPT).read_text(encoding="utf-8")
+
+
+class AtomicBackend:
+    """The script, registered when it is first needed.
+
+    Registering that fails is tried again by itself, ever less often; what needs a bucket meanwhile has to get it elsewhere.
+    A server that has lost the script, by a restart, is given it again.
+
+    Args:
+        client: The way to the server.
+        clock: Where time comes from instead of the server, for tests.
+        monotonic: How long it is until registering is tried again.
+    """
+
+    def __init__(
+        self, client: Redis, clock: Clock | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._own_clock = SteadyClock()
+        self._ahead_us = 0  # how far the server's clock is ahead of ours
+        self._monotonic = monotonic
+        self._sha: str | None = None
+        self._registered_at = 0.0
+        self._pause = _FIRST_PAUSE
+        self._next_try = 0.0
+        self._registering = asyncio.Lock()
+        self._complain = LimitedLog()
+
+    async def take(self, bucket: Bucket, key: str, cost: int) -> Outcome | None:
+        """Return the answer of the script; `None`, after a warning, if it could not be asked, but the server may.
+
+        Raises:
+            RedisError: The server is not there.
+        """
+        sha = await self._registered()
+        if sha is None:
+            return None
+        try:
+            return await self._run(sha, bucket, key, cost)
+        except NoScriptError:
+            self._sha = None
+        except ResponseError as error:
+            self._complain(
+                logging.WARNING,
+                "Rate limiting: atomic script failed, using the pipeline for this request: %s",
+                error,
+            )
+            return None
+        # Nothing was charged: the server did not know what to run.
+        sha = await self._registered()
+        return None if sha is None else await self._run(sha, bucket, key, cost)
+
+    async def _run(self, sha: str, bucket: Bucket, key: str, cost: int) -> Outcome:
+        now_us = self._now_us()
+        reply: Any = await self._client.evalsha(
+            sha,
+            2,
+            *state_keys(key),
+            str(bucket.capacity),
+            repr(bucket.refill_rate),
+            str(cost),
+            f"{now_us / MICROSECONDS:.6f}",
+            str(bucket.ttl),
+        )
+        allowed, retry_after, remaining = reply
+        return bucket.outcome(bool(allowed), int(retry_after), float(remaining), now_us, "atomic")
+
+    def _now_us(self) -> int:
+        if self._clock is not None:
+            return self._clock.now_us()
+        return self._own_clock.now_us() + self._ahead_us
+
+    async def _registered(self) -> str | None:
+        if self._is_known():
+            return self._sha
+        async with self._registering:  # one of many requests does it, the others wait for it
+            if not self._is_known() and self._monotonic() >= self._next_try:
+                await self._register()
+            return self._sha
+
+    def _is_known(self) -> bool:
+        # Once an hour the clocks are compared again, since they drift.
+        return self._sha is not None and self._monotonic() - self._registered_at < _CLOCK_AGE
+
+    async def _register(self) -> None:
+        self._sha = None
+        try:
+            script = read_script()
+        except OSError as error:
+            self._postpone(error)
+            return
+        async with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.script_load(script)
+            pipeline.time()
+            sha, clock = await pipeline.execute(raise_on_error=False)
+        for reply in (sha, clock):
+            if isinstance(reply, Exception):
+                self._postpone(reply)
+                return
+        self._sha = sha if isinstance(sha, str) else sha.decode()
+        self._ahead_us = clock[0] * MICROSECONDS + clock[1] - self._own_clock.now_us()
+        self._registered_at, self._pause = self._monotonic(), _FIRST_PAUSE
+
+    def _postpone(self, error: Exception) -> None:
+        log(
+            logging.WARNING,
+            "Rate limiting: atomic script not registered, using the pipeline for the next %g s: %s",
+            self._pause,
+            error,
+        )
+        self._next_try = self._monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+class Connection(Protocol):
+    """What is used of redis-py's connections."""
+
+    def pack_commands(self, commands: Sequence[Sequence[object]]) -> Sequence[bytes]: ...
+    async def send_packed_command(self, command: Sequence[bytes]) -> None: ...
+    async def read_response(self, *, disable_decoding: bool) -> Any: ...
+    async def disconnect(self, nowait: bool) -> None: ...
+
+
+class PipelineBackend:
+    """Reads and writes in two round trips, for servers without scripts.
+
+    WATCH makes the write fail if anybody else wrote in between; then everything is read and decided anew. Nobody writes for
+    a refusal, so each lost race is somebody else's admission, and there are no more of those than tokens. Requests of this
+    process for one key take turns instead of racing.
+
+    Args:
+        client: The way to the server.
+        clock: Where time comes from instead of the server, for tests.
+    """
+
+    def __init__(self, client: Redis, clock: Clock | None = None) -> None:
+        self._client = client
+        self._clock = clock
+        self._turns = [asyncio.Lock() for _ in range(_TURNS)]
+
+    async def take(self, bucket: Bucket, key: str, cost: int) -> Outcome:
+        """Return the answer for a bucket.
+
+        Raises:
+            RedisError: The server is not there, or does not do what it is asked.
+            StoreConflict: What it keeps under this key is not ours.
+        """
+        async with self._turns[hash(key) % _TURNS]:
+            # redis-py sends WATCH and what follows it one by one; on a connection, all go together.
+            pool: Any = self._client.connection_pool
+            connection: Connection = await pool.get_connection()
+            try:
+                return await self._decide(connection, bucket, key, cost)
+            except BaseException:
+                await connection.disconnect(nowait=True)  # with it goes the WATCH, and whatever was not read
+                raise
+            finally:
+                await pool.release(connection)
+
+    async def _decide(self, connection: Connection, bucket: Bucket, key: str, cost: int) -> Outcome:
+        tokens_key, time_key = state_keys(key)
+        refusal: Outcome | None = None
+        for _ in range(MOST_TRIES):
+            read = [("WATCH", tokens_key, time_key), ("GET", tokens_key), ("GET", time_key), ("TIME",)]
+            _, tokens, since, clock = await _ask(connection, read)
+            now_us = int(clock[0]) * MICROSECONDS + int(clock[1])
+            if self._clock is not None:
+                now_us = self._clock.now_us()
+            after, outcome = bucket.take(_contents(tokens, since, tokens_key), now_us, cost, "pipeline")
+            if after is None:
+                await _ask(connection, [("UNWATCH",)])
+                return outcome
+            write = [
+                ("MULTI",),
+                ("SETEX", tokens_key, bucket.ttl, f"{after.tokens:.17g}"),
+                ("SETEX", time_key, bucket.ttl, f"{after.time_us / MICROSECONDS:.6f}"),
+                ("EXEC",),
+            ]
+            if (await _ask(connection, write))[-1] is not None:
+                return outcome
+            refusal = bucket.outcome(False, 1, outcome.remaining, now_us, "pipeline")
+        # So many others were admitted meanwhile that one more must not be let through unasked.
+        assert refusal is not None
+        return refusal
+
+
+async def _ask(connection: Connection, commands: Sequence[Sequence[object]]) -> list[Any]:
+    """Send commands in one go, and return their replies."""
+    await connection.send_packed_command(connection.pack_commands(commands))
+    replies: list[Any] = []
+    failure: ResponseError | None = None
+    for _ in commands:
+        try:
+            replies.append(await connection.read_response(disable_decoding=True))
+        except ResponseError as error:  # the replies to the other commands have to be read all the same
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return replies
+
+
+def _contents(tokens: bytes | None, since: bytes | None, key: str) -> Contents | None:
+    if tokens is None or since is None:
+        return None
+    try:
+        return Contents(float(tokens), round(float(since) * MICROSECONDS))
+    except (ValueError, OverflowError) as error:
+        raise StoreConflict(UNREADABLE.format(key)) from error
+
+
+class MemoryBackend:
+    """Buckets in this process, by Headgate's own token bucket; at most so many, and without a thread to clean up.
+
+    Args:
+        clock: Where time comes from; by default the monotonic clock.
+        max_keys: How many buckets are kept.
+    """
+
+    def __init__(self, clock: Clock | None = None, max_keys: int = MAX_KEYS) -> None:
+        self.store = MemoryStore(clock=clock, max_keys=max_keys)
+        self._limiters: dict[Bucket, Limiter] = {}
+
+    def take(self, bucket: Bucket, key: str, cost: int) -> Outcome:
+        """Return the answer for a bucket."""
+        now_us = self.store.clock.now_us()
+        decision = self._limiter(bucket).hit(key, cost)
+        retry_after = 0 if decision.retry_after_us is None else whole_seconds(decision.retry_after_us)
+        return bucket.outcome(decision.allowed, retry_after, _remaining(bucket, decision), now_us, "memory")
+
+    def _limiter(self, bucket: Bucket) -> Limiter:
+        if bucket not in self._limiters:
+            # One name and, for whole rates per minute, one period: a user who changes tier keeps what was taken.
+            self._limiters[bucket] = Limiter(token_bucket(_quota(bucket)), name="tiers", store=self.store)
+        return self._limiters[bucket]
+
+
+def _remaining(bucket: Bucket, decision: Decision) -> float:
+    """Return the tokens that are left, with their fraction.
+
+    The library's own figure is rounded down. The time until the bucket is full says the rest, to the microsecond; unless the
+    bucket was another tier's a moment ago, and fills at that one's rate.
+    """
+    whole = decision.remaining or 0
+    exact = bucket.capacity - (decision.reset_after_us or 0) / MICROSECONDS * bucket.refill_rate
+    return exact if whole <= exact < whole + 1 else whole
+
+
+def _quota(bucket: Bucket) -> Quota:
+    if isinstance(bucket.per_us, int):
+        return Quota.of(bucket.per_us, 60, burst=bucket.capacity)
+    # A decimal fraction of a second or less: so close to any rate that nobody can tell in a lifetime of requests.
+    rate = Fraction(bucket.refill_rate).limit_denominator(1_000_000)
+    return Quota.of(rate.numerator, rate.denominator, burst=bucket.capacity)

@@ -1,0 +1,173 @@
+"""What `headgate tiers` does: plain functions that print, and return an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from math import floor
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from headgate.clock import MICROSECONDS
+from headgate.errors import ConfigError
+from headgate_services.tiers.backends import state_keys
+from headgate_services.tiers.config import Settings, load_settings
+from headgate_services.tiers.keys import KeyTable, StoredKey
+from headgate_services.tiers.limits import ANONYMOUS, SIGNED_IN, limits_by_tier
+from headgate_services.tiers.middleware import setup_rate_limiting
+from headgate_services.tiers.rate_limiter import TokenBucketRateLimiter
+
+
+def create_key(user_id: str, tier: str | None = None) -> int:
+    """Make a key for a user and print it; it is not shown again.
+
+    Raises:
+        ConfigError: The database cannot be used, or the id or tier is no name.
+    """
+    return asyncio.run(_create_key(user_id, tier))
+
+
+def list_keys() -> int:
+    """Print all keys, without what could be used of them.
+
+    Raises:
+        ConfigError: The database cannot be used.
+    """
+    return asyncio.run(_list_keys())
+
+
+def revoke_key(key_id: str) -> int:
+    """End a key, from the next request on; 1 if there is none with this id that is still good.
+
+    Raises:
+        ConfigError: The database cannot be used.
+    """
+    return asyncio.run(_revoke_key(key_id))
+
+
+def inspect_caller(key: str) -> int:
+    """Print what is in the bucket of a caller, `user:ID` or `ip:ADDRESS`, and take nothing.
+
+    Raises:
+        ConfigError: The key is none, or Redis or the database cannot be used.
+    """
+    return asyncio.run(_inspect(key))
+
+
+def reset_caller(key: str) -> int:
+    """Fill the bucket of a caller.
+
+    Raises:
+        ConfigError: As for `inspect_caller`.
+    """
+    return asyncio.run(_reset(key))
+
+
+async def _inspect(key: str) -> int:
+    settings = load_settings()
+    limits = limits_by_tier(settings.rate_limits)
+    tier = await _tier_of(key, settings)
+    limit = limits.get(tier, limits[ANONYMOUS])
+    async with _redis(settings) as client:
+        bucket = limit.bucket()
+        limiter = TokenBucketRateLimiter(bucket.capacity, bucket.refill_rate, client)
+        outcome = await limiter.take(key, cost=0)
+    if outcome.backend == "memory":
+        raise ConfigError("SAJU_REDIS_URL: Redis does not answer")
+    print(
+        f"{key}: tier {tier}, {limit.limit} per minute, {floor(outcome.remaining)} of {limit.capacity} left"
+    )
+    return 0
+
+
+async def _reset(key: str) -> int:
+    settings = load_settings()
+    await _tier_of(key, settings)
+    async with _redis(settings) as client:
+        try:
+            await client.delete(*state_keys(key))
+        except RedisError as error:
+            raise ConfigError(f"SAJU_REDIS_URL: {error}") from error
+    return 0
+
+
+async def _tier_of(key: str, settings: Settings) -> str:
+    kind, _, name = key.partition(":")
+    if kind not in ("user", "ip") or not name:
+        raise ConfigError(f"a caller is user:ID or ip:ADDRESS, not {key!r}")
+    if kind == "ip":
+        return ANONYMOUS
+    async with _key_table(settings) as keys:
+        tiers = {stored.user_id: stored.tier for stored in await keys.list()}
+    return tiers.get(name, SIGNED_IN)
+
+
+@asynccontextmanager
+async def _redis(settings: Settings) -> AsyncIterator[Redis]:
+    if not settings.saju_redis_url:
+        raise ConfigError(
+            "SAJU_REDIS_URL: buckets are in the memory of the service, which no command can reach"
+        )
+    client = setup_rate_limiting(settings.saju_redis_url, timeout=settings.saju_redis_timeout)
+    assert client is not None
+    async with client:
+        yield client
+
+
+async def _create_key(user_id: str, tier: str | None) -> int:
+    settings = load_settings()
+    async with _key_table(settings) as keys:
+        created = await keys.create(user_id, tier)
+    if created.user.tier not in limits_by_tier(settings.rate_limits):
+        print(
+            f"No limit is set for tier {created.user.tier!r}: that of {ANONYMOUS} applies.", file=sys.stderr
+        )
+    print(
+        f"Key {created.id} of {created.user.id}, tier {created.user.tier}; it is shown only now.",
+        file=sys.stderr,
+    )
+    print(created.key)
+    return 0
+
+
+async def _list_keys() -> int:
+    async with _key_table(load_settings()) as keys:
+        stored = await keys.list()
+    widest = max([len("USER"), *(len(key.user_id) for key in stored)])
+    print(f"{'KEY':8}  {'USER':{widest}}  {'TIER':12}  {'CREATED':20}  REVOKED")
+    for key in stored:
+        print(_line(key, widest))
+    return 0
+
+
+async def _revoke_key(key_id: str) -> int:
+    async with _key_table(load_settings()) as keys:
+        revoked = await keys.revoke(key_id)
+    if not revoked:
+        print(f"There is no good key with the id {key_id!r}.", file=sys.stderr)
+        return 1
+    print(f"Key {key_id} is revoked.", file=sys.stderr)
+    return 0
+
+
+@asynccontextmanager
+async def _key_table(settings: Settings) -> AsyncIterator[KeyTable]:
+    keys = KeyTable(settings.database, timeout=settings.database_timeout)
+    try:
+        await keys.prepare()
+        yield keys
+    finally:
+        await keys.aclose()
+
+
+def _line(key: StoredKey, widest: int) -> str:
+    revoked = "-" if key.revoked_at is None else _moment(key.revoked_at)
+    return f"{key.id:8}  {key.user_id:{widest}}  {key.tier:12}  {_moment(key.created_at)}  {revoked}"
+
+
+def _moment(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds // MICROSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,290 @@
+"""Limits in front of any ASGI application.
+
+    app = RateLimitMiddleware(app, redis_client=setup_rate_limiting("redis://localhost:6379/0"), use_atomic_redis=True)
+
+Every response that passes through carries `X-RateLimit-Limit`, `-Remaining` and `-Reset`; those to refused requests
+`Retry-After` as well. Their figures are of one moment, that of the decision. What an application raises is answered here,
+with the fields, unless something inside has answered already; and raised again, for whoever logs it.
+
+Who is limited: `request.state.user`, which authentication must have put there before the limiter runs, in a middleware
+around it; without a user, the client's address. `exclude_paths` and everything that is not HTTP pass through.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from math import floor
+from typing import Any, NamedTuple
+
+import redis
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from headgate.clock import Clock
+from headgate.errors import ConfigError
+from headgate.http import by_address
+from headgate.http.exchange import App, Message, Receive, Scope, Send, respond
+from headgate.http.problems import PROBLEM_JSON, Answer
+from headgate.urls import check_credentials
+from headgate_services.tiers.bucket import Outcome
+from headgate_services.tiers.config import atomic_by_environment
+from headgate_services.tiers.limits import (
+    ANONYMOUS,
+    DEFAULT_RATE_LIMITS,
+    SIGNED_IN,
+    WINDOW,
+    TierLimit,
+    limits_by_tier,
+)
+from headgate_services.tiers.log import LimitedLog, _redact_redis_credentials, log
+from headgate_services.tiers.rate_limiter import DEADLINE, Backends, TokenBucketRateLimiter
+
+__all__ = [
+    "DEFAULT_RATE_LIMITS",
+    "RateLimitExceeded",
+    "RateLimitMiddleware",
+    "Standing",
+    "_redact_redis_credentials",
+    "setup_rate_limiting",
+]
+
+EXCLUDED_PATHS = ("/health", "/metrics", "/")
+MOST_CONNECTIONS = 50
+_SHOWN = 4
+"""Characters of a user's id in the log."""
+
+
+_OURS = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
+_SERVER_ERROR = Answer(
+    500,
+    [(b"content-length", b"21"), (b"content-type", b"text/plain; charset=utf-8")],
+    b"Internal Server Error",
+)
+
+
+class RateLimitExceeded(Exception):
+    """A refusal. An application may raise it for a limit of its own; the middleware answers it as it does its own.
+
+    Attributes:
+        limit: Requests per window.
+        window: Seconds.
+        retry_after: Whole seconds until another request is allowed.
+        message: What the client reads.
+    """
+
+    def __init__(
+        self, limit: int, window: int = WINDOW, retry_after: int = 1, message: str | None = None
+    ) -> None:
+        self.limit = limit
+        self.window = window
+        self.retry_after = retry_after
+        self.message = message or f"Rate limit exceeded. Please retry after {retry_after} seconds."
+        super().__init__(self.message)
+
+    def answer(self, path: str) -> Answer:
+        """Return the response: status 429 (RFC 6585) with a problem document."""
+        body = json.dumps(
+            {
+                "type": "https://datatracker.ietf.org/doc/html/rfc6585#section-4",
+                "title": "Too Many Requests",
+                "status": 429,
+                "detail": self.message,
+                "instance": path,
+                "limit": self.limit,
+                "window": self.window,
+                "retry_after": self.retry_after,
+            }
+        ).encode()
+        fields = [
+            (b"content-type", PROBLEM_JSON),
+            (b"content-length", b"%d" % len(body)),
+            (b"retry-after", b"%d" % self.retry_after),
+        ]
+        return Answer(429, fields, body)
+
+
+class Standing(NamedTuple):
+    """How a request stands with its limit; the middleware leaves it in `request.state.rate_limit`."""
+
+    tier: str
+    limit: TierLimit
+    outcome: Outcome
+
+    @property
+    def remaining(self) -> int:
+        """Whole requests left."""
+        return floor(self.outcome.remaining)
+
+    def fields(self) -> list[tuple[bytes, bytes]]:
+        """Return what every response carries."""
+        return [
+            (b"x-ratelimit-limit", b"%d" % self.limit.limit),
+            (b"x-ratelimit-remaining", b"%d" % self.remaining),
+            (b"x-ratelimit-reset", b"%d" % self.outcome.reset_at),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a request counts for, and by which tier."""
+
+    key: str
+    tier: str
+
+
+class RateLimitMiddleware:
+    """Asks for a token for every request, and answers those that get none.
+
+    Args:
+        app: The application behind it.
+        redis_client: Where buckets are kept; `setup_rate_limiting` makes one. Without, in this process.
+        rate_limits: Requests per minute by tier, as numbers or `TierLimit`s; by default `DEFAULT_RATE_LIMITS`.
+        exclude_paths: Paths that are not limited, exactly; by default `/health`, `/metrics` and `/`.
+        use_atomic_redis: Whether each request is one script call; by default what `SAJU_ENABLE_ATOMIC_RATE_LIMITER` says.
+        address: How the client's address is found: `headgate.http.by_address(proxies=["10.0.0.0/8"])` behind proxies.
+        clock: Where time comes from, for tests.
+        deadline: Seconds that Redis has for an answer.
+        on_decision: Who is told how each request stands.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        redis_client: Redis | None = None,
+        rate_limits: Mapping[str, int | TierLimit] | None = None,
+        exclude_paths: Collection[str] | None = None,
+        use_atomic_redis: bool | None = None,
+        address: Callable[[Any], str] | None = None,
+        clock: Clock | None = None,
+        deadline: float = DEADLINE,
+        on_decision: Callable[[Standing], None] | None = None,
+    ) -> None:
+        self.app = app
+        self.limits = limits_by_tier(rate_limits)
+        atomic = atomic_by_environment() if use_atomic_redis is None else use_atomic_redis
+        self.backends = Backends(redis_client, atomic=atomic, clock=clock, deadline=deadline)
+        self._limiters = {tier: self._limiter(limit) for tier, limit in self.limits.items()}
+        self._excluded = frozenset(EXCLUDED_PATHS if exclude_paths is None else exclude_paths)
+        self._address = by_address() if address is None else address
+        self._on_decision = on_decision
+        self._log_refusal = LimitedLog("60/minute")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._excluded:
+            await self.app(scope, receive, send)
+            return
+        standing = await self.decide(scope)
+        scope.setdefault("state", {})["rate_limit"] = standing
+        response = _Response(send, standing.fields())
+        try:
+            if not standing.outcome.allowed:
+                raise RateLimitExceeded(standing.limit.limit, WINDOW, standing.outcome.retry_after)
+            await self.app(scope, receive, response.send)
+        except RateLimitExceeded as refusal:
+            if response.started:
+                raise
+            await respond(scope, receive, response.send, refusal.answer(scope["path"]))
+        except Exception:
+            if not response.started:
+                await respond(scope, receive, response.send, _SERVER_ERROR)
+            raise
+
+    async def decide(self, scope: Scope) -> Standing:
+        """Take a token for a request, and return how it stands."""
+        who = self.identify(scope)
+        outcome = await self._limiters[who.tier].take(who.key)
+        standing = Standing(who.tier, self.limits[who.tier], outcome)
+        if not outcome.allowed:
+            self._log_refusal(
+                logging.INFO,
+                "Rate limit exceeded: %s from %s, tier %s, %d per minute; retry after %d s",
+                _shortened(who.key),
+                self._address(scope),
+                who.tier,
+                standing.limit.limit,
+                outcome.retry_after,
+            )
+        if self._on_decision is not None:
+            self._on_decision(standing)
+        return standing
+
+    def identify(self, scope: Scope) -> Identity:
+        """Return who a request counts for. An id always stands behind `user:`, so none can pass for an address."""
+        user = scope.get("state", {}).get("user")
+        if user is None:
+            return Identity(f"ip:{self._address(scope)}", ANONYMOUS)
+        tier = _attribute(user, "tier") or SIGNED_IN
+        user_id = _attribute(user, "id")
+        key = f"ip:{self._address(scope)}" if user_id is None else f"user:{user_id}"
+        return Identity(key, tier if tier in self.limits else ANONYMOUS)
+
+    def _limiter(self, limit: TierLimit) -> TokenBucketRateLimiter:
+        bucket = limit.bucket()
+        return TokenBucketRateLimiter(bucket.capacity, bucket.refill_rate, backends=self.backends)
+
+
+class _Response:
+    """A response on its way out, which is given the fields."""
+
+    def __init__(self, send: Send, fields: list[tuple[bytes, bytes]]) -> None:
+        self.started = False
+        self._send = send
+        self._fields = fields
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            others = [field for field in message.get("headers", ()) if field[0].lower() not in _OURS]
+            message = {**message, "headers": [*others, *self._fields]}
+        await self._send(message)
+
+
+def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> Redis | None:
+    """Return a client for the middleware, or `None` without a URL; to be called before serving, since it tries to connect.
+
+    If Redis is not there yet, a warning says so, and the client is returned all the same: it is used once Redis answers.
+
+    Raises:
+        ConfigError: The URL is none of Redis.
+    """
+    if not redis_url:
+        log(logging.INFO, "Rate limiting: Redis URL not provided, using local fallback")
+        return None
+    check_credentials(redis_url)
+    try:
+        # Not sent again by itself: after a lost reply nobody knows whether a token was taken.
+        pool = BlockingConnectionPool.from_url(
+            redis_url,
+            max_connections=MOST_CONNECTIONS,
+            timeout=timeout,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 0),
+        )
+        probe = redis.Redis.from_url(redis_url, socket_timeout=timeout, socket_connect_timeout=timeout)
+    except ValueError:  # its message may repeat a piece of the URL
+        raise ConfigError("is not a URL like redis://user@host:6379/0") from None
+    try:
+        with probe:
+            probe.ping()
+    except redis.RedisError as error:
+        problem = "Rate limiting: Redis at %s does not answer, limiting locally until it does: %s"
+        log(logging.WARNING, problem, redis_url, error)
+    else:
+        log(logging.INFO, "Rate limiting: Connected to Redis at %s", redis_url)
+    return Redis.from_pool(pool)
+
+
+def _shortened(key: str) -> str:
+    """Return enough of a key to find who it is: an id may be an e-mail address, which does not belong into a log."""
+    kind, _, name = key.partition(":")
+    return key if kind == "ip" or len(name) <= _SHOWN else f"{kind}:{name[:_SHOWN]}…"
+
+
+def _attribute(user: Any, name: str) -> Any:
+    return user.get(name) if isinstance(user, Mapping) else getattr(user, name, None)

@@ -1,0 +1,106 @@
+"""`bench`: a line for every store, nothing left behind."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import pytest
+import redis
+
+from headgate import StoreUnavailable
+from headgate_server.cli import benchmark, main
+from tests.server.cli.conftest import WritePolicy
+
+QUICK = ["bench", "--seconds", "0.05", "--tasks", "4"]
+LINE = r"\S+ +[\d,]+ decisions/s   p50 +[\d,.]+ µs   p99 +[\d,.]+ µs"
+
+
+def test_memory_and_sqlite_are_always_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(QUICK) == 0
+    output, error = capsys.readouterr()
+    lines = output.splitlines()
+    assert [line.split()[0] for line in lines] == ["memory", "sqlite"]
+    assert all(re.fullmatch(LINE, line) for line in lines)
+    assert error.splitlines() == [
+        "4 tasks at once, one rule, this machine only",
+        "measuring memory for 0.05 s …",
+        "measuring sqlite for 0.05 s …",
+    ]
+
+
+def test_its_file_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(QUICK) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stores_of_the_policy_and_named_ones_are_measured_once_and_left_as_they_were(
+    write_policy: WritePolicy, headgate_redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(
+        'store.url = "sqlite:///limits.db"\n'
+        "limiters.a.rules = ['1/s']\nlimiters.b.rules = ['1/s']\n"
+        "limiters.c = { rules = ['1/s'], store = 'memory://' }\n"
+    )
+    named = ["--store", headgate_redis_url, "--store", headgate_redis_url, "--config", "headgate.toml"]
+    assert main([*QUICK, *named]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["memory", "sqlite", headgate_redis_url, "sqlite:///limits.db"]
+    with redis.Redis.from_url(headgate_redis_url) as client:
+        assert list(client.scan_iter("*headgate-bench-*", count=10_000)) == []
+    connection = sqlite3.connect("limits.db")
+    assert connection.execute("SELECT count(*) FROM headgate_states").fetchone() == (0,)
+    connection.close()
+
+
+def test_a_store_that_cannot_be_asked_is_told_and_the_others_are_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*QUICK, "--store", "redis://ada:s3cret@127.0.0.1:1/0"]) == 1
+    output, error = capsys.readouterr()
+    memory, sqlite, far = output.splitlines()
+    assert "decisions/s" in memory
+    assert "decisions/s" in sqlite
+    assert re.fullmatch(r"redis://\*\*\*@127\.0\.0\.1:1/0  .*Error.*", far)
+    assert "s3cret" not in output + error
+
+
+async def test_a_store_that_fails_in_between_is_told_by_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(benchmark, "_ask", fail)
+    with pytest.raises(StoreUnavailable, match="gone"):
+        await benchmark.measure("memory://", 1, 3)
+
+
+async def test_it_counts_what_was_decided() -> None:
+    measured = await benchmark.measure("memory://", 0.01, 2)
+    assert measured.decisions == len(measured.latencies) > 0
+    assert measured.latencies == sorted(measured.latencies)
+
+
+def test_percentiles_are_of_the_decisions() -> None:
+    measured = benchmark.Measured(100, 1.0, [1_000 * number for number in range(1, 101)])
+    assert (measured.percentile(50), measured.percentile(99)) == (50, 99)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--seconds", "601"],
+        ["--seconds", "nan"],
+        ["--seconds", "soon"],
+        ["--tasks", "0"],
+        ["--tasks", "10001"],
+    ],
+)
+def test_it_takes_a_bounded_time(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", *arguments])
+    assert "headgate: argument --" in capsys.readouterr().err

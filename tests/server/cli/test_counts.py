@@ -1,0 +1,341 @@
+"""`inspect` and `reset` by the stores of a policy file: real SQLite files and a real Redis."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headgate import Limiter, SQLiteStore, sliding_window
+from headgate.policy import parse_policy
+from headgate.stores import open_store
+from headgate_server.cli import main
+from tests.server.cli.conftest import OnTerminal, WritePolicy
+
+POLICY = """
+store.url = "sqlite:///limits.db"
+
+[limiters.login]
+rules = ["5/hour", "10/day burst 20"]
+
+[limiters.api]
+rules = [
+  { quota = "100/hour", scope = "user", name = "hourly", tiers = { pro = "1000/hour" } },
+  { quota = "1000/day", scope = "*", name = "everyone" },
+  { quota = "2/hour", scope = "user", name = "candidate", shadow = true },
+]
+
+[[limiters.api.overrides]]
+key = { user = "vip" }
+rules = { hourly = "5000/hour" }
+"""
+
+
+@pytest.fixture
+def store(write_policy: WritePolicy) -> Iterator[SQLiteStore]:
+    """The store of that policy."""
+    write_policy(POLICY)
+    with SQLiteStore("limits.db") as store:
+        yield store
+
+
+def limiter(store: SQLiteStore, name: str) -> Limiter:
+    """Return a limiter of that policy, as a service would have it."""
+    return Limiter(*parse_policy(POLICY).limiters[name].rules, name=name, store=store)
+
+
+def inspected(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    """Return what `inspect --json` says, by limiter and rule."""
+    assert main(["inspect", *arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["limiters"]
+    return {entry["name"]: {result["name"]: result for result in entry["results"]} for entry in told}
+
+
+def test_inspect_shows_what_is_counted_and_charges_nothing(
+    store: SQLiteStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limiter(store, "login").hit("alice", 3)
+    limiter(store, "api").hit({"user": "alice"}, 50)
+    for _ in range(2):
+        told = inspected(capsys, "alice")
+        hourly = told["login"]["sliding_window/1h"]
+        assert (hourly["used"], hourly["limit"], hourly["remaining"], hourly["frees_after"]) == (3, 5, 2, 0)
+        assert 3590 < hourly["reset_after"] <= 3660
+        assert told["login"]["token_bucket/1d"]["used"] == 3
+        assert told["api"]["hourly"] == {
+            **told["api"]["hourly"],
+            "used": 50,
+            "scope": "user",
+            "shadow": False,
+        }
+        assert told["api"]["everyone"] == {**told["api"]["everyone"], "used": 50, "limit": 1000, "scope": "*"}
+        assert told["api"]["candidate"] == {**told["api"]["candidate"], "used": 0, "shadow": True}
+
+
+def test_inspect_shows_how_far_beyond_the_limit_and_when_it_frees(
+    store: SQLiteStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limiter(store, "login").record("alice", 37)
+    told = inspected(capsys, "alice", "--limiter", "login")["login"]
+    window, bucket = told["sliding_window/1h"], told["token_bucket/1d"]
+    assert (window["used"], window["remaining"]) == (37, 0)
+    assert window["frees_after"] > 3590
+    assert window["frees_after"] == pytest.approx(window["reset_after"], abs=60)
+    assert (bucket["used"], bucket["limit"]) == (37, 20)
+    # 18 units have to drain until there is room for one more, at 10 a day.
+    assert bucket["frees_after"] == pytest.approx(18 * 8640, abs=60)
+
+
+def test_inspect_speaks_of_the_tier_and_of_overrides(
+    store: SQLiteStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inspected(capsys, "alice", "--tier", "pro")["api"]["hourly"]["limit"] == 1000
+    assert inspected(capsys, "vip")["api"]["hourly"]["limit"] == 5000
+
+
+def test_scopes_are_named_one_by_one(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(
+        'store.url = "sqlite:///limits.db"\n'
+        "[limiters.one]\n"
+        'rules = [{ quota = "5/hour", scope = "user" }]\n'
+        "[limiters.two]\n"
+        'rules = [{ quota = "5/hour", scope = "user" }, { quota = "9/hour", scope = "realm" }]\n'
+        "[limiters.plain]\n"
+        'rules = ["7/hour"]\n'
+        "[limiters.all]\n"
+        'rules = [{ quota = "8/hour", scope = "*" }]\n'
+    )
+    with SQLiteStore("limits.db") as store:
+        user, realm = sliding_window("5/hour", scope="user"), sliding_window("9/hour", scope="realm")
+        Limiter(user, realm, name="two", store=store).hit({"user": "42", "realm": "north"}, 2)
+    both = inspected(capsys, "--scope", "user=42", "--scope", "realm=north")
+    assert {rule["used"] for rule in both["two"].values()} == {2}
+    assert both["plain"] == {}
+    assert both["all"]["sliding_window/1h/*"]["limit"] == 8
+    assert main(["inspect", "--scope", "user=42"]) == 0
+    output = capsys.readouterr().out
+    assert "it counts by realm too: add --scope realm=…" in output
+    assert "it counts by plain keys: give KEY instead of --scope" in output
+
+
+def test_the_picture_has_a_bar_and_times_for_every_rule(
+    store: SQLiteStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limiter(store, "login").hit("alice", 5)
+    limiter(store, "api").hit({"user": "alice"}, 50)
+    assert main(["inspect", "alice"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("alice\n\nlogin  sqlite:///limits.db\n")
+    assert re.search(
+        r"^  sliding_window/1h +█{20} +5/5  frees in (1 h|\d\d min)[^,]*, fresh in ", output, re.MULTILINE
+    )
+    assert re.search(r"^  hourly +█{10}░{10} +50/100  room now, fresh in 1 h", output, re.MULTILINE)
+    assert re.search(r"^  everyone \(everybody\) +█░{19} +50/1,000  ", output, re.MULTILINE)
+    assert re.search(r"^  candidate \(shadow\) +░{20} +0/2  room now, fresh$", output, re.MULTILINE)
+    assert "\x1b" not in output
+
+
+def test_it_is_coloured_on_a_terminal_only(store: SQLiteStore, on_terminal: OnTerminal) -> None:
+    limiter(store, "login").hit("alice", 5)
+    code, output = on_terminal("inspect", "alice")
+    assert code == 0
+    assert f"\x1b[31m{'█' * 20}\x1b[0m" in output
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_colour_where_none_is_wanted(
+    store: SQLiteStore,
+    on_terminal: OnTerminal,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    code, output = on_terminal("inspect", "alice")
+    assert (code, "\x1b" in output) == (0, False)
+
+
+def test_a_key_cannot_steer_the_terminal(store: SQLiteStore, on_terminal: OnTerminal) -> None:
+    code, output = on_terminal("inspect", "\x1b[2J\u202eevil\n")
+    assert code == 0
+    assert "\x1b[1m\\x1b[2J\\u202eevil\\n\x1b[0m" in output
+
+
+def test_a_limit_of_nothing_says_so(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(
+        'store.url = "sqlite:///limits.db"\n'
+        "limiters.closed.rules = ['0/minute', { quota = '0/minute', kind = 'token_bucket' }]"
+    )
+    SQLiteStore("limits.db").close()
+    assert main(["inspect", "alice"]) == 0
+    assert capsys.readouterr().out.count("0/0  admits nothing, ever") == 2
+
+
+def test_a_limiter_may_have_shadow_rules_only(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(
+        'store.url = "sqlite:///limits.db"\n'
+        "limiters.new.rules = [{ quota = '5/minute', name = 'candidate', shadow = true }]"
+    )
+    SQLiteStore("limits.db").close()
+    assert inspected(capsys, "alice")["new"]["candidate"]["shadow"] is True
+    assert main(["reset", "alice", "--yes"]) == 0
+
+
+def test_memory_cannot_be_seen_from_here(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(
+        'limiters.a.rules = ["5/minute"]\nlimiters.b = { rules = ["1/s"], store = "sqlite:///:memory:" }'
+    )
+    assert main(["inspect", "alice"]) == 1
+    assert capsys.readouterr().out.count("add --server") == 2
+    assert main(["reset", "alice", "--yes"]) == 1
+    assert capsys.readouterr().out.count("not reset: it counts in the memory") == 2
+
+
+def test_looking_makes_no_file(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(POLICY)
+    assert main(["inspect", "alice"]) == 1
+    assert f"there is no file {Path('limits.db').absolute()}" in capsys.readouterr().out
+    assert not Path("limits.db").exists()
+
+
+def test_a_store_that_cannot_be_asked_is_told_and_the_others_are_shown(
+    store: SQLiteStore, write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(POLICY + "[limiters.far]\nrules = ['1/s']\nstore = 'redis://ada:s3cret@127.0.0.1:1'\n")
+    limiter(store, "login").hit("alice", 5)
+    assert main(["inspect", "alice"]) == 1
+    output = capsys.readouterr().out
+    assert "5/5" in output
+    assert "far  redis://***@127.0.0.1:1" in output
+    assert "127.0.0.1:1/0: Error" in output
+    assert main(["reset", "alice", "--yes"]) == 1
+    output = capsys.readouterr().out
+    assert "login: reset for alice\n" in output
+    assert "far: not reset: " in output
+    assert "s3cret" not in output
+
+
+@pytest.mark.parametrize("arguments", [[], ["alice", "--scope", "user=42"]])
+def test_it_must_be_said_who_is_meant(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", *arguments]) == 2
+    assert capsys.readouterr().err == "headgate: say whose counts are meant: KEY, or --scope user=42\n"
+
+
+def test_a_scope_is_written_with_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["inspect", "--scope", "user"])
+    assert "a scope is written as user=42, not 'user'" in capsys.readouterr().err
+
+
+def test_an_unknown_limiter_is_told_with_those_there_are(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(POLICY)
+    assert main(["inspect", "alice", "--limiter", "logn"]) == 1
+    assert capsys.readouterr().err == "headgate: there is no limiter 'logn'; there is 'login', 'api'\n"
+
+
+# reset
+
+
+def test_reset_forgets_one_key_and_says_what(store: SQLiteStore, capsys: pytest.CaptureFixture[str]) -> None:
+    login = limiter(store, "login")
+    login.hit("alice", 5)
+    login.hit("bob", 5)
+    assert main(["reset", "alice", "--limiter", "login", "--yes"]) == 0
+    assert capsys.readouterr().out == "login: reset for alice\n"
+    assert login.check("alice", 5)
+    assert not login.check("bob")
+
+
+def test_reset_forgets_shadow_rules_too_and_names_what_it_forgets_for_everybody(
+    store: SQLiteStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = parse_policy(POLICY).limiters["api"]
+    shadow = Limiter(*api.shadow, name="api", store=store)
+    shadow.hit({"user": "alice"}, 2)
+    limiter(store, "api").hit({"user": "bob"}, 9)
+    assert main(["reset", "--scope", "user=alice", "--limiter", "api", "--yes"]) == 0
+    assert capsys.readouterr().out == "api: reset for user=alice, and for everybody in rule everyone\n"
+    assert shadow.check({"user": "alice"}, 2)
+    told = inspected(capsys, "bob")["api"]
+    assert (told["hourly"]["used"], told["everyone"]["used"]) == (9, 0)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("yes ", 0), ("", 1), ("n", 1)])
+def test_reset_asks_on_a_terminal(
+    store: SQLiteStore,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: str,
+    code: int,
+) -> None:
+    login = limiter(store, "login")
+    login.hit("alice", 5)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda prompt: asked.append(prompt) or answer)
+    assert main(["reset", "alice"]) == code
+    assert asked == ["Go on? [y/N] "]
+    output = capsys.readouterr().out
+    assert "What was counted for alice will be forgotten in: login, api\n" in output
+    assert "What was counted for everybody will be forgotten in: api, rule everyone\n" in output
+    assert ("nothing was reset" in output) == (code == 1)
+    assert bool(login.check("alice", 5)) == (code == 0)
+
+
+def test_the_end_of_the_input_is_a_no(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", end)
+    assert main(["reset", "alice"]) == 1
+    assert "nothing was reset" in capsys.readouterr().out
+
+
+def test_reset_does_nothing_where_nobody_can_be_asked(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    login = limiter(store, "login")
+    login.hit("alice", 5)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False))
+    assert main(["reset", "alice"]) == 2
+    assert "add --yes" in capsys.readouterr().err
+    assert not login.check("alice")
+
+
+# Redis
+
+
+def test_inspect_and_reset_in_redis(
+    headgate_redis_url: str, write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"test-{secrets.token_hex(8)}"
+    text = f"store.url = {json.dumps(headgate_redis_url)}\n[limiters.{name}]\nrules = ['5/hour', '10/day burst 20']"
+    write_policy(text)
+    store = open_store(headgate_redis_url)
+    try:
+        counting = Limiter(*parse_policy(text).limiters[name].rules, name=name, store=store)
+        counting.hit("alice", 5)
+        counting.record("alice", 30)
+        told = inspected(capsys, "alice")[name]
+        assert (told["sliding_window/1h"]["used"], told["token_bucket/1d"]["used"]) == (35, 35)
+        assert told["sliding_window/1h"]["frees_after"] > 3590
+        assert not counting.check("alice")
+        assert main(["reset", "alice", "--yes"]) == 0
+        assert counting.check("alice", 0).reset_after == 0
+    finally:
+        store.close()

@@ -1,0 +1,217 @@
+"""`check`, `serve` and `token`."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import sys
+from inspect import signature
+from typing import Any
+
+import pytest
+
+import headgate_server
+from headgate.policy import load_policy
+from headgate.testing.servers import find_free_port
+from headgate_server.cli import main
+from tests.server.cli.conftest import WritePolicy
+
+SMALLEST = '[limiters.login]\nrules = ["5/minute"]\n'
+
+
+def test_check_explains_a_policy(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_policy(SMALLEST)
+    for arguments in (["check"], ["check", str(file)]):
+        assert main(arguments) == 0
+        assert "at most 5 in any minute" in capsys.readouterr().out
+
+
+def test_check_takes_values_from_the_environment(
+    write_policy: WritePolicy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(SMALLEST)
+    monkeypatch.setenv("HEADGATE_LIMITERS__LOGIN__RULES", '["7/hour"]')
+    assert main(["check"]) == 0
+    assert "at most 7 in any hour" in capsys.readouterr().out
+
+
+def test_check_asks_stores_only_if_it_is_to(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy('[store]\nurl = "sqlite:///no-such-folder/limits.db"\n' + SMALLEST)
+    assert main(["check"]) == 0
+    assert main(["check", "--connect"]) == 1
+    assert "no-such-folder" in capsys.readouterr().err
+
+
+def test_check_says_of_every_store_whether_it_can_count(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(SMALLEST + '[limiters.api]\nrules = ["5/minute"]\nstore = "sqlite:///limits.db"\n')
+    assert main(["check", "--connect"]) == 0
+    assert capsys.readouterr().out.endswith("\n\nmemory://: can count\nsqlite:///limits.db: can count\n")
+
+
+def test_check_fails_if_a_store_cannot_count(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"redis://:s3cret@127.0.0.1:{find_free_port()}/0"
+    write_policy(SMALLEST + f'[limiters.api]\nrules = ["5/minute"]\nstore = "{url}"\n')
+    assert main(["check", "--connect"]) == 1
+    printed = capsys.readouterr()
+    assert "redis://***@127.0.0.1" in printed.out
+    assert "refused" in printed.out
+    assert printed.err.endswith("1 of 2 stores cannot count\n")
+    assert "s3cret" not in printed.out + printed.err
+
+
+BAD = """
+[limiters.login]
+rules = ["5/fortnight", "5/minute"]
+[limiters.api]
+rules = ["10/s"]
+headers = "some"
+dedline = 3
+[limiters.empty]
+[server]
+port = 99999
+[server.tokens.x]
+sha256 = "12"
+may = ["decide"]
+"""
+
+
+def test_check_says_everything_that_is_wrong_at_once(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_policy(BAD)
+    monkeypatch.setenv("HEADGATE_LIMITERS__API__DEADLINE", "soon")
+    assert main(["check"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    said = output.err.splitlines()
+    assert [re.match(r"headgate: (?:headgate.toml:(\d+):|environment)", line)[1] for line in said] == [  # type: ignore[index]
+        None,
+        "3",
+        "6",
+        "7",
+        "8",
+        "10",
+        "12",
+    ]
+
+
+def test_check_takes_a_policy_from_standard_input_and_writes_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(SMALLEST))
+    assert main(["check", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["mistakes"], found["warnings"]) == (True, [], [])
+    assert "at most 5 in any minute" in found["words"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[limiters.login]\nrules = [1]"))
+    assert main(["check", "-", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    assert [(each["line"], each["column"]) for each in found["mistakes"]] == [(2, 10)]
+    assert found["mistakes"][0]["message"].startswith("standard input:2:10: ")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[limiters"))
+    assert main(["check", "-"]) == 1
+    assert capsys.readouterr().err.startswith("headgate: standard input:1:")
+
+
+def test_check_warns_of_what_is_hardly_meant(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_policy(
+        '[server]\nhost = "0.0.0.0"\n[limiters.none]\nrules = []\n'
+        '[limiters.login]\nrules = [{ quota = "5/minute", tiers = { pro = "9/minute" } }]\ndefault_tier = "por"\n'
+    )
+    monkeypatch.setenv("HEADGATE_LIMITERS__LOGIN__RULS", "[]")
+    monkeypatch.setenv("HEADGATE_TOKEN", "x")
+    assert main(["check"]) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix("headgate: warning: ")[:44] for line in warnings] == [
+        "limiter 'none' has no rules, so it admits ev",
+        "limiter 'login': no rule knows the default_t",
+        "[server] host = '0.0.0.0' can be reached fro",
+        "environment variable HEADGATE_LIMITERS__LOGI",
+    ]
+    assert warnings[-1].endswith("did you mean HEADGATE_LIMITERS__LOGIN__RULES?")
+
+
+# serve
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, dict[str, Any]]]:
+    """What the server was started with; it ends with 3 at once."""
+    calls: list[tuple[Any, dict[str, Any]]] = []
+    real = headgate_server.serve
+
+    def serve(config: object, **options: object) -> int:
+        signature(real).bind(config, **options)
+        calls.append((config, options))
+        return 3
+
+    monkeypatch.setattr("headgate_server.serve", serve)
+    return calls
+
+
+def test_serve_starts_the_server_as_it_is_told(
+    write_policy: WritePolicy, served: list[tuple[Any, dict[str, Any]]]
+) -> None:
+    write_policy(SMALLEST)
+    assert main(["serve"]) == 3
+    assert main(["serve", "--config", "headgate.toml", "--host", "::1", "--port", "0", "--workers", "4"]) == 3
+    assert served == [
+        ("headgate.toml", {"host": None, "port": None, "workers": 1}),
+        ("headgate.toml", {"host": "::1", "port": 0, "workers": 4}),
+    ]
+
+
+def test_serve_needs_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--workers", "0"])
+    assert "argument --workers: at least 1 is wanted, not 0" in capsys.readouterr().err
+
+
+# token
+
+
+@pytest.mark.parametrize(
+    ("options", "may"),
+    [
+        ([], {"decide"}),
+        (["--may", "administer"], {"administer"}),
+        (["--may", "decide", "--may", "administer", "--may", "decide"], {"decide", "administer"}),
+    ],
+)
+def test_a_token_and_its_lines_for_the_policy_file(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], options: list[str], may: set[str]
+) -> None:
+    assert main(["token", "gateway-1", *options]) == 0
+    output, error = capsys.readouterr()
+    token = error.removeprefix("the token, shown only now: ").strip()
+    assert len(token) >= 43
+    assert token not in output
+    policy = load_policy(write_policy(SMALLEST.rstrip() + output)).server.tokens[
+        "gateway-1"
+    ]  # no end of the last line
+    assert policy.sha256 == hashlib.sha256(token.encode()).hexdigest()
+    assert policy.may == may
+
+
+def test_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["token", "a"])
+    main(["token", "a"])
+    first, second = capsys.readouterr().err.splitlines()
+    assert first != second
+
+
+def test_a_token_needs_a_plain_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["token", "two words"])
+    assert "a name has letters, digits, - and _" in capsys.readouterr().err

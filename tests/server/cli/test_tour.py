@@ -1,0 +1,53 @@
+"""The tour, as a user meets it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from headgate_server.cli import main
+from headgate_server.cli.tour import tour
+
+
+def test_the_tour_tells_what_it_promises() -> None:
+    lines: list[str] = []
+    tour(fast=True, say=lines.append)
+    text = "\n".join(lines)
+    assert "60 of 120 admitted" in text
+    assert "20 admitted within a tenth of a second" in text
+    assert "cem still has 3 of 5" in text
+    assert "settled at 300: 700 left" in text
+    assert "admitted per tenth of a second: 5 1 1 1 1 1 1 1 1 1 1" in text
+    assert text.count("✗ second run") == 1
+    assert "\x1b[" not in text
+
+
+def test_the_tour_is_coloured_on_a_terminal_only() -> None:
+    leader, follower = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    command = [sys.executable, "-m", "headgate_server.cli", "tour", "--fast"]
+    process = subprocess.Popen(command, stdout=follower, env=environment)
+    os.close(follower)
+    output = b""
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not chunk:
+            break
+        output += chunk
+    os.close(leader)
+    assert process.wait() == 0
+    assert "\x1b[32m█\x1b[0m".encode() in output
+    plain = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
+    assert b"\x1b[" not in plain
+
+
+def test_the_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tour", "--fast"]) == 0
+    assert "60 of 120 admitted" in capsys.readouterr().out

@@ -1,0 +1,87 @@
+"""Replay decides as live does, to the last figure, in memory bounded by the keys that are live at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.stores import MemoryStore, SQLiteStore
+from headgate.testing.reference import ReferenceStore
+from headgate_server.replay import LoggedRequest, ReplayedLimiter, needs_key, scopes_of
+from tests.server.replay.traces import POLICIES, live_decisions, policy, requests, steps
+
+
+@given(st.sampled_from(POLICIES), steps)
+def test_replay_equals_live_decisions_of_the_reference(
+    text: str, trace: list[tuple[int, str, int, str]]
+) -> None:
+    logged = requests(trace)
+    limiter = ReplayedLimiter(policy(text))
+    assert [limiter.decide(request) for request in logged] == live_decisions(
+        policy(text), ReferenceStore(), logged
+    )
+
+
+@given(st.sampled_from(POLICIES), steps)
+def test_replay_equals_live_decisions_of_the_memory_store(
+    text: str, trace: list[tuple[int, str, int, str]]
+) -> None:
+    logged = requests(trace)
+    limiter = ReplayedLimiter(policy(text))
+    assert [limiter.decide(request) for request in logged] == live_decisions(
+        policy(text), MemoryStore(), logged
+    )
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(POLICIES), steps)
+def test_replay_equals_live_decisions_of_sqlite(text: str, trace: list[tuple[int, str, int, str]]) -> None:
+    logged = requests(trace)
+    limiter = ReplayedLimiter(policy(text))
+    with TemporaryDirectory() as folder, SQLiteStore(Path(folder) / "limits.db") as store:
+        live = live_decisions(policy(text), store, logged)
+    assert [limiter.decide(request) for request in logged] == live
+
+
+def test_shadow_rules_refuse_nothing_and_are_counted() -> None:
+    limiter = ReplayedLimiter(
+        policy('rules = ["9/second", { quota = "2/second", name = "s", shadow = true }]')
+    )
+    for request in requests([(0, "a", 1, None)] * 5):
+        decision = limiter.decide(request)
+        assert decision is not None
+        assert decision.allowed
+    assert limiter.shadow_counts()["s"]._asdict() == {"asked": 5, "refused": 3, "failed": 0}
+
+
+def test_memory_holds_the_keys_that_are_live_not_all_of_them() -> None:
+    limiter = ReplayedLimiter(policy('rules = ["5/second"]'))
+    most = 0
+    for number in range(20_000):
+        key = f"key-{number}"
+        limiter.decide(LoggedRequest(number * 100_000, number, key, key, 1, None, None, False))
+        most = max(most, limiter.live_states)
+    # Ten a second, each live for a second and a bucket; those that are over are dropped as new ones come.
+    assert most < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "scopes", "keyed"),
+    [
+        ('rules = ["5/second"]', (), True),
+        ('rules = [{ quota = "5/second", scope = "*" }]', (), False),
+        (
+            """rules = [{ quota = "5/second", scope = "user" }, { quota = "5/second", scope = "*" },
+            { quota = "1/s", scope = "ip", shadow = true }]""",
+            ("user", "ip"),
+            True,
+        ),
+    ],
+)
+def test_what_a_limiter_counts_by(text: str, scopes: tuple[str, ...], keyed: bool) -> None:
+    assert scopes_of(policy(text)) == scopes
+    assert needs_key(policy(text)) is keyed

@@ -1,0 +1,297 @@
+"""Replays with known answers, and what the reports say of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from headgate_server.replay import LogCounts, LoggedRequest, Simulation, make_report, report_text, run
+from headgate_server.replay.page import report_page
+from headgate_server.replay.running import Retries
+from tests.server.replay.traces import policy
+
+SECOND = 1_000_000
+START = 1_714_564_800 * SECOND
+HOSTILE = "<script>alert(1)</script>\x1b[2J'\"&"
+
+
+def logged(
+    times: list[float], key: str = "a", route: str | None = "GET /a", cost: int = 1, first: int = 0
+) -> list[LoggedRequest]:
+    return [
+        LoggedRequest(START + round(time * SECOND), first + order, key, key, cost, None, route, False)
+        for order, time in enumerate(times)
+    ]
+
+
+def replayed(
+    requests: list[LoggedRequest], *texts: str, tries: int = 0, counts: LogCounts | None = None
+) -> Any:
+    counts = LogCounts(lines=len(requests), formats={"access.log": "combined"}) if counts is None else counts
+    simulations = [Simulation(policy(text), tries) for text in texts]
+    names = [f"api of {number}.toml" for number, _ in enumerate(texts)]
+    return make_report(run(sorted(requests), simulations, counts), counts, names, 50_000)
+
+
+def test_known_answers() -> None:
+    requests = logged([0, 0.1, 0.2, 0.3, 3600, 3600.5]) + logged([0.5, 4000], "b", "GET /b", first=100)
+    result = replayed(requests, 'rules = ["2/minute"]')["result"]
+    assert (result["requests"], result["admitted"], result["refused"]) == (8, 6, 2)
+    assert result["refused_share"] == 0.25
+    assert result["keys"] == {"all": 2, "refused": 1, "exact": True, "sampled": 2}
+    assert result["worst_callers"] == [{"key": "a", "refused": 2, "requests": 6}]
+    assert result["routes"] == [
+        {"route": "GET /a", "admitted": 4, "refused": 2},
+        {"route": "GET /b", "admitted": 2, "refused": 0},
+    ]
+    assert result["hours"] == [
+        {"from": 1_714_564_800, "admitted": 3, "refused": 2},
+        {"from": 1_714_568_400, "admitted": 3, "refused": 0},
+    ]
+    (rule,) = result["rules"]
+    assert (rule["refused"], rule["refused_alone"], rule["longest_wait"]) == (2, 2, 2)
+    assert result["waits"]["longest"] == pytest.approx(
+        60.8, abs=0.1
+    )  # a bucket of a second counts to its end
+    assert sum(step["refused"] for step in result["waits"]["steps"]) == 2
+    assert result["headroom"]["keys"] == 1
+    assert result["headroom"]["most"] == 0.5
+
+
+def test_a_refusal_is_counted_for_every_rule_that_said_no() -> None:
+    result = replayed(logged([0, 0, 0, 0]), 'rules = ["1/second", "2/minute"]')["result"]
+    by_name = {rule["name"]: (rule["refused"], rule["refused_alone"]) for rule in result["rules"]}
+    assert by_name == {"sliding_window/1s": (3, 3), "sliding_window/1m": (0, 0)}
+    result = replayed(logged([0, 2, 4, 4]), 'rules = ["1/second", "2/minute"]')["result"]
+    assert {rule["name"]: (rule["refused"], rule["refused_alone"]) for rule in result["rules"]} == {
+        "sliding_window/1s": (0, 0),
+        "sliding_window/1m": (2, 2),
+    }
+
+
+def test_a_cost_that_is_never_admitted_is_a_refusal_for_ever() -> None:
+    result = replayed(logged([0], cost=9), 'rules = ["5/second"]')["result"]
+    assert (result["refused"], result["too_costly"], result["waits"]["never"]) == (1, 1, 1)
+    result = replayed(logged([0]), 'rules = ["0/second"]')["result"]
+    assert (result["refused"], result["too_costly"], result["waits"]["never"]) == (1, 0, 1)
+
+
+def test_a_comparison_is_request_by_request() -> None:
+    requests = logged([0, 0, 0, 10, 10, 10])
+    report = replayed(requests, 'rules = ["2/second"]', 'rules = ["3/minute"]')
+    changes = report["compare"]["changes"]
+    assert (changes["both_admit"], changes["newly_admitted"]) == (2, 1)
+    assert (changes["newly_refused"], changes["both_refuse"]) == (2, 1)
+    assert changes["newly_refused_callers"] == [{"key": "a", "requests": 2}]
+    assert [(example["change"], example["time"] % 60) for example in changes["examples"]] == [
+        ("admitted", 0),
+        ("refused", 10),
+        ("refused", 10),
+    ]
+    text = report_text(report)
+    assert (
+        "2 requests would be refused that the first admits, 1 admitted that the first refuses; 3 stay" in text
+    )
+
+
+def test_every_decision_can_be_written() -> None:
+    out = io.StringIO()
+    counts = LogCounts()
+    simulations = [Simulation(policy('rules = ["1/minute"]')), Simulation(policy('rules = ["9/minute"]'))]
+    run(logged([0, 1]), simulations, counts, decisions=out)
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert (first["allowed"], first["remaining"], first["key"]) == (True, 0, "a")
+    assert (second["allowed"], second["rule"]) == (False, "sliding_window/1m")
+    assert second["retry_after"] == 60.0
+    assert second["compare"]["allowed"]
+
+
+def test_retries_come_when_they_are_allowed_and_are_counted_apart() -> None:
+    result = replayed(logged([0, 0, 0]), 'rules = [{ quota = "1/second", kind = "sliding_log" }]', tries=3)[
+        "result"
+    ]
+    assert (result["requests"], result["refused"]) == (3, 2)
+    # One gets through after a second, the other is refused again and gets through after two.
+    assert result["retries"] == {
+        "tries": 3,
+        "made": 3,
+        "admitted": 2,
+        "gave_up": 0,
+        "mean_wait": 1.5,
+        "not_modelled": 0,
+    }
+
+
+def test_retries_end() -> None:
+    result = replayed(logged([0] * 5), 'rules = [{ quota = "1/second", kind = "sliding_log" }]', tries=1)[
+        "result"
+    ]
+    assert (result["retries"]["made"], result["retries"]["admitted"], result["retries"]["gave_up"]) == (
+        4,
+        1,
+        3,
+    )
+    result = replayed(logged([0]), 'rules = ["0/second"]', tries=5)["result"]
+    assert (result["retries"]["made"], result["retries"]["gave_up"]) == (0, 1)
+
+
+def test_retries_take_units_from_who_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = 'rules = [{ quota = "1/second", kind = "sliding_log" }]'
+    alone = replayed(logged([0, 0, 1.5]), rule)["result"]
+    with_retries = replayed(logged([0, 0, 1.5]), rule, tries=1)["result"]
+    assert (alone["refused"], with_retries["refused"]) == (1, 2)
+    monkeypatch.setattr("headgate_server.replay.running.MOST_PENDING", 0)
+    assert replayed(logged([0, 0]), rule, tries=1)["result"]["retries"]["not_modelled"] == 1
+
+
+def test_retries_keep_nothing_of_who_is_done() -> None:
+    simulation = Simulation(policy('rules = [{ quota = "1/second", kind = "sliding_log" }]'), 3)
+    run(logged([0] * 50), [simulation], LogCounts())
+    assert isinstance(simulation.retries, Retries)
+    assert not simulation.retries._tried
+    assert not simulation.retries._waiting
+
+
+def test_a_key_that_does_not_fit_is_counted_not_raised() -> None:
+    counts = LogCounts()
+    request = logged([0])[0]._replace(key={"user": "1"})
+    run([request], [Simulation(policy('rules = ["1/second"]'))], counts)
+    bad = counts.bad["the limiter cannot decide it"]
+    assert bad.count == 1
+    assert bad.examples[0].startswith("user=1: the rules have no scope")
+
+
+def test_figures_stay_bounded_whatever_the_keys_and_routes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOST_KEYS", "MOST_CALLERS", "MOST_ROUTES"):
+        monkeypatch.setattr(f"headgate_server.replay.tally.{name}", 100)
+    requests = [
+        LoggedRequest(
+            START + number, number, f"k{number // 2}", f"k{number // 2}", 1, None, f"/{number}", False
+        )
+        for number in range(5_000)
+    ]
+    report = replayed(requests, 'rules = ["1/minute"]')
+    result = report["result"]
+    assert result["refused"] == 2_500
+    assert not result["keys"]["exact"]
+    assert result["keys"]["sampled"] <= 100
+    assert 1_500 < result["keys"]["all"] < 3_500
+    assert any("a fair sample" in note for note in report["notes"])
+    assert result["routes"][0]["route"] == "(other routes)"
+    assert "about" in report_text(report)
+
+
+# --- Honesty ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_log_cannot_tell_is_said() -> None:
+    counts = LogCounts(lines=3, formats={"a": "combined"}, was_refused=7, too_late=4, latest_us=90 * SECOND)
+    counts.problems.append("a: reading ended early: it is cut off")
+    notes = "\n".join(replayed(logged([0, 1]), 'rules = ["1/minute"]', counts=counts)["notes"])
+    for words in (
+        "reading ended early",
+        "4 lines were left out",
+        "the oldest by 90 s",
+        "whole seconds",
+        "7 requests of the log were refused at the time",
+        "--model-retries",
+        "before the log begins",
+    ):
+        assert words in notes
+    finer = replayed(logged([0, 0.5]), 'rules = ["1/minute"]', tries=2)
+    notes = "\n".join(finer["notes"])
+    assert "whole seconds. Requests" not in notes
+    assert "Retries are a model" in notes
+
+
+# --- Reports ----------------------------------------------------------------------------------------------------------
+
+
+def full_report() -> Any:
+    counts = LogCounts(lines=9, formats={"access.log": "combined"})
+    counts.add_bad("not JSON", "access.log:4", HOSTILE)
+    counts.add_without_key("access.log:5", HOSTILE)
+    requests = (
+        logged([0, 0.5, 1], HOSTILE, HOSTILE) + logged([0, 7200], "b", first=50) + logged([3], "c", cost=50)
+    )
+    return replayed(
+        requests,
+        'rules = ["1/minute", { quota = "1/hour", name = "s", shadow = true }]',
+        'rules = ["2/minute"]',
+        tries=1,
+        counts=counts,
+    )
+
+
+def test_the_report_is_json() -> None:
+    report = full_report()
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_text_has_every_part_and_obeys_nobody() -> None:
+    text = report_text(full_report())
+    for words in (
+        "Would have refused 3 of 6 requests (50.0 %), of 2 of 3 keys.",
+        "Refused by rule",
+        "Shadow rules",
+        "Most refused callers",
+        "Refused by route",
+        "Refused by hour",
+        "How long the refused would have had to wait",
+        "Head-room of the others",
+        "If the refused try again, up to 1 times",
+        "Compared with api of 1.toml",
+        "Newly admitted callers",
+        "The first changes, request by request",
+        "Lines that were not replayed",
+        "1  not JSON",
+        "access.log:4: <script>",
+        "What the log cannot tell",
+    ):
+        assert words in text
+    assert "\x1b" not in text
+
+
+class Tags(HTMLParser):
+    """Collects what a page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.references += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "link", "img", "rect"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "rect":
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere() -> None:
+    page = report_page(full_report())
+    tags = Tags()
+    tags.feed(page)
+    assert not tags.open
+    assert "script" not in tags.seen
+    assert all(reference.startswith("data:") for reference in tags.references)
+    assert "url(http" not in page
+    assert HOSTILE not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_a_log_without_refusals_has_a_short_report() -> None:
+    report = replayed(logged([0, 100]), 'rules = ["1/minute"]')
+    text = report_text(report)
+    assert "Would have refused 0 of 2 requests (0 %), of 0 of 1 keys." in text
+    assert "Most refused callers" not in text
+    assert "had to wait" not in text
+    assert "refusals over time" in report_page(report)

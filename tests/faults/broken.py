@@ -12,7 +12,7 @@ from headgate.stores.request import Request
 
 FORGETS_ONE_IN = 10_000
 LEAKS_ONE_IN = 1000
-FAILS_OPEN_AT = 1000
+FAILS_OPEN_AT = 300
 
 
 class Forgets:
@@ -24,11 +24,10 @@ class Forgets:
         self.refund, self.reset = gate.refund, gate.reset
 
     def ask(self, request: Request) -> Answer:
-        looking = Request("peek", request.key, request.cost, request.tier, request.now, request.quotas)
-        if request.operation == "hit" and self._gate.ask(looking)[0]:
-            if next(self._numbers) % FORGETS_ONE_IN == FORGETS_ONE_IN - 1:
-                request = looking
-        return self._gate.ask(request)
+        look = Request("peek", request.key, request.cost, request.tier, request.now, request.quotas)
+        would_charge = request.operation == "hit" and self._gate.ask(look)[0].allowed
+        is_forgotten = would_charge and next(self._numbers) % FORGETS_ONE_IN == FORGETS_ONE_IN - 1
+        return self._gate.ask(look if is_forgotten else request)
 
 
 class FailsOpen:
@@ -60,9 +59,9 @@ class Leaks:
             for _ in range(4):
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            if request.is_given_up and answer[1] is not None:
-                if next(self._numbers) % LEAKS_ONE_IN != LEAKS_ONE_IN - 1:
-                    self._gate.refund(answer[1], request.cost, request.now)
+            receipts = answer[1] if request.is_given_up else None
+            if receipts is not None and next(self._numbers) % LEAKS_ONE_IN != LEAKS_ONE_IN - 1:
+                self._gate.refund(receipts, request.cost, request.now)
             raise
         return answer
 

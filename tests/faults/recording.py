@@ -1,6 +1,6 @@
 """The history of one worker while it is written: a file in shared memory, so that `kill -9` loses nothing of it.
 
-A call takes one slot. It is there before the call is made, with a start and no end, and gets its end when the answer is known.
+A call takes one slot. It is there before the call is made, with a start and no end, and gets its end with the answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VERDICTS_AT = _ANSWER_AT + _ANSWER.size
 _END_AT = _VERDICTS_AT + MOST_RULES * _VERDICT.size
 _SIZE = _END_AT + _END.size
 _GAP = 256
-"""So many empty slots in a row are behind the last call; there may be some before it, of threads that were just beginning."""
+"""So many empty slots in a row are behind the last call; a few may be before it, of threads that were just beginning."""
 
 
 class Recorder:

@@ -1,6 +1,7 @@
 """A process that hammers limiters and records what it sees: `python -m tests.faults.worker '{"url": ...}'`.
 
-It is written once for threads and for tasks: in a thread nothing that is awaited ever waits, so a coroutine runs to its end at once.
+It is written once for threads and for tasks: in a thread nothing that is awaited ever waits, so a coroutine runs to its end
+at once.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ class Actor:
         """Make a call and record it; return its answer with the call's number, or nothing if there is none."""
         worker, interrupter = self._worker, self._interrupter
         number = worker.recorder.begin(OP[operation], worker.names.index(name), key, cost, worker.now(), hold)
-        answer, outcome = None, ""
+        answer: Any = None
+        outcome = ""
         try:
             interrupter.armed = True
             answer = make()

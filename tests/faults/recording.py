@@ -67,8 +67,10 @@ class Recorder:
         _END.pack_into(self._memory, at + _END_AT, end)
 
 
-def read_calls(path: Path, worker: int, limiters: Sequence[str]) -> Iterator[HistoryCall]:
-    """Yield the calls that a worker has recorded."""
+def read_calls(
+    path: Path, worker: int, limiters: Sequence[str], *, shared: bool = True
+) -> Iterator[HistoryCall]:
+    """Yield the calls that a worker has recorded; unless workers count together, its keys are all its own."""
     data = path.read_bytes()
     gap = 0
     for number, at in enumerate(range(0, len(data), _SIZE)):
@@ -91,7 +93,7 @@ def read_calls(path: Path, worker: int, limiters: Sequence[str]) -> Iterator[His
             number,
             operation,
             limiters[limiter],
-            f"k{key}" if key < SOLO else f"w{worker}-{key}",
+            f"k{key}" if shared and key < SOLO else f"w{worker}-{key}",
             cost,
             start,
             end or None,

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import count
@@ -36,6 +37,7 @@ OP = {name: number for number, name in enumerate(OPERATIONS)}
 OUT = {name: number for number, name in enumerate(OUTCOMES)}
 SHARED_KEYS = 2
 OPEN_HOLDS = 3
+PAUSE = 0.003
 TICK_US = 20
 FIRST_TICK_US = 1_700_000_000_000_000
 KEY_LIFE_US = 3_000_000
@@ -203,11 +205,13 @@ class Actor:
         answer: Any = None
         outcome = ""
         try:
-            interrupter.armed = True
-            answer = make()
-            if inspect.isawaitable(answer):
-                answer = await self._awaited(operation, answer)
-            interrupter.armed = False
+            try:
+                interrupter.armed = True
+                answer = make()
+                if inspect.isawaitable(answer):
+                    answer = await self._awaited(operation, answer)
+            finally:
+                interrupter.armed = False
         except Interrupted:
             outcome = "unknown"
         except asyncio.CancelledError:
@@ -216,16 +220,18 @@ class Actor:
             outcome = "nothing"
         except StoreError as error:
             outcome = "unknown"
-            worker.failed(error)
-        interrupter.armed = False
+            worker.errors[type(error).__name__] += 1
         verdicts: Any = ()
         if not outcome and operation in ("settle", "record"):
-            outcome = "done"
+            # Only a limiter that raises says whether it was done.
+            outcome = "done" if worker.orders.policy == "raise" else "unknown"
         elif not outcome:
             decision = getattr(answer, "decision", answer)
             outcome = "unknown" if decision.degraded else "admitted" if decision.allowed else "refused"
             verdicts = () if decision.degraded else decision.fields
         worker.recorder.finish(number, OUT[outcome], worker.now(), verdicts)
+        if outcome == "unknown":
+            await worker.pause()
         return (answer, number) if outcome in ("admitted", "refused") else None
 
     async def _awaited(self, operation: str, answer: Any) -> Any:
@@ -248,7 +254,7 @@ class Worker:
         self.names = list(self.subjects)
         self.recorder = Recorder(Path(orders.history), orders.capacity)
         self.interrupter = Interrupter()
-        self.errors: dict[str, int] = {}
+        self.errors: Counter[str] = Counter()
         self._random = random.Random(orders.seed)
         self._over = False
         self._made = 0
@@ -295,12 +301,6 @@ class Worker:
 
     def _make_limiters(self, kind: Callable[..., Any]) -> dict[str, Any]:
         policy: Any = local(0.25) if self.orders.policy == "local" else self.orders.policy
-        if self.orders.url.startswith("http"):
-            # The rules are the server's; a limiter with rules of the same names needs no question first.
-            return {
-                name: kind(*subject.rules, name=name, store=self.store, on_store_error=policy)
-                for name, subject in self.subjects.items()
-            }
         return {
             name: kind(
                 *subject.rules,
@@ -324,12 +324,12 @@ class Worker:
         self._over = self._over or is_late or is_full
         return self._over
 
-    def failed(self, error: StoreError) -> None:
-        """Count an error, for those who want to know what a run met."""
-        name = type(error).__name__
-        self.errors[name] = self.errors.get(name, 0) + 1
-        if self.errors[name] % 64 == 0:
-            time.sleep(0.01)  # a store that is down fails at once; its history need not be full of that
+    async def pause(self) -> None:
+        """Wait a little: a store that is down fails at once, and a history need not be full of that."""
+        if self.orders.tasks:
+            await asyncio.sleep(PAUSE)
+        elif self.store.remote:
+            time.sleep(PAUSE)
 
     def _fill_disk(self) -> None:
         """Take away the room for files now and then."""

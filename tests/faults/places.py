@@ -34,7 +34,7 @@ UNREPLICATED_US = 5_000_000
 ASYNC_COMMIT_US = 3_000_000
 """The last moments that asynchronous commit may lose: half a second, and more on a busy machine."""
 
-OTHER_LIMITS = {"log": (45,), "fixed": (170,)}
+OTHER_LIMITS: dict[str, tuple[int, ...]] = {"log": (45,), "fixed": (170,)}
 """Limits of the policy that the server is told to use instead, now and then."""
 
 Fault = Callable[[random.Random], None]
@@ -184,7 +184,10 @@ def headgate_server() -> Iterator[Place]:
         store = f"sqlite:///{folder}/limits.db"
         usual, other = policy_text(store, {}), policy_text(store, OTHER_LIMITS)
         config.write_text(usual)
-        with ServerProcess(config) as server, FaultProxy(int(server.url.rpartition(":")[2])) as proxy:
+        with (
+            ServerProcess(config, is_logged=False) as server,
+            FaultProxy(int(server.url.rpartition(":")[2])) as proxy,
+        ):
             urls = [server.url, f"http://127.0.0.1:{proxy.port}"]
             place = Place("server", urls, quotas=False, more_limits=OTHER_LIMITS)
 
@@ -294,7 +297,7 @@ def move_slot(cluster: Cluster, rng: random.Random) -> None:
     source, target = rng.sample(range(len(cluster.nodes)), 2)
     key: Any = cluster.clients[source].randomkey()
     if key is not None:
-        cluster.move(int(cluster.clients[source].cluster("KEYSLOT", key)), source, target)  # type: ignore[arg-type]
+        cluster.move(int(cluster.clients[source].cluster("KEYSLOT", key)), source, target)
 
 
 def _role(server: RedisServer) -> bool:

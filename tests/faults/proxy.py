@@ -16,8 +16,8 @@ class FaultProxy:
     Attributes:
         port: Where it listens.
         mode: What it does with what it gets. To lose replies is to close a connection instead of handing over what the
-            server answered, which is after the server has done what it was asked. To cut halfway is to hand over half of what
-            a client has sent.
+            server answered, which is after the server has done what it was asked. To cut halfway is to hand over half of
+            what a client has sent.
     """
 
     def __init__(self, target: int) -> None:

@@ -329,7 +329,7 @@ class Worker:
         if self.orders.tasks:
             await asyncio.sleep(PAUSE)
         elif self.store.remote:
-            time.sleep(PAUSE)
+            time.sleep(PAUSE)  # noqa: ASYNC251  # in a thread
 
     def _fill_disk(self) -> None:
         """Take away the room for files now and then."""

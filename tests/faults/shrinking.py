@@ -1,8 +1,8 @@
 """Cuts a history that shows a violation down to the calls that matter.
 
 Calls are taken out only where that cannot make up a violation. What says that units were counted too little (too many were
-admitted) stays true without some of them, so any of those may go, a hold always with everything that ended it. What says that
-they were counted too much (refused with room) needs every call that may have been counted; the others may go.
+admitted) stays true without some of them, so any of those may go, a hold always with everything that ended it. What says
+that they were counted too much (refused with room) needs every call that may have been counted; the others may go.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
 CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tour test check format constraints bench mutate clean test-browser test-cloudflare
+.PHONY: help setup run tour test check format constraints bench mutate faults clean test-browser test-cloudflare
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ bench: $(BENCH_READY) ## compare speed and memory with other limiters
 
 mutate: $(READY) ## break the core in known ways; a test must notice each
 	$(BIN)/python tools/mutate.py
+
+faults: $(READY) ## every store under faults for ten minutes (FAULT_MINUTES=60 for more), every call explained
+	$(BIN)/python -m tests.faults
 
 constraints: ## pin today's versions of everything that dev, bench and browser need
 	$(PYTHON) tools/pin.py

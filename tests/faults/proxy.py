@@ -25,7 +25,9 @@ class FaultProxy:
         self.port = 0
         self._target = target
         self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
         self._open: set[asyncio.StreamWriter] = set()
+        self._listening = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def drop_connections(self) -> None:
@@ -33,44 +35,39 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._abort_all)
 
     def __enter__(self) -> FaultProxy:
-        listening = threading.Event()
-        self._loop.call_soon(lambda: self._loop.create_task(self._listen(listening)))
         self._thread.start()
-        listening.wait()
+        self._listening.wait()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._loop.call_soon_threadsafe(self._abort_all)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
 
-    async def _listen(self, listening: threading.Event) -> None:
+    async def _listen(self) -> None:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        listening.set()
+        self._listening.set()
+        await self._over.wait()
+        server.close()
+        while self._open:
+            self._abort_all()
+            await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)
-        try:
+        with contextlib.suppress(OSError):  # the server is down, and so is the way to it
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:  # the server is down, and so is the way to it
-            self._abort(writer)
-            return
-        self._open.add(far_writer)
-        await asyncio.gather(
-            self._forward(reader, far_writer, is_reply=False),
-            self._forward(far_reader, writer, is_reply=True),
-        )
+            self._open.add(far_writer)
+            await asyncio.gather(
+                self._forward(reader, far_writer, is_reply=False),
+                self._forward(far_reader, writer, is_reply=True),
+            )
+            self._abort(far_writer)
         self._abort(writer)
-        self._abort(far_writer)
 
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_reply: bool

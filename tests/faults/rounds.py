@@ -22,6 +22,8 @@ from tests.faults.recording import read_calls
 from tests.faults.traffic import specs
 from tests.faults.worker import Orders
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+
 BUSY_US = 20_000_000
 """What a busy machine may add to a deadline."""
 
@@ -154,6 +156,7 @@ class Round:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
         )
         self._all.append(RunningWorker(number, process, path))
 

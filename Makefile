@@ -10,6 +10,7 @@ TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 RUN_READY := $(VENV)/.run-ready
 BENCH_READY := $(VENV)/.bench-ready
+MUTATE_READY := $(VENV)/.mutate-ready
 BROWSER_READY := $(VENV)/.browser-ready
 # Server and services are distributions of their own; the library stands alone.
 PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
@@ -38,6 +39,10 @@ $(RUN_READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
 
 $(BENCH_READY): $(READY)
 	$(PIP) install --constraint constraints.txt --editable '.[dev,bench]'
+	@touch $@
+
+$(MUTATE_READY): $(READY)
+	$(PIP) install --constraint constraints.txt --editable '.[dev,mutate]'
 	@touch $@
 
 $(BROWSER_READY): $(READY)
@@ -74,8 +79,8 @@ format: $(READY) ## format, fix what lint can fix, regenerate the sync code
 bench: $(BENCH_READY) ## compare speed and memory with other limiters
 	$(BIN)/python -m benchmarks
 
-mutate: $(READY) ## break the core in known ways; a test must notice each
-	$(BIN)/python tools/mutate.py
+mutate: $(MUTATE_READY) ## break the core, place by place: how much of it do tests notice? (MUTANTS=0 for all)
+	$(BIN)/python tools/mutate.py $(if $(MUTANTS),--mutants $(MUTANTS))
 
 faults: $(READY) ## every store under faults for ten minutes (FAULT_MINUTES=60 for more), every call explained
 	$(BIN)/python -m tests.faults

@@ -1,190 +1,196 @@
-"""Break the core in known ways, one at a time; a test must notice each.
+"""Break the core, one place at a time, and say how many of the breaks a test notices.
 
-`tools/mutations.toml` lists the mutations: a file under src/headgate, its exact text, what to put there instead, why that
-matters, and the tests that must fail. Each is made in a copy of src, never in place; of the generated half, `_sync` is
-written anew from what was broken in `_async`. A mutation that survives, or whose text is no longer there, is a failure:
-then a test is missing, or the list is out of date.
+Cosmic Ray makes the mutants: an operator, a comparison, a number or a condition is replaced by another. It works on copies
+of the source, which are run as plain Python. Each group of modules has the quickest tests that should notice. A score below
+the one that is held here, in percent, is a failure: then a change came without its test. Survivors are printed as diffs.
 
-    python tools/mutate.py                 all of them
-    python tools/mutate.py token_bucket    those whose file, text or reason contains this
+    python tools/mutate.py                 a sample of each group, the same every time
+    python tools/mutate.py --mutants 0     all of them; takes hours
+    python tools/mutate.py algorithms      one group
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import tomllib
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
+
+from cosmic_ray.work_db import WorkDB, use_db
+from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkResult
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = Path("src", "headgate")
-MUTATIONS = ROOT / "tools" / "mutations.toml"
-LONGER = 5
-"""Tests that take so many times as long as without the mutation, and some seconds more, hang: it has been noticed."""
+COPIED = ("src", "tests", "pyproject.toml")
+SAMPLE = 100
+"""How many mutants of each group are tried, if nothing else is said."""
+TIMEOUT_SECONDS = 120.0
+"""Tests that take longer hang: the mutant has been noticed."""
 
-Fate = Literal["killed", "survived", "does not apply"]
+# Of every operator its neighbours only: `a < b` to `a <= b` asks for a test of the edge, `a < b` to `a != b` for none.
+# A `|` is left alone, because it stands in type hints.
+USED = re.compile(
+    r"core/(?:ReplaceComparisonOperator_(?:Lt_LtE|LtE_Lt|Gt_GtE|GtE_Gt|Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is|Lt_Gt|Gt_Lt)"
+    r"|ReplaceBinaryOperator_(?:Add_Sub|Sub_Add|Mul_FloorDiv|FloorDiv_Mul|Mod_Add)"
+    r"|ReplaceUnaryOperator_(?:USub_UAdd|Delete_Not)"
+    r"|AddNot|NumberReplacer|ReplaceAndWithOr|ReplaceOrWithAnd|ReplaceTrueWithFalse|ReplaceFalseWithTrue"
+    r"|ReplaceBreakWithContinue|ReplaceContinueWithBreak|ZeroIterationForLoop)"
+)
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """One way to break the core.
+class Group(NamedTuple):
+    """Modules that the same tests prove.
 
     Attributes:
-        file: Where, under src/headgate.
-        old: The text to be replaced; stands there exactly once.
-        new: What is put there instead.
-        why: What would go wrong.
-        tests: What to give to pytest: the quickest tests that must fail.
+        modules: Files and folders under src/headgate.
+        tests: Files under tests.
+        held: How many of a hundred mutants the tests notice at least. The rest change nothing that can be seen.
     """
 
-    file: str
-    old: str
-    new: str
-    why: str
-    tests: str
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    held: int
+
+
+GROUPS = {
+    "algorithms": Group(
+        ("algorithms",),
+        (
+            "conformance/test_vectors.py",
+            "unit/test_algorithms.py",
+            "unit/test_calendars.py",
+            "unit/test_moves.py",
+        ),
+        85,
+    ),
+    "memory": Group(
+        ("stores/meters.py", "stores/counters.py"),
+        ("conformance/test_memory.py", "unit/test_memory.py", "unit/test_hold.py", "unit/test_moves.py"),
+        80,
+    ),
+    "values": Group(
+        ("decision.py", "quota.py", "costs.py"),
+        ("unit/test_decision.py", "unit/test_quota.py", "unit/test_costs.py", "unit/test_limiter.py"),
+        85,
+    ),
+}
+LEFT_OUT = "files_are_what_the_script_makes or random_traces or race"
+"""Names of tests that take longer than all others, which run first and notice nearly everything."""
+
+
+class Score(NamedTuple):
+    """What became of the mutants of a group."""
+
+    name: str
+    tried: int
+    survivors: list[str]
 
     @property
-    def path(self) -> Path:
-        return PACKAGE / self.file
-
-    def applied_to(self, text: str) -> str | None:
-        """Return the broken text, or `None` if this is not about it."""
-        return text.replace(self.old, self.new) if text.count(self.old) == 1 else None
-
-
-class Outcome(NamedTuple):
-    """What became of a mutation."""
-
-    mutation: Mutation
-    fate: Fate
-    seconds: float
-
-
-def load() -> list[Mutation]:
-    """Return the committed list."""
-    return [Mutation(**entry) for entry in tomllib.loads(MUTATIONS.read_text(encoding="utf-8"))["mutation"]]
+    def percent(self) -> float:
+        return 100 * (1 - len(self.survivors) / self.tried) if self.tried else 0.0
 
 
 def main() -> int:
-    """Try the mutations that were asked for, or all; return the exit code."""
-    parser = argparse.ArgumentParser(description="Break the core in known ways; a test must notice each.")
-    parser.add_argument("about", nargs="?", default="", help="only mutations that mention this")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many to try at once")
-    arguments = parser.parse_args()
-    chosen = [m for m in load() if arguments.about in f"{m.file}\n{m.old}\n{m.new}\n{m.why}"]
-    if not chosen:
-        sys.exit(f"no mutation is about {arguments.about!r}")
-    start = time.monotonic()
-    patience = measured(chosen)
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        outcomes = []
-        for outcome in pool.map(lambda mutation: try_out(mutation, patience[mutation.tests]), chosen):
-            outcomes.append(outcome)
-            print_line(outcome)
-    return summed_up(outcomes, time.monotonic() - start)
+    """Try the groups named on the command line, or all of them; return the exit code."""
+    parser = argparse.ArgumentParser(description="Say how many breaks of the core a test notices.")
+    parser.add_argument("groups", nargs="*", metavar="group", help=f"of {', '.join(GROUPS)}; default: all")
+    parser.add_argument(
+        "--mutants", type=int, default=SAMPLE, help=f"of each group; 0 for all; default {SAMPLE}"
+    )
+    options = parser.parse_args()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        scores = list(pool.map(lambda name: try_group(name, options.mutants), options.groups or GROUPS))
+    for score in scores:
+        print(*score.survivors, sep="\n")
+    for score in scores:
+        held = GROUPS[score.name].held
+        verdict = "held" if score.percent >= held else "TOO LOW"
+        print(
+            f"{score.name}: {score.percent:.0f} % of {score.tried} noticed, at least {held} % wanted: {verdict}"
+        )
+    return int(any(score.percent < GROUPS[score.name].held for score in scores))
 
 
-def measured(mutations: Sequence[Mutation]) -> dict[str, float]:
-    """Return how many seconds to give to each of the tests.
-
-    Raises:
-        SystemExit: Some fail without any mutation; they would kill everything.
-    """
-    patience = {}
-    with copied_source() as copy:
-        for tests in sorted({mutation.tests for mutation in mutations}):
-            start = time.monotonic()
-            if fails(tests, copy, None):
-                sys.exit(f"pytest {tests} fails without any mutation")
-            patience[tests] = 10 + LONGER * (time.monotonic() - start)
-    return patience
-
-
-def try_out(mutation: Mutation, patience: float) -> Outcome:
-    """Make one mutation and see whether its tests notice."""
-    start = time.monotonic()
-    broken = mutation.applied_to((ROOT / mutation.path).read_text(encoding="utf-8"))
-    if broken is None:
-        return Outcome(mutation, "does not apply", 0.0)
-    with copied_source() as copy:
-        (copy / mutation.path).write_text(broken, encoding="utf-8")
-        if mutation.file.startswith("_async/"):
-            write_sync_side(copy)
-        fate: Fate = "killed" if fails(mutation.tests, copy, patience) else "survived"
-    return Outcome(mutation, fate, time.monotonic() - start)
-
-
-@contextmanager
-def copied_source() -> Iterator[Path]:
-    """Copy what is imported and what writes the generated half of it."""
-    with tempfile.TemporaryDirectory(prefix="headgate-mutant-") as folder:
+def try_group(name: str, mutants: int) -> Score:
+    """Make the mutants of a group, and run its tests with each."""
+    group = GROUPS[name]
+    with tempfile.TemporaryDirectory(prefix="headgate-mutants-") as folder:
         copy = Path(folder)
-        for part in ("src", "tools"):
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        yield copy
+        for part in COPIED:
+            if (ROOT / part).is_dir():
+                shutil.copytree(
+                    ROOT / part, copy / part, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+                )
+            else:
+                shutil.copy(ROOT / part, copy / part)
+        write_config(copy, group)
+        cosmic_ray(copy, "init")
+        with use_db(copy / "session.sqlite", WorkDB.Mode.open) as session:
+            tried = sample(session, mutants)
+        print(f"{name}: {tried} mutants", flush=True)
+        cosmic_ray(copy, "baseline")
+        cosmic_ray(copy, "exec")
+        with use_db(copy / "session.sqlite", WorkDB.Mode.open) as session:
+            return Score(name, tried, survivors(session))
 
 
-def write_sync_side(copy: Path) -> None:
-    subprocess.run([sys.executable, "tools/unasync.py"], cwd=copy, check=True)
-
-
-def fails(tests: str, copy: Path, patience: float | None) -> bool:
-    """Run tests of the project on the copy, and return whether they notice something, or hang."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(copy / "src"),  # comes before the installed package
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
-    with (
-        tempfile.TemporaryFile() as output
-    ):  # a pipe would stay open in children that a hanging test has forked
-        try:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdout=output,
-                stderr=output,
-                timeout=patience,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return True
-        if done.returncode not in (
-            0,
-            1,
-        ):  # neither passed nor failed: no such test, or it could not be collected
-            output.seek(0)
-            sys.exit(f"pytest {tests} broke off:\n{output.read().decode()}")
-    return done.returncode == 1
-
-
-def print_line(outcome: Outcome) -> None:
-    fate = outcome.fate if outcome.fate == "killed" else outcome.fate.upper()
-    print(
-        f"{fate:<15}{outcome.seconds:>5.1f} s  {outcome.mutation.file:<32} {outcome.mutation.why}", flush=True
+def write_config(copy: Path, group: Group) -> None:
+    """Say what is broken, and what must notice."""
+    modules = ", ".join(f'"src/headgate/{module}"' for module in group.modules)
+    tests = " ".join(f"tests/{test}" for test in group.tests)
+    (copy / "mutants.toml").write_text(
+        f"""[cosmic-ray]
+module-path = [{modules}]
+timeout = {TIMEOUT_SECONDS}
+excluded-modules = []
+test-command = "{sys.executable} -m pytest -q -x -p no:cacheprovider -k 'not ({LEFT_OUT})' {tests}"
+[cosmic-ray.distributor]
+name = "local"
+""",
+        encoding="utf-8",
     )
 
 
-def summed_up(outcomes: Sequence[Outcome], seconds: float) -> int:
-    """Print what is wrong, if anything, and return the exit code."""
-    wrong = [outcome for outcome in outcomes if outcome.fate != "killed"]
-    for mutation, fate, _ in wrong:
-        print(f"\n{fate}: {mutation.path}\n- {mutation.old!r}\n+ {mutation.new!r}\n  pytest {mutation.tests}")
-    print(f"\n{len(outcomes) - len(wrong)} of {len(outcomes)} mutations killed in {seconds:.0f} s")
-    return 1 if wrong else 0
+def cosmic_ray(copy: Path, command: str) -> None:
+    """Run a command of Cosmic Ray in a copy, on the source of that copy."""
+    files = ["mutants.toml"] if command == "baseline" else ["mutants.toml", "session.sqlite"]
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "HEADGATE_PURE": "1"}
+    program = [sys.executable, "-m", "cosmic_ray.cli", command, *files]
+    subprocess.run(program, cwd=copy, env=environment, check=True, stdin=subprocess.DEVNULL)
+
+
+def sample(session: WorkDB, mutants: int) -> int:
+    """Skip what is not tried, and return how many are."""
+    items = session.work_items
+    used = sorted(
+        (
+            item
+            for item in items
+            if all(USED.fullmatch(mutation.operator_name) for mutation in item.mutations)
+        ),
+        key=lambda item: [
+            (str(m.module_path), m.start_pos, m.operator_name, m.occurrence) for m in item.mutations
+        ],
+    )
+    tried = random.Random(20).sample(used, mutants) if 0 < mutants < len(used) else used
+    skipped = {item.job_id for item in items} - {item.job_id for item in tried}
+    session.set_multiple_results(skipped, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
+    return len(tried)
+
+
+def survivors(session: WorkDB) -> list[str]:
+    """Return what no test has noticed, as diffs."""
+    return [
+        result.diff or ""
+        for _, result in session.results
+        if result.worker_outcome == WorkerOutcome.NORMAL and result.test_outcome == TestOutcome.SURVIVED
+    ]
 
 
 if __name__ == "__main__":

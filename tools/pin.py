@@ -1,4 +1,4 @@
-"""Write constraints.txt: the versions of everything that dev, bench and browser need, as they install together today.
+"""Write constraints.txt: the versions of everything that all extras need, as they install together today.
 
 The file holds `name==version` lines and nothing else, so it says nothing about where this machine gets its packages
 from. Works from plain python3 in a throw-away environment, so that nothing installed here by hand gets in.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
-HEADER = "# Made by `make constraints`; do not edit. One set for dev, bench and browser, so that all install together.\n"
+HEADER = "# Made by `make constraints`; do not edit. One set for all extras, so that they install together.\n"
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         pip = [str(Path(folder, "bin", "pip")), "--disable-pip-version-check"]
-        wanted = (f"{ROOT}[dev,bench,browser]", f"{ROOT}/server[all]", f"{ROOT}/services[all]")
+        wanted = (f"{ROOT}[dev,bench,mutate,browser]", f"{ROOT}/server[all]", f"{ROOT}/services[all]")
         editable = [part for project in wanted for part in ("--editable", project)]
         subprocess.run([*pip, "install", "--quiet", *editable], check=True)
         freeze = [*pip, "freeze", "--exclude-editable"]

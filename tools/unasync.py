@@ -1,8 +1,8 @@
 """Write every `_sync` from the `_async` beside it; with --check, only say whether they are up to date.
 
-Names are replaced as whole words. What exists on one side only stands between `# begin async only` and
-`# end async only` or, commented out, between `# begin sync only` and `# end sync only`. A replacement that is used
-nowhere is an error.
+Names are replaced as whole words. What only the async side has stands between `# begin async only` and `# end async only`;
+what differs otherwise is in modules of its own, such as `headgate._concurrency`. A replacement that is never used is an
+error.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ REPLACEMENTS = {
     r"Callable, Coroutine": "Callable",
     r"coroutine function is called": "function is called",
     r"Awaitable\[(\w+)\]": r"\1",
-    r"import PolicyFile, hangups": "import PolicyFile, Watching",
+    r"AsyncWatched": "Watched",
+    r"check_coroutine_function": "check_plain_function",
+    r"async with": "with",
+    r"Awaiting\[(\w+)\]": r"\1",
+    r"Awaiting\((self\._wait\(.*\))\)": r"\1",
+    r"AwaitingHold\((self\._take\(.*\))\)": r"\1",
+    r"AwaitingHold": "Hold",
     r"for coroutines\. `headgate\.(policy\.)?_sync` is generated from here by `tools/unasync\.py`\.": "for threads.",
 }
 HEADER = "# Generated from {source} by tools/unasync.py. Do not edit.\n"
 
 _ASYNC_ONLY = re.compile(r"^ *# begin async only\n.*?^ *# end async only\n", re.DOTALL | re.MULTILINE)
-_SYNC_ONLY = re.compile(r"^ *# begin sync only\n(.*?)^ *# end sync only\n", re.DOTALL | re.MULTILINE)
-_COMMENTED = re.compile(r"^( *)# ?", re.MULTILINE)
 
 
 def to_sync(text: str, used: set[str]) -> str:
     """Return the synchronous text, noting which replacements were used."""
-    # The pieces at odd places are what the sync side alone has: it is written as it shall be.
-    pieces = _SYNC_ONLY.split(_ASYNC_ONLY.sub("", text))
-    pieces[::2] = [_renamed(piece, used) for piece in pieces[::2]]
-    pieces[1::2] = [_COMMENTED.sub(r"\1", piece) for piece in pieces[1::2]]
-    return "".join(pieces)
+    return _renamed(_ASYNC_ONLY.sub("", text), used)
 
 
 def _renamed(text: str, used: set[str]) -> str:

@@ -635,9 +635,8 @@ def _shadow_rule(receipt: tuple[object, object]) -> str | None:
 
 
 async def _release(hold: AsyncHold) -> None:
-    with suppress(
-        StoreError
-    ):  # what cannot be given back counts until it expires; the caller hears why soon enough
+    # What cannot be given back counts until it expires; the caller hears why soon enough.
+    with suppress(StoreError):
         await hold.release()
 
 

@@ -52,9 +52,8 @@ def serve_with_workers(factory: str, host: str, port: int, workers: int, *, acce
         access_log: Whether every request is a line in the log.
     """
     with tempfile.TemporaryDirectory(prefix="headgate-metrics-", ignore_cleanup_errors=True) as folder:
-        os.environ[METRICS_FOLDER] = (
-            folder  # inherited by the workers, which write there what all of them show
-        )
+        # Inherited by the workers, which write there what all of them show.
+        os.environ[METRICS_FOLDER] = folder
         options = {**_OURS, "host": host, "port": port, "access_log": access_log}
         try:
             uvicorn.run(factory, factory=True, workers=workers, **options)

@@ -1,14 +1,17 @@
-"""Waiting for one another, and for a time to come: the few primitives that differ between threads and tasks."""
+"""What differs between threads and tasks: events, timers, and which functions can be guarded."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 from weakref import WeakMethod
+
+from headgate.errors import ConfigError
 
 
 class Event:
@@ -125,3 +128,17 @@ def call_later_async(seconds: float, method: Callable[..., Coroutine[Any, Any, N
 
 _running: set[asyncio.Task[None]] = set()
 """An event loop alone does not keep its tasks."""
+
+
+def check_coroutine_function(function: object) -> None:
+    """Refuse what `AsyncLimiter.guard` cannot guard."""
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{function!r} is not a coroutine function; use Limiter.guard for it")
+
+
+def check_plain_function(function: object) -> None:
+    """Refuse what `Limiter.guard` cannot guard."""
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{function!r} is a coroutine function; use AsyncLimiter.guard for it")
+    if not callable(function):
+        raise ConfigError(f"{function!r} is not a function; write @limiter.guard(...) with its brackets")

@@ -134,9 +134,8 @@ def _after_in_child() -> None:
     errors: list[BaseException] = []
     for item in reversed(_alive()):
         _call_safely(item, "after_fork_in_child", errors)
-        _call_safely(
-            item, "_at_fork_reinit", errors
-        )  # of a lock, which the standard library uses for its own
+        # Of a lock, which the standard library uses for its own.
+        _call_safely(item, "_at_fork_reinit", errors)
     for fork in under_way:  # one around this fork goes on in the child, and has nothing to release any more
         fork.prepared.clear()
     if under_way:

@@ -27,9 +27,8 @@ def check_credentials(url: str) -> None:
         ConfigError: It is one. The message does not repeat it.
     """
     match = _URL.fullmatch(url)
-    if match is None or (scheme := match["scheme"].lower()).startswith(
-        "sqlite"
-    ):  # that has a path and nothing else
+    # That has a path and nothing else.
+    if match is None or (scheme := match["scheme"].lower()).startswith("sqlite"):
         return
     user_information, _, hosts = match["authority"].rpartition("@")
     is_clear = (

@@ -125,6 +125,7 @@ def redis_cluster() -> Iterator[Place]:
 
         def kill_node(rng: random.Random) -> None:
             kill_server(rng.choice(cluster.nodes), rng)
+            await_cluster(cluster)
 
         place.faults = {
             "stop a node": stop_node,
@@ -296,8 +297,24 @@ def move_slot(cluster: Cluster, rng: random.Random) -> None:
     """Move a slot that is in use from one node to another."""
     source, target = rng.sample(range(len(cluster.nodes)), 2)
     key: Any = cluster.clients[source].randomkey()
-    if key is not None:
-        cluster.move(int(cluster.clients[source].cluster("KEYSLOT", key)), source, target)
+    if key is None:
+        return
+    slot = int(cluster.clients[source].cluster("KEYSLOT", key))
+
+    def is_moved() -> bool:
+        try:
+            cluster.move(slot, source, target)
+        except redis.ResponseError:  # a node that has just started takes the cluster to be down for a moment
+            return False
+        return True
+
+    await_cluster(cluster)
+    until(is_moved)
+
+
+def await_cluster(cluster: Cluster) -> None:
+    """Return when all nodes take the cluster to be well."""
+    until(lambda: all(b"cluster_state:ok" in node.command("CLUSTER", "INFO") for node in cluster.nodes))
 
 
 def _role(server: RedisServer) -> bool:

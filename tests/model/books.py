@@ -222,9 +222,8 @@ class TokenBook:
         if in_its_own_shape <= 0:
             return Fraction(0)
         if seen_as.shape != written_as.shape:
-            level = self.rounded_up(
-                level, seen_as
-            )  # also beyond its capacity: what is owed is owed in every tier
+            # Also beyond its capacity: what is owed is owed in every tier.
+            level = self.rounded_up(level, seen_as)
         return max(Fraction(0), level - self.rate(seen_as) * ticks)
 
     def rate(self, quota: Quota) -> Fraction:

@@ -85,9 +85,8 @@ async def test_a_connection_that_has_sent_all_is_not_dropped(monkeypatch: pytest
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         seen = b""
-        while (
-            seen.count(b"event: tick") < 2
-        ):  # which takes longer than the time between two looks for stalled heads
+        # Which takes longer than the time between two looks for stalled heads.
+        while seen.count(b"event: tick") < 2:
             seen += await reader.read(65536)
         writer.close()
 

@@ -31,9 +31,8 @@ async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     if kind == "postgres":
         migrate(url)
     name = secrets.token_hex(4)  # other tests count in the same servers
-    patience = (
-        "" if kind in ("memory", "sqlite") else "deadline = 30\n"
-    )  # a busy machine is not what this is about
+    # A busy machine is not what this is about.
+    patience = "" if kind in ("memory", "sqlite") else "deadline = 30\n"
     policy = "".join(
         f'[limiters.{limiter}-{name}]\nrules = [{rule}]\nstore = "{url}"\n{patience}'
         for limiter, rule in {

@@ -68,9 +68,8 @@ def test_both_real_clocks_tell_the_time_since_the_epoch() -> None:
     before = time.time_ns() // 1000
     readings = [WallClock().now_us(), SteadyClock().now_us()]
     after = time.time_ns() // 1000
-    assert all(
-        before - 1_001 <= reading <= after + 1 for reading in readings
-    )  # the steady one: to the millisecond
+    # The steady one: to the millisecond.
+    assert all(before - 1_001 <= reading <= after + 1 for reading in readings)
 
 
 async def test_both_real_clocks_sleep() -> None:

@@ -301,9 +301,8 @@ def test_a_key_counted_in_overflow_never_has_twice_its_quota(make: Make, clock: 
         if limiter.hit("bob"):
             times.append(clock.now_us())
         clock.advance(1.7)
-    most = (
-        6 if make in (fixed_window, token_bucket) else 3
-    )  # what these two admit around an edge, or with their burst
+    # What these two admit around an edge, or with their burst.
+    most = 6 if make in (fixed_window, token_bucket) else 3
     for start in times:
         assert sum(start <= time < start + 60_000_000 for time in times) <= most
 
@@ -617,9 +616,8 @@ def test_a_fork_while_other_threads_are_at_work_leaves_no_lock_behind(hasty_thre
     limiter, stop = Limiter("1000000/minute"), threading.Event()
 
     def work() -> None:
-        while not stop.wait(
-            0.000_1
-        ):  # else the lock is taken again before anybody else gets it, least of all a fork
+        # Else the lock is taken again before anybody else gets it, least of all a fork.
+        while not stop.wait(0.000_1):
             for _ in range(20):
                 limiter.hold("ada").release()
                 limiter.hit("bob")

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
     "algorithms": VALUES,
     "stores": VALUES | {"_extras", "_fork", "algorithms"},
-    "_concurrency": set(),
+    "_concurrency": VALUES,
     "_asking": VALUES | {"_awaiting", "quotas", "stores"},
     "_awaiting": VALUES | {"stores"},
     "_build": set(),

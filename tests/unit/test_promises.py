@@ -2,6 +2,7 @@
 
 Promise 1 is held against a ledger of all admitted units, promise 6 against a second world in which the hold never was.
 `worlds` says what a script and a world are. Where a promise has an edge, a test at plus and minus one microsecond follows.
+Memory alone is asked: the conformance kit holds every other store to its answers.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import Hold, Limiter, MemoryStore, Rule, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate import Hold, Limiter, Rule, fixed_window, sliding_log, sliding_window, token_bucket
 from headgate.algorithms import TokenBucket, algorithm_for
 from tests.unit.worlds import (
     KEYS,
-    STORES,
     TIER,
     Op,
     OpKind,
@@ -39,11 +39,9 @@ SHARE = settings(max_examples=max(1, settings().max_examples // 4))
 
 
 def in_every_world(test: Callable[..., None]) -> Callable[..., None]:
-    """Try a property in all four worlds, each with its share of the examples."""
+    """Try a property in both worlds, each with its share of the examples."""
     parametrized: Callable[..., None] = pytest.mark.parametrize(
-        ("store", "explicit"),
-        [(store, explicit) for store in STORES for explicit in (True, False)],
-        ids=lambda value: value if isinstance(value, str) else "now" if value else "clock",
+        "explicit", [True, False], ids=["now", "clock"]
     )(test)
     return SHARE(parametrized) if hasattr(test, "hypothesis") else parametrized
 
@@ -101,14 +99,12 @@ class Ledger:
 
 @in_every_world
 @given(case=rules_and_scripts(STRICT, back=True))
-def test_no_span_as_long_as_the_period_holds_more_than_the_limit(
-    case: Case, store: str, explicit: bool
-) -> None:
+def test_no_span_as_long_as_the_period_holds_more_than_the_limit(case: Case, explicit: bool) -> None:
     """In true time, however often the clock is set back; and at the end of each span by the limit then in force."""
     rules, script = case
     period_us = rules[0].quota.period_us
     ledger = Ledger()
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script:
             outcome = w.play(op)
             if entry := ledger.note(outcome, w.now_us):
@@ -118,14 +114,13 @@ def test_no_span_as_long_as_the_period_holds_more_than_the_limit(
                 assert sum(e.units for e in in_span) <= outcome.decision.limit
 
 
-@pytest.mark.parametrize("store", STORES)
 @given(case=rules_and_scripts(STRICT, back=True, ops=("hit", "hit", "hold", "record"), keys=1))
-def test_a_clock_set_back_stands_still_for_what_was_counted(case: Case, store: str) -> None:
+def test_a_clock_set_back_stands_still_for_what_was_counted(case: Case) -> None:
     """The same, in the time that the state reads, which waits until the clock has caught up."""
     rules, script = case
     period_us = rules[0].quota.period_us
     ledger = Ledger()
-    with world(rules, store=store) as w:
+    with world(rules) as w:
         for op in script:
             outcome = w.play(op)
             if entry := ledger.note(outcome, w.now_us):
@@ -137,12 +132,10 @@ def test_a_clock_set_back_stands_still_for_what_was_counted(case: Case, store: s
 
 @in_every_world
 @given(case=rules_and_scripts(["fixed_window"], tiers=False, most_variants=1))
-def test_a_fixed_window_never_admits_more_than_its_limit_per_window(
-    case: Case, store: str, explicit: bool
-) -> None:
+def test_a_fixed_window_never_admits_more_than_its_limit_per_window(case: Case, explicit: bool) -> None:
     (rule,), script = case
     ledger = Ledger()
-    with world([rule], store=store, explicit=explicit) as w:
+    with world([rule], explicit=explicit) as w:
         for op in script:
             if entry := ledger.note(w.play(op), w.now_us):
                 window = entry.true_us // rule.quota.period_us
@@ -152,11 +145,11 @@ def test_a_fixed_window_never_admits_more_than_its_limit_per_window(
 
 @in_every_world
 @given(case=rules_and_scripts(["lenient_window"], tiers=False, most_variants=1))
-def test_a_lenient_window_is_early_by_one_bucket_at_most(case: Case, store: str, explicit: bool) -> None:
+def test_a_lenient_window_is_early_by_one_bucket_at_most(case: Case, explicit: bool) -> None:
     (rule,), script = case
     width_us = -(rule.quota.period_us // -rule.buckets)
     ledger = Ledger()
-    with world([rule], store=store, explicit=explicit) as w:
+    with world([rule], explicit=explicit) as w:
         for op in script:
             if entry := ledger.note(w.play(op), w.now_us):
                 since = entry.true_us - (rule.quota.period_us - width_us)
@@ -170,12 +163,12 @@ def test_a_lenient_window_is_early_by_one_bucket_at_most(case: Case, store: str,
         ["token_bucket"], tiers=False, most_variants=1, back=True, ops=("hit", "hit", "hold", "settle")
     )
 )
-def test_a_token_bucket_never_admits_more_than_burst_and_rate(case: Case, store: str, explicit: bool) -> None:
+def test_a_token_bucket_never_admits_more_than_burst_and_rate(case: Case, explicit: bool) -> None:
     (rule,), script = case
     quota = rule.quota
     tick_us = 1 if quota.period_us <= 3_600_000_000 else 1000
     ledger = Ledger()
-    with world([rule], store=store, explicit=explicit) as w:
+    with world([rule], explicit=explicit) as w:
         for op in script:
             if ledger.note(w.play(op), w.now_us):
                 entries = ledger.of(op.key)
@@ -191,9 +184,9 @@ def test_a_token_bucket_never_admits_more_than_burst_and_rate(case: Case, store:
 
 @in_every_world
 @given(case=rules_and_scripts(ALL, back=True))
-def test_a_refusal_or_a_look_writes_nothing(case: Case, store: str, explicit: bool) -> None:
+def test_a_refusal_or_a_look_writes_nothing(case: Case, explicit: bool) -> None:
     rules, script = case
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script:
             before = w.states()
             outcome = w.play(op)
@@ -203,9 +196,9 @@ def test_a_refusal_or_a_look_writes_nothing(case: Case, store: str, explicit: bo
 
 @in_every_world
 @given(case=rules_and_scripts(ALL, back=True))
-def test_a_cost_of_nothing_is_admitted_and_writes_nothing(case: Case, store: str, explicit: bool) -> None:
+def test_a_cost_of_nothing_is_admitted_and_writes_nothing(case: Case, explicit: bool) -> None:
     rules, script = case
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script:
             w.play(op)
         before = w.states()
@@ -229,9 +222,9 @@ MIXED = (
 
 @in_every_world
 @given(script=scripts(1_000_000, kinds=("hit", "hit", "hold", "settle", "record")))
-def test_rules_are_charged_together_or_not_at_all(script: list[Op], store: str, explicit: bool) -> None:
+def test_rules_are_charged_together_or_not_at_all(script: list[Op], explicit: bool) -> None:
     """Each rule is also watched alone, through a limiter of the same name that has only that rule."""
-    with world([MIXED], store=store, explicit=explicit) as w:
+    with world([MIXED], explicit=explicit) as w:
         (limiter,) = w.variants
         alone = [Limiter(rule, name=limiter.name, store=w.store) for rule in MIXED]
         holds: list[Hold] = []
@@ -270,13 +263,9 @@ def test_rules_are_charged_together_or_not_at_all(script: list[Op], store: str, 
 
 
 def play_everywhere(rules: list[Rule], script: Sequence[Op]) -> None:
-    """Play a script in all four worlds and demand the same of each, bit for bit."""
+    """Play a script in both worlds and demand the same of each, bit for bit."""
     with ExitStack() as stack:
-        worlds = [
-            stack.enter_context(world(rules, store=store, explicit=explicit))
-            for store in STORES
-            for explicit in (True, False)
-        ]
+        worlds = [stack.enter_context(world(rules, explicit=explicit)) for explicit in (True, False)]
         for op in script:
             first, *others = [w.play(op) for w in worlds]
             for other in others:
@@ -287,7 +276,7 @@ def play_everywhere(rules: list[Rule], script: Sequence[Op]) -> None:
 
 
 @given(case=rules_and_scripts(ALL, keys=5))
-def test_every_store_gives_the_same_answers_also_where_it_has_forgotten(
+def test_answers_are_the_same_also_where_the_store_has_forgotten(
     case: Case,
 ) -> None:
     """Only the worlds with a moving clock forget what has become fresh, and nobody can tell."""
@@ -295,7 +284,7 @@ def test_every_store_gives_the_same_answers_also_where_it_has_forgotten(
 
 
 @given(case=rules_and_scripts(ALL, keys=1, back=True))
-def test_every_store_gives_the_same_answers_to_a_clock_that_goes_back(
+def test_answers_are_the_same_for_a_clock_that_goes_back(
     case: Case,
 ) -> None:
     play_everywhere(*case)
@@ -307,12 +296,12 @@ def test_every_store_gives_the_same_answers_to_a_clock_that_goes_back(
 @in_every_world
 @given(case=rules_and_scripts(ALL, back=True), cost=st.integers(1, 5), tier=st.sampled_from([None, TIER]))
 def test_retry_after_is_the_first_moment_that_admits(
-    case: Case, cost: int, tier: str | None, store: str, explicit: bool
+    case: Case, cost: int, tier: str | None, explicit: bool
 ) -> None:
     """Above the limit too: the first limiter may have the lower limit, and units are recorded beyond it."""
     rules, script = case
     cost = min(cost, *(algorithm_for(rules[0], rules[0].quota_for(t)).capacity for t in (None, tier)))
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script:
             w.play(op)
             decision = w.check(KEYS[op.key], cost, tier)
@@ -331,10 +320,10 @@ def test_retry_after_is_the_first_moment_that_admits(
 @in_every_world
 @given(case=rules_and_scripts(ALL, back=True), tier=st.sampled_from([None, TIER]))
 def test_reset_after_is_the_first_moment_with_nothing_counted(
-    case: Case, tier: str | None, store: str, explicit: bool
+    case: Case, tier: str | None, explicit: bool
 ) -> None:
     rules, script = case
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script:
             w.play(op)
             decision = w.check(KEYS[op.key], 0, tier)
@@ -382,13 +371,13 @@ def charges(played: Sequence[Outcome], *, refunds: bool = True) -> list[Charge]:
 @in_every_world
 @given(case=rules_and_scripts(WINDOWS, most_variants=1))
 def test_a_settled_hold_of_a_window_leaves_exactly_the_counts_of_its_true_cost(
-    case: Case, store: str, explicit: bool
+    case: Case, explicit: bool
 ) -> None:
     """The second world has hits of the true costs where the first one had holds."""
     rules, script = case
     with (
-        world(rules, store=store, explicit=explicit) as w,
-        world(rules, store=store, explicit=explicit) as other,
+        world(rules, explicit=explicit) as w,
+        world(rules, explicit=explicit) as other,
     ):
         played = [w.play(op) for op in script]
         for charge in charges(played):
@@ -426,13 +415,13 @@ HOLDS: tuple[OpKind, ...] = ("hit", "hold", "hold", "settle", "settle", "record"
 @in_every_world
 @given(case=rules_and_scripts(["token_bucket"], most_variants=1, tiers=False, keys=1, ops=HOLDS))
 def test_a_settled_hold_of_a_token_bucket_stays_between_the_levels_with_and_without_it(
-    case: Case, store: str, explicit: bool
+    case: Case, explicit: bool
 ) -> None:
     """Holds overlap and are settled in part. Below is the world that knew the true costs, above the one without refunds."""
     rules, script = case
     algorithm = bucket_of(rules[0])
     played: list[Outcome] = []
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script:
             played.append(w.play(op))
             below = level_of(charges(played), algorithm, w.true_us)
@@ -448,11 +437,11 @@ def test_a_settled_hold_of_a_token_bucket_stays_between_the_levels_with_and_with
     final=st.integers(0, 5),
 )
 def test_a_hold_of_a_token_bucket_that_nobody_came_near_is_settled_exactly(
-    case: Case, cost: int, passed_us: int, final: int, store: str, explicit: bool
+    case: Case, cost: int, passed_us: int, final: int, explicit: bool
 ) -> None:
     rules, script = case
     algorithm = bucket_of(rules[0])
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         played = [w.play(op) for op in script]
         ends = [
             Op("hold", 0, 0, 0, cost, None, 0, 0),
@@ -470,10 +459,10 @@ def bucket_of(rule: Rule) -> TokenBucket:
 
 @in_every_world
 @given(case=rules_and_scripts(ALL, keys=1))
-def test_holds_from_before_a_reset_give_nothing_back(case: Case, store: str, explicit: bool) -> None:
+def test_holds_from_before_a_reset_give_nothing_back(case: Case, explicit: bool) -> None:
     rules, script = case
     half = len(script) // 2
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script[:half]:
             w.play(op)
         w.variants[0].reset(KEYS[0])
@@ -495,7 +484,6 @@ def test_a_full_store_keeps_every_key_to_its_limit_and_forgets_no_live_one(case:
     (rule,), script = case
     ledger = Ledger()
     with world([rule], explicit=False, max_keys=max_keys) as w:
-        assert isinstance(w.store, MemoryStore)
         for op in script:
             own_before = w.state(KEYS[op.key])
             outcome = w.play(op)
@@ -519,7 +507,6 @@ def test_keys_in_overflow_share_one_limit(case: Case) -> None:
     (rule,), script = case
     crowd = Ledger()
     with world([rule], explicit=False, max_keys=1) as w:
-        assert isinstance(w.store, MemoryStore)
         for op in script:
             before = w.store.overflowed
             outcome = w.play(op)
@@ -533,11 +520,11 @@ def test_keys_in_overflow_share_one_limit(case: Case) -> None:
 
 @in_every_world
 @given(case=rules_and_scripts(ALL))
-def test_a_state_that_is_kept_no_longer_equals_a_fresh_one(case: Case, store: str, explicit: bool) -> None:
+def test_a_state_that_is_kept_no_longer_equals_a_fresh_one(case: Case, explicit: bool) -> None:
     """Each state is fresh at the time until which it is kept, for every quota, and not a microsecond earlier for its own."""
     rules, script = case
     algorithms = [algorithm_for(rule, rule.quota_for(tier)) for rule in rules for tier in (None, TIER)]
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script:
             w.play(op)
             for state in w.states().values():
@@ -555,13 +542,11 @@ def test_a_state_that_is_kept_no_longer_equals_a_fresh_one(case: Case, store: st
 
 @in_every_world
 @given(case=rules_and_scripts(ALL, back=True), back_us=st.integers(0, 200_000_000), cost=st.integers(1, 5))
-def test_an_earlier_time_never_has_more_to_give(
-    case: Case, back_us: int, cost: int, store: str, explicit: bool
-) -> None:
+def test_an_earlier_time_never_has_more_to_give(case: Case, back_us: int, cost: int, explicit: bool) -> None:
     """Neither now nor in promises: what is refused now is not admitted sooner by a clock that was set back."""
     rules, script = case
     cost = min(cost, algorithm_for(rules[0]).capacity)
-    with world(rules, store=store, explicit=explicit) as w:
+    with world(rules, explicit=explicit) as w:
         for op in script:
             w.play(op)
             now, earlier = (w.check(KEYS[op.key], cost, None, -us) for us in (0, back_us))
@@ -576,11 +561,10 @@ def test_an_earlier_time_never_has_more_to_give(
             assert left_earlier <= left_now
 
 
-@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("kind", ALL)
-def test_a_clock_that_swings_grants_no_more_than_one_that_stands_still(store: str, kind: str) -> None:
+def test_a_clock_that_swings_grants_no_more_than_one_that_stands_still(kind: str) -> None:
     """Back and forth by an hour with every call, around an instant at which the limit is used up."""
-    with world([made(kind)], store=store, explicit=False) as w:
+    with world([made(kind)], explicit=False) as w:
         (limiter,) = w.variants
         assert limiter.hit("ada", 3)
         for swing in range(20):
@@ -613,10 +597,8 @@ EDGES = {
 
 @in_every_world
 @pytest.mark.parametrize("kind", ALL)
-def test_all_units_are_back_at_the_edge_and_not_a_microsecond_earlier(
-    kind: str, store: str, explicit: bool
-) -> None:
-    with world([made(kind)], store=store, explicit=explicit) as w:
+def test_all_units_are_back_at_the_edge_and_not_a_microsecond_earlier(kind: str, explicit: bool) -> None:
+    with world([made(kind)], explicit=explicit) as w:
         (limiter,) = w.variants
         w.move(MINUTE_START_US - w.now_us + 1_000)
         assert limiter.hit("ada", 3, now=w.now())
@@ -633,10 +615,10 @@ def test_all_units_are_back_at_the_edge_and_not_a_microsecond_earlier(
 @in_every_world
 @pytest.mark.parametrize("kind", STRICT)
 def test_the_whole_limit_again_right_after_the_edge_is_still_within_the_promise(
-    kind: str, store: str, explicit: bool
+    kind: str, explicit: bool
 ) -> None:
     """Units at the last instant of a bucket and right after it: the tightest that two bursts can come together."""
-    with world([made(kind)], store=store, explicit=explicit) as w:
+    with world([made(kind)], explicit=explicit) as w:
         (limiter,) = w.variants
         w.move(MINUTE_START_US - w.now_us + 999_999)
         assert limiter.hit("ada", 3, now=w.now())
@@ -646,9 +628,8 @@ def test_the_whole_limit_again_right_after_the_edge_is_still_within_the_promise(
         assert limiter.hit("ada", 3, now=w.now())
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_a_hold_counts_at_its_start_however_late_it_is_settled(store: str) -> None:
-    with world([sliding_log("3/minute")], store=store) as w:
+def test_a_hold_counts_at_its_start_however_late_it_is_settled() -> None:
+    with world([sliding_log("3/minute")]) as w:
         (limiter,) = w.variants
         hold = limiter.hold("ada", 3, now=w.now())
         w.move(60_000_000 - 1)
@@ -658,13 +639,12 @@ def test_a_hold_counts_at_its_start_however_late_it_is_settled(store: str) -> No
         assert limiter.hit("ada", 3, now=w.now())
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_a_hold_of_one_tier_is_not_given_back_in_another(store: str) -> None:
+def test_a_hold_of_one_tier_is_not_given_back_in_another() -> None:
     """The level has been converted since, and may have drained at another rate."""
     rule = token_bucket("60/minute", burst=100, tiers={TIER: "60/minute burst 60"})
     left = []
     for held in (50, 0):
-        with world([rule], store=store) as w:
+        with world([rule]) as w:
             (limiter,) = w.variants
             hold = limiter.hold("ada", held, now=w.now())
             w.move(1_000_000)
@@ -676,13 +656,11 @@ def test_a_hold_of_one_tier_is_not_given_back_in_another(store: str) -> None:
 
 
 @in_every_world
-def test_callers_who_change_between_tiers_get_no_more_than_the_larger_allows(
-    store: str, explicit: bool
-) -> None:
+def test_callers_who_change_between_tiers_get_no_more_than_the_larger_allows(explicit: bool) -> None:
     """When the smaller capacity was written into the state, 919 were admitted where the larger allows 200 at once."""
     rule = token_bucket("60/minute", burst=200, tiers={TIER: "60/minute burst 20"})
     admitted = 0
-    with world([rule], store=store, explicit=explicit) as w:
+    with world([rule], explicit=explicit) as w:
         (limiter,) = w.variants
         for seconds in range(60):
             for tier in (None, TIER, None):

@@ -135,9 +135,8 @@ def check_what_counts(bucket: TokenBucket, script: Script, refund: Refund = Toke
         world.play(event)
         if counted is not None:
             if world.state is None or world.state[0] != old:
-                counting.state = (
-                    None  # it had been fresh: what was before may be forgotten, and the time with it
-                )
+                # It had been fresh: what was before may be forgotten, and the time with it.
+                counting.state = None
             counting.play(counted)
         if world.state is None:
             counting.state = None

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -31,7 +32,6 @@ from headgate import (
 from headgate.stores.base import REENTERED
 from headgate.testing import FakeClock
 from tests.unit.processes import came_out_right, fork, forking, in_child
-from tests.unit.worlds import rows
 
 pytestmark = forking
 
@@ -45,7 +45,10 @@ def counted(path: Path) -> dict[bytes, tuple[int, ...]]:
     """Return what stands in the file."""
     connection = sqlite3.connect(path)
     try:
-        return dict(rows(connection))
+        return {
+            row: struct.unpack(f"<{len(state) // 8}q", state)
+            for row, state in connection.execute("SELECT id, state FROM headgate_states")
+        }
     finally:
         connection.close()
 

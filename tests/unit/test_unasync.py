@@ -88,23 +88,10 @@ def test_names_are_replaced_as_whole_words() -> None:
     )
 
 
-def test_what_one_side_alone_has_is_left_out_or_brought_in_word_for_word() -> None:
-    text = (
-        "a\n"
-        "    # begin async only\n"
-        "    b = AsyncHold\n"
-        "    # end async only\n"
-        "    # begin sync only\n"
-        "    # c = 'for coroutines use AsyncHold'\n"
-        "    #\n"
-        "    #     indented\n"
-        "    # end sync only\n"
-        "d = AsyncHold\n"
-    )
+def test_what_the_async_side_alone_has_is_left_out() -> None:
+    text = "a\n    # begin async only\n    b = AsyncHold\n    # end async only\nd = AsyncHold\n"
     used: set[str] = set()
-    assert unasync.to_sync(text, used) == (
-        "a\n    c = 'for coroutines use AsyncHold'\n    \n        indented\nd = Hold\n"
-    )
+    assert unasync.to_sync(text, used) == "a\nd = Hold\n"
     assert used == {"AsyncHold"}
 
 

@@ -1,4 +1,4 @@
-"""Worlds to try the promises in: one store, one way of telling it the time, and a script of calls.
+"""Worlds to try the promises in: a store in memory, its time from a clock or with every call, and a script of calls.
 
 A script is data, so that the same one can be played in several worlds and the answers compared. Its times are whole
 microseconds of a *true* time that never goes back; the clock that a world reads may have been set back.
@@ -6,8 +6,6 @@ microseconds of a *true* time that never goes back; the clock that a world reads
 
 from __future__ import annotations
 
-import sqlite3
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,21 +22,18 @@ from headgate import (
     MemoryStore,
     Quota,
     Rule,
-    SQLiteStore,
     fixed_window,
     sliding_log,
     sliding_window,
     token_bucket,
 )
 from headgate.algorithms import State
-from headgate.keys import storage_key, storage_prefix
 from headgate.testing import FakeClock
 
 START_US = 1_700_000_000_123_457
 """An ordinary instant: at the edge of no window, bucket or millisecond."""
 
 KEYS = ("ada", "bob", b"ada", "cyd", "dan")
-STORES = ("memory", "sqlite")
 
 OpKind = Literal["hit", "record", "hold", "settle", "check"]
 
@@ -82,7 +77,7 @@ class World:
     """
 
     variants: Sequence[Limiter]
-    store: MemoryStore | SQLiteStore
+    store: MemoryStore
     explicit: bool
     clock: FakeClock
     true_us: int = START_US
@@ -153,40 +148,24 @@ class World:
 
     def states(self) -> dict[object, State]:
         """Return everything that the store counts."""
-        if isinstance(self.store, MemoryStore):
-            return dict(self.store._counters.states())
-        return self.store.transact(lambda connection: dict(rows(connection)), write=False)
+        return dict(self.store._counters.states())
 
     def state(self, key: str | bytes) -> State | None:
         """Return the state of a key under the first rule."""
-        rule = self.variants[0].rules[0]
-        if isinstance(self.store, MemoryStore):
-            return self.states().get(((self.variants[0].name, rule.identity), key))
-        prefix = storage_prefix(self.store.namespace, self.variants[0].name, rule)
-        return self.states().get(storage_key(prefix, key))
-
-
-def rows(connection: sqlite3.Connection) -> Iterator[tuple[bytes, State]]:
-    """Yield what an SQLite file counts."""
-    for row, state in connection.execute("SELECT id, state FROM headgate_states"):
-        yield row, struct.unpack(f"<{len(state) // 8}q", state)
+        limiter = self.variants[0]
+        return self.states().get(((limiter.name, limiter.rules[0].identity), key))
 
 
 @contextmanager
 def world(
     variants: Sequence[Rule | Sequence[Rule]],
     *,
-    store: str = "memory",
     explicit: bool = True,
     max_keys: int = 100,
 ) -> Iterator[World]:
     """Make a world with these rules; of several variants each limits the same states."""
     clock = FakeClock(START_US / 1_000_000)
-    with (
-        MemoryStore(max_keys=max_keys, clock=clock)
-        if store == "memory"
-        else SQLiteStore(":memory:", clock=clock)
-    ) as opened:
+    with MemoryStore(max_keys=max_keys, clock=clock) as opened:
         limiters = [
             Limiter(*([rules] if isinstance(rules, Rule) else rules), name="world", store=opened)
             for rules in variants

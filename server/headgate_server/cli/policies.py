@@ -166,9 +166,8 @@ def _token(options: argparse.Namespace) -> None:
     token = secrets.token_urlsafe(32)
     may = ", ".join(f'"{permission}"' for permission in dict.fromkeys(options.may or ["decide"]))
     print("the token, shown only now:", token, file=sys.stderr, flush=True)
-    print(
-        f"\n[server.tokens.{options.name}]"
-    )  # on a line of its own, also in a file whose last line has no end
+    # On a line of its own, also in a file whose last line has no end.
+    print(f"\n[server.tokens.{options.name}]")
     print(f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
     print(f"may = [{may}]")
     if options.days is not None:

@@ -270,9 +270,8 @@ def inspect_user(user_id: str, settings: Settings | None = None) -> str:
     async def look(limiter: AsyncLimiter) -> str:
         decision = await limiter.check(user_id)
         limit = decision.limit or 0
-        left = (decision.remaining or 0) + (
-            1 if decision.allowed else 0
-        )  # a check answers as if one more had come
+        # A check answers as if one more had come.
+        left = (decision.remaining or 0) + (1 if decision.allowed else 0)
         line = f"user {user_id}: {limit - left} of {limit} messages, {left} left"
         return line if decision.allowed else f"{line}; again in {math.ceil(decision.retry_after or 0)} s"
 

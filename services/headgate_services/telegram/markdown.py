@@ -16,9 +16,8 @@ _CODE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _RULE = re.compile(r"\s*:?-+:?\s*")
-_LINK = re.compile(
-    r"\[([^\]\n]+)\]\((https?://(?:[^\s()]|\([^\s()]*\))+)\)"
-)  # a URL may have (brackets) of its own
+# A URL may have (brackets) of its own.
+_LINK = re.compile(r"\[([^\]\n]+)\]\((https?://(?:[^\s()]|\([^\s()]*\))+)\)")
 # A marker opens before and closes after something that is not a space, and italics do not begin or end inside a word:
 # "2 * 3 * 4" and "snake_case_name" are plain text.
 _STYLES = [

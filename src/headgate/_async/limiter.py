@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -14,7 +13,7 @@ from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
 from headgate._async.resilience import Asker, bind
 from headgate._async.turns import AsyncTurns
 from headgate._awaiting import Awaiting
-from headgate._concurrency import AsyncEvent
+from headgate._concurrency import AsyncEvent, check_coroutine_function
 from headgate.clock import Clock, SteadyClock, WallClock, instant, time_limit, to_microseconds
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
@@ -134,7 +133,6 @@ class AsyncLimiter(AsyncAsking):
         """Count units that have been used already, even beyond the limit."""
         await self._ask("record", key, cost, tier, quota, now)
 
-    # begin async only
     def hold(
         self,
         key: Key | None = None,
@@ -151,25 +149,6 @@ class AsyncLimiter(AsyncAsking):
         """
         return AwaitingHold(self._take(key, cost, tier, quota, now))
 
-    # end async only
-    # begin sync only
-    # def hold(
-    #     self,
-    #     key: Key | None = None,
-    #     cost: Cost = 1,
-    #     *,
-    #     tier: str | None = None,
-    #     quota: QuotaValue | None = None,
-    #     now: float | None = None,
-    # ) -> Hold:
-    #     """Take units that are not final yet: `with limiter.hold(key) as hold`, or `hold = …`.
-    #
-    #     Settle the hold at its true cost, confirm it, or release it. If the holder crashes, its units count until they
-    #     expire, and its places in a `concurrent` rule until their lease ends.
-    #     """
-    #     return self._take(key, cost, tier, quota, now)
-    #
-    # end sync only
     def request(
         self,
         operation: Operation,
@@ -210,7 +189,6 @@ class AsyncLimiter(AsyncAsking):
             gate, decision, receipts, key, cost, tier, request.now, units=self.units, quotas=quotas
         )
 
-    # begin async only
     def wait(
         self,
         key: Key | None = None,
@@ -231,29 +209,6 @@ class AsyncLimiter(AsyncAsking):
         """
         return Awaiting(self._wait(key, cost, tier, quota, timeout))
 
-    # end async only
-    # begin sync only
-    # def wait(
-    #     self,
-    #     key: Key | None = None,
-    #     cost: Cost = 1,
-    #     *,
-    #     tier: str | None = None,
-    #     quota: QuotaValue | None = None,
-    #     timeout: float | None = None,
-    # ) -> Decision:
-    #     """Wait until the units are admitted and taken; first come, first served per key within this process.
-    #
-    #     `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
-    #
-    #     Raises:
-    #         ConfigError: The time-out is not a number.
-    #         RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
-    #             known, not when the time is up.
-    #     """
-    #     return self._wait(key, cost, tier, quota, timeout)
-    #
-    # end sync only
     async def _wait(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, timeout: float | None
     ) -> Decision:
@@ -261,7 +216,7 @@ class AsyncLimiter(AsyncAsking):
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
         if deadline is not None and self._turns.taken(turn):
-            # Behind others nobody is admitted sooner than alone: if that is too late, queueing is in vain.
+            # Behind others no call is admitted sooner than alone: if that is too late, queueing is in vain.
             alone = await self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
@@ -316,16 +271,7 @@ class AsyncLimiter(AsyncAsking):
         def decorate(
             function: Callable[P, Coroutine[Any, Any, R]],
         ) -> Callable[P, Coroutine[Any, Any, R]]:
-            # begin async only
-            if not inspect.iscoroutinefunction(function):
-                raise ConfigError(f"{function!r} is not a coroutine function; use Limiter.guard for it")
-            # end async only
-            # begin sync only
-            # if inspect.iscoroutinefunction(function):
-            #     raise ConfigError(f"{function!r} is a coroutine function; use AsyncLimiter.guard for it")
-            # if not callable(function):
-            #     raise ConfigError(f"{function!r} is not a function; write @limiter.guard(...) with its brackets")
-            # end sync only
+            check_coroutine_function(function)
 
             @functools.wraps(function)
             async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:

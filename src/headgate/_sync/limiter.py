@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from headgate._asking import Asking
-from headgate._concurrency import Event
+from headgate._concurrency import Event, check_plain_function
 from headgate._sync.gates import AsyncQuoted, Observed, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
 from headgate._sync.resilience import Asker, bind
@@ -217,7 +216,7 @@ class Limiter(Asking):
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
         if deadline is not None and self._turns.taken(turn):
-            # Behind others nobody is admitted sooner than alone: if that is too late, queueing is in vain.
+            # Behind others no call is admitted sooner than alone: if that is too late, queueing is in vain.
             alone = self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
@@ -272,12 +271,7 @@ class Limiter(Asking):
         def decorate(
             function: Callable[P, R],
         ) -> Callable[P, R]:
-            if inspect.iscoroutinefunction(function):
-                raise ConfigError(f"{function!r} is a coroutine function; use AsyncLimiter.guard for it")
-            if not callable(function):
-                raise ConfigError(
-                    f"{function!r} is not a function; write @limiter.guard(...) with its brackets"
-                )
+            check_plain_function(function)
 
             @functools.wraps(function)
             def guarded(*args: P.args, **kwargs: P.kwargs) -> R:

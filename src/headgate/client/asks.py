@@ -104,9 +104,8 @@ class LimiterAsks:
             return Ask(question, self._read_recorded)
         if request.operation != "hold":
             return Ask(question, self._without_receipts)
-        costs = request.costs(
-            len(self._rules) or 1
-        )  # shadow rules, which are not known here, may be all there are
+        # Shadow rules, which are not known here, may be all there are.
+        costs = request.costs(len(self._rules) or 1)
         held = request.replaces[0][0] if request.replaces else None
         if not isinstance(held, Held):
             return Ask(question, partial(self._with_receipts, costs))
@@ -160,9 +159,8 @@ class LimiterAsks:
         return RECORDED
 
     def _read_settled(self, answer: Response) -> None:
-        if (
-            answer.status != NOT_FOUND
-        ):  # forgotten there: its units have expired, so there is nothing to give back
+        # Forgotten there: its units have expired, so there is nothing to give back.
+        if answer.status != NOT_FOUND:
             success(self._server, answer)
 
     def _decision_and_hold(self, body: dict[str, Any]) -> tuple[Decision, str | None]:

@@ -23,7 +23,7 @@ from headgate.stores.remote.peer import PENDING, Talk
 LANES = 4
 MOST_PER_BATCH = 128
 MOST_BYTES = 32_768
-"""How much leaves together at most, so that nobody waits long for others and the server takes it."""
+"""The largest batch: so that no call waits long for others, and the server accepts it."""
 
 TOO_LARGE = 413
 
@@ -41,9 +41,8 @@ class ServerPeer:
         self._endpoint = endpoint
 
     def size(self, request: HttpRequest) -> int:
-        return (
-            MOST_BYTES + 1 if request.entry is None else len(request.entry)
-        )  # what is no entry leaves alone
+        # What is no entry leaves alone.
+        return MOST_BYTES + 1 if request.entry is None else len(request.entry)
 
     def connect(self, seconds: float) -> HttpWire:
         return HttpWire(self._endpoint, seconds)

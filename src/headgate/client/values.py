@@ -33,7 +33,7 @@ class ServerLimiter:
 
 
 class WaitHint(NamedTuple):
-    """When a call would be admitted, if nobody else came.
+    """When a call would be admitted, if no other call came.
 
     Attributes:
         allowed: Whether it would be admitted now.

@@ -89,7 +89,7 @@ def packed_key(key: Key | None) -> object:
     """
     if isinstance(key, Mapping):
         if key.keys() == {BYTES}:
-            raise ConfigError(f"a scope called {BYTES!r} cannot be told from bytes; rename it")
+            raise ConfigError(f"a scope called {BYTES!r} cannot be distinguished from bytes; rename it")
         return {scope: _packed_plain(entry) for scope, entry in key.items()}
     return None if key is None else _packed_plain(key)
 

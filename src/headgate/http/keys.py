@@ -121,9 +121,8 @@ def by_all(*functions: KeyFunction) -> KeyFunction:
                 return None
             if not isinstance(key, str | bytes):
                 raise ConfigError(f"{function!r} returned {key!r}; only text and bytes can be joined")
-            parts.append(
-                f"{len(key)}:{key!r}"
-            )  # with its length before it, no choice of text can look like another
+            # With its length before it, no choice of text can look like another.
+            parts.append(f"{len(key)}:{key!r}")
         return "".join(parts)
 
     return _on_scope(joined) if all(map(takes_scope, functions)) else joined

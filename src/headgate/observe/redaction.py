@@ -57,9 +57,8 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, MASK).replace(quote(secret, safe=""), MASK)
-    text = _NAMED.sub(
-        _masked_value, text
-    )  # before the URLs: an @ in `?password=…` does not end user information
+    # Before the URLs: an @ in `?password=…` does not end user information.
+    text = _NAMED.sub(_masked_value, text)
     if "//" in text or "/\\/" in text:
         text = "".join(_without_user_information(text))
     text = _ENCODED_URL.sub(rf"\1{MASK}%40", text)

@@ -71,9 +71,8 @@ def _meetings(scoped: Mapping[Entries, tuple[int, object]]) -> set[Entries]:
         shape = _shape(key)
         found = [key]
         for other_shape, others in by_shape.items():
-            if (
-                other_shape != shape
-            ):  # equal ones are other values of the same scopes, which no call has both of
+            # Equal ones are other values of the same scopes, which no call has both of.
+            if other_shape != shape:
                 found += [key | other for other in others if _agree(key, other)]
         for entries in found:
             by_shape.setdefault(_shape(entries), set()).add(entries)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
+from headgate.errors import ConfigError
 from headgate.policy.load import parse_policy, read_policy
 from headgate.policy.model import Policy, PolicyError
 
@@ -77,9 +79,8 @@ class Watching:
     def stop(self) -> None:
         """End it, and wait until it has ended. Any thread may call this, more than once."""
         self._calls.put("stop")
-        if (
-            threading.current_thread() is not self._thread
-        ):  # which tells others of changes, and they may want no more
+        # That thread itself may call this too, in what it calls when the policy has changed.
+        if threading.current_thread() is not self._thread:
             self._thread.join()
         self._restore()
 
@@ -102,6 +103,74 @@ class Watching:
         self.stop()
 
 
+class AsyncWatched(ABC):
+    """A policy that a task keeps up to date with its file."""
+
+    async def watch(self, every: float = 1.0) -> None:
+        """Reload whenever the file changes, and on SIGHUP, until cancelled.
+
+        A file that cannot be used is logged, and named in `last_error`; the policy before stays in force. Signals come
+        to the main thread only; elsewhere the file alone is watched.
+
+        Args:
+            every: Seconds between two looks at the file.
+
+        Raises:
+            ConfigError: That is no time to wait.
+        """
+        self._followed()
+        _check_pause(every)
+        hung_up = asyncio.Event()
+        with hangups(hung_up.set):
+            while True:
+                try:
+                    async with asyncio.timeout(every):
+                        await hung_up.wait()
+                except TimeoutError:
+                    pass
+                asked = hung_up.is_set()
+                hung_up.clear()
+                self._look(asked)
+
+    @abstractmethod
+    def _followed(self) -> PolicyFile: ...
+
+    @abstractmethod
+    def _look(self, asked: bool) -> None: ...
+
+
+class Watched(ABC):
+    """A policy that a thread keeps up to date with its file."""
+
+    def watch(self, every: float = 1.0) -> Watching:
+        """Reload whenever the file changes, and on SIGHUP, in a thread that ends with `stop()` or its `with` block.
+
+        A file that cannot be used is logged, and named in `last_error`; the policy before stays in force. SIGHUP is heard if
+        this is called in the main thread; elsewhere the file alone is watched.
+
+        Args:
+            every: Seconds between two looks at the file.
+
+        Raises:
+            ConfigError: That is no time to wait.
+        """
+        self._followed()
+        _check_pause(every)
+        return Watching(self._look, every)
+
+    @abstractmethod
+    def _followed(self) -> PolicyFile: ...
+
+    @abstractmethod
+    def _look(self, asked: bool) -> None: ...
+
+
+def _check_pause(every: float) -> None:
+    """Refuse what no thread can wait for."""
+    if not 0 < every <= threading.TIMEOUT_MAX:  # also false for NaN
+        raise ConfigError(f"every= is seconds above 0, not {every!r}")
+
+
 @contextmanager
 def hangups(tell: Callable[[], None]) -> Iterator[None]:
     """Call a function of the running event loop at every SIGHUP, within a block; in the main thread only."""
@@ -118,7 +187,7 @@ def hangups(tell: Callable[[], None]) -> Iterator[None]:
         restore()
 
 
-# One handler serves all who watch: whoever stops first must not take SIGHUP from the others, nor let it end the process.
+# One handler serves all watchers: the first to stop must not take SIGHUP from the others, nor let it end the process.
 _listeners: list[Callable[[], None]] = []
 _before: Any = None
 """What handled the signal before."""
@@ -132,7 +201,8 @@ def _tell_all(*_: object) -> None:
 def _on_hangup(tell: Callable[[], None]) -> Callable[[], None]:
     """Have a function called at every SIGHUP, and return what ends that.
 
-    Outside of the main thread neither may set a handler: nothing is called, or the one there is stays and calls nobody.
+    Outside of the main thread neither may set a handler: nothing is called, or the existing handler stays
+    without a listener.
     """
     global _before
     if _HANGUP is None or not _is_main_thread():

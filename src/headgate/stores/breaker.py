@@ -86,7 +86,7 @@ class Breaker:
     def admit(self, charges: bool = True) -> int | None:
         """Return a ticket to ask the store with, or `None` if it is not worth asking.
 
-        If nobody probes any more (the event loop was closed, the process forked), one call that charges is let through.
+        If there is no probe any more (the event loop was closed, the process forked), one charging call is let through.
         """
         if self.is_closed:
             return self._epoch

@@ -49,9 +49,8 @@ class Request:
     ) -> None:
         self.operation: Operation = operation
         self.key = key
-        self.cost: Any = (
-            cost  # `Costs`; most stores look whether it is a plain number, and then go on with that
-        )
+        # `Costs`; most stores look whether it is a plain number, and then go on with that.
+        self.cost: Any = cost
         self.tier = tier
         self.now = now
         self.quotas = quotas

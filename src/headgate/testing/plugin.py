@@ -57,7 +57,7 @@ def _url_of(kind: Kind) -> Iterator[str]:
     if given:
         yield given
         return
-    # Imported here: whoever has Headgate installed loads this plugin, and few of its runs need a server.
+    # Imported here: every pytest run with Headgate installed loads this plugin, and few of them need a server.
     from headgate.testing.servers import RedisServer
 
     with RedisServer(kind) as server:

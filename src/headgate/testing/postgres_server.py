@@ -167,7 +167,7 @@ class PostgresServer:
         return False
 
     def _find_programs(self) -> Path:
-        """Return the folder of the server's programs, or of a copy where whoever runs them may not reach them."""
+        """Return the folder of the server's programs, or of a copy, if the user who runs them cannot reach the folder."""
         if self._programs is None:
             installed = find_programs(self.version)
             try:

@@ -163,7 +163,7 @@ class RedisServer:
 
 
 def find_free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

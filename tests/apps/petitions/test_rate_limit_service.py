@@ -220,9 +220,8 @@ async def test_parallel_submissions_get_exactly_what_every_limit_admits(
 async def test_realm_and_global_limits_are_decided_together_with_the_submitters(
     database: Database, calendar: Calendar
 ) -> None:
-    calendar.at = datetime(
-        2026, 3, 3, 10, 0, tzinfo=UTC
-    )  # the global counter is everybody's: a day of its own
+    # The global counter is everybody's: a day of its own.
+    calendar.at = datetime(2026, 3, 3, 10, 0, tzinfo=UTC)
     store = PostgresRateLimitStore(database, now=calendar)
     service = RateLimitService(store, 10, realm_limit=2, global_limit=3)
     submitters = [someone() for _ in range(4)]

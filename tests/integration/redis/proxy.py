@@ -37,9 +37,8 @@ class Proxy:
 
     def close(self) -> None:
         for end in (self._listener, *self._open):
-            with contextlib.suppress(
-                OSError
-            ):  # whoever waits on it is woken by this, and by closing alone is not
+            # Whoever waits on it is woken by this, and by closing alone is not.
+            with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 

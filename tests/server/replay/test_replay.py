@@ -54,9 +54,8 @@ def test_known_answers() -> None:
     ]
     (rule,) = result["rules"]
     assert (rule["refused"], rule["refused_alone"], rule["longest_wait"]) == (2, 2, 2)
-    assert result["waits"]["longest"] == pytest.approx(
-        60.8, abs=0.1
-    )  # a bucket of a second counts to its end
+    # A bucket of a second counts to its end.
+    assert result["waits"]["longest"] == pytest.approx(60.8, abs=0.1)
     assert sum(step["refused"] for step in result["waits"]["steps"]) == 2
     assert result["headroom"]["keys"] == 1
     assert result["headroom"]["most"] == 0.5

@@ -28,7 +28,7 @@ from headgate.stores import local, open_async_store, open_store
 from headgate.stores.base import Gate
 from headgate.stores.request import Operation, Request
 from headgate.testing import FakeClock
-from tests.server.client.scripted import (
+from tests.unit.client.scripted import (
     ADMITTED,
     LIMITER,
     RULE,
@@ -430,9 +430,8 @@ async def test_what_the_policy_file_says_of_outages_holds_here_too(
     server.reply = lambda asked: (200, {"limiters": [{**LIMITER, "on_store_error": told}]})
     limiters: list[AnyLimiter] = [store.limiter("login"), await store.async_limiter("login")]
     server.reply = lost
-    for key, limiter in zip(
-        ("alice", "bob"), limiters, strict=True
-    ):  # what is counted here belongs to the store
+    # What is counted here belongs to the store.
+    for key, limiter in zip(("alice", "bob"), limiters, strict=True):
         assert sum([bool(await done(limiter.hit(key))) for _ in range(5)]) == admitted
 
 

@@ -30,7 +30,7 @@ from headgate.client.wire import (
 from headgate.decision import UNLIMITED, Verdict
 from headgate.errors import StoreMisconfigured
 from headgate.keys import Key
-from tests.server.client.scripted import LIMITER, decision_document
+from tests.unit.client.scripted import LIMITER, decision_document
 
 REFUSED = Decision.make(("rule",), [Verdict(False, 5, 0, 12_345_678, 60_000_001)])
 

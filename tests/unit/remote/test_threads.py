@@ -444,9 +444,8 @@ def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
     assert all(job.result(PATIENCE) for job in jobs)
     assert call(engine, "afterwards") == "afterwards"
     assert not engine._crew._is_busy
-    assert (
-        len(engine.wires) == 1
-    )  # one that was dropped in the middle of closing it is closed with its object
+    # One that was dropped in the middle of closing it is closed with its object.
+    assert len(engine.wires) == 1
 
 
 # --- The end ---------------------------------------------------------------------------------------------------------

@@ -98,9 +98,8 @@ class SmtpProvider:
             async with asyncio.timeout(self.timeout):
                 await client.connect()
                 await _hand_over(client, message, sender, recipients)
-            with suppress(
-                aiosmtplib.SMTPException
-            ):  # the e-mail is theirs now, whatever becomes of the connection
+            # The e-mail is theirs now, whatever becomes of the connection.
+            with suppress(aiosmtplib.SMTPException):
                 await client.quit(timeout=min(self.timeout, _GOODBYE_SECONDS))
         except aiosmtplib.SMTPResponseException as error:
             raise ProviderError(f"the server answered {error.code} {error.message}") from error

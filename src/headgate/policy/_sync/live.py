@@ -16,26 +16,26 @@ from headgate.observe.redaction import redact
 from headgate.policy._sync.limiter import PolicyLimiter, Version
 from headgate.policy.changes import changes
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
-from headgate.policy.watch import PolicyFile, Watching
+from headgate.policy.watch import PolicyFile, Watched
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_store
 from headgate.stores.base import Store
 
 
-class LivePolicy(Mapping[str, PolicyLimiter]):
+class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
     """The limiters of a policy by name, always as the newest policy says.
 
         live = LivePolicy.from_file("headgate.toml")
         live["login"].hit("alice")
 
     A limiter is the same object for life. One that a newer policy no longer has is no longer in the mapping, but goes on
-    working for whoever has it, as it was; if a later policy has it again, it is that one again. There is one store per
-    URL, which all its limiters share, also over reloads; `close` closes them all.
+    working unchanged for code that still has it; if a later policy names it again, it is the same object. There is one store
+    per URL, which all its limiters share, also over reloads; `close` closes them all.
 
     Args:
         policy: What to begin with.
-        hooks: Who is told what the limiters decide.
-        shadow_hooks: Who is told what shadow rules would have decided, as `decided` and `failed`, with the limiter's name
+        hooks: What hears of the limiters' decisions.
+        shadow_hooks: What hears what shadow rules would have decided, as `decided` and `failed`, with the limiter's name
             and the rule's.
         clock: Where time comes from, instead of the stores' own clocks.
 
@@ -159,22 +159,6 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
             self._tell()
         return bool(changed)
 
-    def watch(self, every: float = 1.0) -> Watching:
-        """Reload whenever the file changes, and on SIGHUP, in a thread that ends with `stop()` or its `with` block.
-
-        A file that cannot be used is said so in the log, and in `last_error`; the policy before stays in force. SIGHUP
-        is heard if this is called in the main thread; elsewhere the file alone is watched.
-
-        Args:
-            every: Seconds between two looks at the file.
-
-        Raises:
-            ConfigError: That is no time to wait.
-        """
-        self._followed()
-        _check_pause(every)
-        return Watching(self._look, every)
-
     def _look(self, asked: bool) -> None:
         """Reload if the file has changed, or somebody asked for it. It never raises."""
         file, known = self._followed(), self.last_error
@@ -189,7 +173,7 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
         except Exception as error:  # noqa: BLE001  # the next file may be right, so somebody must go on looking
             self.last_error = redact(repr(error))
             if asked or self.last_error != known:
-                logger.exception("the policy stays as it was, for a reason that nobody thought of")
+                logger.exception("the policy stays as it was: unexpected error")
 
     def ping(self) -> dict[str, StoreError | None]:
         """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
@@ -197,9 +181,8 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
         `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
         """
         found: dict[str, StoreError | None] = {}
-        for limiter in sorted(
-            self.values(), key=lambda limiter: not limiter.rules
-        ):  # without rules none is asked
+        # Without rules none is asked.
+        for limiter in sorted(self.values(), key=lambda limiter: not limiter.rules):
             if limiter.policy.store not in found:
                 try:
                     limiter.ping()
@@ -247,7 +230,9 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
         versions = {name: self._version(self._watched(limiter)) for name, limiter in policy.limiters.items()}
         # Everything is there; from here on nothing can fail.
         for name in self._limiters.keys() - versions.keys():
-            logger.warning("limiter %r is no longer in the policy; whoever has it goes on as before", name)
+            logger.warning(
+                "limiter %r is no longer in the policy; code that still has it goes on as before", name
+            )
         self._limiters = {name: self._limiter(version) for name, version in versions.items()}
         self.policy = policy
 
@@ -297,10 +282,4 @@ class LivePolicy(Mapping[str, PolicyLimiter]):
             try:
                 tell()
             except Exception:  # noqa: BLE001  # the policy is in force, whatever listeners make of it
-                logger.exception("%r failed when told of a new policy", tell)
-
-
-def _check_pause(every: float) -> None:
-    """Refuse what no thread can wait for."""
-    if not 0 < every <= threading.TIMEOUT_MAX:  # also false for NaN
-        raise ConfigError(f"every= is seconds above 0, not {every!r}")
+                logger.exception("%r failed when it was called for a new policy", tell)

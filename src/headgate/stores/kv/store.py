@@ -84,9 +84,8 @@ class KVStore:
 
     remote = False
     has_rules = False
-    pings_by_looking = (
-        True  # some providers count what is written, and entries may be named by the user's own scheme
-    )
+    # Some providers count what is written, and entries may be named by the user's own scheme.
+    pings_by_looking = True
 
     def __init__(self, kv: KV, *, stem: Stem = default_stem, clock: Clock | None = None) -> None:
         self.kv = kv
@@ -116,7 +115,7 @@ class KVStore:
         return _KVGate(self, limiter, rules[0])
 
     async def aclose(self) -> None:
-        """Do nothing: the key-value store is closed by whoever made it."""
+        """Do nothing: the key-value store is closed by the code that opened it."""
 
 
 class _KVGate:

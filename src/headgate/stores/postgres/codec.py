@@ -257,9 +257,8 @@ class Codec:
         return _SERVER_CLOCK if self._clock is None else self._clock.now_us()
 
     def _keys(self, key: Key | None) -> tuple[bytes, ...]:
-        if self._is_plain and isinstance(
-            key, str
-        ):  # by far the most common, so it gets there by the shortest way
+        # By far the most common, so it gets there by the shortest way.
+        if self._is_plain and isinstance(key, str):
             return (storage_key(self._prefixes[0], key),)
         return tuple(map(storage_key, self._prefixes, self._pick(key)))
 

@@ -190,9 +190,8 @@ class RedisWire:
 
     def is_over(self) -> bool:
         try:
-            self._socket.recv(
-                1
-            )  # a server that was restarted has closed it; anything else would be unasked for
+            # A server that was restarted has closed it; anything else would be unasked for.
+            self._socket.recv(1)
         except _NOT_NOW:
             return False
         except OSError:

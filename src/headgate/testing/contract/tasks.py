@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from headgate import AsyncLimiter, Rule, concurrent
+from headgate import AsyncLimiter, Decision, Rule, concurrent
 from headgate.stores.base import Store
 from headgate.testing.contract.base import Contract, each_kind
 from headgate.testing.contract.blocking import BlockingStore
@@ -102,7 +102,7 @@ class TaskRaceTests(Contract):
             for racer in racers[::3]:
                 racer.cancel()
             answers = await asyncio.gather(*racers, return_exceptions=True)
-            return sum(answer is not None and bool(answer) for answer in answers if isinstance(answer, tuple))
+            return sum(answer.allowed for answer in answers if isinstance(answer, Decision))
 
         won = self.blocking.run(race())
         left = self.limiter(rule, name=limiter.name).check("a", 0).remaining

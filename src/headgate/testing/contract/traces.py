@@ -39,9 +39,8 @@ places that are held, windows of a calendar."""
 ALL_FEATURES: frozenset[Feature] = frozenset(("units", "moves", "quotas", "concurrent", "calendar"))
 
 START_US = 1_700_000_000_000_000
-LATEST_US = (
-    8_000_000_000_000_000  # stays within the exact range of doubles, whatever is added to it in a trace
-)
+# Stays within the exact range of doubles, whatever is added to it in a trace.
+LATEST_US = 8_000_000_000_000_000
 
 ALL_KINDS = RATES
 

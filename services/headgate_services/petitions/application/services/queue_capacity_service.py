@@ -60,9 +60,8 @@ class QueueCapacityService(LoggingMixin):
 
     async def get_queue_depth(self) -> int:
         """Return how many petitions wait; counted at most once per `cache_ttl_seconds`."""
-        async with (
-            self._counting
-        ):  # who comes while it is being counted waits for that, not for a count of its own
+        # Who comes while it is being counted waits for that, not for a count of its own.
+        async with self._counting:
             if self._clock() >= self._good_until:
                 ttl = self._config.cache_ttl_seconds
                 measure = await self._store.measure(ttl)

@@ -19,7 +19,7 @@ PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
 CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tour test check format docs docs-serve dist test-versions constraints bench mutate clean test-browser test-cloudflare
+.PHONY: help setup run tour test check format docs docs-serve dist test-versions constraints bench mutate clean test-browser test-cloudflare faults
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench: $(BENCH_READY) ## compare speed and memory with other limiters
 
 mutate: $(MUTATE_READY) ## break the core, place by place: how much of it do tests notice? (MUTANTS=0 for all)
 	$(BIN)/python tools/mutate.py $(if $(MUTANTS),--mutants $(MUTANTS))
+
+faults: $(READY) ## every store under faults for ten minutes (FAULT_MINUTES=60 for more), every call explained
+	$(BIN)/python -m tests.faults
 
 constraints: ## pin today's versions of everything that dev, bench and browser need
 	$(PYTHON) tools/pin.py

@@ -1,6 +1,6 @@
-"""Hooks: being told what a limiter does.
+"""Hooks: callbacks for what a limiter does.
 
-A hook is an object given to a limiter as `hooks=[...]`. It is told afterwards, so it cannot change a decision; what it
+A hook is an object given to a limiter as `hooks=[...]`. It is called afterwards, so it cannot change a decision; what it
 raises is logged once and goes no further, so it cannot break one either. A limiter without hooks pays nothing for them.
 
 Hooks are called inline, on the thread or in the task of the caller, possibly on several threads at once. They should be
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Hook:
-    """What a hook may be told. Subclass it and override what is of interest; everything else is ignored."""
+    """The callbacks of a hook. Subclass it and override what is of interest; everything else is ignored."""
 
     def attached(self, limiter: Any) -> None:
         """Hear of a limiter (`Limiter` or `AsyncLimiter`) that has been made with this hook."""
@@ -57,7 +57,7 @@ class Hook:
         """Hear that units were recorded, refunded or reset, and how long the store took for it."""
 
     def settled(self, call: Call, cost: Cost | None) -> None:
-        """Hear that a hold is over, and at what cost; `None` if nobody settled it, so that it counts as it was taken."""
+        """Called when a hold is over, with its cost; `None` if it was never settled, so that it counts as it was taken."""
 
     def failed(self, call: Call, error: Exception, seconds: float) -> None:
         """Hear that a call raised instead of answering, and after how long."""

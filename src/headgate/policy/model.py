@@ -83,7 +83,7 @@ class LimiterPolicy:
 
     @property
     def decides_alike(self) -> bool:
-        """Whether a call is decided under the tier that it names, whoever calls."""
+        """Whether a call is decided under the tier that it names, for every key."""
         return not self.overrides and (self.default_tier is None or self.default_tier not in self._known)
 
     def tier_for(self, key: Key | None, tier: str | None) -> str | None:
@@ -189,7 +189,7 @@ def override_tier(override: int | str, tier: str | None = None) -> str:
 def _text(part: object) -> str | None:
     """Return part of a key as a policy file would write it; `None` if it is no key, which the rules will say.
 
-    A file cannot write bytes, but addresses of clients are bytes; whoever writes one down means it.
+    A file cannot contain bytes, but client addresses are bytes; so text that is an address matches them too.
     """
     if isinstance(part, bytes):
         return part.decode("utf-8", "surrogateescape")

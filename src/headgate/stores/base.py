@@ -88,7 +88,7 @@ class AsyncNotes(Protocol):
 
         Raises:
             ConfigError: These are no name, text and time.
-            StoreError: It could not be kept, or nobody knows whether it was.
+            StoreError: It could not be kept, or it is unknown whether it was.
         """
 
     async def noted(self, name: str) -> str | None:

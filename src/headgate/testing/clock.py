@@ -8,7 +8,7 @@ from headgate.clock import to_microseconds
 
 
 class FakeClock:
-    """A clock that moves only when told to; sleeping on it moves it.
+    """A clock that moves only by `advance`; sleeping on it moves it.
 
     Args:
         now: Where it starts, in seconds since the epoch.

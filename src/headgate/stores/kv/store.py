@@ -115,7 +115,7 @@ class KVStore:
         return _KVGate(self, limiter, rules[0])
 
     async def aclose(self) -> None:
-        """Do nothing: the key-value store is closed by whoever made it."""
+        """Do nothing: the key-value store is closed by the code that opened it."""
 
 
 class _KVGate:

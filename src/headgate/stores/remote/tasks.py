@@ -166,7 +166,7 @@ class LoopEngine:
         self._closing = self._loop.create_task(self.aclose())
 
     def _drive_free_lanes(self, now: float, own: TaskLane | None = None) -> bool:
-        """Have all lanes driven on which calls can leave; return whether one of them is this task's own, to be driven by it."""
+        """Have all lanes driven on which calls can leave; return whether this task is to go on with its own."""
         is_own = False
         while (lane := self._batcher.next_lane(now)) is not None:
             if lane is own:

@@ -31,7 +31,7 @@ from headgate.http.declared import MARK, DeclaredLimit, in_force, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
-from headgate.http.headers import all_fields
+from headgate.http.headers import all_fields, text_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.steps import Steps, run, run_async
@@ -272,13 +272,12 @@ def _outer(request: Any) -> Any:
 
 
 def _response(answer: Answer) -> HttpResponse:
-    headers = {name.decode().title(): value.decode() for name, value in answer.fields}
-    return HttpResponse(answer.body, status=answer.status, headers=headers)
+    return HttpResponse(answer.body, status=answer.status, headers=dict(answer.headers))
 
 
 def _with_fields(response: Any, exchange: AnyExchange) -> Any:
-    for name, value in all_fields(exchange.asked) if exchange.asked else ():
-        response.headers[name.decode().title()] = value.decode()
+    for name, value in text_fields(all_fields(exchange.asked)) if exchange.asked else ():
+        response.headers[name] = value
     return response
 
 

@@ -222,6 +222,11 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
     return [*(header for header in headers if not _is_legacy(header[0])), *fields]
 
 
+def text_fields(fields: Iterable[Field]) -> list[tuple[str, str]]:
+    """Return fields as text, with names as they are usually written."""
+    return [(name.decode().title(), value.decode()) for name, value in fields]
+
+
 def _is_legacy(name: bytes | str) -> bool:
     return name[:12].lower() in (b"x-ratelimit-", "x-ratelimit-")
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
@@ -224,7 +225,12 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
 
 def text_fields(fields: Iterable[Field]) -> list[tuple[str, str]]:
     """Return fields as text, with names as they are usually written."""
-    return [(name.decode().title(), value.decode()) for name, value in fields]
+    return [(_written(name), value.decode()) for name, value in fields]
+
+
+@lru_cache(maxsize=64)
+def _written(name: bytes) -> str:
+    return name.decode().title()
 
 
 def _is_legacy(name: bytes | str) -> bool:

@@ -1,9 +1,9 @@
 """The server: limiters of a policy file over HTTP, its dashboard, and the `headgate` command.
 
-serve      runs it, blocking
-open_app   the ASGI application of a policy file, for another server
-make_app   the same of a policy that is there already
-Statistics  counts what the dashboard shows; Demo, what it shows besides in the demo
+- `serve` runs it, and blocks.
+- `open_app` returns the ASGI application of a policy file, for another web server; `make_app` that of a loaded policy.
+- `Statistics` counts what the dashboard shows; `Demo` is what it shows in addition during the demo.
+- `BoundedProtocol` is for uvicorn: HTTP with bounds on connections and requests.
 """
 
 from importlib import import_module
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate_server.factory import make_app, open_app
+    from headgate_server.http_server import BoundedProtocol
     from headgate_server.startup import serve
     from headgate_server.statistics import Demo, Statistics
 
-__all__ = ["Demo", "Statistics", "make_app", "open_app", "serve"]
+__all__ = ["BoundedProtocol", "Demo", "Statistics", "make_app", "open_app", "serve"]
 
 _HOMES = {
+    "BoundedProtocol": "http_server",
     "Demo": "statistics",
     "Statistics": "statistics",
     "make_app": "factory",

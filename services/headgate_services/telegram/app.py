@@ -25,7 +25,7 @@ from headgate_services.common.starting import Launch, log_to_stderr, run
 from headgate_services.telegram.bot_api import BotApi
 from headgate_services.telegram.config import Settings
 from headgate_services.telegram.dispatch import Handler, HttpAgent, echo, load_handler
-from headgate_services.telegram.polling import Poller
+from headgate_services.telegram.polling import UpdatePoller
 from headgate_services.telegram.rate_limiter import user_limiter
 from headgate_services.telegram.seen import SeenUpdates
 from headgate_services.telegram.updates import read_update
@@ -98,7 +98,7 @@ def _build(
 ) -> tuple[Webhook, BotApi]:
     """Return the webhook, and the client that it answers with; `closing` closes what was opened."""
     if not settings.allowed_user_ids:
-        _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
+        _logger.warning("ALLOWED_USER_IDS is empty: no one may use the bot")
     bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base, clock=clock)
     closing.push_async_callback(bot.aclose)
     webhook = Webhook(
@@ -264,7 +264,7 @@ async def _poll(settings: Settings) -> None:
         updates_kv = _opened(open_kv(settings.updates_kv), closing)
         webhook, bot = _build(settings, kv, closing, updates_kv=updates_kv)
         _logger.info("polling; Ctrl-C stops")
-        await Poller(bot, webhook, SteadyClock()).run()
+        await UpdatePoller(bot, webhook, SteadyClock()).run()
 
 
 def purge_limits(settings: Settings | None = None) -> int:

@@ -62,7 +62,7 @@ class Settings:
             raise ConfigError("TELEGRAM_BOT_TOKEN is missing; it is what BotFather gave you for the bot")
         if not self.webhook_secret.strip():
             raise ConfigError(
-                "TELEGRAM_WEBHOOK_SECRET is missing, and without it anybody could send messages to the bot; "
+                "TELEGRAM_WEBHOOK_SECRET is missing, and without it anyone could send messages to the bot; "
                 "choose 1 to 256 of the characters A-Z, a-z, 0-9, _ and -"
             )
         if self.agent_url and self.agent_handler:
@@ -131,7 +131,7 @@ def _check_url(name: str, url: str | None) -> None:
 
 
 def _user_ids(text: str) -> frozenset[str]:
-    """Return the ids of a list with commas; an empty entry is nobody, not somebody with an empty name."""
+    """Return the ids of a list with commas; empty entries are skipped."""
     entries = frozenset(filter(None, (entry.strip() for entry in text.split(","))))
     names = sorted(entry for entry in entries if not (entry.isascii() and entry.isdigit()))
     if names:

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Webhook:
-    """Deals with updates.
+    """Processes updates.
 
     Args:
         allowed_user_ids: Who may use the bot.
@@ -54,7 +54,7 @@ class Webhook:
         self._count = count
 
     async def receive(self, update: Update) -> None:
-        """Deal with an update; most are none of the bot's business.
+        """Process an update; most kinds are ignored.
 
         Raises whatever the handler of a message raises, after the message's unit was given back.
         """
@@ -138,7 +138,7 @@ class Webhook:
 
 
 def _message(update_id: int, sent: SentMessage) -> Message | None:
-    """Return the message of an update; `None` if nobody wrote it, or there is nothing to read."""
+    """Return the message of an update; `None` without a sender or without text."""
     text = sent.text or sent.caption
     if sent.sender is None or not text:
         return None

@@ -66,7 +66,7 @@ def _add_run(commands: Commands) -> None:
     run = commands.add(
         "run",
         "start one of the four services, or all of them",
-        about="Their settings are environment variables, listed in docs/services.",
+        about="Their settings are environment variables; the documentation of each service lists them.",
         examples=["headgate run mail", "HOST=0.0.0.0 headgate run tiers --port 8003", "headgate run all"],
     )
     services = Commands(run, "SERVICE")
@@ -122,7 +122,7 @@ def _add_telegram(commands: Commands) -> None:
         "set-webhook",
         "tell Telegram where the webhook is",
         lambda options: print(_service("telegram").set_webhook(options.url)),
-        about="The bot's token and the webhook's secret are settings, listed in docs/services/telegram.md.",
+        about="The bot's token and the webhook's secret are settings: TELEGRAM_BOT_TOKEN and TELEGRAM_WEBHOOK_SECRET.",
         examples=["headgate telegram set-webhook https://bot.example.org"],
     )
     action.add_argument("url", metavar="URL", help="where the service is reached, as https://bot.example.org")
@@ -211,8 +211,7 @@ def _add_tiers(commands: Commands) -> None:
         "load-test",
         "two instances, one Redis, flag off and on, on loopback",
         _load_test,
-        about="Proves that two instances together admit no more than one bucket; docs/RATE_LIMIT_LOAD_TEST_PLAN.md says "
-        "how.",
+        about="Proves that two instances together admit no more than one bucket.",
         examples=["headgate tiers load-test", "headgate tiers load-test --seconds 60 --clients 32"],
     )
     action.add_argument(

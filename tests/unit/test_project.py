@@ -29,7 +29,19 @@ PACKAGES = {
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
-VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "migrations", "quota", "rules", "urls"}
+VALUES = {
+    "calendars",
+    "clock",
+    "costs",
+    "decision",
+    "errors",
+    "keys",
+    "migrations",
+    "quota",
+    "rules",
+    "urls",
+    "usage",
+}
 INSIDE = VALUES | {
     "hooks",
     "quotas",
@@ -48,7 +60,7 @@ INSIDE = VALUES | {
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
     "algorithms": VALUES,
-    "stores": VALUES | {"_extras", "_fork", "algorithms"},
+    "stores": VALUES | {"_concurrency", "_extras", "_fork", "algorithms"},
     "_concurrency": VALUES,
     "_asking": VALUES | {"_awaiting", "quotas", "stores"},
     "_awaiting": VALUES | {"stores"},
@@ -66,7 +78,7 @@ MAY_IMPORT = {
     "http": INSIDE | {"headgate"},
     "observe": INSIDE | {"headgate"},
     "policy": INSIDE | {"headgate", "observe"},
-    "testing": INSIDE | {"headgate"},
+    "testing": INSIDE | {"headgate", "http"},
     "client": INSIDE | {"headgate"},
 }
 """Which parts of the library each part may import, besides itself."""
@@ -79,6 +91,12 @@ THIRD_PARTIES = {
     "headgate.stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
     "headgate_server.hosting": {"uvicorn"},
     "headgate.http.fastapi": {"fastapi", "starlette"},
+    "headgate.http.flask": {"flask", "werkzeug"},
+    "headgate.http.django": {"asgiref", "django"},
+    "headgate.http.rest_framework": {"rest_framework"},
+    "headgate.http.client.httpx": {"httpx"},
+    "headgate.http.client.requests": {"requests"},
+    "headgate.observe.opentelemetry": {"opentelemetry"},
     "headgate.observe.prometheus": {"prometheus_client"},
     "headgate_server.replay.sources": {
         "compression",
@@ -230,6 +248,20 @@ def test_services_do_not_import_each_other() -> None:
         and other[1] not in ("common", *own[1:2])
     ]
     assert crossing == []
+
+
+def test_no_class_of_the_server_has_the_name_of_another() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in SOURCES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    shared = {
+        name: modules
+        for name, modules in homes.items()
+        if len(modules) > 1 and any(package_of(module) == "headgate_server" for module in modules)
+    }
+    assert shared == {}
 
 
 def test_only_one_module_configures_uvicorn() -> None:

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from headgate import AsyncLimiter, ConfigError, Hook, StoreUnavailable
 from headgate.clock import Clock, SteadyClock
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
-from headgate.stores.kv.cloudflare import API_BASE, CloudflareKV
+from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.metrics import LimiterMetrics
 from headgate_services.common.starting import Launch, log_to_stderr, run
@@ -149,13 +150,14 @@ def _open_kv(settings: Settings, clock: Clock | None = None) -> ListingKV:
     """Return the key-value store that the settings name."""
     if settings.rate_limit_kv.lower().partition(":")[0] != "cloudflare":
         return open_kv(settings.rate_limit_kv)
-    return CloudflareKV(
+    make = partial(
+        CloudflareKV,
         settings.cloudflare_account_id,
         settings.cloudflare_kv_namespace_id,
         settings.cloudflare_api_token,
-        api_base=settings.cloudflare_api_base or API_BASE,
         clock=clock,
     )
+    return make(api_base=settings.cloudflare_api_base) if settings.cloudflare_api_base else make()
 
 
 def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -> Handler:

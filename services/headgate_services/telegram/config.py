@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 from urllib.parse import parse_qsl, urlencode
 
-from headgate import ConfigError
-from headgate.quota import MAX_PERIOD_US, MAX_UNITS, MILLISECOND, Quota
+from headgate import ConfigError, Quota
+from headgate.quota import MAX_PERIOD_US, MAX_UNITS
 from headgate.urls import check_credentials
 
 Algorithm = Literal["fixed_window", "sliding_window"]
+
+MICROSECONDS_PER_MS = 1000
 
 DEFAULT_MAX = 20
 DEFAULT_WINDOW_MS = 3_600_000
@@ -104,7 +106,7 @@ class Settings:
             allowed_user_ids=_user_ids(env.get("ALLOWED_USER_IDS", "")),
             rate_limit_max=_whole(env, "RATE_LIMIT_MAX", DEFAULT_MAX, MAX_UNITS),
             rate_limit_window_ms=_whole(
-                env, "RATE_LIMIT_WINDOW_MS", DEFAULT_WINDOW_MS, MAX_PERIOD_US // MILLISECOND
+                env, "RATE_LIMIT_WINDOW_MS", DEFAULT_WINDOW_MS, MAX_PERIOD_US // MICROSECONDS_PER_MS
             ),
             rate_limit_algorithm=_algorithm(env),
             rate_limit_kv=env.get("RATE_LIMIT_KV", "").strip() or DEFAULT_KV,

@@ -13,8 +13,6 @@ from hashlib import blake2b
 from headgate.errors import ConfigError
 from headgate.rules import SHARED, Rule
 
-__all__ = ["Key", "PlainKey"]
-
 PlainKey = str | bytes
 Key = PlainKey | Mapping[str, PlainKey]
 

@@ -19,7 +19,7 @@ from typing import Literal
 from headgate.clock import to_microseconds
 from headgate.errors import ConfigError
 
-__all__ = ["MAX_PERIOD_US", "MAX_UNITS", "MILLISECOND", "Quota", "parse_quotas"]
+__all__ = ["MAX_PERIOD_US", "MAX_UNITS"]
 
 MAX_UNITS = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis scripts count in doubles)."""
@@ -27,6 +27,7 @@ MAX_UNITS = 2**53 - 1
 MILLISECOND = 1_000
 MIN_PERIOD_US = MILLISECOND
 MAX_PERIOD_US = 366 * 24 * 3_600_000_000
+"""The longest period, in microseconds: 366 days."""
 
 _UNITS_US = {
     "ms": MILLISECOND,

@@ -111,6 +111,7 @@ THIRD_PARTIES = {
     "headgate_services.common.environment": {"pydantic", "pydantic_settings"},
     "headgate_services.common.guards": {"fastapi"},
     "headgate_services.common.health": {"fastapi"},
+    "headgate_services.common.metrics": {"prometheus_client"},
     "headgate_services.common.postgres": {"psycopg"},
     "headgate_services.mail": {
         "aiosmtplib",

@@ -25,10 +25,19 @@ from headgate.stores.base import ImmediateGate
 from headgate.stores.request import Request
 
 Scope = MutableMapping[str, Any]
+"""What an ASGI server says about a connection."""
+
 Message = MutableMapping[str, Any]
+"""An event between server and application."""
+
 Receive = Callable[[], Awaitable[Message]]
+"""Gives an application the next event of the client."""
+
 Send = Callable[[Message], Awaitable[None]]
+"""Sends an event of the application to the client."""
+
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
 
 EXCHANGE = "headgate"
 """Where a scope has its exchange."""

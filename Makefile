@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
 # What is compiled, and the types that it is compiled with: a change of these is installed anew.
-TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd)
+TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd src/headgate/*/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
-COMPILED := src/headgate/*.so src/headgate/*/*.so
+COMPILED := src/headgate/*.so src/headgate/*/*.so src/headgate/*/*/*.so
 RUN_READY := $(VENV)/.run-ready
 BENCH_READY := $(VENV)/.bench-ready
 MUTATE_READY := $(VENV)/.mutate-ready
@@ -16,10 +16,10 @@ DIST_READY := $(VENV)/.dist-ready
 BROWSER_READY := $(VENV)/.browser-ready
 # Server and services are distributions of their own; the library stands alone.
 PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
-CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks)
+CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tour test check format docs docs-serve dist test-versions constraints bench mutate clean test-browser test-cloudflare
+.PHONY: help setup run tour test check format docs docs-serve dist test-versions constraints bench mutate clean test-browser test-cloudflare faults
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench: $(BENCH_READY) ## compare speed and memory with other limiters
 
 mutate: $(MUTATE_READY) ## break the core, place by place: how much of it do tests notice? (MUTANTS=0 for all)
 	$(BIN)/python tools/mutate.py $(if $(MUTANTS),--mutants $(MUTANTS))
+
+faults: $(READY) ## every store under faults for ten minutes (FAULT_MINUTES=60 for more), every call explained
+	$(BIN)/python -m tests.faults
 
 constraints: ## pin today's versions of everything that dev, bench and browser need
 	$(PYTHON) tools/pin.py

@@ -22,6 +22,10 @@ MODULES = (
     "headgate.decision",
     "headgate.stores.counters",
     "headgate.stores.meters",
+    "headgate.stores.redis.codec",
+    "headgate.stores.remote.batching",
+    "headgate.stores.remote.tasks",
+    "headgate.stores.remote.threads",
     "headgate.stores.request",
 )
 """What is compiled, each with the types in the `.pxd` beside it; `headgate._build` has the same list."""

@@ -126,7 +126,7 @@ class Decision:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the same call would be admitted if nobody else came.
+        """Seconds until the same call would be admitted if no other call came.
 
         `None` for an admission, and for a refusal that no waiting ends (a limit of 0).
         """

@@ -1,6 +1,6 @@
-"""Hooks: being told what a limiter does.
+"""Hooks: callbacks for what a limiter does.
 
-A hook is an object given to a limiter as `hooks=[...]`. It is told afterwards, so it cannot change a decision; what it
+A hook is an object given to a limiter as `hooks=[...]`. It is called afterwards, so it cannot change a decision; what it
 raises is logged once and goes no further, so it cannot break one either. A limiter without hooks pays nothing for them.
 
 Hooks are called inline, on the thread or in the task of the caller, possibly on several threads at once. They should be

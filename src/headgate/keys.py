@@ -13,6 +13,8 @@ from hashlib import blake2b
 from headgate.errors import ConfigError
 from headgate.rules import SHARED, Rule
 
+__all__ = ["Key", "PlainKey"]
+
 PlainKey = str | bytes
 Key = PlainKey | Mapping[str, PlainKey]
 

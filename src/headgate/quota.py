@@ -19,6 +19,8 @@ from typing import Literal
 from headgate.clock import to_microseconds
 from headgate.errors import ConfigError
 
+__all__ = ["MAX_PERIOD_US", "MAX_UNITS", "MILLISECOND", "Quota", "parse_quotas"]
+
 MAX_UNITS = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis scripts count in doubles)."""
 
@@ -72,7 +74,7 @@ _SPAN_NAMES: dict[str, Span] = {
 _EXAMPLES = "write for example '5/minute', '100 per 15 minutes' or '10/s burst 20'"
 
 # Each token is tried at one position, so that an error can point at the place where reading stopped. ASCII digits
-# only: int() would take Arabic-Indic ones too, and nobody would expect it.
+# only: int() would take Arabic-Indic ones too, which is unexpected.
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[0-9]+(?![0-9.,_])")
 _PER = re.compile(r"/|per\b", re.IGNORECASE)

@@ -65,7 +65,7 @@ class QuotaCache:
     """
 
     def __init__(
-        self, rules: tuple[Rule, ...], function: QuotaFunction, seconds: float, clock: Clock
+        self, rules: tuple[Rule, ...], function: Callable[..., Any], seconds: float, clock: Clock
     ) -> None:
         if not callable(function):
             raise ConfigError(f"quotas= is a function of key and tier, not {function!r}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headgate.errors import ConfigError, HeadgateError
+from headgate import ConfigError, HeadgateError
 from headgate.observe import RedactingFilter, redact
 from headgate_server.hosting import serve, serve_with_workers
 

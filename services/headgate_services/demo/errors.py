@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headgate.errors import HeadgateError
+from headgate import HeadgateError
 
 
 class DemoError(HeadgateError):

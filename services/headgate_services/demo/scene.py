@@ -17,8 +17,7 @@ from uuid import uuid4
 import httpx
 
 from headgate.stores.postgres import migrate
-from headgate_server import open_app
-from headgate_server.engine import BoundedProtocol
+from headgate_server import BoundedProtocol, open_app
 from headgate_services.demo.customers import Customers
 from headgate_services.demo.hosting import Hosted
 from headgate_services.demo.logs import log_problems

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from headgate.errors import HeadgateError
+from headgate import HeadgateError
 from headgate.observe import redact
 from headgate_services.demo.hosting import Hosted
 from headgate_services.demo.logs import log_everything

@@ -9,11 +9,12 @@ from fastapi import Depends, HTTPException, Request
 
 from headgate import HeadgateError
 from headgate.clock import Clock, WallClock
-from headgate_services.mail.config import Settings, SettingsError
+from headgate_services.common.settings import SettingsError
+from headgate_services.mail.config import Settings
 from headgate_services.mail.domain_filter import DomainFilter, compile_patterns
 from headgate_services.mail.providers import EmailProvider, build_provider
 from headgate_services.mail.rate_limiter import CheckAndRecord, GlobalRateLimiter
-from headgate_services.mail.storage.database import Database
+from headgate_services.mail.storage.database import MailDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Services:
 
     settings: Settings
     clock: Clock
-    database: Database
+    database: MailDatabase
     limiter: GlobalRateLimiter
     provider: EmailProvider | None
     outbound: DomainFilter
@@ -46,7 +47,7 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
         SettingsError: One of them cannot be made; the message names the variable.
     """
     times = WallClock() if clock is None else clock
-    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
+    database = MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)
     return Services(
         settings=settings,
         clock=times,

@@ -15,10 +15,8 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from headgate import AsyncLimiter
+from headgate import AsyncLimiter, ConfigError, Hook, StoreUnavailable
 from headgate.clock import Clock, SteadyClock
-from headgate.errors import ConfigError, StoreUnavailable
-from headgate.hooks import Hook
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import API_BASE, CloudflareKV
 from headgate_services.common.health import add_health

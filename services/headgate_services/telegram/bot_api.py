@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
+from headgate import HeadgateError
 from headgate.clock import Clock, SteadyClock
-from headgate.errors import HeadgateError
 from headgate_services.telegram.markdown import to_html
 
 UPDATES = ["message", "callback_query"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
-from headgate.errors import ConfigError
+from headgate import ConfigError
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS, MILLISECOND, Quota
 from headgate.urls import check_credentials
 

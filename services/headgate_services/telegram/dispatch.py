@@ -19,8 +19,8 @@ from typing import Any, ClassVar, cast
 
 import httpx
 
+from headgate import ConfigError, HeadgateError
 from headgate.clock import Clock, WallClock
-from headgate.errors import ConfigError, HeadgateError
 
 _logger = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headgate import AsyncLimiter, Quota, Rule, fixed_window, sliding_window
+from headgate import AsyncLimiter, Hook, Quota, Rule, fixed_window, sliding_window
 from headgate.clock import Clock
-from headgate.hooks import Hook
 from headgate.keys import PlainKey
 from headgate.quota import MILLISECOND
 from headgate.stores.kv import KV, KVStore

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import PlainTextResponse
 from redis.asyncio import Redis
 
 import headgate
+from headgate import ConfigError, StoreError, StoreMisconfigured
 from headgate.clock import Clock
-from headgate.errors import ConfigError, StoreError, StoreMisconfigured
 from headgate.http import by_address
-from headgate_services.common.health import PATHS, Check, add_health
+from headgate_services.common.health import PATHS, Check, add_health, add_metrics
 from headgate_services.common.starting import Launch, log_to_stderr, run
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.config import Settings, load_settings
@@ -60,12 +59,11 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
 
     app = FastAPI(title="Headgate tiers", version=headgate.__version__, lifespan=lifespan)
     app.add_api_route("/", _root)
-    app.add_api_route("/health", _health)
     stores: dict[str, Check] = {"database": keys.ping}
     if client is not None:
         stores["redis"] = client.ping
     add_health(app, stores)
-    app.add_api_route("/metrics", lambda: PlainTextResponse(metrics.text()), include_in_schema=False)
+    add_metrics(app, metrics.text)
     app.add_api_route("/v1/whoami", _whoami)
     if settings.saju_enable_rate_limiting:
         app.add_middleware(
@@ -161,11 +159,6 @@ async def _check_redis(settings: Settings) -> None:
 async def _root() -> dict[str, str]:
     """Say what this is."""
     return {"service": "headgate tiers", "version": headgate.__version__}
-
-
-async def _health() -> dict[str, str]:
-    """Say that the process answers."""
-    return {"status": "ok"}
 
 
 async def _whoami(request: Request) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from functools import cached_property
 from math import ceil, floor, isfinite
 from typing import Literal, NamedTuple
 
+from headgate import ConfigError, CostTooHigh
 from headgate.clock import MICROSECONDS
-from headgate.errors import ConfigError, CostTooHigh
 
 PARTS = 60_000_000
 """Parts in a token: the microseconds of a minute, because limits are per minute."""

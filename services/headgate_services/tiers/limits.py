@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from headgate.errors import ConfigError
+from headgate import ConfigError
 from headgate_services.tiers.bucket import MAX_CAPACITY, Bucket
 
 ANONYMOUS = "anonymous"

@@ -242,7 +242,7 @@ async def _instance(variables: dict[str, str]) -> AsyncIterator[Instance]:
     """Run the service on a free port, until the block ends."""
     environment = {name: value for name, value in os.environ.items() if name not in _OUR_VARIABLES}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_services.tiers", "--host", "127.0.0.1", "--port", "0"),
+        *(sys.executable, "-m", "headgate_server.cli", "run", "tiers", "--host", "127.0.0.1", "--port", "0"),
         env={**environment, **variables},
         stdin=DEVNULL,
         stdout=DEVNULL,

@@ -12,7 +12,6 @@ around it; without a user, the client's address. `exclude_paths` and everything 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from headgate import ConfigError
 from headgate.clock import Clock
-from headgate.errors import ConfigError
-from headgate.http import by_address
-from headgate.http.exchange import App, Message, Receive, Scope, Send, respond
-from headgate.http.problems import PROBLEM_JSON, Answer
+from headgate.http import Answer, by_address, problem
+from headgate.http.asgi import App, Message, Receive, Scope, Send, respond
 from headgate.urls import check_credentials
 from headgate_services.tiers.bucket import Outcome
 from headgate_services.tiers.config import atomic_by_environment
@@ -58,6 +56,7 @@ _SHOWN = 4
 """Characters of a user's id in the log."""
 
 
+_RFC_6585 = "https://datatracker.ietf.org/doc/html/rfc6585#section-4"
 _OURS = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
 _SERVER_ERROR = Answer(
     500,
@@ -87,24 +86,13 @@ class RateLimitExceeded(Exception):
 
     def answer(self, path: str) -> Answer:
         """Return the response: status 429 (RFC 6585) with a problem document."""
-        body = json.dumps(
-            {
-                "type": "https://datatracker.ietf.org/doc/html/rfc6585#section-4",
-                "title": "Too Many Requests",
-                "status": 429,
-                "detail": self.message,
-                "instance": path,
-                "limit": self.limit,
-                "window": self.window,
-                "retry_after": self.retry_after,
-            }
-        ).encode()
-        fields = [
-            (b"content-type", PROBLEM_JSON),
-            (b"content-length", b"%d" % len(body)),
-            (b"retry-after", b"%d" % self.retry_after),
-        ]
-        return Answer(429, fields, body)
+        members = {
+            "instance": path,
+            "limit": self.limit,
+            "window": self.window,
+            "retry_after": self.retry_after,
+        }
+        return problem(429, self.message, kind=_RFC_6585, members=members, retry_after=self.retry_after)
 
 
 class Standing(NamedTuple):

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 from headgate import StoreConflict, StoreError, StoreMisconfigured, StoreUnavailable
 from headgate.circuit import AsyncCircuit, Breaker
 from headgate.clock import Clock
-from headgate.stores.redis.endpoint import is_refusal
+from headgate.stores.redis import is_refusal
 from headgate_services.tiers.backends import (
     UNREADABLE,
     AtomicBackend,

@@ -223,7 +223,8 @@ class AsyncResilient:
         """Ask the store, or the stand-in if the store is not worth asking or fails."""
         charges = request.operation != "peek" and request.charges
         try:
-            answer = await self._circuit.call(charges, self._ask, request)
+            ask = self._gate.ask if request.replaces is None else self._ask_replacing
+            answer = await self._circuit.call(charges, ask, request)
         except StoreError as error:
             if isinstance(error, StoreUnavailable) and self._lost is None:
                 self._lost = request
@@ -233,7 +234,7 @@ class AsyncResilient:
             self._works()
         return answer
 
-    async def _ask(self, request: Request) -> Answer:
+    async def _ask_replacing(self, request: Request) -> Answer:
         """Ask the store; units that it never saw are given back where they were taken, once it has taken them."""
         if request.replaces is None or not self._stand_in.has_taken(request.replaces):
             return await self._gate.ask(request)

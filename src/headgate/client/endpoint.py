@@ -21,7 +21,7 @@ Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
 
 KEEP_ALIVE = 3.0
 """Seconds after which an idle connection is given up. Servers close theirs too, usually after 5 s or more, and a call that
-crosses with that is lost: nobody knows whether it was counted."""
+crosses with that is lost: it is unknown whether it was counted."""
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE)
@@ -59,7 +59,7 @@ class Endpoint:
             "User-Agent": "headgate",
         }
         if token := token or token_in_url:
-            # Checked here, because what is wrong with a header is otherwise told together with the header.
+            # Checked here, because the error of the HTTP library would print the header.
             if not _TOKEN.fullmatch(token):
                 raise ConfigError(f"the token for {self.name} has characters that no header can carry")
             self._headers["Authorization"] = f"Bearer {token}"

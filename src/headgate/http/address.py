@@ -3,7 +3,7 @@
 Any client can write anything into `X-Forwarded-For` or `Forwarded`, so neither is read unless the proxies in front of
 the service are named. A proxy appends the address that connected to it; so, from the right, the first entry that no proxy
 of ours vouches for is the client, and everything to the left of it is hearsay. What cannot be read, being too long or no
-such field, counts under one key of its own: whoever sends garbage gets no second quota, and takes none from the proxy.
+such field, counts under one key of its own: a client that sends garbage gets no second quota, and takes none from the proxy.
 
 An IPv6 customer has at least a /64 to choose addresses from, so all of it counts as one. An IPv4 address that arrives in
 IPv6 clothes (`::ffff:192.0.2.1`) is the IPv4 address.

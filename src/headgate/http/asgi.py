@@ -3,7 +3,8 @@
     app = RateLimitMiddleware(app, "100/minute")
 
 Every response carries the fields, also those of 404, of errors and of exceptions. A streaming response streams: nothing is
-buffered, no task is started. WebSocket handshakes are limited like requests. Everything else passes through.
+buffered, no task is started. WebSocket handshakes are limited like requests. Everything else passes through. A `RateLimited`
+that the application raises, as `guard` does, is answered with 429.
 
 Around a whole application (as above) is the best place: nothing answers outside of it. `app.add_middleware(...)` works too;
 but what Starlette answers to an exception is then written outside. Its plain "Internal Server Error" is written by the
@@ -16,22 +17,26 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from headgate import AsyncLimiter
+from headgate.errors import CostTooHigh, RateLimited
 from headgate.http.exchange import (
     EXCHANGE,
     SERVER_ERROR,
     App,
     ASGIExchange,
+    Message,
     Receive,
     Scope,
     Send,
+    accepted_by,
+    nowhere,
     respond,
 )
-from headgate.http.headers import Fields
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, by_path, rule_of
+from headgate.http.headers import Fields, all_fields
+from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, by_path, rule_of
 from headgate.http.problems import Answer
 from headgate.rules import Rule
 
-__all__ = ["RateLimitMiddleware"]
+__all__ = ["App", "Message", "RateLimitMiddleware", "Receive", "Scope", "Send", "respond"]
 
 KINDS = frozenset({"http", "websocket"})
 
@@ -52,6 +57,8 @@ class RateLimitMiddleware:
         key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
         cost: How many units, as a number or a function of the scope.
         tier: Which tier, as a name or a function of the scope.
+        quota: By which quota, if not by that of the tier: text, or a function of the scope that returns it, or `None`.
+        quota_for: Seconds for which that function is believed about a key; 0 asks it for every request.
         count: Which statuses count, as `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
             while the application works, and given back if its answer has another status. A handshake that is accepted
             has status 101, an exception 500; a request that is cancelled counts.
@@ -59,7 +66,7 @@ class RateLimitMiddleware:
         address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
         fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
 
-    Key, cost, tier and exempt see the ASGI scope; the first three may be coroutine functions.
+    Key, cost, tier, quota and exempt see the ASGI scope; all but the last may be coroutine functions.
     """
 
     def __init__(
@@ -70,6 +77,8 @@ class RateLimitMiddleware:
         key: Keys | None = None,
         cost: Cost = 1,
         tier: Tier = None,
+        quota: RequestQuota = None,
+        quota_for: float = 60.0,
         count: Outcomes | None = None,
         exempt: Collection[str] | Callable[[Any], bool] = (),
         address: Callable[[Any], str] | None = None,
@@ -81,6 +90,8 @@ class RateLimitMiddleware:
             key=key,
             cost=cost,
             tier=tier,
+            quota=quota,
+            quota_for=quota_for,
             count=count,
             exempt=exempt if callable(exempt) else by_path(exempt),
             address=address,
@@ -104,6 +115,10 @@ class RateLimitMiddleware:
                 await self.app(scope, receive, send)
             else:
                 await respond(scope, receive, send, answer)
+        except (RateLimited, CostTooHigh) as error:
+            if exchange.started or scope["type"] != "http":
+                raise
+            await respond(scope, receive, send, exchange.raised(error, accepted_by(scope)))
         except Exception:
             if is_first and not exchange.started:
                 await exchange.settle(SERVER_ERROR)
@@ -126,3 +141,22 @@ class RateLimitMiddleware:
             return False  # a middleware between us and the server may have an answer
         handlers = outer.exception_handlers
         return not (outer.debug or SERVER_ERROR in handlers or Exception in handlers)
+
+
+def answer_refusal(request: Any, error: Any) -> App:
+    """Return the response to a refusal that was raised; for an application that has handlers of exceptions.
+
+    `Starlette(exception_handlers={RateLimited: answer_refusal})`. Outside of Starlette's own middlewares, which answer to
+    every exception with 500, a middleware would come too late.
+    """
+    scope: Scope = request.scope
+    exchange: ASGIExchange | None = scope.get(EXCHANGE)
+    raised = exchange or ASGIExchange(nowhere)
+    answer = raised.raised(error, accepted_by(scope))
+    if exchange is None:
+        answer.fields.extend(all_fields(raised.asked))
+
+    async def response(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(scope, receive, send, answer)
+
+    return response

@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from typing import Any, Generic
 
 from headgate import AsyncLimiter
+from headgate.clock import WallClock
 from headgate.decision import Decision
-from headgate.errors import CostTooHigh, StoreError
+from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
-from headgate.http.headers import Asked, all_fields, distinct_names, released, replaced
+from headgate.http.headers import Asked, Terms, WriterOfRaised, all_fields, distinct_names, released, replaced
 from headgate.http.limit import AnyLimiter, RequestLimit, Version
 from headgate.http.problems import Answer, refusal, too_costly
+from headgate.quota import Quotas
 from headgate.stores.base import ImmediateGate
 from headgate.stores.request import Request
 
@@ -42,6 +44,9 @@ NOT_GIVEN_BACK = "%s held units could not be given back"
 """Logged instead of raised: the response is worth more than the units, which expire by themselves."""
 
 
+RAISED = WriterOfRaised()
+
+
 class Exchange(Generic[AnyLimiter]):
     """A request on its way through the limits, and the response on its way back.
 
@@ -58,12 +63,25 @@ class Exchange(Generic[AnyLimiter]):
         self.holds: list[tuple[int, RequestLimit[AnyLimiter], Any]] = []
         self.places: dict[Any, Any] = {}
 
-    def add(self, version: Version[AnyLimiter], question: Request, decision: Decision) -> None:
+    def add(
+        self, version: Version[AnyLimiter], question: Request, decision: Decision, quotas: Quotas | None
+    ) -> None:
         """Note a limit's decision for the response."""
         tier, tier_for = question.tier, version.limiter.tier_for
         if tier_for is not None:
             tier = tier_for(question.key, tier)
-        self.asked.append((version.writer, decision, tier, version.now_us()))
+        terms: Terms = tier
+        if quotas is not None:
+            rules = version.limiter.rules
+            terms = tuple(own or rule.quota_for(tier) for own, rule in zip(quotas, rules, strict=True))
+        self.asked.append((version.writer, decision, terms, version.now_us()))
+
+    def raised(self, error: RateLimited | CostTooHigh, accept: bytes | None) -> Answer:
+        """Return the answer to a request in which the application has raised a refusal, as `guard` does."""
+        if isinstance(error, CostTooHigh):
+            return too_costly(error, accept)
+        self.asked.append((RAISED, error.decision, None, WallClock().now_us()))
+        return self.refusal(accept)
 
     def refusal(self, accept: bytes | None) -> Answer:
         """Return the answer to a request that the limit which was asked last has refused."""
@@ -126,21 +144,28 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         try:
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
             version = limit.version  # once: the limiter's policy may change while it decides
-            units = version.limiter.units
+            units, quotas = version.limiter.units, None
+            if version.quotas is not None:
+                quotas = await limit.awaited_quotas(version.quotas, question, request)
             if limit.counts is None and not units.has_places:
                 if type(question.cost) is not int:
                     question = question.with_costs(units.costs(question.cost))
+                if quotas is not None:
+                    question = question.with_quotas(quotas)
                 gate = version.limiter.gate
                 # One that never waits needs no coroutine.
                 decision, _ = (
                     gate.gate.ask(question) if type(gate) is ImmediateGate else await gate.ask(question)
                 )
             else:
-                hold = await version.limiter.hold(question.key, question.cost, tier=question.tier)
+                quota = version.by_name(quotas)
+                hold = await version.limiter.hold(
+                    question.key, question.cost, tier=question.tier, quota=quota
+                )
                 decision = self.hold(version, limit, hold)
         except CostTooHigh as error:
             return too_costly(error, accepted_by(scope))
-        self.add(version, question, decision)
+        self.add(version, question, decision, quotas)
         return None if decision.allowed else self.refusal(accepted_by(scope))
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -173,6 +198,11 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     def _with_fields(self, message: Message) -> Message:
         # A new message: the application may send the very same one every time.
         return dict(message, headers=replaced(message.get("headers", ()), all_fields(self.asked)))
+
+
+async def nowhere(message: Message) -> None:
+    """Stand in for what sends a response, in an exchange that does not see it."""
+    raise AssertionError("nothing is sent through an exchange that does not see the response")
 
 
 _ending: set[asyncio.Future[None]] = set()

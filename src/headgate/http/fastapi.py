@@ -10,17 +10,19 @@
     async def health(): ...
 
 A limit counts all requests to the routes that have it: to share one between routes, use the same object. The endpoint needs
-no `request` argument; one that wants to know has the decision as the value of the dependency.
+no `request` argument; one that wants to know has the decision as the value of the dependency, or as that of
+`Depends(decision)`.
 
 `install(app)` puts the fields on every response: errors, exceptions, streams and responses that the endpoint made itself. It
-also shows refusals in the OpenAPI document, and lets outcomes be counted (`count=`). Without it, a dependency sees nothing
+also shows refusals in the OpenAPI document, lets outcomes be counted (`count=`), answers refusals that are raised, as by
+`guard`, and spares exempt routes the dependencies of limits that do not apply to them. Without it, a dependency sees nothing
 of the response but what FastAPI makes of the return value; refusals have all fields in any case.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,23 +30,33 @@ from headgate import AsyncLimiter
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
-from headgate.errors import ConfigError
-from headgate.http.asgi import KINDS
+from headgate.errors import ConfigError, CostTooHigh, RateLimited
+from headgate.http.asgi import KINDS, answer_refusal
+from headgate.http.declared import DeclaredLimit, in_force
 from headgate.http.exchange import (
     EXCHANGE,
     POLICY_VIOLATION,
     SERVER_ERROR,
     App,
     ASGIExchange,
-    Message,
     Receive,
     Scope,
     Send,
     can_deny,
+    nowhere,
 )
 from headgate.http.headers import Field, Fields, all_fields
 from headgate.http.keys import by_address, matched_route, takes_scope
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, is_async
+from headgate.http.limit import (
+    Cost,
+    Keys,
+    Outcomes,
+    RequestLimit,
+    RequestOptions,
+    RequestQuota,
+    Tier,
+    is_async,
+)
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
 from headgate.rules import Rule
@@ -59,6 +71,11 @@ with needing("headgate.http.fastapi", "fastapi"):
     from starlette.requests import HTTPConnection
 
 __all__ = ["Limit", "RequestRefused", "exempt", "install", "limit"]
+
+
+_FORGOTTEN = (
+    "write dependencies=[Depends(limit(…))], or decision=Depends(limit(…)) among an endpoint's arguments"
+)
 
 
 class RequestRefused(HTTPException):
@@ -82,6 +99,8 @@ def limit(
     key: Keys | Depends | None = None,
     cost: Cost | Depends = 1,
     tier: Tier | Depends = None,
+    quota: RequestQuota | Depends = None,
+    quota_for: float = 60.0,
     count: Outcomes | None = None,
     default: bool = False,
     exempt: Callable[[HTTPConnection], bool] | None = None,
@@ -98,94 +117,116 @@ def limit(
         key: Whose units: a function of the request, or one for each scope of the rules. By default the client's address.
         cost: How many units, as a number or a function of the request.
         tier: Which tier, as a name or a function of the request.
+        quota: By which quota, if not by that of the tier: text, or a function of the request that returns it, or `None`.
+        quota_for: Seconds for which that function is believed about a key; 0 asks it for every request.
         count: Which statuses count, as `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
             while the request is answered, and given back if the answer has another status. Needs `install`.
         default: Whether a route with a limit of its own, or a nearer default, does without this one.
         exempt: Which requests are let through unasked, as a function of the request.
         address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
         fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
-        name: The limiter's name; needed on a given store.
+        name: The limiter's name; on a given store by default that of its one route, as `POST /login`.
         store: Where it counts; by default in memory of its own.
         clock: Where time comes from.
 
     A function of the request may be a coroutine function. It can also be a dependency of its own, with `Depends(...)`
     around it, and then take anything that FastAPI provides.
     """
-    if len(rules) == 1 and isinstance(rules[0], AsyncLimiter):
-        if (name, store, clock) != (None, None, None):
-            raise ConfigError("the limiter has its name, store and clock already")
-        limiter = rules[0]
-    else:
-        plain = [rule for rule in rules if not isinstance(rule, AsyncLimiter)]
-        if not plain or len(plain) < len(rules):
-            raise ConfigError("give a limit either rules, like '5/minute', or one limiter")
-        limiter = AsyncLimiter(*plain, name=name, store=store, clock=clock)
-    return Limit(limiter, key, cost, tier, count, default, exempt, address, fields)
+    injected = {"key": key, "cost": cost, "tier": tier, "quota": quota}
+    rest = RequestOptions(quota_for=quota_for, count=count, exempt=exempt, address=address, fields=fields)
+    return Limit(rules, default, name, store, clock, injected, rest)
 
 
 async def exempt() -> None:
     """Free a route from the limits of its application and routers: `dependencies=[Depends(exempt)]`."""
 
 
-class Limit:
-    """A dependency that asks a limiter; made by `limit`. Its value is the decision, or `None` where it does not apply.
+async def decision(connection: HTTPConnection) -> Decision | None:
+    """Return what the limit that was asked last has decided; `None` if none was asked. A dependency for endpoints."""
+    exchange: ASGIExchange | None = connection.scope.get(EXCHANGE)
+    return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
 
-    Attributes:
-        limiter: The limiter that decides.
-        default: Whether it gives way to a limit of the route's own.
-    """
+
+class Limit(DeclaredLimit):
+    """A dependency that asks a limiter; made by `limit`. Its value is the decision, or `None` where it does not apply."""
 
     def __init__(
         self,
-        limiter: AsyncLimiter,
-        key: Keys | Depends | None,
-        cost: Cost | Depends,
-        tier: Tier | Depends,
-        count: Outcomes | None,
+        rules: tuple[object, ...],
         default: bool,
-        exempt: Callable[[HTTPConnection], bool] | None,
-        address: Callable[[Any], str] | None,
-        fields: Fields | None,
+        name: str | None,
+        store: AsyncStore | str | None,
+        clock: Clock | None,
+        parts: Mapping[str, Any],
+        options: RequestOptions,
     ) -> None:
-        self.limiter = limiter
-        self.default = default
-        given = {"key": key, "cost": cost, "tier": tier}
-        injected = {name: part for name, part in given.items() if isinstance(part, Depends)}
+        injected = {name: part for name, part in parts.items() if isinstance(part, Depends)}
+        key, exempt, address = parts["key"], options["exempt"], options["address"] or by_address()
         keys = key.values() if isinstance(key, Mapping) else (key,)
-        functions = [part for part in (*keys, cost, tier, address) if callable(part)]
+        functions = [part for part in (*keys, *list(parts.values())[1:], address) if callable(part)]
         # Mostly there is only the address to look at, which needs no more than the scope.
         self._takes_scope = exempt is None and not injected and all(map(takes_scope, functions))
-        see = (lambda part, name="": part) if self._takes_scope else _seen
-        self.request_limit = RequestLimit(
-            limiter,
-            key=see(key, "key"),
-            cost=see(cost, "cost"),
-            tier=see(tier, "tier"),
-            count=count,
-            exempt=see(exempt),
-            address=see(address or by_address()),
-            fields=fields,
-        )
+        if not self._takes_scope:
+            parts = {name: _seen(part, name) for name, part in parts.items()}
+            exempt, address = _seen(exempt), _seen(address)
+        given: Any = {**options, **parts, "exempt": exempt, "address": address}
+        super().__init__(rules, default, name, store, clock, given)
+        self._request_limit = None if self.lacks_name else self.limit_for(AsyncLimiter)
         self._last_route: object = None
         self._applies: dict[int, tuple[object, bool]] = {}
         self.__signature__ = _signature(injected)
+        # FastAPI looks here whether to await it; a call comes to the method, which can thus say at once what is wrong.
+        self.__call__ = self.ask  # type: ignore[method-assign]
 
-    async def __call__(
-        self, connection: HTTPConnection, response: Response, **injected: Any
-    ) -> Decision | None:
-        scope, request_limit = connection.scope, self.request_limit
+    @property
+    def limiter(self) -> AsyncLimiter:
+        """The limiter that decides."""
+        limiter: AsyncLimiter = self.limit_for(AsyncLimiter).limiter
+        return limiter
+
+    @property
+    def dependency(self) -> None:
+        """What FastAPI asks of things that stand where `Depends(...)` should."""
+        raise ConfigError(_FORGOTTEN)
+
+    def __deepcopy__(self, memo: object) -> None:
+        raise ConfigError(_FORGOTTEN)  # it stands where the default of an argument does
+
+    def __call__(self, *decorated: Any, **provided: Any) -> Coroutine[Any, Any, Decision | None]:
+        if decorated:
+            raise ConfigError(f"a limit is no decorator; {_FORGOTTEN}")
+        return self.ask(**provided)
+
+    async def ask(self, connection: HTTPConnection, response: Response, **injected: Any) -> Decision | None:
+        """Ask about a request, as FastAPI does for every route that depends on it."""
+        scope = connection.scope
         if (scope.get("route") is not self._last_route or "fastapi" in scope) and not self.applies(scope):
             return None
+        request_limit = self._request_limit or self.request_limit(scope["app"])
         request = scope if self._takes_scope else SimpleNamespace(connection=connection, **injected)
         if request_limit.exempt is not None and request_limit.exempt(request):
             return None
-        exchange: ASGIExchange = scope.get(EXCHANGE) or self._unsent(scope)
+        exchange: ASGIExchange = scope.get(EXCHANGE) or self._unsent(scope, request_limit)
         answer = await exchange.ask(request_limit, scope, request)
         if answer is not None:
             raise _refused(scope, exchange, answer)
         if isinstance(exchange, Unsent):
             exchange.show(response)
         return exchange.asked[-1][1]
+
+    def request_limit(self, app: FastAPI) -> RequestLimit[AsyncLimiter]:
+        """Return what asks the limiter, named after its route in this application if it has no name yet."""
+        if self.lacks_name:
+            routes = [
+                f"{','.join(sorted(getattr(route, 'methods', None) or ('WS',)))} {getattr(route, 'path_format', '')}"
+                for route, dependant in _routes_of(app)
+                if self in _calls(dependant)
+            ]
+            if len(routes) != 1:
+                raise ConfigError(f"a limit of {len(routes)} routes, on a given store, needs a name=")
+            self.named(routes[0])
+        self._request_limit = self.limit_for(AsyncLimiter)
+        return self._request_limit
 
     def applies(self, scope: Scope) -> bool:
         """Return whether the route of a request leaves this limit in force."""
@@ -199,10 +240,10 @@ class Limit:
             self._last_route = scope.get("route")
         return known[1]
 
-    def _unsent(self, scope: Scope) -> Unsent:
-        if self.request_limit.counts is not None:
+    def _unsent(self, scope: Scope, request_limit: RequestLimit[AsyncLimiter]) -> Unsent:
+        if request_limit.counts is not None:
             raise ConfigError("count= needs the status of the response: call install(app) once")
-        if self.request_limit.version.limiter.units.has_places:
+        if request_limit.version.limiter.units.has_places:
             raise ConfigError(
                 "a concurrent rule holds until the response is sent, which only install(app) can see: call it once"
             )
@@ -214,7 +255,7 @@ class Unsent(ASGIExchange):
     """An exchange in an application without `install`, which does not see the response."""
 
     def __init__(self) -> None:
-        super().__init__(_nowhere)
+        super().__init__(nowhere)
 
     def show(self, response: Response) -> None:
         """Put the fields where FastAPI takes them from, for a response made of a return value."""
@@ -223,10 +264,6 @@ class Unsent(ASGIExchange):
             names = {name for name, _ in fields}
             response.raw_headers[:] = [field for field in response.raw_headers if field[0] not in names]
         response.raw_headers += fields
-
-
-async def _nowhere(message: Message) -> None:
-    raise AssertionError("nothing is sent through an exchange that does not see the response")
 
 
 def install(app: FastAPI) -> None:
@@ -238,9 +275,14 @@ def install(app: FastAPI) -> None:
     if app.middleware_stack is not None:
         raise ConfigError("install(app) comes before the first request")
     build, describe = app.build_middleware_stack, app.openapi
+    for kind in (RateLimited, CostTooHigh):
+        if kind not in app.exception_handlers:
+            app.add_exception_handler(kind, answer_refusal)  # type: ignore[arg-type]  # any application will do
 
     # Outside of everything that `add_middleware` adds, and of what answers to exceptions.
     def build_middleware_stack() -> App:
+        for _, dependant in _routes_of(app):
+            _spare(dependant)
         return _Exchanges(build())
 
     def openapi() -> dict[str, Any]:
@@ -275,13 +317,11 @@ class _Exchanges:
 
 def active_limits(dependant: Any) -> list[Limit]:
     """Return the limits in force on a route: those after the last `exempt`, and of defaults the nearest, if any."""
-    calls = list(_calls(dependant))
-    if exempt in calls:
-        last = len(calls) - 1 - calls[::-1].index(exempt)
-        calls = calls[last:]
-    limits = [call for call in calls if isinstance(call, Limit)]
-    own = [one for one in limits if not one.default]
-    return own or limits[-1:]
+    return in_force(
+        call if isinstance(call, Limit) else None
+        for call in _calls(dependant)
+        if call is exempt or isinstance(call, Limit)
+    )
 
 
 def _calls(dependant: Any) -> Iterator[object]:
@@ -351,13 +391,30 @@ def _signature(injected: Mapping[str, Depends]) -> inspect.Signature:
     )
 
 
-def _limited_operations(app: FastAPI) -> Iterator[tuple[str, str, list[RequestLimit[AsyncLimiter]]]]:
-    """Yield path, method and limits of every operation that has some."""
-    # Where routers are included by reference, this is how to get at the routes as they are in the application.
+def _routes_of(app: FastAPI) -> Iterator[tuple[Any, Any]]:
+    """Yield each route that has dependencies, as it is in the application, and those."""
+    # Where routers are included by reference, this is how to get at their routes.
     contexts = getattr(fastapi.routing, "iter_route_contexts", iter)
     for route in contexts(app.routes):
         dependant = getattr(route, "dependant", None)
-        limits = [] if dependant is None else [one.request_limit for one in active_limits(dependant)]
+        if dependant is not None:
+            yield route, dependant
+
+
+def _spare(dependant: Any) -> None:
+    """Take limits out of a route that are not in force on it, with what they depend on."""
+    active = active_limits(dependant)
+    dependant.dependencies[:] = [
+        inner
+        for inner in dependant.dependencies
+        if inner.name is not None or not isinstance(inner.call, Limit) or inner.call in active
+    ]
+
+
+def _limited_operations(app: FastAPI) -> Iterator[tuple[str, str, list[RequestLimit[AsyncLimiter]]]]:
+    """Yield path, method and limits of every operation that has some."""
+    for route, dependant in _routes_of(app):
+        limits = [one.request_limit(app) for one in active_limits(dependant)]
         if limits:
             for method in getattr(route, "methods", None) or ():
                 yield str(getattr(route, "path_format", "")), method.lower(), limits

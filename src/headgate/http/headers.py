@@ -26,7 +26,7 @@ from headgate.clock import MICROSECONDS
 from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import ConfigError
-from headgate.quota import Quota
+from headgate.quota import Quota, Quotas
 from headgate.rules import REQUESTS, Rule
 
 Field = tuple[bytes, bytes]
@@ -35,6 +35,9 @@ Header = TypeVar("Header", bound=tuple[bytes | str, bytes | str])
 
 LARGEST_INTEGER = 999_999_999_999_999
 """Of a structured field."""
+
+Terms = str | Quotas | None
+"""By which quotas a call was decided: those of its tier, or the quota of each rule."""
 
 ROUND_UP = MICROSECONDS - 1
 
@@ -98,13 +101,13 @@ class Writer:
         tiers = {tier for rule in rules for tier in rule.tiers}
         self._policy_of_tier = {tier: self.policy_field(tier, self._strings) for tier in tiers}
 
-    def fields(self, decision: Decision, now: int, tier: str | None = None) -> list[Field]:
+    def fields(self, decision: Decision, now: int, tier: Terms = None) -> list[Field]:
         """Return all fields of a response to a call that was decided like this.
 
         Args:
             decision: The answer of the limiter.
             now: The time of the decision, in microseconds since the epoch.
-            tier: The tier that the call was decided under.
+            tier: The tier that the call was decided under, or the quota of each rule.
         """
         allowed, limit, reset_us = decision.allowed, decision.limit, decision.reset_after_us
         wait = None if allowed else retry_seconds(decision)
@@ -114,7 +117,7 @@ class Writer:
         if wait is None and not allowed:
             reset_us = None  # what is refused for ever never begins anew
         written: list[Field] = []
-        policy = self._own_policy if tier is None else self._policy_of_tier.get(tier, self._own_policy)
+        policy = self._own_policy if tier is None else self._policy_of(tier)
         if self._revision == 11:
             strings = self._strings
             if len(strings) == 1 == len(decision.names):  # its figures are those of the decision
@@ -134,12 +137,18 @@ class Writer:
             written.append((b"retry-after", b"%d" % wait))
         return written
 
-    def policy_field(self, tier: str | None, strings: Sequence[bytes]) -> Field:
+    def policy_field(self, tier: Terms, strings: Sequence[bytes]) -> Field:
+        quotas = tier if isinstance(tier, tuple) else tuple(rule.quota_for(tier) for rule in self._rules)
         items = (
-            _policy_item(string if self._revision == 11 else b"", rule, rule.quota_for(tier))
-            for string, rule in zip(strings, self._rules, strict=True)
+            _policy_item(string if self._revision == 11 else b"", rule, quota or rule.quota)
+            for string, rule, quota in zip(strings, self._rules, quotas, strict=True)
         )
         return b"ratelimit-policy", b", ".join(items)
+
+    def _policy_of(self, tier: str | Quotas) -> Field:
+        if isinstance(tier, tuple):
+            return self.policy_field(tier, self._strings)
+        return self._policy_of_tier.get(tier, self._own_policy)
 
     def costs(self, cost: Cost, count: int) -> list[int]:
         """Return the cost of a call for each rule, in the order of the decision."""
@@ -162,7 +171,17 @@ class Writer:
         return [(b"ratelimit-" + name, b"%d" % number) for name, number in numbers.items()]
 
 
-Asked = tuple[Writer, Decision, str | None, int]
+class WriterOfRaised(Writer):
+    """Writes the fields of a refusal that was raised, whose rules are not known: all but the policy."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def fields(self, decision: Decision, now: int, tier: Terms = None) -> list[Field]:
+        return [field for field in super().fields(decision, now) if field[0] != b"ratelimit-policy"]
+
+
+Asked = tuple[Writer, Decision, Terms, int]
 """A limiter's part in a response: the writer of its fields, its decision, the tier of the call, and the time (us)."""
 
 
@@ -188,7 +207,8 @@ def all_fields(asked: Sequence[Asked]) -> list[Field]:
             policies.append(writer.policy_field(tier, strings)[1])
             left.append(_left(decision, retry_seconds(binding), strings))
     if policies:
-        merged[b"ratelimit-policy"], merged[b"ratelimit"] = b", ".join(policies), b", ".join(left)
+        merged[b"ratelimit-policy"] = b", ".join(filter(None, policies))
+        merged[b"ratelimit"] = b", ".join(left)
     return list(merged.items())
 
 

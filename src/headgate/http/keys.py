@@ -136,7 +136,9 @@ def takes_scope(function: object) -> bool:
 def route_template(scope: Scope) -> str:
     """Return the template of the route that a request has matched or would match; `*` if there is none."""
     route = matched_route(scope)
-    template: str | None = getattr(route, "path_format", None) or getattr(route, "path", None)
+    # As Starlette, Flask and Django call it.
+    names = ("path_format", "path", "rule", "route")
+    template: str | None = next((found for name in names if (found := getattr(route, name, None))), None)
     if template is None:
         return _look_up(getattr(scope.get("app"), "routes", ()), scope) or UNROUTED
     return _mounted_at(scope, template) + template

@@ -11,7 +11,7 @@ import inspect
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Container, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from headgate import AsyncLimiter, Limiter
 from headgate.clock import SteadyClock, WallClock
@@ -19,8 +19,10 @@ from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.errors import ConfigError
 from headgate.http.headers import Fields, Writer
-from headgate.http.keys import KeyFunction, by_address
+from headgate.http.keys import KeyFunction, by_address, takes_scope
 from headgate.keys import Key
+from headgate.quota import Quotas
+from headgate.quotas import QuotaCache, QuotaValue
 from headgate.rules import Rule
 from headgate.stores.request import Request
 
@@ -32,8 +34,23 @@ Keys = KeyFunction | Callable[[Any], Awaitable[Key | None]] | Mapping[str, KeyFu
 Cost = Units | Callable[[Any], Units | Awaitable[Units]]
 """How many units, or a function that says so."""
 Tier = str | Callable[[Any], str | Awaitable[str | None] | None] | None
+RequestQuota = QuotaValue | Callable[[Any], QuotaValue | Awaitable[QuotaValue | None] | None] | None
 Outcomes = Container[int] | Callable[[int], bool]
 """Statuses that count: `{401, 403}`, `range(200, 300)`, or a function of the status."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a `RequestLimit` takes besides its limiter."""
+
+    key: Keys | None
+    cost: Cost
+    tier: Tier
+    quota: RequestQuota
+    quota_for: float
+    count: Outcomes | None
+    exempt: Callable[[Any], bool] | None
+    address: Callable[[Any], str] | None
+    fields: Fields | None
 
 
 STYLES = {
@@ -53,11 +70,21 @@ class Version(Generic[AnyLimiter]):
         limiter: Decides. Its rules never change.
         writer: Writes the fields of its decisions.
         now_us: Returns the time to go by in fields, in microseconds since the epoch.
+        quotas: What the limit's function has said of callers' quotas; `None` without one.
     """
 
     limiter: AnyLimiter
     writer: Writer
     now_us: Callable[[], int]
+    quotas: QuotaCache | None
+
+    def by_name(self, quotas: Quotas | None) -> QuotaValue | None:
+        """Return quotas as a call takes them."""
+        return (
+            None
+            if quotas is None
+            else {rule.name: quota for rule, quota in zip(self.limiter.rules, quotas, strict=True)}
+        )
 
 
 class RequestLimit(Generic[AnyLimiter]):
@@ -68,6 +95,9 @@ class RequestLimit(Generic[AnyLimiter]):
         key: Whose units; by default those of the client's address.
         cost: How many, as a number or a function of the request.
         tier: Which tier, as a name or a function of the request.
+        quota: By which quota, if not by that of the tier: as `quota=` of a call, or a function of the request that
+            returns it, or `None`.
+        quota_for: Seconds for which that function is believed about a key and tier; 0 asks it for every request.
         count: Which outcomes count. The units are held while the request is answered, and given back if its status is
             not among these. A request that ends without a status counts.
         exempt: Says which requests are not asked about at all.
@@ -84,6 +114,8 @@ class RequestLimit(Generic[AnyLimiter]):
         key: Keys | None = None,
         cost: Cost = 1,
         tier: Tier = None,
+        quota: RequestQuota = None,
+        quota_for: float = 60.0,
         count: Outcomes | None = None,
         exempt: Callable[[Any], bool] | None = None,
         address: Callable[[Any], str] | None = None,
@@ -98,7 +130,9 @@ class RequestLimit(Generic[AnyLimiter]):
         self.key = _one_function(key or self.address, self.address)
         self.cost: Any = cost
         self.tier: Any = tier
-        self.awaits = any(map(is_async, (self.key, cost, tier)))
+        self.quota: Any = quota
+        self._quota_for = quota_for
+        self.awaits = any(map(is_async, (self.key, cost, tier, quota)))
         """Whether the question has to be awaited."""
         limiter.on_change(self.renew)  # before it is looked at, so that no change is missed
         self.renew()
@@ -117,7 +151,12 @@ class RequestLimit(Generic[AnyLimiter]):
         # The steady clock does not follow when the machine's time is set; the clients' clocks do.
         now_us = WallClock().now_us if type(clock) is SteadyClock else clock.now_us
         writer = Writer(own.rules, self._fields or STYLES[own.headers or "both"])
-        self.version: Version[AnyLimiter] = Version(deciding, writer, now_us)
+        quotas = None
+        if self.quota is not None and deciding.rules:
+            quota = self.quota
+            function = quota if callable(quota) else lambda request: quota
+            quotas = QuotaCache(deciding.rules, function, self._quota_for, clock)
+        self.version: Version[AnyLimiter] = Version(deciding, writer, now_us, quotas)
         """What requests are decided and answered by at present."""
         if self.limiter.current is not own:
             self.renew()  # another thread has reloaded its policy meanwhile
@@ -139,6 +178,18 @@ class RequestLimit(Generic[AnyLimiter]):
             key = self.address(request).encode()
         return Request("hit", key, await _value(self.cost, request), await _value(self.tier, request))
 
+    def quotas(self, quotas: QuotaCache, question: Request, request: Any) -> Quotas | None:
+        """Return the quotas of a request's own, if it has some."""
+        caller = _caller(question)
+        is_known, found = quotas.get(caller)
+        return found if is_known else quotas.keep(caller, quotas.function(request))
+
+    async def awaited_quotas(self, quotas: QuotaCache, question: Request, request: Any) -> Quotas | None:
+        """As `quotas`, where the function may be a coroutine function."""
+        caller = _caller(question)
+        is_known, found = quotas.get(caller)
+        return found if is_known else quotas.keep(caller, await _value(quotas.function, request))
+
 
 all_limits: weakref.WeakSet[RequestLimit[Any]] = weakref.WeakSet()
 """Every limit there is, so that a test can substitute all their limiters."""
@@ -154,6 +205,21 @@ def rule_of(limit: object, kind: type) -> str | Rule:
     raise ConfigError(
         f"a limit is a rule like '5/minute' or a limiter of type {kind.__name__}, not {limit!r}"
     )
+
+
+def on_scope(options: RequestOptions, scope_of: Callable[[Any], Any]) -> RequestOptions:
+    """Return options whose functions take a framework's request; those that take a scope are handed its scope."""
+
+    def seen(part: Any) -> Any:
+        if isinstance(part, Mapping):
+            return {scope: seen(function) for scope, function in part.items()}
+        return (lambda request: part(scope_of(request))) if takes_scope(part) else part
+
+    given: RequestOptions = {"address": by_address(), **options}
+    given["address"] = seen(given["address"] or by_address())
+    if "key" in given:
+        given["key"] = seen(given["key"])
+    return given
 
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:
@@ -193,6 +259,11 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
         capacity = rule.quota.limit if rule.quota.burst is None else rule.quota.burst
         if units > capacity > 0:
             raise ConfigError(f"every request costs {units}, but {rule} never admits more than {capacity}")
+
+
+def _caller(question: Request) -> object:
+    key = question.key
+    return tuple(key.items()) if isinstance(key, Mapping) else key, question.tier
 
 
 def _predicate(count: Outcomes | None) -> Callable[[int], bool] | None:

@@ -3,8 +3,9 @@
     with limits_off(): ...                      every limit admits everything
     with fresh_limits(clock=clock): ...         every limit counts from zero, in memory, by this clock
 
-Both reach every limit of the process, wherever it was made, also those made inside of the block; nothing in the application
-has to know. When the block ends, all is as it was before: whatever was counted inside is forgotten, and no store was asked.
+With pytest, the fixture `headgate_limits` is such a block; without, `headgate.testing.frozen_limits` is. They reach every
+limit of the process, wherever it was made, also those made inside of the block; nothing in the application has to know. When
+the block ends, all is as it was before: whatever was counted inside is forgotten, and no store was asked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from headgate import AsyncLimiter, Limiter
 from headgate.clock import Clock
+from headgate.errors import ConfigError
 from headgate.http.limit import all_limits, substitutes
 
 __all__ = ["FreshLimits", "fresh_limits", "limits_off"]
@@ -25,6 +27,13 @@ class FreshLimits:
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass for them; they need a clock that can do so, a `FakeClock`."""
+        advance = getattr(self._clock, "advance", None)
+        if advance is None:
+            raise ConfigError("these limits go by real time; give fresh_limits a FakeClock")
+        advance(seconds)
 
     def reset(self) -> None:
         """Forget everything that was counted."""

@@ -2,8 +2,8 @@
 
     app = RateLimitMiddleware(app, "100/minute")
 
-As `headgate.http.asgi`, for threads. Key, cost and tier see the request as an ASGI scope, with the WSGI environment under
-`"wsgi"`, so that the same key functions serve both.
+As `headgate.http.asgi`, for threads. Key, cost, tier and quota see the request as an ASGI scope, with the WSGI environment
+under `"wsgi"`, so that the same key functions serve both.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from http import HTTPStatus
 from typing import Any
 
 from headgate import Limiter
-from headgate.errors import ConfigError, CostTooHigh, StoreError
+from headgate.errors import ConfigError, CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
 from headgate.http.headers import Field, Fields, all_fields, replaced
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, Tier, by_path, rule_of
+from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, by_path, rule_of
 from headgate.http.problems import Answer, too_costly
 from headgate.rules import Rule
 
@@ -41,6 +41,8 @@ class RateLimitMiddleware:
         key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
         cost: How many units, as a number or a function of the scope.
         tier: Which tier, as a name or a function of the scope.
+        quota: By which quota, if not by that of the tier: text, or a function of the scope that returns it, or `None`.
+        quota_for: Seconds for which that function is believed about a key; 0 asks it for every request.
         count: Which statuses count. The units are held while the application works, and given back if its answer has
             another status, or if it raises and 500 does not count.
         exempt: Which requests are let through unasked, as paths or a function of the scope.
@@ -56,6 +58,8 @@ class RateLimitMiddleware:
         key: Keys | None = None,
         cost: Cost = 1,
         tier: Tier = None,
+        quota: RequestQuota = None,
+        quota_for: float = 60.0,
         count: Outcomes | None = None,
         exempt: Collection[str] | Callable[[Any], bool] = (),
         address: Callable[[Any], str] | None = None,
@@ -67,6 +71,8 @@ class RateLimitMiddleware:
             key=key,
             cost=cost,
             tier=tier,
+            quota=quota,
+            quota_for=quota_for,
             count=count,
             exempt=exempt if callable(exempt) else by_path(exempt),
             address=address,
@@ -76,62 +82,96 @@ class RateLimitMiddleware:
             raise ConfigError("coroutine functions are for the ASGI middleware")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        scope, limit = _Scope(environ), self.limit
+        scope, limit = WSGIScope(environ), self.limit
         if limit.exempt is not None and limit.exempt(scope):
             return self.app(environ, start_response)
-        exchange: _Exchange | None = environ.get(EXCHANGE)
-        is_first = exchange is None
+        exchange: WSGIExchange | None = environ.get(EXCHANGE)
         if exchange is None:
-            exchange = environ[EXCHANGE] = _Exchange(start_response)
-            start_response = exchange.start
+            return respond(environ, start_response, lambda start: self._answer(environ, scope, start))
+        return self._answer(environ, scope, start_response)
+
+    def _answer(self, environ: Environ, scope: WSGIScope, start_response: StartResponse) -> Iterable[bytes]:
+        exchange: WSGIExchange = environ[EXCHANGE]
+        answer = exchange.ask(self.limit, environ, scope)
+        if answer is None:
+            return self.app(environ, start_response)
+        return send(environ, start_response, answer)
+
+
+def respond(
+    environ: Environ, start_response: StartResponse, app: Callable[[StartResponse], Iterable[bytes]]
+) -> Iterable[bytes]:
+    """Begin an exchange, let an application answer in it, and end it when the response is sent."""
+    exchange = environ[EXCHANGE] = WSGIExchange(start_response)
+    try:
         try:
-            answer = exchange.ask(limit, scope)
-            if answer is None:
-                body = self.app(environ, start_response)
-                return _Body(body, exchange) if is_first and exchange.places else body
-        except BaseException as error:
-            if is_first and isinstance(error, Exception):
-                exchange.settle(SERVER_ERROR)
-            if is_first:
-                exchange.end()
-            raise
-        if is_first:
-            exchange.end()
-        headers = [(name.decode().title(), value.decode()) for name, value in answer.fields]
-        start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
-        # A body that a HEAD does not have would be taken for the next response.
-        return [] if scope["method"] == "HEAD" else [answer.body]
+            body = app(exchange.start)
+        except (RateLimited, CostTooHigh) as error:
+            if exchange.started:
+                raise
+            body = send(environ, exchange.start, exchange.raised(error, accepted_by(environ)))
+    except BaseException as error:
+        if isinstance(error, Exception):
+            exchange.settle(SERVER_ERROR)
+        exchange.end()
+        raise
+    return Body(body, exchange) if exchange.places else body
 
 
-class _Exchange(Exchange[Limiter]):
-    """An exchange whose response is started with a function."""
+def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:
+    """Start a response of ours, and return its body."""
+    headers = [(name.decode().title(), value.decode()) for name, value in answer.fields]
+    start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
+    # A body that a HEAD does not have would be taken for the next response.
+    return [] if environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
+
+
+class WSGIExchange(Exchange[Limiter]):
+    """An exchange whose response is started with a function.
+
+    Attributes:
+        started: Whether the response has started.
+    """
 
     def __init__(self, start_response: StartResponse) -> None:
         super().__init__()
+        self.started = False
         self._start_response = start_response
 
-    def ask(self, limit: RequestLimit[Limiter], scope: _Scope) -> Answer | None:
-        """Ask a limit about the request, and return the answer to send if it is not admitted."""
-        accept = scope["wsgi"].get("HTTP_ACCEPT", "").encode("latin-1")
-        question = limit.question(scope)
-        version = limit.version  # once: the limiter's policy may change while it decides
+    def ask(self, limit: RequestLimit[Limiter], environ: Environ, request: Any) -> Answer | None:
+        """Ask a limit about the request, and return the answer to send if it is not admitted.
+
+        Args:
+            limit: The limit.
+            environ: The request.
+            request: What the functions of the limit take.
+        """
         try:
-            units = version.limiter.units
+            question = limit.question(request)
+            version = limit.version  # once: the limiter's policy may change while it decides
+            units, quotas = version.limiter.units, None
+            if version.quotas is not None:
+                quotas = limit.quotas(version.quotas, question, request)
             if limit.counts is None and not units.has_places:
                 if type(question.cost) is not int:
                     question = question.with_costs(units.costs(question.cost))
+                if quotas is not None:
+                    question = question.with_quotas(quotas)
                 decision, _ = version.limiter.gate.ask(question)
             else:
-                hold = version.limiter.hold(question.key, question.cost, tier=question.tier)
+                quota = version.by_name(quotas)
+                hold = version.limiter.hold(question.key, question.cost, tier=question.tier, quota=quota)
                 decision = self.hold(version, limit, hold)
         except CostTooHigh as error:
-            return too_costly(error, accept)
-        self.add(version, question, decision)
-        return None if decision.allowed else self.refusal(accept)
+            return too_costly(error, accepted_by(environ))
+        self.add(version, question, decision, quotas)
+        return None if decision.allowed else self.refusal(accepted_by(environ))
 
     def start(self, status: str, headers: Headers, *exc_info: Any) -> Callable[[bytes], object]:
         """Start the response, with the fields. An application may do so again, to report an error."""
-        self.settle(int(status[:3]))
+        self.started = True
+        if self.holds:
+            self.settle(int(status[:3]))
         fields = [(name.decode().title(), value.decode()) for name, value in all_fields(self.asked)]
         return self._start_response(status, replaced(headers, fields), *exc_info)
 
@@ -152,10 +192,10 @@ def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
             logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
 
 
-class _Body:
+class Body:
     """The body of a response, whose end is that of the request: servers close it, whatever happens."""
 
-    def __init__(self, body: Iterable[bytes], exchange: _Exchange) -> None:
+    def __init__(self, body: Iterable[bytes], exchange: WSGIExchange) -> None:
         self._body = body
         self._exchange = exchange
 
@@ -171,7 +211,13 @@ class _Body:
             self._exchange.end()
 
 
-class _Scope(dict[str, Any]):
+def accepted_by(environ: Environ) -> bytes:
+    """Return the `Accept` field of a request."""
+    accept: str = environ.get("HTTP_ACCEPT", "")
+    return accept.encode("latin-1")
+
+
+class WSGIScope(dict[str, Any]):
     """A WSGI environment as an ASGI scope; header fields are collected when they are first read."""
 
     def __init__(self, environ: Environ) -> None:

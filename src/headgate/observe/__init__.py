@@ -2,6 +2,7 @@
 
 - `headgate.observe.logs`: LogHook, one line per refusal
 - `headgate.observe.prometheus`: PrometheusHook, for prometheus_client
+- `headgate.observe.opentelemetry`: OpenTelemetryHook, metrics and spans
 """
 
 from headgate.hooks import Call, Hook

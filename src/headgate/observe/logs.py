@@ -52,7 +52,7 @@ class LogHook(Hook):
         self.swallowed = 0
         """Lines swallowed since the last one that was written."""
         self._level = level
-        self._keys = keys
+        self._keys: Literal["digest", "plain", "none"] = keys
         self._salt = secrets.token_bytes(16)
         self._lines = None if rate is None else Limiter(rate, clock=clock)
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class LogHook(Hook):
     def _write(self, level: int, event: str, call: Call, figures: Mapping[str, object]) -> None:
         facts = {
             "limiter": call.limiter or "-",
-            "key": self._shown(call.key),
+            "key": shown_key(call.key, self._keys, self._salt),
             "cost": call.cost,
             "tier": call.tier or "-",
             **figures,
@@ -95,15 +95,17 @@ class LogHook(Hook):
         extra = {"headgate_event": event, **{f"headgate_{name}": fact for name, fact in facts.items()}}
         self.logger.log(level, "%s %s", event, text, extra=extra)
 
-    def _shown(self, key: Key | None) -> str:
-        if key is None or self._keys == "none":
-            return "-"
-        if isinstance(key, Mapping):
-            return ",".join(f"{scope}:{self._shown(part)}" for scope, part in key.items())
-        if self._keys == "plain":
-            return redact(key if isinstance(key, str) else repr(key))
-        raw = b"t" + key.encode("utf-8", "surrogatepass") if isinstance(key, str) else b"b" + key
-        return blake2b(raw, digest_size=4, key=self._salt).hexdigest()
+
+def shown_key(key: Key | None, how: Literal["digest", "plain", "none"], salt: bytes) -> str:
+    """Return what to show of a key, which may be an address or a credential: `-` if it is nothing."""
+    if key is None or how == "none":
+        return "-"
+    if isinstance(key, Mapping):
+        return ",".join(f"{scope}:{shown_key(part, how, salt)}" for scope, part in key.items())
+    if how == "plain":
+        return redact(key if isinstance(key, str) else repr(key))
+    raw = b"t" + key.encode("utf-8", "surrogatepass") if isinstance(key, str) else b"b" + key
+    return blake2b(raw, digest_size=4, key=salt).hexdigest()
 
 
 def _word(fact: object) -> str:

@@ -32,9 +32,9 @@ def _parts(old: LimiterPolicy, new: LimiterPolicy) -> Iterator[str]:
     yield from _rules(old.rules, new.rules, "")
     yield from _rules(old.shadow, new.shadow, "shadow ")
     for part in fields(LimiterPolicy):
-        # A store's URL may have a password in it, and overrides may be many, so only their names are told.
-        told = part.compare and part.name not in ("name", "rules", "shadow")
-        if told and getattr(old, part.name) != getattr(new, part.name):
+        # A store's URL may have a password in it, and overrides may be many, so only their names are shown.
+        is_shown = part.compare and part.name not in ("name", "rules", "shadow")
+        if is_shown and getattr(old, part.name) != getattr(new, part.name):
             yield part.name
 
 

@@ -55,7 +55,7 @@ def _server(server: ServerPolicy) -> Iterator[str]:
     for name, token in server.tokens.items():
         yield f"  - the token {name!r} may {' and '.join(sorted(token.may, reverse=True))}"
     if not server.tokens:
-        yield "  Without tokens, everybody on this machine may do everything, and nobody else anything."
+        yield "  Without tokens: open to clients on this machine, closed to all others."
     if server.top_keys:
         yield f"  The dashboard shows the {server.top_keys:,} most refused keys, in plain text."
     if server.record is not None:

@@ -572,7 +572,7 @@ def variables_of(text: str) -> set[str]:
 
 
 def _put(table: object, path: Path, value: object) -> bool:
-    """Put a value into tables of tables; false if anything else is in the way, which whoever reads it will say."""
+    """Put a value into nested tables; false if there is something else in its place, which reading it will report."""
     *towards, name = path
     for part in towards:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None

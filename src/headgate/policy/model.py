@@ -189,7 +189,7 @@ def override_tier(override: int | str, tier: str | None = None) -> str:
 def _text(part: object) -> str | None:
     """Return part of a key as a policy file would write it; `None` if it is no key, which the rules will say.
 
-    A file cannot write bytes, but addresses of clients are bytes; whoever writes one down means it.
+    A file cannot contain bytes, but client addresses are bytes; so text that is an address matches them too.
     """
     if isinstance(part, bytes):
         return part.decode("utf-8", "surrogateescape")

@@ -187,7 +187,7 @@ def hangups(tell: Callable[[], None]) -> Iterator[None]:
         restore()
 
 
-# One handler serves all who watch: whoever stops first must not take SIGHUP from the others, nor let it end the process.
+# One handler serves all watchers: the first to stop must not take SIGHUP from the others, nor let it end the process.
 _listeners: list[Callable[[], None]] = []
 _before: Any = None
 """What handled the signal before."""
@@ -201,7 +201,8 @@ def _tell_all(*_: object) -> None:
 def _on_hangup(tell: Callable[[], None]) -> Callable[[], None]:
     """Have a function called at every SIGHUP, and return what ends that.
 
-    Outside of the main thread neither may set a handler: nothing is called, or the one there is stays and calls nobody.
+    Outside of the main thread neither may set a handler: nothing is called, or the existing handler stays
+    without a listener.
     """
     global _before
     if _HANGUP is None or not _is_main_thread():

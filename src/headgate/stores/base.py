@@ -9,7 +9,6 @@ All times are whole microseconds; `None` means the store's own clock.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
+from headgate._fork import watch
 from headgate.algorithms import Algorithm, Receipt, algorithm_for
 from headgate.clock import Clock, to_microseconds
 from headgate.costs import Costs, check_whole
@@ -50,9 +50,6 @@ LONGEST_NOTE = 3_000_000_000
 
 QUOTAS_KEPT = 1024
 """For how many quotas of callers' own a gate keeps what it has prepared."""
-
-NewBirth = Callable[[], int]
-"""Returns a number that no other state has as its birth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class AsyncNotes(Protocol):
 
         Raises:
             ConfigError: These are no name, text and time.
-            StoreError: It could not be kept, or nobody knows whether it was.
+            StoreError: It could not be kept, or it is unknown whether it was.
         """
 
     async def noted(self, name: str) -> str | None:
@@ -206,22 +203,24 @@ class AsyncStore(AnyStore, Protocol):
         """Let go of connections and files; calls after this may raise StoreUnavailable."""
 
 
-def births() -> NewBirth:
-    """Return a source of numbers for new states: a random start, then one by one.
+class Births:
+    """Numbers for new states: a random start, then one by one.
 
     Two sources, in two processes or before and after a restart, meet with a chance of about one in 2^53 per pair. A fork
     gives the child a start of its own: counting on from the parent's, both would give the same birth to two states.
     """
-    numbers, process = count(), -1
 
-    def new_birth() -> int:
-        nonlocal numbers, process
-        if process != os.getpid():
-            numbers = count(random.SystemRandom().randrange(1, MAX_UNITS))
-            process = os.getpid()
-        return next(numbers) % (MAX_UNITS - 1) + 1
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+        watch(self)
 
-    return new_birth
+    def after_fork_in_child(self) -> None:
+        """Begin anew."""
+        self._numbers = count(random.SystemRandom().randrange(1, MAX_UNITS))
+
+    def __call__(self) -> int:
+        """Return the next number."""
+        return next(self._numbers) % (MAX_UNITS - 1) + 1
 
 
 class Tiers(Generic[T]):

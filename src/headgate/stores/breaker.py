@@ -86,7 +86,7 @@ class Breaker:
     def admit(self, charges: bool = True) -> int | None:
         """Return a ticket to ask the store with, or `None` if it is not worth asking.
 
-        If nobody probes any more (the event loop was closed, the process forked), one call that charges is let through.
+        If there is no probe any more (the event loop was closed, the process forked), one charging call is let through.
         """
         if self.is_closed:
             return self._epoch
@@ -131,7 +131,7 @@ class Breaker:
             self._since = self._monotonic()
             self._probed_by = self._since + self._deadline  # until then somebody begins to probe
             self.outages += 1
-        logger.warning("%s is unavailable, its limiters answer by their policies: %s", self._name, reason)
+        logger.warning("%s is unavailable; until it is back, no call waits for it: %s", self._name, reason)
         return prober
 
     def suspected(self) -> bool:

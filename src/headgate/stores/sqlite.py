@@ -36,10 +36,10 @@ from headgate.stores.base import (
     Answer,
     AsyncGate,
     AsyncNotes,
+    Births,
     Gate,
     Guarantees,
     Receipts,
-    births,
     check_note,
     given_back,
     note_bytes,
@@ -378,7 +378,7 @@ class _SQLiteGate:
         self._names = tuple(rule.name for rule in rules)
         self._keys = key_picker(rules)
         self._prefixes = [storage_prefix(store.namespace, limiter, rule) for rule in rules]
-        self._new_birth = births()
+        self._new_birth = Births()
 
     def ask(self, request: Request) -> Answer:
         decide = self._record if request.operation == "record" else self._decide

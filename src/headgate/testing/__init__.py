@@ -1,7 +1,7 @@
 """Help for testing code that uses Headgate, and for testing stores.
 
-`FakeClock` needs nothing but Headgate. The conformance kit needs pytest and Hypothesis, and is imported when it is asked
-for.
+`FakeClock` and `frozen_limits` need nothing but Headgate. The conformance kit needs pytest and Hypothesis, and is imported
+when it is asked for.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from headgate.testing.clock import FakeClock
+from headgate.testing.frozen import frozen_limits
 from headgate.testing.reference import ReferenceStore
 
 if TYPE_CHECKING:
     from headgate.testing.contract import AsyncStoreContract, StoreContract
 
-__all__ = ["AsyncStoreContract", "FakeClock", "ReferenceStore", "StoreContract"]
+__all__ = ["AsyncStoreContract", "FakeClock", "ReferenceStore", "StoreContract", "frozen_limits"]
 
 _KIT = "headgate.testing.contract"
 

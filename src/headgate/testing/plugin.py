@@ -1,4 +1,6 @@
-"""Fixtures for pytest: real servers, started once per run. They come with Headgate; nothing has to be imported.
+"""Fixtures for pytest: limits of applications on a clock of the test's, and real servers, started once per run.
+
+They come with Headgate; nothing has to be imported.
 
 Environment variables name servers to use instead: `HEADGATE_TEST_REDIS_URL`, `HEADGATE_TEST_VALKEY_URL`,
 `HEADGATE_TEST_POSTGRES_URL`. A server that is neither installed nor named is a failure, never a skip.
@@ -13,7 +15,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from headgate.http.testing import FreshLimits
     from headgate.testing.servers import Kind
+
+
+@pytest.fixture
+def headgate_limits() -> Iterator[FreshLimits]:
+    """Let every limit of an application count from zero, in memory, while time stands still; `.advance(60)` moves it."""
+    # Imported here: all who have Headgate installed load this plugin.
+    from headgate.testing.frozen import frozen_limits
+
+    with frozen_limits() as limits:
+        yield limits
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +70,7 @@ def _url_of(kind: Kind) -> Iterator[str]:
     if given:
         yield given
         return
-    # Imported here: whoever has Headgate installed loads this plugin, and few of its runs need a server.
+    # Imported here: every pytest run with Headgate installed loads this plugin, and few of them need a server.
     from headgate.testing.servers import RedisServer
 
     with RedisServer(kind) as server:

@@ -18,8 +18,8 @@ and a step has
     binds      index of the rule whose figures stand for the decision
     verdicts   per rule: allowed, limit, remaining, retry_after_us, reset_after_us
 
-What has no answer of its own (settle, record, reset) has no `verdicts`; a cost, version or binding index of 0 and a tier of
-nobody's are left out. A cost is a number, or an object by unit. That of a settle or a confirm is the true cost of the hold.
+What has no answer of its own (settle, record, reset) has no `verdicts`; a cost, version or binding index of 0 and a missing
+tier are left out. A cost is a number, or an object by unit. That of a settle or a confirm is the true cost of the hold.
 Of a settle it may be above what was held, and the rest is then recorded. A confirm without one is at what was held.
 
 The period of a concurrent rule is its lease. A calendar rule has a span and a time zone besides.

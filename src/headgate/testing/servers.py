@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["RedisServer", "ServerError"]
+__all__ = ["RedisServer", "ServerError", "find_free_port"]
 
 Kind = Literal["redis", "valkey"]
 
@@ -165,7 +165,7 @@ class RedisServer:
 
 
 def find_free_port() -> int:
-    """Return a port that nobody listens on at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -21,7 +21,7 @@ from headgate_services.petitions.domain.errors import (
     RateLimitExceededError,
 )
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
-from headgate_services.petitions.infrastructure.monitoring import MetricsCollector
+from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 from tests.apps.petitions.conftest import Start
 from tests.apps.petitions.support import PATH, rows, someone
 

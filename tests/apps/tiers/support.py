@@ -122,7 +122,7 @@ def environment(**variables: object) -> dict[str, str]:
 async def service_process(folder: Path, **variables: object) -> AsyncIterator[ServiceProcess]:
     """Run the service on a free port until the block ends, and stop it as an operator would."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_services.tiers", "--port", "0"),
+        *(sys.executable, "-m", "headgate_server.cli", "run", "tiers", "--port", "0"),
         cwd=folder,
         env=environment(**variables),
         stdin=DEVNULL,

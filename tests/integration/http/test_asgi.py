@@ -25,12 +25,13 @@ from headgate import (
     ConfigError,
     Limiter,
     MemoryStore,
+    RateLimited,
     StoreUnavailable,
     fixed_window,
     sliding_window,
 )
 from headgate.http import Fields, by_address, by_all, by_header, by_route, by_user
-from headgate.http.asgi import RateLimitMiddleware
+from headgate.http.asgi import RateLimitMiddleware, answer_refusal
 from headgate.stores import AsyncGate
 from headgate.testing import FakeClock
 from tests.integration.http.clients import client_of, connect, is_complete, left, policies, response_of
@@ -689,3 +690,73 @@ async def test_names_in_fields_and_bodies_agree() -> None:
         refused = await client.get("/")
     [violated] = refused.json()["violated-policies"]
     assert policies(refused)[violated] == 1
+
+
+# --- Refusals that the application raises, and quotas from data -------------------------------------------------------
+
+
+def guarded() -> Any:
+    own = AsyncLimiter("1/minute", name="report", store=MemoryStore())
+
+    @own.guard("report")
+    async def report(request: Request) -> Response:
+        return PlainTextResponse("report")
+
+    return report
+
+
+@pytest.mark.parametrize("limiter", ["9/hour", None])
+async def test_a_raised_refusal_is_answered_by_the_handler(limiter: str | None) -> None:
+    app: Any = Starlette(routes=[Route("/", guarded())], exception_handlers={RateLimited: answer_refusal})
+    async with client_of(RateLimitMiddleware(app, limiter) if limiter else app) as client:
+        assert (await client.get("/")).status_code == 200
+        refused = await client.get("/")
+    assert refused.status_code == 429
+    assert refused.json()["violated-policies"] == ["sliding_window/1m"]
+    assert int(refused.headers["retry-after"]) == refused.json()["retry_after"]
+    assert refused.headers["x-ratelimit-remaining"] == "0"
+    assert left(refused)["sliding_window/1m"] == 0
+
+
+async def test_a_raised_refusal_is_answered_by_the_middleware() -> None:
+    """Around an application that leaves it alone, and inside of Starlette."""
+    report = guarded()
+
+    async def bare(scope: Any, receive: Any, send: Any) -> None:
+        await (await report(Request(scope)))(scope, receive, send)
+
+    inside = Starlette(
+        routes=[Route("/", guarded())], middleware=[Middleware(RateLimitMiddleware, limiter="9/hour")]
+    )
+    for app in (RateLimitMiddleware(bare, "9/hour"), inside):
+        async with client_of(app) as client:
+            codes = [(await client.get("/")).status_code for _ in range(2)]
+            assert codes == [200, 429]
+            assert policies(await client.get("/")) == {"sliding_window/1h": 9}
+
+
+async def test_quotas_may_be_awaited() -> None:
+    asked = []
+
+    async def quota(scope: Any) -> str | None:
+        asked.append(scope["path"])
+        return "7/minute"
+
+    for arguments, times in (({}, 1), ({"quota_for": 0}, 2), ({"count": {200}}, 1)):
+        asked.clear()
+        async with client_of(application("5/minute", quota=quota, **arguments)) as client:
+            responses = [await client.get("/") for _ in range(2)]
+        assert [left(response)["sliding_window/1m"] for response in responses] == [6, 5]
+        assert policies(responses[1]) == {"sliding_window/1m": 7}
+        assert len(asked) == times
+
+
+async def test_a_quota_per_scope_of_the_key() -> None:
+    limiter = AsyncLimiter(
+        sliding_window("5/minute", scope="user", name="own"), sliding_window("9/hour", scope="*")
+    )
+    keys = {"user": by_header("x-user")}
+    app = application(limiter, key=keys, quota=lambda scope: {"own": "2/minute"})
+    async with client_of(app) as client:
+        codes = [(await client.get("/", headers={"x-user": user})).status_code for user in "aaba"]
+    assert codes == [200, 200, 200, 429]

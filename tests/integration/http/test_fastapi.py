@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
+import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.requests import HTTPConnection
 
-from headgate import AsyncLimiter, ConfigError, Decision, MemoryStore, sliding_window
+from headgate import AsyncLimiter, ConfigError, Decision, Limiter, MemoryStore, RateLimited, sliding_window
 from headgate.http import Fields, by_address, by_all, by_header, by_route
 from headgate.http.asgi import RateLimitMiddleware
-from headgate.http.fastapi import RequestRefused, exempt, install, limit
+from headgate.http.fastapi import RequestRefused, decision, exempt, install, limit
 from headgate.http.testing import fresh_limits, limits_off
 from headgate.testing import FakeClock
 from tests.integration.http.clients import client_of, connect, is_complete, left, policies, response_of
@@ -669,3 +670,137 @@ async def test_in_a_test_no_store_is_asked() -> None:
     app = application(limit("1/minute", name="x", store=Unreachable()))
     with fresh_limits():
         assert await codes(app, "/", "/") == [200, 429]
+
+
+# --- What users run into ----------------------------------------------------------------------------------------------
+
+
+async def test_exempt_routes_are_spared_the_dependencies_of_limits() -> None:
+    asked = []
+
+    async def user_id(request: Request) -> str:
+        asked.append(request.url.path)
+        raise HTTPException(401)
+
+    outer = limit("5/minute", key=Depends(user_id), default=True)
+    app = FastAPI(dependencies=[Depends(outer)])
+    router = APIRouter(dependencies=[Depends(limit("5/minute", tier=Depends(user_id)))])
+    install(app)
+
+    @app.get("/free", dependencies=[Depends(exempt)])
+    @router.get("/free", dependencies=[Depends(exempt)])
+    @router.get("/own", dependencies=[Depends(exempt), Depends(limit("7/minute"))])
+    async def free(found: Annotated[Decision | None, Depends(decision)]) -> int | None:
+        return None if found is None else found.remaining
+
+    @app.get("/told", dependencies=[Depends(exempt)])
+    async def told(found: Annotated[Decision | None, Depends(limit("3/minute"))]) -> int | None:
+        return None if found is None else found.remaining
+
+    app.include_router(router, prefix="/router")
+    app.get("/limited")(free)
+    async with client_of(app) as client:
+        assert [(await client.get(path)).json() for path in ("/free", "/router/free", "/told")] == [
+            None,
+            None,
+            2,
+        ]
+        assert (await client.get("/router/own")).json() == 6
+        assert asked == []
+        assert (await client.get("/limited")).status_code == 401
+    assert "429" not in app.openapi()["paths"]["/free"]["get"]["responses"]
+
+
+async def test_a_forgotten_depends_is_said() -> None:
+    one = limit("5/minute")
+    app = FastAPI()
+    with pytest.raises(ConfigError, match=r"Depends\(limit"):
+        app.get("/", dependencies=[one])(lambda: None)  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="no decorator"):
+
+        @one
+        async def endpoint() -> None: ...
+
+    @app.get("/default")
+    async def default(found=one) -> None: ...  # type: ignore[no-untyped-def]
+
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        with pytest.raises(ConfigError, match=r"Depends\(limit"):
+            await client.get("/default")
+
+
+async def test_a_limit_on_a_shared_store_is_named_after_its_route() -> None:
+    store = MemoryStore()
+    app = FastAPI()
+    install(app)
+    router = APIRouter(prefix="/items")
+
+    @app.get("/items", dependencies=[Depends(limit("5/minute", store=store))])
+    @router.get("/{number}", dependencies=[Depends(limit("5/minute", store=store))])
+    @router.post("/{number}", dependencies=[Depends(limit("5/minute", store=store))])
+    async def item() -> None: ...
+
+    app.include_router(router, prefix="/v1")
+    assert "429" in app.openapi()["paths"]["/items"]["get"]["responses"]
+    async with client_of(app) as client:
+        responses = [
+            await client.get("/items"),
+            await client.get("/v1/items/1"),
+            await client.post("/v1/items/1"),
+        ]
+    assert [left(response) for response in responses] == [{"sliding_window/1m": 4}] * 3
+    for name in ("GET /items", "GET /v1/items/{number}", "POST /v1/items/{number}"):
+        assert Limiter("5/minute", name=name, store=store).check("192.0.2.1", 0).remaining == 4
+
+
+async def test_a_limit_of_several_routes_on_a_shared_store_needs_a_name() -> None:
+    app = FastAPI(dependencies=[Depends(limit("5/minute", store=MemoryStore()))])
+    app.get("/a")(lambda: None)
+    app.get("/b")(lambda: None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        with pytest.raises(ConfigError, match="2 routes"):
+            await client.get("/a")
+
+
+async def test_a_raised_refusal_is_answered() -> None:
+    own = AsyncLimiter("1/hour")
+    app = FastAPI(dependencies=[Depends(limit("9/minute"))])
+    install(app)
+
+    @app.get("/")
+    async def report(cost: int = 1) -> None:
+        (await own.hit("report", cost)).raise_if_denied()
+
+    async with client_of(app) as client:
+        assert (await client.get("/")).status_code == 200
+        refused = await client.get("/")
+        assert refused.status_code == 429
+        assert is_complete(refused)
+        assert left(refused) == {"sliding_window/1m": 7, "sliding_window/1h": 0}
+        assert (await client.get("/?cost=2")).status_code == 413
+
+
+async def test_a_handler_of_raised_refusals_stays() -> None:
+    app = FastAPI()
+    app.add_exception_handler(RateLimited, lambda request, error: PlainTextResponse("own", 420))
+    install(app)
+
+    @app.get("/")
+    @AsyncLimiter("0/hour").guard("x")
+    async def never() -> None: ...
+
+    async with client_of(app) as client:
+        assert (await client.get("/")).status_code == 420
+
+
+async def test_quotas_may_be_dependencies() -> None:
+    async def bought(quota: int | None = None) -> str | None:
+        return None if quota is None else f"{quota}/minute"
+
+    app = FastAPI(dependencies=[Depends(limit("5/minute", quota=Depends(bought), quota_for=0))])
+    install(app)
+    app.get("/")(lambda: None)
+    async with client_of(app) as client:
+        assert policies(await client.get("/?quota=7")) == {"sliding_window/1m": 7}
+        assert left(await client.get("/")) == {"sliding_window/1m": 3}

@@ -10,7 +10,7 @@ import flask
 import httpx
 import pytest
 
-from headgate import AsyncLimiter, ConfigError, Limiter, StoreUnavailable, sliding_window
+from headgate import AsyncLimiter, ConfigError, Limiter, StoreUnavailable, sliding_window, token_bucket
 from headgate.http import by_address, by_header
 from headgate.http.testing import fresh_limits, limits_off
 from headgate.http.wsgi import RateLimitMiddleware
@@ -197,3 +197,54 @@ def test_what_has_to_be_awaited_is_refused() -> None:
         RateLimitMiddleware(echo_status, "5/minute", key=key)
     with pytest.raises(ConfigError, match="Limiter"):
         RateLimitMiddleware(echo_status, AsyncLimiter("5/minute"))  # type: ignore[arg-type]
+
+
+def test_a_refusal_that_the_application_raises_is_answered() -> None:
+    own = Limiter("1/minute", "1/hour")
+
+    @own.guard("report", lambda units=1: units)
+    def report(units: int = 1) -> None: ...
+
+    def app(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        report(int(environ["QUERY_STRING"] or 1))
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"body"]
+
+    with client_of(application("9/minute", app)) as client:
+        assert client.get("/").status_code == 200
+        refused = client.get("/")
+        assert refused.status_code == 429
+        assert refused.json()["violated-policies"] == ["sliding_window/1m", "sliding_window/1h"]
+        assert refused.headers["x-ratelimit-remaining"] == "0"
+        assert refused.json()["retry_after"] == int(refused.headers["retry-after"])
+        assert policies(refused) == {"sliding_window/1m": 9}
+        assert client.get("/?2").status_code == 413
+
+
+def test_quotas_come_from_the_request() -> None:
+    asked = []
+
+    def quota(scope: Any) -> str | None:
+        asked.append(scope["query_string"])
+        return f"{scope['query_string'].decode()}/minute" if scope["query_string"] else None
+
+    clock = FakeClock()
+    limiter = Limiter(token_bucket("5/minute"), clock=clock)
+    app = application(limiter, quota=quota, key=by_header("x-api-key"), quota_for=30)
+    with client_of(app) as client:
+        assert policies(client.get("/?7", headers={"x-api-key": "a"})) == {"token_bucket/1m": 7}
+        assert left(client.get("/?9", headers={"x-api-key": "a"})) == {
+            "token_bucket/1m": 5
+        }  # as it was known
+        assert policies(client.get("/", headers={"x-api-key": "b"})) == {"token_bucket/1m": 5}
+        clock.advance(30)
+        assert policies(client.get("/?9", headers={"x-api-key": "a"})) == {"token_bucket/1m": 9}
+    assert asked == [b"7", b"", b"9"]
+
+
+def test_a_quota_of_the_request_goes_for_outcomes_too() -> None:
+    app = application(Limiter("1/minute", "9/hour"), count={200}, quota={"sliding_window/1m": "3/minute"})
+    with client_of(app) as client:
+        assert left(client.get("/")) == {"sliding_window/1m": 2, "sliding_window/1h": 8}
+        assert left(client.get("/404")) == {"sliding_window/1m": 2, "sliding_window/1h": 8}
+        assert policies(client.get("/")) == {"sliding_window/1m": 3, "sliding_window/1h": 9}

@@ -28,7 +28,7 @@ from headgate.stores import local, open_async_store, open_store
 from headgate.stores.base import Gate
 from headgate.stores.request import Operation, Request
 from headgate.testing import FakeClock
-from tests.server.client.scripted import (
+from tests.unit.client.scripted import (
     ADMITTED,
     LIMITER,
     RULE,
@@ -199,7 +199,7 @@ async def test_a_policy_that_changes_later_breaks_nobody(
 @pytest.mark.parametrize(
     ("status", "hint"),
     [
-        (401, "token="),
+        (401, "token"),
         (403, "policy file"),
         (404, "because"),
         (413, "because"),

@@ -18,7 +18,7 @@ from headgate.rules import sliding_window
 from headgate.stores.base import AsyncGate
 from headgate.stores.remote import batching
 from headgate.stores.request import Request
-from tests.server.client.scripted import Asked, Reply, ScriptedServer, problem, usual_reply
+from tests.unit.client.scripted import Asked, Reply, ScriptedServer, problem, usual_reply
 
 RULES = (sliding_window("5/minute"),)
 

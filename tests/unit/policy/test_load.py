@@ -461,7 +461,7 @@ def test_a_server_without_tokens_in_plain_words() -> None:
     text = '[limiters.login]\nrules = ["5/minute"]\n[server]\nport = 81'
     assert explain(parse_policy(text)).split("\n")[-2:] == [
         "server: listens on 127.0.0.1:81, takes bodies of up to 65,536 bytes",
-        "  Without tokens, everybody on this machine may do everything, and nobody else anything.",
+        "  Without tokens: open to clients on this machine, closed to all others.",
     ]
 
 

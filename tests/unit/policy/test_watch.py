@@ -348,7 +348,7 @@ def test_an_error_is_logged_once_and_what_puts_it_right_too(
 @pytest.mark.parametrize(
     "broken", ["headgate.policy.watch.parse_policy", "headgate.policy.watch.read_policy"]
 )
-def test_an_error_that_nobody_thought_of_ends_nothing_either(
+def test_an_unexpected_error_does_not_end_watching_either(
     author: Author, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     author.limit("5/minute")

@@ -29,13 +29,13 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
         live["login"].hit("alice")
 
     A limiter is the same object for life. One that a newer policy no longer has is no longer in the mapping, but goes on
-    working for whoever has it, as it was; if a later policy has it again, it is that one again. There is one store per
-    URL, which all its limiters share, also over reloads; `close` closes them all.
+    working unchanged for code that still has it; if a later policy names it again, it is the same object. There is one store
+    per URL, which all its limiters share, also over reloads; `close` closes them all.
 
     Args:
         policy: What to begin with.
-        hooks: Who is told what the limiters decide.
-        shadow_hooks: Who is told what shadow rules would have decided, as `decided` and `failed`, with the limiter's name
+        hooks: What hears of the limiters' decisions.
+        shadow_hooks: What hears what shadow rules would have decided, as `decided` and `failed`, with the limiter's name
             and the rule's.
         clock: Where time comes from, instead of the stores' own clocks.
 
@@ -173,7 +173,7 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
         except Exception as error:  # noqa: BLE001  # the next file may be right, so somebody must go on looking
             self.last_error = redact(repr(error))
             if asked or self.last_error != known:
-                logger.exception("the policy stays as it was, for a reason that nobody thought of")
+                logger.exception("the policy stays as it was: unexpected error")
 
     def ping(self) -> dict[str, StoreError | None]:
         """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
@@ -230,7 +230,9 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
         versions = {name: self._version(self._watched(limiter)) for name, limiter in policy.limiters.items()}
         # Everything is there; from here on nothing can fail.
         for name in self._limiters.keys() - versions.keys():
-            logger.warning("limiter %r is no longer in the policy; whoever has it goes on as before", name)
+            logger.warning(
+                "limiter %r is no longer in the policy; code that still has it goes on as before", name
+            )
         self._limiters = {name: self._limiter(version) for name, version in versions.items()}
         self.policy = policy
 
@@ -280,4 +282,4 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
             try:
                 tell()
             except Exception:  # noqa: BLE001  # the policy is in force, whatever listeners make of it
-                logger.exception("%r failed when told of a new policy", tell)
+                logger.exception("%r failed when it was called for a new policy", tell)

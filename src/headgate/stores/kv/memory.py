@@ -40,7 +40,9 @@ class MemoryKV:
         heapq.heappush(self._expiries, (entry.expires, key))
 
     async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
-        if await self.get(key) != expected:  # neither call gives up control, so nobody comes between
+        if (
+            await self.get(key) != expected
+        ):  # neither call gives up control, so no other task comes in between
             return False
         await self.put(key, value, ttl)
         return True

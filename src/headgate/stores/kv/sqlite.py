@@ -104,7 +104,7 @@ class SQLiteKV:
             self._connection.execute(_DELETE_EXPIRED, (now,))
 
     def _swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
-        self._connection.execute("BEGIN IMMEDIATE")  # nobody else writes between looking and putting
+        self._connection.execute("BEGIN IMMEDIATE")  # no other process writes between looking and putting
         try:
             unchanged = self._get(key) == expected
             if unchanged:

@@ -39,9 +39,9 @@ from headgate.stores.base import (
     Answer,
     AsyncGate,
     AsyncNotes,
+    Births,
     Guarantees,
     Receipts,
-    births,
     check_kinds,
     plain_tiers,
 )
@@ -115,7 +115,7 @@ class KVStore:
         return _KVGate(self, limiter, rules[0])
 
     async def aclose(self) -> None:
-        """Do nothing: the key-value store is closed by whoever made it."""
+        """Do nothing: the key-value store is closed by the code that opened it."""
 
 
 class _KVGate:
@@ -299,7 +299,7 @@ class _Numbers:
     _STATE = re.compile(r"v1(?: -?[0-9]{1,19})+", re.ASCII)
 
     def __init__(self) -> None:
-        self.new_birth = births()
+        self.new_birth = Births()
 
     def entry(self, stem: str, now: int) -> str:
         return stem

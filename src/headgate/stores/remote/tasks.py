@@ -26,7 +26,6 @@ class TaskCall(Call):
 
     future: asyncio.Future[Any]
 
-    @property
     def is_abandoned(self) -> bool:
         return self.future.cancelled()
 

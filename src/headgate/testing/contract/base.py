@@ -48,7 +48,7 @@ class Contract:
         raise NotImplementedError("return the store to be tested")
 
     def dump(self) -> object:
-        """Return all that the store holds, in any form that can be compared; `None` if it cannot be told."""
+        """Return all that the store holds, in any form that can be compared; `None` if that is not possible."""
         return None
 
     @pytest.fixture(autouse=True)
@@ -65,12 +65,12 @@ class Contract:
         return self.open_store()
 
     def open_store(self) -> Store:
-        """Return another store like the one under test; whoever asks closes it."""
+        """Return another store like the one under test; the caller closes it."""
         store: Store = self.make_store()
         return store
 
     def limiter(self, *rules: Rule, name: str | None = None, store: Store | None = None) -> Limiter:
-        """Return a limiter on the store; without a name, one that shares its counts with nobody."""
+        """Return a limiter on the store; without a name, one that shares its counts with no other."""
         return Limiter(
             *rules,
             name=name or secrets.token_hex(8),

@@ -1,4 +1,4 @@
-"""Keys: whoever they name, nobody is taken for somebody else."""
+"""Keys: different keys never share a counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes: of all who write one, one decides what it is, and everybody is told so."""
+"""Notes: of several writers one decides the text, and all of them get that text."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ class NoteTests(TaskRaceTests):
             name = self.prefix + "race"
             return await asyncio.gather(*(notes.note(name, str(number), 60) for number in range(TASKS)))
 
-        told = self.blocking.run(race())
-        assert len(set(told)) == 1
-        assert told[0] in {str(number) for number in range(TASKS)}
-        assert self.noted("race") == told[0]
+        texts = self.blocking.run(race())
+        assert len(set(texts)) == 1
+        assert texts[0] in {str(number) for number in range(TASKS)}
+        assert self.noted("race") == texts[0]
 
     def test_of_processes_that_race_one_decides_and_all_are_told(self) -> None:
         """Also through a store that was made before the processes were forked."""
@@ -109,16 +109,16 @@ class NoteTests(TaskRaceTests):
             store = inherited if number % 2 else self.open_store()
             assert isinstance(store, BlockingStore)
             try:
-                told = [int(self.note(f"race {i}", str(number), store=store)) for i in range(rounds)]
+                texts = [int(self.note(f"race {i}", str(number), store=store)) for i in range(rounds)]
             finally:
                 if store is not inherited:
                     store.close()
-            return sum(PROCESSES**place * winner for place, winner in enumerate(told))
+            return sum(PROCESSES**place * winner for place, winner in enumerate(texts))
 
-        told = in_processes(PROCESSES, race)
-        assert len(set(told)) == 1
+        texts = in_processes(PROCESSES, race)
+        assert len(set(texts)) == 1
         stands = [int(self.noted(f"race {i}") or -1) for i in range(rounds)]
-        assert sum(PROCESSES**place * winner for place, winner in enumerate(stands)) == told[0]
+        assert sum(PROCESSES**place * winner for place, winner in enumerate(stands)) == texts[0]
 
     def test_a_cancelled_caller_leaves_one_answer(self) -> None:
         notes = self._notes(self.blocking)
@@ -129,11 +129,11 @@ class NoteTests(TaskRaceTests):
             await asyncio.sleep(0)
             for racer in racers[::2]:
                 racer.cancel()
-            told = await asyncio.gather(*racers, return_exceptions=True)
-            return [answer for answer in told if isinstance(answer, str)]
+            texts = await asyncio.gather(*racers, return_exceptions=True)
+            return [answer for answer in texts if isinstance(answer, str)]
 
-        told = self.blocking.run(race())
-        assert set(told) == {self.note("cancelled", "too late")}
+        texts = self.blocking.run(race())
+        assert set(texts) == {self.note("cancelled", "too late")}
 
     def test_a_note_is_kept_as_long_as_it_was_asked_for(self) -> None:
         if not self.own_time or self.blocking.store.remote:

@@ -206,7 +206,7 @@ def in_processes(
         try:
             barrier.wait(_LONGEST_WAIT)
             answer.send(job(number))
-        except BaseException:  # noqa: BLE001  # raised again by whoever receives it
+        except BaseException:  # noqa: BLE001  # raised again by the receiver
             answer.send(traceback.format_exc())
 
     processes, answers = [], []

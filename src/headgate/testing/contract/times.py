@@ -186,7 +186,7 @@ class TimeTests(DecisionTests):
         assert limiter.check("a", 0).reset_after_us == 0
 
     def test_what_is_fresh_for_one_tier_is_fresh_for_all(self) -> None:
-        """Or else it could be told whether a store has forgotten it already."""
+        """Otherwise it would be visible whether a store has forgotten it already."""
         fast, slow = (self.rule("token_bucket", limit, burst=100).quota for limit in (100, 10))
         limiter = self.limiter(self.rule("token_bucket", 10, burst=100, tiers={"fast": fast, "slow": slow}))
         limiter.hit("a", 100, tier="fast")

@@ -1,0 +1,31 @@
+"""Clients that stay under the limits of others: a transport for httpx, an adapter for requests.
+
+    client = httpx.Client(transport=RateLimitTransport("10/s"))
+    client = httpx.AsyncClient(transport=AsyncRateLimitTransport("10/s"))
+    session.mount("https://", RateLimitAdapter("10/s"))
+
+A request waits for the caller's own limit, and for as long as the peer has asked for in an earlier answer. One that is
+refused is sent again when that time is over, a few times at most, if that can do no harm. See `Manners` for the arguments.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from headgate.http.client.manners import Manners, asked_pause
+
+if TYPE_CHECKING:
+    from headgate.http.client.httpx import AsyncRateLimitTransport, RateLimitTransport
+    from headgate.http.client.requests import RateLimitAdapter
+
+__all__ = ["AsyncRateLimitTransport", "Manners", "RateLimitAdapter", "RateLimitTransport", "asked_pause"]
+
+_HOMES = {"AsyncRateLimitTransport": "httpx", "RateLimitTransport": "httpx", "RateLimitAdapter": "requests"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return found

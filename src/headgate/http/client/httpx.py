@@ -1,0 +1,83 @@
+"""Transports for httpx that keep to `Manners`."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from headgate import AsyncLimiter, Limiter, Rule
+from headgate._extras import needing
+from headgate.http.client.manners import Manners, MannersOptions
+from headgate.http.steps import run, run_async
+
+with needing("headgate.http.client", "httpx"):
+    import httpx
+
+
+class RateLimitTransport(httpx.BaseTransport):
+    """A transport that sends requests when they may be sent: `httpx.Client(transport=RateLimitTransport("10/s"))`.
+
+    Args:
+        limit: The caller's own limit, a `Limiter` or a rule.
+        transport: What sends; by default `httpx.HTTPTransport()`.
+        manners: What `Manners` takes besides.
+    """
+
+    def __init__(
+        self,
+        limit: Limiter | Rule | str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        **manners: Unpack[MannersOptions],
+    ) -> None:
+        self._manners = Manners(Limiter, limit, **manners)
+        self._transport = transport or httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; see `Manners.exchange`."""
+        key = self._manners.key(request) if self._manners.key else request.url.host
+        response: httpx.Response = run(
+            self._manners.exchange(
+                key,
+                request.method,
+                isinstance(request.stream, httpx.ByteStream),
+                lambda: self._transport.handle_request(request),
+                self._manners.clock.sleep,
+                lambda response: response.close(),
+            )
+        )
+        return response
+
+    def close(self) -> None:
+        """Close the transport that sends."""
+        self._transport.close()
+
+
+class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
+    """As `RateLimitTransport`, for `httpx.AsyncClient`."""
+
+    def __init__(
+        self,
+        limit: AsyncLimiter | Rule | str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        **manners: Unpack[MannersOptions],
+    ) -> None:
+        self._manners = Manners(AsyncLimiter, limit, **manners)
+        self._transport = transport or httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; see `Manners.exchange`."""
+        key = self._manners.key(request) if self._manners.key else request.url.host
+        response: httpx.Response = await run_async(
+            self._manners.exchange(
+                key,
+                request.method,
+                isinstance(request.stream, httpx.ByteStream),
+                lambda: self._transport.handle_async_request(request),
+                self._manners.clock.asleep,
+                lambda response: response.aclose(),
+            )
+        )
+        return response
+
+    async def aclose(self) -> None:
+        """Close the transport that sends."""
+        await self._transport.aclose()

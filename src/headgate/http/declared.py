@@ -1,0 +1,127 @@
+"""Limits that are declared before it is known what they limit: decorators of views, dependencies of routes.
+
+A limiter on a given store needs a name. One that is not given comes from the view or route, which is known later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar
+
+from headgate import AsyncLimiter, Limiter, MemoryStore
+from headgate.clock import Clock
+from headgate.errors import ConfigError
+from headgate.http.limit import RequestLimit, RequestOptions, rule_of
+from headgate.rules import rules_from
+
+Marked = TypeVar("Marked")
+
+MARK = "headgate_limits"
+"""Where a view, or a group of views, has its limits, in order; `None` among them is an exemption."""
+
+
+class Overridable(Protocol):
+    """A limit that may give way to others."""
+
+    @property
+    def default(self) -> bool:
+        """Whether a limit that is nearer to the route replaces it."""
+
+
+Found = TypeVar("Found", bound=Overridable)
+
+
+class DeclaredLimit:
+    """Rules and options, from which the limit is made that requests ask.
+
+    Args:
+        rules: Rules, or text, or one limiter.
+        default: Whether a limit that is nearer to the route replaces it.
+        name: The limiter's name.
+        store: Where it counts.
+        clock: Where time comes from.
+        options: What `RequestLimit` takes besides.
+    """
+
+    def __init__(
+        self,
+        rules: tuple[object, ...],
+        default: bool,
+        name: str | None,
+        store: Any,
+        clock: Clock | None,
+        options: RequestOptions,
+    ) -> None:
+        given = [rule for rule in rules if isinstance(rule, Limiter | AsyncLimiter)]
+        if not rules or (given and len(rules) > 1):
+            raise ConfigError("give a limit either rules, like '5/minute', or one limiter")
+        if given and (name, store, clock) != (None, None, None):
+            raise ConfigError("the limiter has its name, store and clock already")
+        self.default = default
+        self._limiter = given[0] if given else None
+        self._rules = () if given else rules_from(tuple(rule_of(rule, Limiter) for rule in rules))
+        self._takes_name = store is not None and not name
+        self.name = name
+        # Sync and async views that share a limit count together.
+        self._store = MemoryStore(clock=clock) if store is None else store
+        self._clock = None if store is None else clock
+        self._options = options
+        self._limits: dict[type, RequestLimit[Any]] = {}
+
+    @property
+    def lacks_name(self) -> bool:
+        """Whether the limiter cannot be made before it is named."""
+        return self._takes_name and self.name is None
+
+    def named(self, name: str) -> None:
+        """Give the limiter this name if it needs one: it is on a given store."""
+        if self._takes_name and self.name not in (None, name):
+            raise ConfigError(f"a limit of both {self.name} and {name}, on a given store, needs a name=")
+        self.name = self.name or name
+
+    def limit_for(self, kind: type) -> RequestLimit[Any]:
+        """Return what asks the limiter of this kind, `Limiter` or `AsyncLimiter`."""
+        found = self._limits.get(kind)
+        if found is None:
+            found = self._limits[kind] = self._made(kind)
+        return found
+
+    def _made(self, kind: type) -> RequestLimit[Any]:
+        limiter: Any = self._limiter
+        if limiter is None:
+            limiter = kind(*self._rules, name=self.name or "private", store=self._store, clock=self._clock)
+        elif not isinstance(limiter, kind):
+            raise ConfigError(
+                f"here a limit takes rules or a limiter of type {kind.__name__}, not {limiter!r}"
+            )
+        options: Any = self._options
+        if kind is AsyncLimiter and "key" in options:  # some key functions are for both
+            options = {**options, "key": getattr(options["key"], "awaited", options["key"])}
+        made = RequestLimit(limiter, **options)
+        if made.awaits and kind is Limiter:
+            raise ConfigError("coroutine functions are for limits of ASGI frameworks and async views")
+        return made
+
+
+def exempt(view: Marked) -> Marked:
+    """Free a view, or a group of views, from the limits of what it is in."""
+    setattr(view, MARK, (None, *getattr(view, MARK, ())))
+    return view
+
+
+def in_force(found: Iterable[Found | None]) -> list[Found]:
+    """Return the limits in force on a route, of those of its application, groups and its own, in this order.
+
+    They are those after the last exemption, which is written `None`, and of defaults the nearest, if there is no other.
+    """
+    limits: list[Found] = []
+    for limit in found:
+        limits = [] if limit is None else [*limits, limit]
+    return [limit for limit in limits if not limit.default] or limits[-1:]
+
+
+def limits_around(outer: Iterable[Found], view: Any, method: str | None) -> list[Found]:
+    """Return which limits of an application or group are in force on a view, besides its own."""
+    handler = getattr(getattr(view, "view_class", None), (method or "").lower(), None)
+    own = (*getattr(view, MARK, ()), *getattr(handler, MARK, ()))
+    return [one for one in in_force([*outer, *own]) if one not in own]

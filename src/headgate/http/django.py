@@ -1,0 +1,290 @@
+"""Limits for Django: for sync and async views, under WSGI and ASGI.
+
+    MIDDLEWARE = [..., "headgate.http.django.rate_limits"]        # after AuthenticationMiddleware
+    HEADGATE_LIMITS = [limit("100/minute", default=True)]        # of the whole site, if you like
+
+    @limit("5/minute", key=by_user, count={401})
+    def login(request): ...
+
+    @exempt
+    def health(request): ...
+
+A limit counts all requests to the views that have it: to share one between views, use the same object. It goes on functions,
+on methods of class-based views, and into `method_decorator`. The middleware puts the fields on every response, answers
+refusals that are raised, as by `guard`, and asks the limits of the site; a limited view does so for itself without it.
+
+Functions of a limit take the request. Under async views they may be coroutine functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
+from functools import wraps
+from typing import Any, TypeVar, Unpack, cast
+
+from headgate import AsyncLimiter, Limiter, Rule
+from headgate._extras import needing
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.errors import ConfigError, CostTooHigh, RateLimited
+from headgate.http.declared import MARK, DeclaredLimit, in_force, limits_around
+from headgate.http.declared import exempt as exempt
+from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
+from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
+from headgate.http.headers import all_fields
+from headgate.http.limit import RequestOptions, on_scope
+from headgate.http.problems import Answer
+from headgate.http.steps import Steps, run, run_async
+from headgate.http.wsgi import EXCHANGE, Body, WSGIExchange, WSGIScope, accepted_by
+from headgate.keys import Key
+from headgate.stores import AsyncStore, Store
+
+with needing("headgate.http.django", "django"):
+    from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+    from django.conf import settings
+    from django.http import HttpRequest, HttpResponse
+
+View = TypeVar("View", bound=Callable[..., Any])
+AnyExchange = WSGIExchange | ASGIExchange
+
+SITE = "site"
+"""The name of a limit of the whole site on a given store, if it has no other."""
+
+
+def limit(
+    *rules: str | Rule | Limiter | AsyncLimiter,
+    default: bool = False,
+    name: str | None = None,
+    store: Store | AsyncStore | str | None = None,
+    clock: Clock | None = None,
+    **options: Unpack[RequestOptions],
+) -> DjangoLimit:
+    """Return a decorator that limits the views that have it; also a limit for `HEADGATE_LIMITS`.
+
+    Args:
+        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, perhaps of a policy file: a
+            `Limiter` for sync views, an `AsyncLimiter` for async ones.
+        default: Of a limit of the site, whether a view with a limit of its own does without it.
+        name: The limiter's name; on a given store by default that of the view.
+        store: Where it counts; by default in memory of its own.
+        clock: Where time comes from.
+        options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
+            `address`, `fields`.
+    """
+    return DjangoLimit(rules, default, name, store, clock, on_scope(options, scope_of))
+
+
+def by_user(request: Any) -> Key | None:
+    """Count by the user's primary key; without a user, by address."""
+    user = request.user
+    return str(user.pk) if user.is_authenticated else None
+
+
+async def _by_awaited_user(request: Any) -> Key | None:
+    user = await request.auser()
+    return str(user.pk) if user.is_authenticated else None
+
+
+by_user.awaited = _by_awaited_user  # type: ignore[attr-defined]  # for async views
+
+
+def by_session(request: Any) -> Key | None:
+    """Count by session; without one that was saved, by address."""
+    key: Key | None = request.session.session_key
+    return key
+
+
+def decision(request: Any) -> Decision | None:
+    """Return what the limit that was asked last has decided about a request; `None` if none was asked."""
+    exchange = _outer(request)
+    return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
+
+
+class DjangoLimit(DeclaredLimit):
+    """A decorator that asks a limiter; made by `limit`."""
+
+    def __call__(self, view: View) -> View:
+        if not callable(view) or isinstance(view, type):
+            raise ConfigError(f"a limit is for views, not {view!r}; see method_decorator")
+        if self.default:
+            raise ConfigError("default=True is for limits of the site, in HEADGATE_LIMITS")
+        if view.__module__ != "django.utils.decorators":  # method_decorator tries it on a function of its own
+            self.named(f"{view.__module__}.{view.__qualname__}")
+        limited: Any
+        if iscoroutinefunction(view):
+
+            async def limited(*args: Any, **kwargs: Any) -> Any:
+                steps = handled(_request_of(args), [self], lambda: view(*args, **kwargs), ASGIExchange)
+                return await run_async(steps)
+        else:
+
+            def limited(*args: Any, **kwargs: Any) -> Any:
+                return run(handled(_request_of(args), [self], lambda: view(*args, **kwargs), WSGIExchange))
+
+        limited = wraps(view)(limited)
+        setattr(limited, MARK, (*getattr(view, MARK, ()), self))
+        return cast("View", limited)
+
+
+def handled(
+    request: Any,
+    limits: Iterable[DjangoLimit],
+    respond: Callable[[], Any],
+    kind: type[AnyExchange],
+    unrouted: Iterable[DjangoLimit] = (),
+) -> Steps:
+    """Ask limits about a request and let it be answered; the first to do so puts the fields on the response.
+
+    Where no view was found, those of `unrouted` are asked: looking for what is not there is limited, too.
+    """
+
+    def answered(exchange: AnyExchange) -> Steps:
+        response = (yield from asked(exchange, limits, request)) or (yield respond())
+        if request.resolver_match is None:
+            response = (yield from asked(exchange, unrouted, request)) or response
+        return response
+
+    outer = _outer(request)
+    if isinstance(outer, kind):
+        return (yield from answered(outer))
+    exchange: Any = kind(nowhere)  # type: ignore[arg-type]  # nothing is sent: Django hands responses back
+    request.META[EXCHANGE] = exchange
+    if outer is not None:
+        exchange.asked = outer.asked
+    try:
+        response = yield from answered(exchange)
+    except (RateLimited, CostTooHigh) as error:
+        response = _response(exchange.raised(error, accepted_by(request.META)))
+    except BaseException as error:
+        if isinstance(error, Exception):
+            yield exchange.settle(SERVER_ERROR)
+        yield exchange.end()
+        raise
+    finally:
+        request.META[EXCHANGE] = outer
+    if exchange.holds:
+        yield exchange.settle(response.status_code)
+    if exchange.places and getattr(response, "streaming", False):
+        streamed: Any = _streamed if kind is ASGIExchange else Body
+        response.streaming_content = streamed(response.streaming_content, exchange)
+    elif exchange.places:
+        yield exchange.end()
+    return response if outer is not None else _with_fields(response, exchange)
+
+
+def asked(exchange: AnyExchange, limits: Iterable[DjangoLimit], request: Any) -> Steps:
+    """Ask limits about a request, and return the response if one refuses."""
+    is_sync = isinstance(exchange, WSGIExchange)
+    for one in limits:
+        limit = one.limit_for(Limiter if is_sync else AsyncLimiter)
+        if limit.exempt is None or not limit.exempt(request):
+            where = request.META if is_sync else WSGIScope(request.META)
+            answer = yield exchange.ask(limit, where, request)
+            if answer is not None:
+                return _response(answer)
+    return None
+
+
+def rate_limits(get_response: Callable[[HttpRequest], Any]) -> SiteLimits:
+    """Return the middleware; its name goes into `MIDDLEWARE`."""
+    return (AsyncSiteLimits if iscoroutinefunction(get_response) else SiteLimits)(get_response)
+
+
+rate_limits.sync_capable = rate_limits.async_capable = True  # type: ignore[attr-defined]  # Django looks for it
+
+
+class SiteLimits:
+    """The middleware in threads."""
+
+    kind: type[AnyExchange] = WSGIExchange
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        given = getattr(settings, "HEADGATE_LIMITS", ())
+        if isinstance(given, str):
+            raise ConfigError(f"HEADGATE_LIMITS is a list, like [{given!r}]")
+        self._site = [found if isinstance(found, DjangoLimit) else limit(found) for found in given]
+        for found in self._site:
+            found.named(SITE)
+        self._unrouted = in_force(self._site)
+        self._plans: dict[tuple[object, str | None], list[DjangoLimit]] = {}
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return run(self._handled(request))
+
+    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
+        """Ask the limits of the site, now that the view is known."""
+        return run(asked(_outer(request), self.plan(view, request.method), request))
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        """Answer a refusal that was raised."""
+        exchange = _outer(request)
+        if exchange is None or not isinstance(error, RateLimited | CostTooHigh):
+            return None
+        return _response(exchange.raised(error, accepted_by(request.META)))
+
+    def plan(self, view: Any, method: str | None) -> list[DjangoLimit]:
+        """Return the limits of the site that are in force on a view."""
+        route = view, method if hasattr(view, "view_class") else None
+        plan = self._plans.get(route)
+        if plan is None:
+            plan = self._plans[route] = limits_around(self._site, view, method)
+        return plan
+
+    def _handled(self, request: HttpRequest) -> Steps:
+        return handled(request, (), lambda: self.get_response(request), self.kind, self._unrouted)
+
+
+class AsyncSiteLimits(SiteLimits):
+    """The middleware in tasks."""
+
+    kind = ASGIExchange
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        super().__init__(get_response)
+        markcoroutinefunction(self)
+
+    async def __call__(self, request: HttpRequest) -> Any:
+        return await run_async(self._handled(request))
+
+    async def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
+        return await run_async(asked(_outer(request), self.plan(view, request.method), request))
+
+
+def scope_of(request: Any) -> WSGIScope:
+    """Return a request as an ASGI scope, for key functions that take one."""
+    scope = WSGIScope(request.META)
+    scope["route"], scope["user"] = request.resolver_match, getattr(request, "user", None)
+    return scope
+
+
+def _request_of(args: tuple[Any, ...]) -> Any:
+    """Return the request among the arguments of a view, which may be a method."""
+    for arg in args[:2]:
+        if isinstance(getattr(arg, "META", None), MutableMapping):
+            return arg
+    raise ConfigError("a limit is for views, whose first argument is the request")
+
+
+def _outer(request: Any) -> Any:
+    """Return the exchange that a request is in: a middleware's, or that of a limit around."""
+    return request.META.get(EXCHANGE) or getattr(request, "scope", {}).get(SCOPE_EXCHANGE)
+
+
+def _response(answer: Answer) -> HttpResponse:
+    headers = {name.decode().title(): value.decode() for name, value in answer.fields}
+    return HttpResponse(answer.body, status=answer.status, headers=headers)
+
+
+def _with_fields(response: Any, exchange: AnyExchange) -> Any:
+    for name, value in all_fields(exchange.asked) if exchange.asked else ():
+        response.headers[name.decode().title()] = value.decode()
+    return response
+
+
+async def _streamed(content: AsyncIterator[bytes], exchange: ASGIExchange) -> AsyncIterator[bytes]:
+    try:
+        async for part in content:
+            yield part
+    finally:
+        await exchange.end()

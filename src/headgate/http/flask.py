@@ -1,0 +1,211 @@
+"""Limits for Flask.
+
+    RateLimits(app, limit("100/minute", default=True))      # or RateLimits(None, …).init_app(app)
+
+    @app.post("/login")
+    @limit("5/minute", count={401})
+    def login(): ...
+
+    @app.get("/health")
+    @exempt
+    def health(): ...
+
+    limit("50/minute")(blueprint)
+
+A limit counts all requests to the views that have it: to share one between views, use the same object. Limits of the
+application and of blueprints are asked before the request is handled, those of a view when it is called: what runs
+`before_request`, as authentication does, has then been done.
+
+Functions of a limit take `flask.request`, and see `g`, `session` and everything else of the request's context.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar, Unpack
+
+from headgate import Limiter, Rule
+from headgate._extras import needing
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.errors import ConfigError, CostTooHigh, RateLimited
+from headgate.http.declared import MARK, DeclaredLimit, limits_around
+from headgate.http.declared import exempt as exempt
+from headgate.http.limit import RequestOptions, on_scope
+from headgate.http.problems import Answer
+from headgate.http.wsgi import (
+    EXCHANGE,
+    Environ,
+    StartResponse,
+    WSGIExchange,
+    WSGIScope,
+    accepted_by,
+    respond,
+)
+from headgate.stores import Store
+
+with needing("headgate.http.flask", "flask"):
+    from flask import Blueprint, Flask, Request, Response, current_app, g, request
+    from werkzeug.exceptions import HTTPException, default_exceptions
+
+View = TypeVar("View", bound="Callable[..., Any] | Blueprint")
+
+
+def limit(
+    *rules: str | Rule | Limiter,
+    default: bool = False,
+    name: str | None = None,
+    store: Store | str | None = None,
+    clock: Clock | None = None,
+    **options: Unpack[RequestOptions],
+) -> ViewLimit:
+    """Return a decorator that limits the views and blueprints that have it.
+
+    Args:
+        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, perhaps of a policy file.
+        default: Whether a view with a limit of its own, or a nearer default, does without this one.
+        name: The limiter's name; on a given store by default that of the view or blueprint.
+        store: Where it counts; by default in memory of its own.
+        clock: Where time comes from.
+        options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
+            `address`, `fields`.
+    """
+    made = ViewLimit(rules, default, name, store, clock, on_scope(options, scope_of))
+    if not made.lacks_name:
+        made.limit_for(Limiter)  # so that what is wrong with it is said at once
+    return made
+
+
+def decision() -> Decision | None:
+    """Return what the limit that was asked last has decided about the present request; `None` if none was asked."""
+    exchange: WSGIExchange | None = request.environ.get(EXCHANGE)
+    return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
+
+
+class ViewLimit(DeclaredLimit):
+    """A decorator that asks a limiter; made by `limit`."""
+
+    def __call__(self, view: View) -> View:
+        if isinstance(view, Blueprint):
+            self.named(view.name)
+            setattr(view, MARK, (*getattr(view, MARK, ()), self))
+            return view
+        if not callable(view) or isinstance(view, Flask):
+            raise ConfigError(f"a limit is for views and blueprints, not {view!r}; see RateLimits")
+        if self.default:
+            raise ConfigError("default=True is for limits of applications and blueprints, not of a view")
+        self.named(f"{view.__module__}.{view.__qualname__}")
+        is_async = inspect.iscoroutinefunction(view)
+
+        @wraps(view)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            self.ask()
+            function = current_app.ensure_sync(view) if is_async else view
+            return function(*args, **kwargs)
+
+        setattr(limited, MARK, (*getattr(view, MARK, ()), self))
+        return limited  # type: ignore[return-value]  # it is what was given, but limited
+
+    def ask(self) -> None:
+        """Ask about the present request, and raise an HTTPException if it is refused."""
+        current: Request = request._get_current_object()  # type: ignore[attr-defined]
+        limit = self.limit_for(Limiter)
+        if limit.exempt is not None and limit.exempt(current):
+            return
+        answer = _exchange(current.environ).ask(limit, current.environ, current)
+        if answer is not None:
+            raise _error(answer)
+
+
+class RateLimits:
+    """The extension: puts the fields on every response, and asks the limits of the application and its blueprints.
+
+    A `RateLimited` that is raised in a view, as `guard` does, is answered with 429. To answer in your own way, use
+    `app.errorhandler(429)`.
+
+    Args:
+        app: The application; if it comes later, `init_app` takes it.
+        limits: Limits of the whole application, or rules for one.
+    """
+
+    def __init__(self, app: Flask | None = None, *limits: str | Rule | Limiter | ViewLimit) -> None:
+        self.limits = [found if isinstance(found, ViewLimit) else limit(found) for found in limits]
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Let the limits apply to an application; call it once, after what has to run before them."""
+        for found in self.limits:
+            found.named(app.name)
+        if "headgate" in app.extensions:
+            raise ConfigError(f"{app!r} has its RateLimits already")
+        app.extensions["headgate"] = self
+        inner = app.wsgi_app
+
+        def wsgi_app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+            if EXCHANGE in environ:  # that of a middleware around the application
+                return inner(environ, start_response)
+            return respond(environ, start_response, lambda start: inner(environ, start))
+
+        app.wsgi_app = wsgi_app  # type: ignore[method-assign]
+        plans: dict[tuple[str | None, str], list[ViewLimit]] = {}
+
+        def ask() -> None:
+            route = request.endpoint, request.method
+            plan = plans.get(route)
+            if plan is None:
+                plan = self._plan(app)
+                if request.endpoint is not None:  # of which there are only so many
+                    plans[route] = plan
+            for found in plan:
+                found.ask()
+
+        app.before_request(ask)
+        for kind in (RateLimited, CostTooHigh):
+            app.register_error_handler(kind, _answer_raised)
+
+    def _plan(self, app: Flask) -> list[ViewLimit]:
+        """Return the limits to ask before a request is handled: those in force which are not the view's own."""
+        view: Any = app.view_functions.get(request.endpoint or "")
+        if _is_passed_by(view):
+            raise ConfigError(f"write @limit(…) below @app.route(…), next to the function {view.__name__}")
+        groups = [app.blueprints[name] for name in reversed(request.blueprints)]
+        outer = [*self.limits, *(mark for group in groups for mark in getattr(group, MARK, ()))]
+        return limits_around(outer, view, request.method)
+
+
+def _is_passed_by(view: Any) -> bool:
+    """Return whether a module has a view under a limit, but Flask was given it without."""
+    name, module = getattr(view, "__name__", ""), sys.modules.get(getattr(view, "__module__", ""))
+    namesake = getattr(module, name, None)
+    return hasattr(namesake, MARK) and getattr(namesake, "__wrapped__", None) is view
+
+
+def scope_of(request: Request) -> WSGIScope:
+    """Return a request as an ASGI scope, for key functions that take one; its user is `g.user`."""
+    scope = WSGIScope(request.environ)
+    scope["route"], scope["user"] = request.url_rule, g.get("user")
+    return scope
+
+
+def _exchange(environ: Environ) -> WSGIExchange:
+    exchange: WSGIExchange | None = environ.get(EXCHANGE)
+    if exchange is None:
+        if "headgate" not in current_app.extensions:
+            raise ConfigError("a view has a limit, but the application has none: call RateLimits(app) once")
+        # A test that handles a request without the application around it.
+        exchange = environ[EXCHANGE] = WSGIExchange(lambda *start: lambda body: None)
+    return exchange
+
+
+def _error(answer: Answer) -> HTTPException:
+    headers = [(name.decode(), value.decode()) for name, value in answer.fields]
+    return default_exceptions[answer.status](response=Response(answer.body, answer.status, headers))
+
+
+def _answer_raised(error: Any) -> Any:
+    answer = _exchange(request.environ).raised(error, accepted_by(request.environ))
+    return current_app.handle_http_exception(_error(answer))  # perhaps the application has its own answer

@@ -1,0 +1,79 @@
+"""Limits for Django REST framework, as throttle classes.
+
+    Reports = throttle("20/day", key=by_user)
+
+    class ReportView(APIView):
+        throttle_classes = [Reports]
+
+The body of a refusal is the framework's own. The middleware `headgate.http.django.rate_limits` puts the fields on all
+responses, and answers refusals that are raised, as by `guard`; without it a refusal has `Retry-After` alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from headgate import Limiter, Rule
+from headgate._extras import needing
+from headgate.clock import Clock
+from headgate.errors import ConfigError
+from headgate.http.django import limit
+from headgate.http.limit import RequestOptions
+from headgate.http.problems import TOO_MANY_REQUESTS
+from headgate.http.wsgi import EXCHANGE, WSGIExchange
+from headgate.stores import Store
+
+with needing("headgate.http.rest_framework", "rest-framework"):
+    from rest_framework.exceptions import APIException
+    from rest_framework.throttling import BaseThrottle
+
+
+def throttle(
+    *rules: str | Rule | Limiter,
+    name: str | None = None,
+    store: Store | str | None = None,
+    clock: Clock | None = None,
+    **options: Unpack[RequestOptions],
+) -> type[HeadgateThrottle]:
+    """Return a throttle class; all views that have it count together.
+
+    The arguments are those of `headgate.http.django.limit`. On a given store it needs a name.
+    """
+    if store is not None and not name:
+        raise ConfigError(
+            "a throttle on a given store needs a name=, to tell its counts from those of others"
+        )
+    own = limit(*rules, name=name, store=store, clock=clock, **options).limit_for(Limiter)
+    return type("Throttle", (HeadgateThrottle,), {"limit": own})
+
+
+class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
+    """A throttle that asks a limiter; made by `throttle`."""
+
+    limit: Any
+    _wait: float | None = None
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Return whether a request is admitted."""
+        limit, exchange = self.limit, request.META.get(EXCHANGE)
+        if limit.exempt is not None and limit.exempt(request):
+            return True
+        if not isinstance(exchange, WSGIExchange):
+            if limit.counts is not None or limit.version.limiter.units.has_places:
+                raise ConfigError(
+                    "count= and concurrent rules need headgate.http.django.rate_limits in MIDDLEWARE"
+                )
+            exchange = WSGIExchange(lambda *start: lambda body: None)
+        answer = exchange.ask(limit, request.META, request)
+        if answer is None:
+            return True
+        if answer.status != TOO_MANY_REQUESTS:
+            error = APIException("Requests cannot be counted at the moment, or this one costs too much.")
+            error.status_code = answer.status
+            raise error
+        self._wait = exchange.asked[-1][1].retry_after
+        return False
+
+    def wait(self) -> float | None:
+        """Return the seconds to wait after a refusal; `None` if waiting does not help."""
+        return self._wait

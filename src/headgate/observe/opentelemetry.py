@@ -1,0 +1,162 @@
+"""Metrics and spans for OpenTelemetry.
+
+    telemetry = OpenTelemetryHook()
+    limiter = Limiter("5/minute", name="login", hooks=[telemetry])
+
+One hook serves all limiters. The metrics are those of `headgate.observe.prometheus`, and an exporter to Prometheus gives
+them the same names. Attributes have few values, and no key is among them, unless spans are asked to show keys.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from headgate._extras import needing
+from headgate.costs import Cost, total
+from headgate.decision import Decision
+from headgate.errors import ConfigError, StoreError
+from headgate.hooks import Call, Hook
+from headgate.observe.logs import shown_key
+
+with needing("headgate.observe.opentelemetry", "opentelemetry"):
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace import SpanKind, StatusCode, TracerProvider
+
+BOUNDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""Of the latency histogram, in seconds: those of the one for Prometheus."""
+
+Attributes = dict[str, str | bool | int | float]
+
+
+class OpenTelemetryHook(Hook):
+    """Counts decisions, times stores, and adds a span for each call to the trace that it is part of.
+
+        headgate.decisions{limiter, rule, outcome, degraded}      rule: the one that binds; outcome: admitted, refused
+        headgate.store{limiter, operation}                        histogram in seconds; degraded answers are not the store's
+        headgate.store.up{limiter}                                whether the store answered the last call
+        headgate.store.errors{limiter, error.type}                calls that raised, by kind of error
+        headgate.held_units{limiter}                              units of holds that are open in this process
+        headgate.memory.keys, headgate.memory.overflowed          of all memory stores together
+
+    Checks are timed, but are no decisions. A span is named after the operation and the limiter, as `hit login`.
+
+    Args:
+        meter_provider: Where metrics go; by default the one that is set for the process.
+        tracer_provider: Where spans go; by default the one that is set for the process.
+        spans: Whether there are spans. Without a trace that is recorded there are none in any case.
+        keys: What spans show of keys, which may be addresses or credentials: nothing, a digest that tells them apart while
+            this process runs, or the key itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        meter_provider: MeterProvider | None = None,
+        tracer_provider: TracerProvider | None = None,
+        spans: bool = True,
+        keys: Literal["none", "digest", "plain"] = "none",
+    ) -> None:
+        if keys not in ("none", "digest", "plain"):
+            raise ConfigError(f"keys is 'none', 'digest' or 'plain', not {keys!r}")
+        self._tracer = trace.get_tracer("headgate", tracer_provider=tracer_provider) if spans else None
+        self._keys, self._salt = keys, secrets.token_bytes(16)
+        meter = metrics.get_meter("headgate", meter_provider=meter_provider)
+        self._decisions = meter.create_counter(
+            "headgate.decisions", "{decision}", "Decisions, by the rule that binds."
+        )
+        self._seconds = meter.create_histogram(
+            "headgate.store", "s", "How long stores took.", explicit_bucket_boundaries_advisory=BOUNDS
+        )
+        self._errors = meter.create_counter("headgate.store.errors", "{call}", "Calls that raised.")
+        self._held = meter.create_up_down_counter("headgate.held_units", "{unit}", "Units of open holds.")
+        self._up: dict[str, bool] = {}
+        self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
+        meter.create_observable_gauge(
+            "headgate.store.up", [self._observe_up], description="Whether the store answered the last call."
+        )
+        meter.create_observable_gauge(
+            "headgate.memory.keys", [self._observe_keys], "{key}", "States in memory."
+        )
+        meter.create_observable_counter(
+            "headgate.memory.overflowed",
+            [self._observe_overflowed],
+            "{call}",
+            "Calls counted under a shared key because the store was full.",
+        )
+
+    def attached(self, limiter: Any) -> None:
+        if hasattr(limiter.store, "overflowed"):
+            self._stores.add(limiter.store)
+        self._up.setdefault(limiter.name, True)
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        self._up[call.limiter] = not decision.degraded
+        if not decision.degraded:
+            self._seconds.record(seconds, {"limiter": call.limiter, "operation": call.operation})
+        found: Attributes = {
+            "rule": decision.rule or "",
+            "outcome": "admitted" if decision.allowed else "refused",
+            "degraded": decision.degraded,
+        }
+        if call.operation != "check":
+            self._decisions.add(1, {"limiter": call.limiter, **found})
+        if call.operation == "hold" and decision.allowed:
+            self._held.add(total(call.cost), {"limiter": call.limiter})
+        if decision.remaining is not None:
+            found["remaining"] = decision.remaining
+        self._add_span(call, seconds, found)
+
+    def completed(self, call: Call, seconds: float) -> None:
+        self._up[call.limiter] = True
+        self._seconds.record(seconds, {"limiter": call.limiter, "operation": call.operation})
+        self._add_span(call, seconds, {})
+
+    def settled(self, call: Call, cost: Cost | None) -> None:
+        self._held.add(-total(call.cost), {"limiter": call.limiter})
+
+    def failed(self, call: Call, error: Exception, seconds: float) -> None:
+        kind = type(error).__name__
+        self._errors.add(1, {"limiter": call.limiter, "error.type": kind})
+        if isinstance(error, StoreError):
+            self._up[call.limiter] = False
+        self._add_span(call, seconds, {"error.type": kind}, failed=isinstance(error, StoreError))
+
+    def _add_span(self, call: Call, seconds: float, found: Attributes, *, failed: bool = False) -> None:
+        """Add a span for what has just been done to the trace of the caller."""
+        if self._tracer is None or not trace.get_current_span().is_recording():
+            return
+        end = time.time_ns()
+        attributes: Attributes = {
+            "limiter": call.limiter,
+            "operation": call.operation,
+            "cost": total(call.cost),
+            **found,
+        }
+        if call.tier is not None:
+            attributes["tier"] = call.tier
+        if self._keys != "none" and call.key is not None:
+            attributes["key"] = shown_key(call.key, self._keys, self._salt)
+        span = self._tracer.start_span(
+            f"{call.operation} {call.limiter}".rstrip(),
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            start_time=end - round(seconds * 1e9),
+        )
+        if failed:
+            span.set_status(StatusCode.ERROR)
+        span.end(end)
+
+    def _observe_up(self, options: CallbackOptions) -> Iterator[Observation]:
+        for limiter, is_up in list(self._up.items()):
+            yield Observation(int(is_up), {"limiter": limiter})
+
+    def _observe_keys(self, options: CallbackOptions) -> Iterator[Observation]:
+        yield Observation(sum(map(len, list(self._stores))))
+
+    def _observe_overflowed(self, options: CallbackOptions) -> Iterator[Observation]:
+        yield Observation(sum(store.overflowed for store in list(self._stores)))

@@ -1,0 +1,77 @@
+"""The programs under `examples/`, each started as its first line says and asked over a socket."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ADDRESS = re.compile(r"http://127\.0\.0\.1:([1-9]\d*)")
+
+
+@contextmanager
+def running(name: str) -> Iterator[httpx.Client]:
+    """Start an example, and yield a client of it when it has said where it listens."""
+    command = [sys.executable, "-u", str(EXAMPLES / name)]
+    with subprocess.Popen(
+        command, env={**os.environ, "PORT": "0"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = []
+            for line in process.stdout:
+                said.append(line)
+                if found := ADDRESS.search(line):
+                    break
+            else:
+                raise AssertionError("".join(said))
+            with httpx.Client(base_url=found.group(), timeout=30) as client:
+                yield client
+        finally:
+            process.kill()
+
+
+def test_flask() -> None:
+    with running("flask_app.py") as client:
+        assert client.get("/").text == "99 left\n"
+        words = ["open sesame", "open sesame", "a", "b", "c", "d"]
+        codes = [client.post("/login", data={"password": word}).status_code for word in words]
+        assert codes == [200, 200, 401, 401, 401, 429]
+        assert "ratelimit" not in client.get("/health").headers
+        reports = client.get("/api/reports", params={"pages": 15})
+        assert reports.headers["x-ratelimit-remaining"] == "5"
+        assert client.get("/api/reports", params={"pages": 15}).json()["status"] == 429
+        assert client.get("/api/reports", params={"pages": 21}).status_code == 413
+
+
+def test_django() -> None:
+    with running("django_app.py") as client:
+        assert client.get("/").text == "99 left\n"
+        words = ["open sesame", "open sesame", "a", "b", "c", "d"]
+        codes = [client.post("/login", data={"password": word}).status_code for word in words]
+        assert codes == [200, 200, 401, 401, 401, 429]
+        assert [client.get("/search").status_code for _ in range(6)] == [200] * 5 + [429]
+        assert "ratelimit" not in client.get("/health").headers
+        assert client.get("/reports", params={"pages": 15}).headers["x-ratelimit-remaining"] == "5"
+        assert "throttled" in client.get("/reports", params={"pages": 15}).json()["detail"]
+
+
+def test_fastapi() -> None:
+    with running("fastapi_app.py") as client:
+        assert client.get("/").json() == "99 left"
+        words = ["open sesame", "open sesame", "a", "b", "c", "d"]
+        codes = [client.post("/login", params={"password": word}).status_code for word in words]
+        assert codes == [200, 200, 401, 401, 401, 429]
+        assert "ratelimit" not in client.get("/health").headers
+
+
+def test_every_example_is_started() -> None:
+    tested = Path(__file__).read_text(encoding="utf-8")
+    assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tested] == []

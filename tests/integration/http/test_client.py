@@ -1,0 +1,221 @@
+"""Clients that keep to limits, against peers that answer from a script, on a clock that no test waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import requests
+from requests.adapters import HTTPAdapter
+
+from headgate import AsyncLimiter, ConfigError, Limiter, RateLimited
+from headgate.http.client import AsyncRateLimitTransport, RateLimitAdapter, RateLimitTransport
+from headgate.testing import FakeClock
+
+URL = "http://peer/"
+REFUSED = (429, {"retry-after": "10"})
+OK = (200, {})
+
+
+class Peer:
+    """Answers from a script, the last entry over and over, and notes what was sent at which second."""
+
+    def __init__(self, clock: FakeClock, *script: tuple[int, dict[str, str]]) -> None:
+        self._clock, self._script, self._start = clock, list(script or [OK]), clock.now
+        self.seconds: list[float] = []
+        self.hosts: list[str] = []
+
+    def answer(self, host: str) -> tuple[int, dict[str, str]]:
+        self.seconds.append(self._clock.now - self._start)
+        self.hosts.append(host)
+        return self._script.pop(0) if len(self._script) > 1 else self._script[0]
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        status, headers = self.answer(request.url.host)
+        return httpx.Response(status, headers=headers, text="answer")
+
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(params=["httpx", "httpx async", "requests"])
+def client(request: pytest.FixtureRequest, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Return what makes, for a peer and manners, what sends a request and returns status and text."""
+
+    def httpx_client(peer: Peer, limit: Any = None, **manners: Any) -> Ask:
+        transport = RateLimitTransport(limit, httpx.MockTransport(peer), clock=clock, jitter=0, **manners)
+
+        async def send(method: str = "GET", url: str = URL, **sent: Any) -> tuple[int, str]:
+            with httpx.Client(transport=transport) as one:
+                response = one.request(method, url, **sent)  # noqa: ASYNC212  # it is what is tested
+            return response.status_code, response.text
+
+        return send
+
+    def async_client(peer: Peer, limit: Any = None, **manners: Any) -> Ask:
+        transport = AsyncRateLimitTransport(
+            limit, httpx.MockTransport(peer), clock=clock, jitter=0, **manners
+        )
+
+        async def send(method: str = "GET", url: str = URL, **sent: Any) -> tuple[int, str]:
+            async with httpx.AsyncClient(transport=transport) as one:
+                response = await one.request(method, url, **sent)
+            return response.status_code, response.text
+
+        return send
+
+    def requests_client(peer: Peer, limit: Any = None, **manners: Any) -> Ask:
+        def answer(
+            adapter: Any, prepared: requests.PreparedRequest, *args: Any, **kwargs: Any
+        ) -> requests.Response:
+            response = requests.Response()
+            response.status_code, headers = peer.answer(str(prepared.url).split("/")[2])
+            response.headers.update(headers)
+            response._content_consumed = True
+            response._content, response.url, response.request = b"answer", str(prepared.url), prepared
+            return response
+
+        monkeypatch.setattr(HTTPAdapter, "send", answer)
+        adapter = RateLimitAdapter(limit, clock=clock, jitter=0, **manners)
+
+        async def send(method: str = "GET", url: str = URL, content: Any = None) -> tuple[int, str]:
+            with requests.Session() as session:
+                session.mount("http://", adapter)
+                response = session.request(method, url, data=content)
+            return response.status_code, response.text
+
+        return send
+
+    return {"httpx": httpx_client, "httpx async": async_client, "requests": requests_client}[request.param]
+
+
+async def test_a_request_waits_for_the_callers_own_limit(client: Ask, clock: FakeClock) -> None:
+    peer = Peer(clock)
+    send = client(peer, "2/minute")
+    for url in (URL, URL, "http://other/", URL):
+        assert await send(url=url) == (200, "answer")
+    assert peer.hosts == ["peer", "peer", "other", "peer"]
+    assert peer.seconds == [0, 0, 0, 61]
+
+
+async def test_a_refused_request_is_sent_again_when_the_peer_says(client: Ask, clock: FakeClock) -> None:
+    peer = Peer(clock, REFUSED, (503, {"retry-after": "20"}), OK)
+    assert await client(peer)() == (200, "answer")
+    assert peer.seconds == [0, 10, 30]
+
+
+async def test_retries_are_bounded(client: Ask, clock: FakeClock) -> None:
+    peer = Peer(clock, REFUSED)
+    assert await client(peer, retries=1)() == (429, "answer")
+    assert peer.seconds == [0, 10]
+    assert await client(Peer(clock, REFUSED), retries=0)() == (429, "answer")
+
+
+async def test_a_refusal_that_does_not_say_how_long_is_waited_for_longer_each_time(
+    client: Ask, clock: FakeClock
+) -> None:
+    peer = Peer(clock, (429, {}))
+    assert (await client(peer)())[0] == 429
+    assert peer.seconds == [0, 0.5, 1.5]
+
+
+async def test_only_idempotent_methods_are_sent_again(client: Ask, clock: FakeClock) -> None:
+    for method, times in (("POST", 1), ("PATCH", 1), ("PUT", 2), ("delete", 2)):
+        peer = Peer(clock, REFUSED, OK)
+        await client(peer)(method)
+        assert len(peer.seconds) == times
+    peer = Peer(clock, REFUSED, OK)
+    await client(peer, methods={"POST"})("POST", content=b"body")
+    assert len(peer.seconds) == 2
+
+
+async def test_a_body_that_is_gone_is_not_sent_again(client: Ask, clock: FakeClock) -> None:
+    async def pieces() -> Any:
+        yield b"once"
+
+    peer = Peer(clock, REFUSED, OK)
+    send = client(peer)
+    try:
+        answer = await send("PUT", content=iter([b"once"]))
+    except RuntimeError:  # an async client takes async bodies
+        answer = await send("PUT", content=pieces())
+    assert answer == (429, "answer")
+
+
+async def test_a_peer_whose_limit_is_used_up_is_left_alone(client: Ask, clock: FakeClock) -> None:
+    peer = Peer(clock, (200, {"ratelimit": '"a";r=0;t=30'}), OK)
+    send = client(peer)
+    for url in (URL, "http://other/", URL):
+        await send(url=url)
+    assert (peer.hosts, peer.seconds) == (["peer", "other", "peer"], [0, 0, 30])
+
+
+async def test_a_wait_that_is_too_long_is_not_begun(client: Ask, clock: FakeClock) -> None:
+    peer = Peer(clock, (429, {"retry-after": "91"}), OK)
+    send = client(peer)
+    assert await send() == (429, "answer")
+    with pytest.raises(RateLimited) as refused:
+        await send()
+    assert refused.value.decision.retry_after == 91
+    clock.advance(91)
+    assert await send() == (200, "answer")
+    assert peer.seconds == [0, 91]
+    send = client(Peer(clock), "1/hour")
+    await send()
+    with pytest.raises(RateLimited):
+        await send()
+
+
+async def test_keys_are_the_callers_choice(client: Ask, clock: FakeClock) -> None:
+    def token(request: Any) -> str:
+        return str(request.url).rsplit("=", 1)[1]
+
+    peer = Peer(clock)
+    send = client(peer, "1/minute", key=token)
+    for name in "aba":
+        await send(url=f"http://{name}/?token={name}")
+    assert peer.seconds == [0, 0, 61]
+
+
+def test_pauses_are_longer_by_chance(clock: FakeClock) -> None:
+    peer = Peer(clock, REFUSED, OK)
+    transport = RateLimitTransport(None, httpx.MockTransport(peer), clock=clock, jitter=1.0)
+    with httpx.Client(transport=transport) as one:
+        one.get(URL)
+    assert 10 < peer.seconds[1] < 20
+
+
+def test_pauses_that_are_over_are_forgotten(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.http.client.manners.MOST_PAUSES", 2)
+    transport = RateLimitTransport(None, httpx.MockTransport(Peer(clock, REFUSED)), clock=clock, retries=0)
+    with httpx.Client(transport=transport) as one:
+        for number in range(5):
+            one.get(f"http://{number}/")
+            clock.advance(11)
+    assert len(transport._manners._pauses) <= 2
+
+
+def test_limiters_and_mistakes() -> None:
+    assert RateLimitTransport(Limiter("1/s"))
+    for wrong in (
+        lambda: RateLimitTransport(AsyncLimiter("1/s")),  # type: ignore[arg-type]
+        lambda: RateLimitTransport("1/s", retries=-1),
+        lambda: RateLimitTransport("1/s", max_wait=-1),
+        lambda: AsyncRateLimitTransport("1/s", jitter=2),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+def test_there_are_no_other_names() -> None:
+    import headgate.http.client
+
+    with pytest.raises(AttributeError, match="Transports"):
+        headgate.http.client.Transports  # noqa: B018

@@ -1,0 +1,475 @@
+"""Limits in Django: middleware and decorator, sync and async views, under WSGI and ASGI; and REST framework throttles."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.test import override_settings
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, concurrent, sliding_window
+from headgate.http import by_address, by_all, by_header, by_route
+from headgate.http import by_user as by_scope_user
+from headgate.http.asgi import RateLimitMiddleware
+from headgate.http.django import by_session, by_user, decision, exempt, limit
+from headgate.http.rest_framework import throttle
+from headgate.http.testing import fresh_limits
+from headgate.http.wsgi import RateLimitMiddleware as WSGIRateLimitMiddleware
+from headgate.testing import FakeClock
+from tests.integration.http.clients import client_of, is_complete, left, policies
+
+
+class Person:
+    """A user as authentication puts it into a request."""
+
+    def __init__(self, pk: int | None) -> None:
+        self.pk = self.id = pk
+        self.is_authenticated = pk is not None
+
+
+class Session:
+    def __init__(self, session_key: str | None) -> None:
+        self.session_key = session_key
+
+
+def authentication(get_response: Any) -> Any:
+    """Authenticate by a header field; in a task the user has to be awaited."""
+
+    def prepare(request: Any) -> None:
+        number = request.headers.get("X-User")
+        person = Person(int(number) if number else None)
+        request.session = Session(request.headers.get("X-Session"))
+
+        async def auser() -> Person:
+            return person
+
+        request.user, request.auser = person, auser
+
+    if iscoroutinefunction(get_response):
+
+        async def middle(request: Any) -> Any:
+            prepare(request)
+            del request.user  # to be awaited only
+            return await get_response(request)
+
+        return middle
+
+    def simple(request: Any) -> Any:
+        prepare(request)
+        return get_response(request)
+
+    return simple
+
+
+authentication.sync_capable = authentication.async_capable = True  # type: ignore[attr-defined]
+RATE_LIMITS = "headgate.http.django.rate_limits"
+
+
+@asynccontextmanager
+async def asgi(*urls: Any, **arguments: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a site with these views, under ASGI."""
+    with site(*urls, **arguments):
+        async with client_of(ASGIHandler()) as client:
+            yield client
+
+
+class site:  # noqa: N801  # a context manager that reads like one
+    """Settings of a site with these views, and a client of it under WSGI."""
+
+    def __init__(
+        self, *urls: Any, middleware: Any = (RATE_LIMITS,), limits: Any = (), around: Any = None
+    ) -> None:
+        urlconf: Any = ModuleType("urlconf")
+        urlconf.urlpatterns = list(urls)
+        self._settings = override_settings(
+            ROOT_URLCONF=urlconf, MIDDLEWARE=list(middleware), HEADGATE_LIMITS=limits
+        )
+        self._around = around
+
+    def __enter__(self) -> httpx.Client:
+        self._settings.enable()
+        app = WSGIHandler()
+        transport = httpx.WSGITransport(
+            self._around(app) if self._around else app, raise_app_exceptions=False, remote_addr="192.0.2.1"
+        )
+        return httpx.Client(transport=transport, base_url="http://service")
+
+    def __exit__(self, *error: object) -> None:
+        self._settings.disable()
+
+
+def ok(request: Any, **_: Any) -> Any:
+    return HttpResponse("ok")
+
+
+async def awaited(request: Any, **_: Any) -> Any:
+    return HttpResponse("awaited")
+
+
+def test_every_response_has_the_fields() -> None:
+    def broken(request: Any) -> Any:
+        raise RuntimeError("broken")
+
+    def gone(request: Any) -> Any:
+        raise Http404
+
+    urls = path("", ok), path("broken", broken), path("gone", gone)
+    with site(*urls, limits=["9/minute"]) as client:
+        responses = [client.get(path) for path in ("/", "/broken", "/gone", "/nowhere")]
+    assert [response.status_code for response in responses] == [200, 500, 404, 404]
+    assert all(map(is_complete, responses))
+    assert left(responses[-1]) == {"sliding_window/1m": 5}
+
+
+async def test_every_response_has_the_fields_under_asgi() -> None:
+    async def broken(request: Any) -> Any:
+        raise RuntimeError("broken")
+
+    urls = path("", ok), path("awaited", awaited), path("broken", broken)
+    async with asgi(*urls, limits=["4/minute"]) as client:
+        responses = [
+            await client.get(path) for path in ("/", "/awaited", "/broken", "/nowhere", "/", "/nowhere")
+        ]
+    assert [response.status_code for response in responses] == [200, 200, 500, 404, 429, 429]
+    assert all(map(is_complete, responses))
+
+
+def own_views() -> Any:
+    """Return views with and without limits of their own, and the limits of the site."""
+    shared = limit("2/minute")
+    urls = [
+        path("own", shared(ok)),
+        path("awaited", shared(awaited)),
+        path("both", limit("7/day")(limit("5/week")(awaited))),
+        path("other", ok),
+        path("free", exempt(lambda request: HttpResponse(str(decision(request))))),
+    ]
+    return urls, [limit("9/hour", default=True), limit("30/hour", default=True)]
+
+
+async def test_views_have_limits_of_their_own() -> None:
+    for is_async in (False, True):
+        urls, limits = own_views()
+
+        async def check(get: Any) -> None:
+            assert policies(await get("/own")) == {"sliding_window/1m": 2}
+            assert left(await get("/awaited")) == {"sliding_window/1m": 0}
+            refused = await get("/own")
+            assert refused.status_code == 429
+            assert refused.json()["violated-policies"] == ["sliding_window/1m"]
+            assert is_complete(refused)
+            assert left(await get("/both")) == {"sliding_window/1d": 6, "sliding_window/1w": 4}
+            assert policies(await get("/other")) == {"sliding_window/1h": 30}
+            free = await get("/free")
+            assert (free.text, "ratelimit" in free.headers) == ("None", False)
+
+        if is_async:
+            async with asgi(*urls, limits=limits) as client:
+                await check(client.get)
+        else:
+            with site(*urls, limits=limits) as sync_client:
+                await check(sync_to_async(sync_client.get))
+
+
+@pytest.mark.parametrize("view", [ok, awaited])
+async def test_a_decorator_works_without_the_middleware(view: Any) -> None:
+    urls = path("", limit("1/minute")(view)), path("report", limit("9/minute")(raising(view)))
+    async with asgi(*urls, middleware=()) as client:
+        first, second = [await client.get("/") for _ in range(2)]
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert is_complete(first)
+        assert is_complete(second)
+        assert (await client.get("/report")).status_code == 200
+        refused = await client.get("/report")
+        assert (refused.status_code, left(refused)["sliding_window/1h"]) == (429, 0)
+
+
+def raising(view: Any) -> Any:
+    """Return a view that a limiter guards."""
+    kind = AsyncLimiter if iscoroutinefunction(view) else Limiter
+    return kind("1/hour").guard("report", lambda request: int(request.GET.get("cost", 1)))(view)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("view", [ok, awaited])
+async def test_a_raised_refusal_is_answered(view: Any) -> None:
+    async with asgi(path("", raising(view)), limits=["9/minute"]) as client:
+        assert (await client.get("/")).status_code == 200
+        refused = await client.get("/")
+        assert refused.status_code == 429
+        assert is_complete(refused)
+        assert left(refused) == {"sliding_window/1m": 7, "sliding_window/1h": 0}
+        assert (await client.get("/?cost=2")).status_code == 413
+
+
+def test_a_raised_refusal_is_answered_under_wsgi() -> None:
+    with site(path("", raising(ok))) as client:
+        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+        assert client.get("/?cost=2").status_code == 413
+
+
+async def test_keys_by_user_session_and_address() -> None:
+    middleware = ["tests.integration.http.test_django.authentication", RATE_LIMITS]
+    headers = [{"x-user": "1"}, {"x-user": "1"}, {"x-user": "2"}, {}, {}]
+    for view in (ok, awaited):
+        urls = [
+            path("user", limit("1/minute", key=by_user)(view)),
+            path("session", limit("1/minute", key=by_session)(view)),
+            path("<int:number>", limit("1/minute", key=by_all(by_address(), by_route()))(view)),
+        ]
+        async with asgi(*urls, middleware=middleware) as client:
+            codes = [(await client.get("/session", headers={"x-session": key})).status_code for key in "aab"]
+            assert codes == [200, 429, 200]
+            assert [(await client.get(f"/{number}")).status_code for number in (1, 2)] == [200, 429]
+            if view is awaited:
+                codes = [(await client.get("/user", headers=sent)).status_code for sent in headers]
+                assert codes == [200, 429, 200, 200, 429]
+    for key in (by_user, by_scope_user()):
+        with site(path("user", limit("1/minute", key=key)(ok)), middleware=middleware) as sync_client:
+            codes = [sync_client.get("/user", headers=sent).status_code for sent in headers]
+            assert codes == [200, 429, 200, 200, 429]
+
+
+async def test_functions_may_be_awaited_under_async_views() -> None:
+    async def quota(request: Any) -> str | None:
+        return f"{request.GET['quota']}/minute" if "quota" in request.GET else None
+
+    async def tier(request: Any) -> str | None:
+        return request.GET.get("tier")  # type: ignore[no-any-return]
+
+    view = limit(
+        sliding_window("5/minute", tiers={"pro": "7/minute"}),
+        key=by_header("x-user"),
+        cost=lambda request: int(request.GET.get("cost", 1)),
+        tier=tier,
+        quota=quota,
+        exempt=lambda request: "free" in request.GET,
+    )(awaited)
+    async with asgi(path("", view)) as client:
+
+        async def get(user: str, query: str) -> httpx.Response:
+            return await client.get(f"/?{query}", headers={"x-user": user})
+
+        assert left(await get("a", "cost=2")) == {"sliding_window/1m": 3}
+        assert policies(await get("a", "tier=pro")) == {"sliding_window/1m": 7}
+        assert policies(await get("b", "quota=20&cost=15")) == {"sliding_window/1m": 20}
+        assert (await get("c", "cost=15")).status_code == 413
+        assert "ratelimit" not in (await get("c", "free")).headers
+
+
+async def test_outcomes() -> None:
+    def view(request: Any, status: int) -> Any:
+        if status == 500:
+            raise RuntimeError("broken")
+        return HttpResponse("", status=status)
+
+    async def async_view(request: Any, status: int) -> Any:
+        return view(request, status)
+
+    for function, middleware in (
+        (view, ()),
+        (view, (RATE_LIMITS,)),
+        (async_view, ()),
+        (async_view, (RATE_LIMITS,)),
+    ):
+        limited = limit("1/minute", count={401})(function)
+        async with asgi(path("<int:status>", limited), middleware=middleware) as client:
+            codes = [(await client.get(f"/{status}")).status_code for status in (200, 500, 401, 200)]
+        assert codes == [200, 500, 401, 429]
+
+
+def test_places_are_held_while_a_response_streams() -> None:
+    seen = []
+
+    @limit(concurrent(1, lease="1m"))
+    def view(request: Any) -> Any:
+        def stream() -> Iterator[str]:
+            seen.append(client.get("/").status_code)
+            yield "done"
+
+        return StreamingHttpResponse(stream())
+
+    for middleware in ((), (RATE_LIMITS,)):
+        with site(
+            path("", view), path("plain", limit(concurrent(1, lease="1m"))(ok)), middleware=middleware
+        ) as client:
+            assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+            assert [client.get("/plain").status_code for _ in range(2)] == [200, 200]
+    assert seen == [429] * 4
+
+
+async def test_places_are_held_while_an_async_response_streams() -> None:
+    seen = []
+
+    @limit(concurrent(1, lease="1m"))
+    async def view(request: Any) -> Any:
+        async def stream() -> AsyncIterator[str]:
+            seen.append((await client.get("/")).status_code)
+            yield "done"
+
+        return StreamingHttpResponse(stream())
+
+    for middleware in ((), (RATE_LIMITS,)):
+        async with asgi(path("", view), middleware=middleware) as client:
+            assert [(await client.get("/")).status_code for _ in range(2)] == [200, 200]
+    assert seen == [429] * 4
+
+
+async def test_class_based_views() -> None:
+    @method_decorator(limit("3/hour", store=MemoryStore()), name="dispatch")
+    class Pages(View):
+        def get(self, request: Any) -> Any:
+            return HttpResponse("got")
+
+        @limit("1/minute")
+        def post(self, request: Any) -> Any:
+            return HttpResponse("posted")
+
+    class AsyncPages(View):
+        @limit("1/minute")
+        async def get(self, request: Any) -> Any:
+            return HttpResponse("got")
+
+        async def post(self, request: Any) -> Any:
+            return HttpResponse("posted")
+
+    urls = path("", Pages.as_view()), path("async", AsyncPages.as_view())
+    async with asgi(*urls, limits=[limit("9/day", default=True)]) as client:
+        assert policies(await client.get("/")) == {"sliding_window/1h": 3}
+        assert [(await client.post("/")).status_code for _ in range(2)] == [200, 429]
+        assert (await client.get("/")).status_code == 429
+        assert policies(await client.get("/async")) == {"sliding_window/1m": 1}
+        assert policies(await client.post("/async")) == {"sliding_window/1d": 9}
+
+
+BOTH = {"sliding_window/1h", "sliding_window/1m"}
+
+
+def test_limits_around_the_site_show_together() -> None:
+    urls = path("", limit("5/minute")(ok)), path("awaited", limit("5/minute")(awaited))
+    with site(*urls, around=lambda app: WSGIRateLimitMiddleware(app, "9/hour")) as client:
+        responses = [client.get("/"), client.get("/awaited")]
+    assert all(map(is_complete, responses))
+    assert [set(left(response)) for response in responses] == [BOTH, BOTH]
+
+
+async def test_limits_around_the_site_show_together_under_asgi() -> None:
+    urls = path("", limit("5/minute")(ok)), path("awaited", limit("5/minute")(awaited))
+    with site(*urls):
+        async with client_of(RateLimitMiddleware(ASGIHandler(), "9/hour")) as client:
+            responses = [await client.get("/"), await client.get("/awaited")]
+    assert all(map(is_complete, responses))
+    assert [set(left(response)) for response in responses] == [BOTH, BOTH]
+
+
+def test_names_on_a_given_store() -> None:
+    store = MemoryStore()
+    views = path("", limit("9/minute", store=store)(ok))
+    with site(views, limits=[limit("9/minute", store=store)]) as client:
+        assert left(client.get("/")) == {"sliding_window/1m": 8, "sliding_window/1m (2)": 8}
+    for name in ("site", f"{__name__}.ok"):
+        assert Limiter("9/minute", name=name, store=store).check("192.0.2.1", 0).remaining == 8
+    unnamed = limit("1/minute", store=store)
+    unnamed(ok)
+    with pytest.raises(ConfigError, match="needs a name="):
+        unnamed(awaited)
+
+
+def test_mistakes_say_what_to_write() -> None:
+    async def key(request: Any) -> str:
+        return "a"
+
+    for wrong, message in (
+        (lambda: limit("1/minut"), "minut"),
+        (lambda: limit("1/minute", default=True)(ok), "HEADGATE_LIMITS"),
+        (lambda: limit("1/minute")(View), "method_decorator"),
+        (lambda: limit("1/minute")(ok)("no request"), "request"),
+        (lambda: site(limits="1/minute").__enter__(), "list"),
+        (lambda: throttle("1/minute", store=MemoryStore()), "name="),
+        (lambda: throttle("1/minute", key=key), "coroutine"),
+        (lambda: throttle(AsyncLimiter("1/minute")), "type Limiter"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match=message):
+            wrong()
+    with site(path("", limit(AsyncLimiter("1/minute"))(ok))) as client:
+        assert client.get("/").status_code == 500
+
+
+class TestThrottles:
+    def view(self, **options: Any) -> Any:
+        class Reports(APIView):
+            throttle_classes = (throttle("1/minute", **options),)
+
+            def get(self, request: Any) -> Any:
+                return Response({"ok": True})
+
+        return path("", Reports.as_view())
+
+    def test_a_refusal_is_the_frameworks_with_our_fields(self) -> None:
+        with site(self.view()) as client:
+            first, second = [client.get("/") for _ in range(2)]
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert "throttled" in second.json()["detail"]
+        assert is_complete(first)
+        assert is_complete(second)
+
+    def test_without_the_middleware_there_is_retry_after(self) -> None:
+        with site(self.view(clock=FakeClock()), middleware=()) as client:
+            client.get("/")
+            refused = client.get("/")
+        assert (refused.status_code, refused.headers["retry-after"]) == (
+            429,
+            "61",
+        )  # its last bucket ends then
+        assert "ratelimit" not in refused.headers
+
+    def test_functions_take_the_request(self) -> None:
+        options = {
+            "key": by_header("x-user"),
+            "cost": lambda request: int(request.query_params.get("cost", 1)),
+        }
+        with site(self.view(**options, exempt=lambda request: "free" in request.query_params)) as client:
+            assert [client.get("/", headers={"x-user": user}).status_code for user in "aab"] == [
+                200,
+                429,
+                200,
+            ]
+            assert client.get("/?cost=2").status_code == 413
+            assert "ratelimit" not in client.get("/?free").headers
+
+    def test_outcomes_need_the_middleware(self) -> None:
+        with site(self.view(count={500})) as client:
+            assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+        with site(self.view(count={500}), middleware=()) as client:
+            assert client.get("/").status_code == 500
+
+    def test_a_raised_refusal_is_answered(self) -> None:
+        own = Limiter("1/hour")
+
+        class Guarded(APIView):
+            @own.guard("report")
+            def get(self, request: Any) -> Any:
+                return Response({})
+
+        with site(path("", Guarded.as_view())) as client:
+            assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+
+
+def test_help_for_tests_reaches_django() -> None:
+    clock = FakeClock()
+    with site(path("", limit("1/minute")(ok))) as client, fresh_limits(clock=clock):
+        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+        clock.advance(61)
+        assert client.get("/").status_code == 200

@@ -1,0 +1,347 @@
+"""Limits in Flask applications."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flask
+import httpx
+import pytest
+from flask.views import MethodView
+
+from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, concurrent, sliding_window
+from headgate.http import by_address, by_all, by_header, by_route, by_user
+from headgate.http.flask import RateLimits, decision, exempt, limit
+from headgate.http.testing import fresh_limits
+from headgate.testing import FakeClock
+from tests.integration.http.clients import is_complete, left, policies
+
+
+def application(*limits: Any) -> flask.Flask:
+    app = flask.Flask(__name__)
+    RateLimits(app, *limits)
+    return app
+
+
+def client_of(app: Any, address: str = "192.0.2.1", *, raising: bool = True) -> httpx.Client:
+    transport = httpx.WSGITransport(app, raise_app_exceptions=raising, remote_addr=address)
+    return httpx.Client(transport=transport, base_url="http://service")
+
+
+def ok(**_: Any) -> str:
+    return "ok"
+
+
+def test_every_response_has_the_fields() -> None:
+    app = application("9/minute")
+    app.add_url_rule("/", view_func=ok)
+
+    @app.get("/broken")
+    def broken() -> str:
+        raise RuntimeError("broken")
+
+    @app.get("/forbidden")
+    def forbidden() -> str:
+        flask.abort(403)
+
+    with client_of(app) as client:
+        responses = [client.get(path) for path in ("/", "/broken", "/forbidden", "/nowhere")]
+    assert [response.status_code for response in responses] == [200, 500, 403, 404]
+    assert all(map(is_complete, responses))
+    assert left(responses[-1]) == {"sliding_window/1m": 5}
+
+
+def test_a_view_has_limits_of_its_own() -> None:
+    app = application(limit("9/hour", default=True))
+
+    @app.get("/own")
+    @limit("2/minute")
+    @limit("5/day")
+    def own() -> str:
+        found = decision()
+        assert found is not None
+        return str(found.remaining)
+
+    app.add_url_rule("/other", view_func=ok)
+    app.add_url_rule("/free", view_func=exempt(lambda: str(decision())), endpoint="free")
+    with client_of(app) as client:
+        first, second, refused = [client.get("/own") for _ in range(3)]
+        assert left(first) == {"sliding_window/1m": 1, "sliding_window/1d": 4}
+        assert (first.text, second.text) == ("4", "3")
+        assert refused.status_code == 429
+        assert refused.json()["violated-policies"] == ["sliding_window/1m"]
+        assert is_complete(refused)
+        assert policies(client.get("/other")) == {"sliding_window/1h": 9}
+        free = client.get("/free")
+        assert (free.text, "ratelimit" in free.headers) == ("None", False)
+
+
+def test_blueprints_share_a_limit_and_override_defaults() -> None:
+    outer, inner, free = (flask.Blueprint(name, __name__) for name in ("outer", "inner", "free"))
+    for blueprint in (outer, inner, free):
+        blueprint.add_url_rule("/", view_func=ok)
+        blueprint.add_url_rule("/own", endpoint="own", view_func=limit("7/day")(ok))
+    limit("2/minute")(outer)
+    limit("3/minute", default=True)(inner)
+    exempt(free)
+    app = application(limit("9/hour", default=True), limit("9/week"))
+    outer.register_blueprint(inner, url_prefix="/inner")
+    app.register_blueprint(outer, url_prefix="/outer")
+    app.register_blueprint(free, url_prefix="/free")
+    with client_of(app) as client:
+        assert set(policies(client.get("/outer/"))) == {"sliding_window/1w", "sliding_window/1m"}
+        assert set(policies(client.get("/outer/inner/own"))) == {
+            "sliding_window/1w",
+            "sliding_window/1m",
+            "sliding_window/1d",
+        }
+        assert client.get("/outer/").status_code == 429
+        assert "ratelimit" not in client.get("/free/").headers
+        assert policies(client.get("/free/own")) == {"sliding_window/1d": 7}
+
+
+def test_a_shared_limit_counts_together() -> None:
+    shared = limit("2/minute")
+    app = application()
+    for name in "abc":
+        app.add_url_rule(f"/{name}", endpoint=name, view_func=shared(ok))
+    with client_of(app) as client:
+        assert [client.get(path).status_code for path in ("/a", "/b", "/c")] == [200, 200, 429]
+
+
+def test_functions_see_the_request_and_its_context() -> None:
+    app = application()
+
+    @app.before_request
+    def authenticate() -> None:
+        flask.g.user = {"id": flask.request.args.get("user", "nobody")}
+
+    quotas = {"gold": "5/minute"}
+
+    @app.get("/<item>")
+    @limit(
+        sliding_window("1/minute", tiers={"pro": "3/minute"}),
+        key=by_all(by_user(), by_route()),
+        cost=lambda request: int(request.args.get("cost", 1)),
+        tier=lambda request: flask.request.headers.get("x-tier"),
+        quota=lambda request: quotas.get(flask.g.user["id"]),
+        exempt=lambda request: request.args.get("user") == "admin",
+    )
+    def view(item: str) -> str:
+        return item
+
+    with client_of(app) as client:
+        assert [client.get(path).status_code for path in ("/a?user=1", "/b?user=1", "/a?user=2")] == [
+            200,
+            429,
+            200,
+        ]
+        assert client.get("/a?user=3", headers={"x-tier": "pro"}).headers["x-ratelimit-remaining"] == "2"
+        assert policies(client.get("/a?user=gold")) == {"sliding_window/1m": 5}
+        assert client.get("/a?user=gold&cost=4").headers["x-ratelimit-remaining"] == "0"
+        assert client.get("/a?user=4&cost=4").status_code == 413
+        assert "ratelimit" not in client.get("/a?user=admin").headers
+
+
+def test_keys_per_scope_and_addresses() -> None:
+    rules = sliding_window("1/minute", scope="user"), sliding_window("9/hour", scope="address")
+    app = application()
+    address = by_address(proxies=["192.0.2.1"])
+    keys = {"user": by_header("x-user"), "address": address}
+    app.add_url_rule("/", view_func=limit(*rules, key=keys, address=address)(ok))
+    with client_of(app) as client:
+        headers = [{"x-user": "a"}, {"x-user": "a"}, {"x-forwarded-for": "198.51.100.1"}, {}]
+        assert [client.get("/", headers=sent).status_code for sent in headers] == [200, 429, 200, 200]
+
+
+def test_outcomes() -> None:
+    app = application()
+
+    @app.get("/<int:status>")
+    @limit("1/minute", count={401})
+    def view(status: int) -> Any:
+        if status == 500:
+            raise RuntimeError("broken")
+        return "", status
+
+    with client_of(app) as client:
+        assert [client.get(f"/{status}").status_code for status in (200, 500, 401, 200)] == [
+            200,
+            500,
+            401,
+            429,
+        ]
+
+
+def test_places_are_held_while_a_response_streams() -> None:
+    app = application()
+    seen: list[int] = []
+
+    @app.get("/")
+    @limit(concurrent(1, lease="1m"))
+    def view() -> Any:
+        def stream() -> Any:
+            with client_of(app) as inner:
+                seen.append(inner.get("/").status_code)
+            yield "done"
+
+        return flask.Response(stream())
+
+    with client_of(app) as client:
+        assert [client.get("/").status_code for _ in range(2)] == [200, 200]
+    assert seen == [429, 429]
+
+
+def test_a_raised_refusal_is_answered() -> None:
+    app = application("9/minute")
+    own = Limiter("1/hour")
+    app.add_url_rule(
+        "/",
+        view_func=own.guard("report", lambda: int(flask.request.args.get("cost", 1)))(lambda: "ok"),
+        endpoint="x",
+    )
+    with client_of(app) as client:
+        assert client.get("/").status_code == 200
+        refused = client.get("/")
+        assert refused.status_code == 429
+        assert is_complete(refused)
+        assert left(refused) == {"sliding_window/1m": 7, "sliding_window/1h": 0}
+        assert client.get("/?cost=2").status_code == 413
+
+
+def test_an_application_may_answer_in_its_own_way() -> None:
+    app = application()
+    app.register_error_handler(429, lambda error: (f"slow down: {error.code}", 429))
+    app.add_url_rule("/", view_func=limit("0/minute")(ok))
+    app.add_url_rule("/raised", endpoint="raised", view_func=Limiter("0/minute").guard("x")(ok))
+    with client_of(app) as client:
+        for path in ("/", "/raised"):
+            response = client.get(path)
+            assert (response.status_code, response.text) == (429, "slow down: 429")
+            assert left(response) == {"sliding_window/1m": 0}
+
+
+def test_async_views() -> None:
+    app = application()
+
+    @app.get("/")
+    @limit("1/minute")
+    async def view() -> str:
+        return "awaited"
+
+    with client_of(app) as client:
+        first, second = client.get("/"), client.get("/")
+    assert (first.text, second.status_code) == ("awaited", 429)
+
+
+def test_views_of_classes() -> None:
+    class Pages(MethodView):
+        init_every_request = False
+        decorators = (limit("3/hour"),)
+
+        def get(self) -> str:
+            return "got"
+
+        @limit("1/minute")
+        def post(self) -> str:
+            return "posted"
+
+    class Plain(MethodView):
+        @limit("1/minute")
+        def get(self) -> str:
+            return "got"
+
+        def post(self) -> str:
+            return "posted"
+
+    app = application(limit("9/day", default=True))
+    app.add_url_rule("/", view_func=Pages.as_view("pages"))
+    app.add_url_rule("/plain", view_func=Plain.as_view("plain"))
+    with client_of(app) as client:
+        assert policies(client.get("/")) == {"sliding_window/1h": 3}
+        assert [client.post("/").status_code for _ in range(2)] == [200, 429]
+        assert client.get("/").status_code == 429
+        assert policies(client.get("/plain")) == {"sliding_window/1m": 1}
+        assert policies(client.post("/plain")) == {"sliding_window/1d": 9}
+
+
+def test_the_application_may_come_later_and_more_than_once() -> None:
+    store = MemoryStore()
+    limits = RateLimits(None, limit("9/minute", store=store))
+    for _ in range(2):
+        app = flask.Flask("service")
+        limits.init_app(app)
+        app.add_url_rule("/", view_func=ok)
+        with client_of(app) as client:
+            response = client.get("/")
+    assert left(response) == {"sliding_window/1m": 7}
+
+
+def test_names_on_a_given_store_come_from_views_and_blueprints() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    app = application(limit("9/minute", store=store))
+    app.add_url_rule("/", view_func=limit("9/minute", store=store)(ok))
+    with client_of(app) as client:
+        assert left(client.get("/")) == {"sliding_window/1m": 8, "sliding_window/1m (2)": 8}
+    for name, key in ((__name__, b"192.0.2.1"), (f"{__name__}.ok", b"192.0.2.1")):
+        found = Limiter("9/minute", name=name, store=store)
+        assert found.check("192.0.2.1", 0).remaining == 8, key
+    unnamed = limit("1/minute", store=store)
+    unnamed(flask.Blueprint("one", __name__))
+    with pytest.raises(ConfigError, match="needs a name="):
+        unnamed(flask.Blueprint("two", __name__))
+
+
+@limit("1/minute")
+def wrapped_too_late() -> str:
+    return "ok"
+
+
+def test_mistakes_say_what_to_write() -> None:
+    app = application()
+    app.add_url_rule("/", view_func=wrapped_too_late.__wrapped__)  # type: ignore[attr-defined]
+    with client_of(app) as client:
+        assert client.get("/").status_code == 500
+    app.testing = True
+    with client_of(app) as client, pytest.raises(ConfigError, match="below @app"):
+        client.get("/")
+    without = flask.Flask(__name__)
+    without.testing = True
+    without.add_url_rule("/", view_func=limit("1/minute")(ok))
+    with client_of(without) as client, pytest.raises(ConfigError, match=r"RateLimits\(app\)"):
+        client.get("/")
+    for wrong, message in (
+        (lambda: RateLimits(app), "already"),
+        (lambda: limit("1/minute")(app), "RateLimits"),
+        (lambda: limit("1/minute", default=True)(ok), "default=True"),
+        (lambda: limit(), "rules"),
+        (lambda: limit(AsyncLimiter("1/minute")), "type Limiter"),
+        (lambda: limit(Limiter("1/minute"), name="x"), "already"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            wrong()
+
+    async def key(request: Any) -> str:
+        return "a"
+
+    with pytest.raises(ConfigError, match="ASGI"):
+        limit("1/minute", key=key)
+
+
+def test_a_request_can_be_handled_without_the_application_around_it() -> None:
+    app = application("1/minute")
+    app.add_url_rule("/", view_func=ok)
+    with app.test_request_context("/", environ_base={"REMOTE_ADDR": "192.0.2.1"}):
+        assert app.full_dispatch_request().status_code == 200
+        assert app.full_dispatch_request().status_code == 429
+
+
+def test_help_for_tests_reaches_flask() -> None:
+    clock = FakeClock()
+    app = application(limit("1/minute", store="sqlite:///never-opened.db", name="x"))
+    app.add_url_rule("/", view_func=ok)
+    with client_of(app) as client, fresh_limits(clock=clock):
+        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+        clock.advance(61)
+        assert client.get("/").status_code == 200

@@ -1,0 +1,30 @@
+"""Limits of an application on a clock of the test's."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate import ConfigError, Limiter
+from headgate.http.limit import RequestLimit
+from headgate.http.testing import FreshLimits, fresh_limits, limits_off
+
+
+def test_the_fixture_reaches_every_limit(headgate_limits: FreshLimits) -> None:
+    limit = RequestLimit(Limiter("1/minute", name="x", store="sqlite:///never-opened.db"))
+    assert [bool(limit.version.limiter.hit("a")) for _ in range(2)] == [True, False]
+    headgate_limits.advance(61)
+    assert limit.version.limiter.hit("a")
+    headgate_limits.reset()
+    assert limit.version.limiter.hit("a")
+
+
+def test_the_fixture_switches_limits_on_again(headgate_limits: FreshLimits) -> None:
+    limit = RequestLimit(Limiter("0/minute"))
+    with limits_off():
+        assert limit.version.limiter.hit("a")
+    assert not limit.version.limiter.hit("a")
+
+
+def test_real_time_cannot_be_moved() -> None:
+    with fresh_limits() as limits, pytest.raises(ConfigError, match="FakeClock"):
+        limits.advance(1)

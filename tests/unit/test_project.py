@@ -60,7 +60,7 @@ INSIDE = VALUES | {
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
     "algorithms": VALUES,
-    "stores": VALUES | {"_extras", "_fork", "algorithms"},
+    "stores": VALUES | {"_concurrency", "_extras", "_fork", "algorithms"},
     "_concurrency": VALUES,
     "_asking": VALUES | {"_awaiting", "quotas", "stores"},
     "_awaiting": VALUES | {"stores"},

@@ -35,7 +35,7 @@ from headgate.http.headers import all_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.steps import Steps, run, run_async
-from headgate.http.wsgi import EXCHANGE, Body, WSGIExchange, WSGIScope, accepted_by
+from headgate.http.wsgi import EXCHANGE, EndingBody, WSGIExchange, WSGIScope, accepted_by
 from headgate.keys import Key
 from headgate.stores import AsyncStore, Store
 
@@ -167,7 +167,7 @@ def handled(
     if exchange.holds:
         yield exchange.settle(response.status_code)
     if exchange.places and getattr(response, "streaming", False):
-        streamed: Any = _streamed if kind is ASGIExchange else Body
+        streamed: Any = _streamed if kind is ASGIExchange else EndingBody
         response.streaming_content = streamed(response.streaming_content, exchange)
     elif exchange.places:
         yield exchange.end()

@@ -44,6 +44,8 @@ with needing("headgate.http.django", "django"):
     from django.conf import settings
     from django.http import HttpRequest, HttpResponse
 
+__all__ = ["DjangoLimit", "by_session", "by_user", "decision", "exempt", "limit", "rate_limits"]
+
 View = TypeVar("View", bound=Callable[..., Any])
 AnyExchange = WSGIExchange | ASGIExchange
 

@@ -39,7 +39,7 @@ _LONGEST_ACCEPT = 1024
 
 
 class Answer(NamedTuple):
-    """A response of ours, complete but for the fields that say how much is left."""
+    """A refusal as an HTTP response; the `RateLimit` fields are added by `Writer`."""
 
     status: int
     fields: list[Field]

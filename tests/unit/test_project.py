@@ -60,7 +60,7 @@ INSIDE = VALUES | {
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
     "algorithms": VALUES,
-    "stores": VALUES | {"_extras", "_fork", "algorithms"},
+    "stores": VALUES | {"_concurrency", "_extras", "_fork", "algorithms"},
     "_concurrency": VALUES,
     "_asking": VALUES | {"_awaiting", "quotas", "stores"},
     "_awaiting": VALUES | {"stores"},
@@ -91,6 +91,7 @@ THIRD_PARTIES = {
     "headgate.stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
     "headgate_server.hosting": {"uvicorn"},
     "headgate.http.fastapi": {"fastapi", "starlette"},
+    "headgate.http.aiohttp": {"aiohttp"},
     "headgate.http.flask": {"flask", "werkzeug"},
     "headgate.http.django": {"asgiref", "django"},
     "headgate.http.rest_framework": {"rest_framework"},
@@ -110,6 +111,7 @@ THIRD_PARTIES = {
     "headgate_services.common.environment": {"pydantic", "pydantic_settings"},
     "headgate_services.common.guards": {"fastapi"},
     "headgate_services.common.health": {"fastapi"},
+    "headgate_services.common.metrics": {"prometheus_client"},
     "headgate_services.common.postgres": {"psycopg"},
     "headgate_services.mail": {
         "aiosmtplib",

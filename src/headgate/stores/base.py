@@ -72,7 +72,7 @@ class Guarantees:
 
 
 class AsyncNotes(Protocol):
-    """What a store may be able to do besides: keep a short text under a name, decided once for all callers.
+    """A store that also keeps notes: short texts under a name, decided once for all callers.
 
     The first caller decides what the text is, whatever the concurrency, in tasks and processes, and every caller gets the
     same. So that what must be done once is done once, also after a restart. To note the same again does nothing, so

@@ -52,7 +52,8 @@ def limit(
 
     The arguments are those of `headgate.http.flask.limit`.
     """
-    return HandlerLimit(rules, default, name, store, clock, on_scope(options, scope_of))
+    seen = on_scope(options, scope_of, lambda request: request.remote)
+    return HandlerLimit(rules, default, name, store, clock, seen)
 
 
 def decision(request: web.Request) -> Decision | None:

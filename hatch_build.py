@@ -1,17 +1,20 @@
-"""Compile the core where there is a C compiler. The package is whole without it: the same files are plain Python.
+"""Compile the core where there is a C compiler, and make the README readable on a package index.
 
+The package is whole without the compiled core: the same files are plain Python.
 HEADGATE_PURE=1 leaves the core uncompiled, HEADGATE_COMPILED=1 makes it an error if it cannot be compiled.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SOURCES = Path("src")
 MODULES = (
@@ -19,6 +22,10 @@ MODULES = (
     "headgate.decision",
     "headgate.stores.counters",
     "headgate.stores.meters",
+    "headgate.stores.redis.codec",
+    "headgate.stores.remote.batching",
+    "headgate.stores.remote.tasks",
+    "headgate.stores.remote.threads",
     "headgate.stores.request",
 )
 """What is compiled, each with the types in the `.pxd` beside it; `headgate._build` has the same list."""
@@ -127,3 +134,27 @@ def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
         for path in library.rglob("*")
         if path.is_file()
     }
+
+
+class PortableReadme(MetadataHookInterface):
+    """Provides README.md as the description of the package."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        repository = metadata.get("urls", {}).get("Repository")
+        metadata["readme"] = {"content-type": "text/markdown", "text": portable(text, repository)}
+
+
+PICTURE = re.compile(r"<picture>.*?</picture>\n*|!\[[^]]*\]\((?!https?:)[^)]*\)\n*", re.DOTALL)
+LINK = re.compile(r"\[([^]]+)\]\((?!https?:|#)([^)]+)\)")
+
+
+def portable(readme: str, repository: str | None) -> str:
+    """Return a README whose links and pictures do not depend on the files around it.
+
+    Links lead to the repository if it has a public address. If it has none, their texts stay, and pictures are left out.
+    """
+    if repository is None:
+        return LINK.sub(r"\1", PICTURE.sub("", readme))
+    pictures = re.sub(r'(src(?:set)?="|!\[[^]]*\]\()(?!https?:)', rf"\1{repository}/raw/main/", readme)
+    return LINK.sub(rf"[\1]({repository}/blob/main/\2)", pictures)

@@ -51,7 +51,7 @@ from benchmarks.harness import (
 from headgate import AsyncLimiter
 from headgate.testing.servers import find_free_port
 from headgate_server import open_app
-from headgate_server.wire import Ask, decision_answer
+from headgate_server.wire import HitAsk, decision_answer
 
 STEPS = 1
 CONNECTIONS = 32
@@ -74,7 +74,7 @@ def full() -> Application:
     return open_app(os.environ["BENCHMARK_POLICY"])
 
 
-async def decided(limiter: AsyncLimiter, decoder: msgspec.json.Decoder[Ask], body: bytes) -> bytes:
+async def decided(limiter: AsyncLimiter, decoder: msgspec.json.Decoder[HitAsk], body: bytes) -> bytes:
     """Return the answer to a body, with the types that our server uses."""
     ask = decoder.decode(body)
     assert isinstance(ask.key, str)
@@ -83,7 +83,7 @@ async def decided(limiter: AsyncLimiter, decoder: msgspec.json.Decoder[Ask], bod
 
 def bare() -> Application:
     """Return the least that can be an application: one path, one limiter."""
-    limiter, decoder = AsyncLimiter("1000000000/minute"), msgspec.json.Decoder(Ask)
+    limiter, decoder = AsyncLimiter("1000000000/minute"), msgspec.json.Decoder(HitAsk)
 
     async def application(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -107,7 +107,7 @@ def starlette() -> Application:
     from starlette.responses import Response
     from starlette.routing import Route
 
-    limiter, decoder = AsyncLimiter("1000000000/minute"), msgspec.json.Decoder(Ask)
+    limiter, decoder = AsyncLimiter("1000000000/minute"), msgspec.json.Decoder(HitAsk)
 
     async def hit(request: Request) -> Response:
         return Response(await decided(limiter, decoder, await request.body()), media_type="application/json")

@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-ORDER = ("conformance", "integration", "unit", "apps", "server", "demo", "browser", "docs")
+ORDER = ("conformance", "integration", "unit", "faults", "apps", "server", "demo", "browser", "docs")
 """Long ones first, so that no processor is idle in the end."""
 MEASURED = ("unit", "conformance")
 REMOTE = ("redis", "postgres", "client")

@@ -1,22 +1,30 @@
 """The server: limiters of a policy file over HTTP, its dashboard, and the `headgate` command.
 
-serve      runs it, blocking
-open_app   the ASGI application of a policy file, for another server
-make_app   the same of a policy that is there already
-Board      what the dashboard shows; Demo, what it shows besides in the demo
+- `serve` runs it, and blocks.
+- `open_app` returns the ASGI application of a policy file, for another web server; `make_app` that of a loaded policy.
+- `Statistics` counts what the dashboard shows; `Demo` is what it shows in addition during the demo.
+- `BoundedProtocol` is for uvicorn: HTTP with bounds on connections and requests.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headgate_server.board import Board, Demo
-    from headgate_server.running import make_app, open_app
-    from headgate_server.serving import serve
+    from headgate_server.factory import make_app, open_app
+    from headgate_server.http_server import BoundedProtocol
+    from headgate_server.startup import serve
+    from headgate_server.statistics import Demo, Statistics
 
-__all__ = ["Board", "Demo", "make_app", "open_app", "serve"]
+__all__ = ["BoundedProtocol", "Demo", "Statistics", "make_app", "open_app", "serve"]
 
-_HOMES = {"Board": "board", "Demo": "board", "make_app": "running", "open_app": "running", "serve": "serving"}
+_HOMES = {
+    "BoundedProtocol": "http_server",
+    "Demo": "statistics",
+    "Statistics": "statistics",
+    "make_app": "factory",
+    "open_app": "factory",
+    "serve": "startup",
+}
 
 
 def __getattr__(name: str) -> Any:

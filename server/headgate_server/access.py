@@ -22,7 +22,7 @@ from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 
 from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
-from headgate_server.problems import Field, Problem
+from headgate_server.problems import ApiProblem, Field
 
 audit = logging.getLogger("headgate.audit")
 
@@ -64,7 +64,7 @@ def check_access(
             not open the server.
 
     Raises:
-        Problem: 401 without a valid token, 403 if it does not permit this, or if there are no tokens and the request
+        ApiProblem: 401 without a valid token, 403 if it does not permit this, or if there are no tokens and the request
             may come from another machine, 421 if it was meant for another host.
     """
     tokens = policy.server.tokens
@@ -74,13 +74,13 @@ def check_access(
     if needed == "nothing":
         return _NOTHING
     if not tokens:
-        raise Problem(
+        raise ApiProblem(
             403,
             "there are no tokens in the policy any more; bring them back, or restart the server to do without them",
         )
     try:
         return _check_token(tokens, needed, scope["headers"])
-    except Problem as problem:
+    except ApiProblem as problem:
         if problem.fields != (_CHALLENGE,):  # to come without a token is how a browser begins
             client = (scope.get("client") or ("an unknown address",))[0]
             audit.warning("refused a request from %s: %s", client, problem.detail)
@@ -112,21 +112,29 @@ def _is_loopback(host: str) -> bool:
 def _check_local(scope: Mapping[str, Any]) -> None:
     arrived_at = (scope.get("server") or ("",))[0]
     if not (_is_loopback(arrived_at) or arrived_at.startswith("/")):  # a path: a socket of this machine
-        raise Problem(
+        raise ApiProblem(
             403,
             "there are no tokens in the policy, so only this machine may ask; add [server.tokens.NAME] to it",
         )
-    if any(name in _PASSED_ON for name, _ in scope["headers"]):
-        raise Problem(
-            403,
-            "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
-            "add [server.tokens.NAME] to it",
-        )
-    if not _is_loopback_authority(_field(scope["headers"], b"host")):
-        raise Problem(
+    host, hosts = b"", 0
+    for name, value in scope["headers"]:
+        if name == b"host":
+            host, hosts = value, hosts + 1
+        elif name in _PASSED_ON:
+            raise _passed_on()
+    if hosts != 1 or not _is_loopback_authority(host):
+        raise ApiProblem(
             421,
             "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
         )
+
+
+def _passed_on() -> ApiProblem:
+    return ApiProblem(
+        403,
+        "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
+        "add [server.tokens.NAME] to it",
+    )
 
 
 @lru_cache(maxsize=256)
@@ -145,16 +153,16 @@ def _check_token(
 ) -> Access:
     scheme, _, token = _field(headers, b"authorization").partition(b" ")
     if scheme.lower() != b"bearer" or not token.strip():
-        raise Problem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
+        raise ApiProblem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
     digest = sha256(token.strip()).hexdigest()
     name = _find(tokens, digest)
     if name is None:
-        raise Problem(401, "this token is not in the policy", (_BAD_TOKEN,))
+        raise ApiProblem(401, "this token is not in the policy", (_BAD_TOKEN,))
     found = tokens[name]
     if found.expires is not None and time.time() >= found.expires:
-        raise Problem(401, f"the token {name!r} has expired", (_BAD_TOKEN,))
+        raise ApiProblem(401, f"the token {name!r} has expired", (_BAD_TOKEN,))
     if needed not in ("token", *found.may):
-        raise Problem(403, f"this token may not {needed}", (_TOO_LITTLE,))
+        raise ApiProblem(403, f"this token may not {needed}", (_TOO_LITTLE,))
     return Access(found.may, digest, name)
 
 

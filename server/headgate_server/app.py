@@ -16,16 +16,16 @@ from headgate.errors import StoreMisconfigured
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
 from headgate_server.access import check_access
-from headgate_server.board import Board, Demo
 from headgate_server.candidates import Candidates
 from headgate_server.endpoints import endpoints
 from headgate_server.events import STALLED, Events
 from headgate_server.holds import HoldBook
-from headgate_server.metrics import Metrics
+from headgate_server.metrics import ServerMetrics
 from headgate_server.operations import Operations, problem_from
-from headgate_server.problems import Field, Problem
+from headgate_server.problems import ApiProblem, Field
 from headgate_server.replies import Reply, Stream, json_reply, problem_reply
-from headgate_server.routing import Endpoint, Request, Router
+from headgate_server.routing import ApiRequest, Route, Router
+from headgate_server.statistics import Demo, Statistics
 
 logger = logging.getLogger("headgate.server")
 
@@ -61,7 +61,7 @@ class App:
 
     Args:
         live: The limiters. They are closed when the application shuts down.
-        board: What counts the figures; one of the policy's hooks.
+        statistics: What counts the figures; one of the policy's hooks.
         metrics: Likewise, for Prometheus.
         demo: The demo that is shown, if it is one.
 
@@ -70,18 +70,22 @@ class App:
     """
 
     def __init__(
-        self, live: AsyncLivePolicy, board: Board, metrics: Metrics | None = None, demo: Demo | None = None
+        self,
+        live: AsyncLivePolicy,
+        statistics: Statistics,
+        metrics: ServerMetrics | None = None,
+        demo: Demo | None = None,
     ) -> None:
-        board.demo = demo
+        statistics.demo = demo
         self.live = live
-        self._board = board
-        self._book = HoldBook(live, run=board.run)
-        self._events = Events(board)
-        self._candidates = Candidates(live, board.candidates_file)
+        self._statistics = statistics
+        self._book = HoldBook(live, run=statistics.run)
+        self._events = Events(statistics)
+        self._candidates = Candidates(live, statistics.candidates_file)
         self._operations = Operations(live, self._book)
         self._had_tokens = bool(live.policy.server.tokens)
         live.on_change(self._heed_tokens)
-        table = endpoints(self._operations, self._events, board.past, self._candidates, metrics, demo)
+        table = endpoints(self._operations, self._events, statistics.history, self._candidates, metrics, demo)
         self._router = Router(table)
         self._decoders = {
             id(endpoint): msgspec.json.Decoder(endpoint.takes) for endpoint in table if endpoint.takes
@@ -119,20 +123,20 @@ class App:
         endpoint, values = self._router.find(scope["method"], path)
         policy = self.live.policy
         access = check_access(policy, endpoint.needs, scope, had_tokens=self._had_tokens)
-        arguments: list[Any] = [Request(scope["headers"], *access)] if endpoint.wants_request else []
+        arguments: list[Any] = [ApiRequest(scope["headers"], *access)] if endpoint.wants_request else []
         if endpoint.takes is not None:
             body = await read_body(scope, receive, policy.server.largest_body)
             arguments.append(self._decoded(endpoint, body))
         answer = await endpoint.handle(*arguments, *values)
         return answer if isinstance(answer, (Reply, Stream)) else json_reply(answer)
 
-    def _decoded(self, endpoint: Endpoint, body: bytes) -> msgspec.Struct:
+    def _decoded(self, endpoint: Route, body: bytes) -> msgspec.Struct:
         try:
             return self._decoders[id(endpoint)].decode(body)
         except msgspec.DecodeError as error:
-            raise Problem(400, f"the body cannot be used: {error}") from error
+            raise ApiProblem(400, f"the body cannot be used: {error}") from error
         except UnicodeDecodeError as error:
-            raise Problem(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
+            raise ApiProblem(400, f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
 
     async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
         """Send pieces until there are no more, or the reader is gone, or it takes none any longer."""
@@ -163,7 +167,7 @@ class App:
         """Return whether a stream's reader may still read it: its token may have been taken out of the policy."""
         try:
             check_access(self.live.policy, "token", scope, had_tokens=self._had_tokens)
-        except Problem:
+        except ApiProblem:
             return False
         return True
 
@@ -192,7 +196,7 @@ class App:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self.live.aclose()
-                self._board.save()
+                self._statistics.save()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return
@@ -219,10 +223,10 @@ class App:
     async def _tick(self, at: int) -> None:
         try:
             self._candidates.refresh()
-            self._board.show(self.live)
-            if self._board.is_shared:
+            self._statistics.show(self.live)
+            if self._statistics.is_shared:
                 await asyncio.sleep(SHOWING_SECONDS)
-            self._events.publish(self._board.add_up(at))
+            self._events.publish(self._statistics.add_up(at))
         except Exception:  # figures must not end because of one that could not be had
             logger.exception("the figures of this second are missing")
 
@@ -239,7 +243,7 @@ async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        Problem: 413 if it is too large, as soon as that is known; 415 if it is not JSON; 408 if it does not arrive.
+        ApiProblem: 413 if it is too large, as soon as that is known; 415 if it is not JSON; 408 if it does not arrive.
     """
     length, media_type = 0, b""
     for name, value in scope["headers"]:
@@ -251,7 +255,7 @@ async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
         media_type != b"application/json"
         and media_type.partition(b";")[0].strip().lower() != b"application/json"
     ):
-        raise Problem(415, "send JSON, with the header Content-Type: application/json")
+        raise ApiProblem(415, "send JSON, with the header Content-Type: application/json")
     if length > largest:
         raise _too_large(largest)
     direct = scope.get("extensions", {}).get(DIRECT)
@@ -269,12 +273,12 @@ async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
                 if not message.get("more_body") and len(body) <= largest:
                     return bytes(body)
     except TimeoutError:
-        raise Problem(408, f"the body did not arrive within {BODY_SECONDS:g} s", _TOO_LARGE) from None
+        raise ApiProblem(408, f"the body did not arrive within {BODY_SECONDS:g} s", _TOO_LARGE) from None
     raise _too_large(largest)
 
 
-def _too_large(largest: int) -> Problem:
-    return Problem(413, f"the body is larger than {largest} bytes, the policy's largest_body", _TOO_LARGE)
+def _too_large(largest: int) -> ApiProblem:
+    return ApiProblem(413, f"the body is larger than {largest} bytes, the policy's largest_body", _TOO_LARGE)
 
 
 async def _send_reply(reply: Reply, scope: Scope, send: Send) -> None:

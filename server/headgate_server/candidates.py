@@ -14,7 +14,7 @@ from headgate.policy import AsyncLivePolicy
 from headgate.quota import Quota
 from headgate.rules import Rule, make_rule
 from headgate_server.files import replace_file
-from headgate_server.problems import Problem
+from headgate_server.problems import ApiProblem
 
 CANDIDATE = "candidate of "
 """What the name of a candidate begins with; the name of the live rule follows."""
@@ -40,7 +40,7 @@ class Candidates:
         """Watch what a live rule would do with another quota; with `None`, no longer.
 
         Raises:
-            Problem: 404 if there is no such rule.
+            ApiProblem: 404 if there is no such rule.
             ConfigError: That is no quota, or none for this kind of rule.
         """
         quotas = {name: dict(rules) for name, rules in self._quotas.items()}
@@ -78,7 +78,7 @@ class Candidates:
         for each in found.rules if found is not None else ():
             if each.name == rule:
                 return each
-        raise Problem(404, f"there is no rule {rule[:80]!r} in a limiter {limiter[:80]!r}")
+        raise ApiProblem(404, f"there is no rule {rule[:80]!r} in a limiter {limiter[:80]!r}")
 
 
 def candidate_for(rule: Rule, quota: str) -> Rule:

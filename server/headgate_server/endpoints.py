@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from headgate_server.board import Demo
 from headgate_server.candidates import Candidates
 from headgate_server.events import Events
-from headgate_server.metrics import CONTENT_TYPE, Metrics
+from headgate_server.history import DecisionHistory
+from headgate_server.metrics import CONTENT_TYPE, ServerMetrics
 from headgate_server.openapi import document
 from headgate_server.operations import Operations
 from headgate_server.pages import SECURITY, Page, find_page, is_known
-from headgate_server.past import Past
-from headgate_server.problems import Problem
+from headgate_server.problems import ApiProblem
 from headgate_server.replies import PRIVATE, Reply, Stream, json_reply
-from headgate_server.routing import Endpoint, Request
+from headgate_server.routing import ApiRequest, Route
+from headgate_server.statistics import Demo
 from headgate_server.wire import (
-    Ask,
     BatchAnswers,
     BatchAsk,
     CandidateAnswer,
@@ -24,13 +23,14 @@ from headgate_server.wire import (
     ConfirmAsk,
     DecisionAnswer,
     FinishAnswer,
-    Health,
+    HealthAnswer,
+    HistoryAnswer,
+    HitAsk,
     HoldAnswer,
     InspectAnswer,
     InspectAsk,
     LimiterShown,
     LimitersShown,
-    PastAnswer,
     Readiness,
     RecordAnswer,
     RecordAsk,
@@ -39,7 +39,7 @@ from headgate_server.wire import (
     ResetAnswer,
     ResetAsk,
     SettleAsk,
-    Traffic,
+    TrafficAnswer,
     TrafficAsk,
     WaitAnswer,
 )
@@ -48,24 +48,22 @@ from headgate_server.wire import (
 def endpoints(
     operations: Operations,
     events: Events,
-    past: Past,
+    history: DecisionHistory,
     candidates: Candidates,
-    metrics: Metrics | None,
+    metrics: ServerMetrics | None,
     demo: Demo | None,
-) -> list[Endpoint]:
+) -> list[Route]:
     """Return the table of endpoints."""
     do = operations
     limiter, hold = "/v1/limiters/{name}", "/v1/holds/{id}"
     table = [
-        Endpoint("POST", f"{limiter}/hit", "decide", do.hit, Ask, DecisionAnswer),
-        Endpoint("POST", f"{limiter}/check", "decide", do.check, Ask, DecisionAnswer),
-        Endpoint("POST", f"{limiter}/record", "decide", do.record, RecordAsk, RecordAnswer),
-        Endpoint("POST", f"{limiter}/hold", "decide", do.hold, Ask, HoldAnswer, wants_request=True),
-        Endpoint("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, Ask, WaitAnswer),
-        Endpoint(
-            "POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True
-        ),
-        Endpoint(
+        Route("POST", f"{limiter}/hit", "decide", do.hit, HitAsk, DecisionAnswer),
+        Route("POST", f"{limiter}/check", "decide", do.check, HitAsk, DecisionAnswer),
+        Route("POST", f"{limiter}/record", "decide", do.record, RecordAsk, RecordAnswer),
+        Route("POST", f"{limiter}/hold", "decide", do.hold, HitAsk, HoldAnswer, wants_request=True),
+        Route("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, HitAsk, WaitAnswer),
+        Route("POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True),
+        Route(
             "POST",
             f"{limiter}/candidate",
             "administer",
@@ -73,33 +71,33 @@ def endpoints(
             CandidateAsk,
             CandidateAnswer,
         ),
-        Endpoint("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer),
-        Endpoint("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer),
-        Endpoint("POST", f"{hold}/confirm", "decide", do.confirm, ConfirmAsk, DecisionAnswer),
-        Endpoint("POST", f"{hold}/renew", "decide", do.renew, RenewAsk, HoldAnswer),
-        Endpoint("POST", "/v1/batch", "decide", do.batch, BatchAsk, BatchAnswers, wants_request=True),
-        Endpoint("POST", "/v1/inspect", "decide", do.inspect, InspectAsk, InspectAnswer),
-        Endpoint("GET", "/v1/limiters", "token", do.limiters, gives=LimitersShown),
-        Endpoint("GET", limiter, "token", do.limiter, gives=LimiterShown),
-        Endpoint("GET", "/v1/events", "token", _events(events)),
-        Endpoint("GET", "/v1/history/{range}", "token", _past(past), gives=PastAnswer),
-        Endpoint("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, Traffic),
-        Endpoint("GET", "/healthz", "nothing", do.healthz, gives=Health),
-        Endpoint("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True),
-        Endpoint("GET", "/metrics", "token", _metrics(metrics)),
-        Endpoint("GET", "/", "nothing", _page, wants_request=True),
-        Endpoint("GET", "/static/{file}", "nothing", _file, wants_request=True),
+        Route("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer),
+        Route("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer),
+        Route("POST", f"{hold}/confirm", "decide", do.confirm, ConfirmAsk, DecisionAnswer),
+        Route("POST", f"{hold}/renew", "decide", do.renew, RenewAsk, HoldAnswer),
+        Route("POST", "/v1/batch", "decide", do.batch, BatchAsk, BatchAnswers, wants_request=True),
+        Route("POST", "/v1/inspect", "decide", do.inspect, InspectAsk, InspectAnswer),
+        Route("GET", "/v1/limiters", "token", do.limiters, gives=LimitersShown),
+        Route("GET", limiter, "token", do.limiter, gives=LimiterShown),
+        Route("GET", "/v1/events", "token", _events(events)),
+        Route("GET", "/v1/history/{range}", "token", _history(history), gives=HistoryAnswer),
+        Route("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, TrafficAnswer),
+        Route("GET", "/healthz", "nothing", do.healthz, gives=HealthAnswer),
+        Route("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True),
+        Route("GET", "/metrics", "token", _metrics(metrics)),
+        Route("GET", "/", "nothing", _page, wants_request=True),
+        Route("GET", "/static/{file}", "nothing", _file, wants_request=True),
     ]
     described = json_reply(document(table))
 
     async def openapi() -> Reply:
         return described
 
-    return [*table, Endpoint("GET", "/openapi.json", "nothing", openapi)]
+    return [*table, Route("GET", "/openapi.json", "nothing", openapi)]
 
 
-def _readyz(operations: Operations) -> Callable[[Request], Awaitable[Reply]]:
-    async def readyz(request: Request) -> Reply:
+def _readyz(operations: Operations) -> Callable[[ApiRequest], Awaitable[Reply]]:
+    async def readyz(request: ApiRequest) -> Reply:
         readiness = await operations.readyz()
         if not request.may:  # nobody has to show a token here, so strangers are told whether, not what
             readiness.stores = []
@@ -125,44 +123,44 @@ def _candidate(candidates: Candidates) -> Callable[[CandidateAsk, str], Awaitabl
     return watch
 
 
-def _past(past: Past) -> Callable[[str], Awaitable[PastAnswer]]:
-    async def range_of(name: str) -> PastAnswer:
-        found = past.range(name)
+def _history(history: DecisionHistory) -> Callable[[str], Awaitable[HistoryAnswer]]:
+    async def range_of(name: str) -> HistoryAnswer:
+        found = history.range(name)
         if found is None:
-            raise Problem(404, "there is /v1/history/hour and /v1/history/day")
+            raise ApiProblem(404, "there is /v1/history/hour and /v1/history/day")
         return found
 
     return range_of
 
 
-def _metrics(metrics: Metrics | None) -> Callable[[], Awaitable[Reply]]:
+def _metrics(metrics: ServerMetrics | None) -> Callable[[], Awaitable[Reply]]:
     async def text() -> Reply:
         if metrics is None:
-            raise Problem(404, "this server keeps no metrics")
+            raise ApiProblem(404, "this server keeps no metrics")
         return Reply(200, ((b"content-type", CONTENT_TYPE), *PRIVATE), metrics.text())
 
     return text
 
 
-def _traffic(demo: Demo | None) -> Callable[[TrafficAsk], Awaitable[Traffic]]:
-    async def switch(ask: TrafficAsk) -> Traffic:
+def _traffic(demo: Demo | None) -> Callable[[TrafficAsk], Awaitable[TrafficAnswer]]:
+    async def switch(ask: TrafficAsk) -> TrafficAnswer:
         if demo is None:
-            raise Problem(404, "this is not the demo: there is no traffic to switch")
+            raise ApiProblem(404, "this is not the demo: there is no traffic to switch")
         demo.traffic = ask.on
-        return Traffic(demo.traffic)
+        return TrafficAnswer(demo.traffic)
 
     return switch
 
 
-async def _page(request: Request) -> Reply:
+async def _page(request: ApiRequest) -> Reply:
     return _sent(find_page("index.html"), request)
 
 
-async def _file(request: Request, name: str) -> Reply:
+async def _file(request: ApiRequest, name: str) -> Reply:
     return _sent(find_page(name), request)
 
 
-def _sent(page: Page, request: Request) -> Reply:
+def _sent(page: Page, request: ApiRequest) -> Reply:
     if is_known(page, request.headers):
         return Reply(304, page.fields, b"")
     return Reply(200, page.fields, page.content)

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from headgate_server.board import Board
-from headgate_server.problems import Problem
+from headgate_server.problems import ApiProblem
+from headgate_server.statistics import Statistics
 from headgate_server.wire import Tick
 
 STALLED = 10.0
@@ -30,8 +30,8 @@ RETRY_MS = 1000
 class Events:
     """The open streams of this process."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
         self._open = 0
         self._has_ended = False
         self._new = asyncio.Event()
@@ -56,12 +56,12 @@ class Events:
         """Return the pieces of a response; it counts as open from now on, until it is closed.
 
         Raises:
-            Problem: 503 if there are too many streams already, or no more.
+            ApiProblem: 503 if there are too many streams already, or no more.
         """
         if self._has_ended:
-            raise Problem(503, "the server is about to stop", ((b"retry-after", b"1"),))
+            raise ApiProblem(503, "the server is about to stop", ((b"retry-after", b"1"),))
         if self._open >= MOST_STREAMS:
-            raise Problem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
+            raise ApiProblem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
         pieces = self._pieces()
         await anext(pieces)  # which waits for nothing, so that nobody is let in between
         return pieces
@@ -72,7 +72,7 @@ class Events:
             yield b""
             new, (seen, event) = self._new, self._latest
             yield b"retry: %d\n\nevent: history\ndata: " % RETRY_MS
-            whole = self._board.past.seconds.whole()  # one text for all who ask within a second
+            whole = self._statistics.history.seconds.whole()  # one text for all who ask within a second
             for start in range(0, len(whole), PIECE_BYTES):
                 yield whole[start : start + PIECE_BYTES]
             yield b"\n\n" + event

@@ -1,78 +1,77 @@
-"""Holds that outlive the request they were taken in: what the server remembers of them, and where.
+"""Holds that outlive the request that took them: what the server remembers of them, and where.
 
-A hold is remembered in the store that counts its units: under its id a note says whose they are and how to give them back.
-To settle it is to note the outcome first: of all who try, in whichever worker or after a restart, one is told that its own
-outcome stands, and only that one gives back or records. The others return what stands.
+A hold is remembered in the store that counts its units: a note under its id says whose they are and how to give them back.
+To settle a hold, a worker first notes the outcome. Of all workers that try, also after a restart, one finds its own outcome
+noted, and only that one gives back or records. The others return what stands.
 
-To confirm or renew a hold is to note an outcome too, which may turn out to be refused: that is noted beside it, and then the
-next outcome counts. A renewed hold has a new id, because a note is not changed: the old hold has ended then.
+To confirm or renew a hold is to note an outcome that may still be refused; the result is noted beside it. After a refusal
+the hold is open again. A renewed hold has a new id, because a note never changes; the old id stands for the new one.
 
-What goes wrong leaves units counted until they expire by themselves, and never gives back twice: a worker that dies between
-the two steps, a store that fails there, a reply that nobody heard.
+A failure leaves units counted until they expire, and never gives back twice: a worker that is killed between the two
+steps, a store that fails there, a response that gets lost. After a confirmation or renewal that was lost like this, the next
+one takes units in addition, because no one knows whether those of the hold were moved.
 
-What a limiter's policy has decided because the store was down cannot be noted there. Such a hold is remembered by the
-worker that took it, and nowhere else.
+A hold that the failure policy admitted while the store was down cannot be noted there. Only the worker that took it
+remembers it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from headgate import AsyncHold, AsyncLimiter, Decision, HeadgateError
 from headgate.clock import Clock, SteadyClock, to_microseconds
-from headgate.costs import Cost, Costs, Units
-from headgate.decision import UNLIMITED
+from headgate.costs import Cost
 from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.keys import Key
-from headgate.policy import SHADOW, AsyncVersion
 from headgate.quotas import QuotaValue, quotas_of
-from headgate.rules import Rule
-from headgate.stores.base import (
-    LONGEST_NOTE,
-    Answer,
-    AsyncGate,
-    AsyncNotes,
-    Receipts,
-    plain_tiers,
-)
+from headgate.stores.base import LONGEST_NOTE, AsyncNotes
 from headgate.stores.request import Request
-from headgate_server.noted import (
-    Entry,
+from headgate_server.hold_notes import (
+    ADMITTED,
+    REFUSED,
+    Claim,
+    HoldBusy,
+    HoldEnd,
+    HoldNote,
     HoldsUnsupported,
     claim_end,
-    cost_in,
     has_ended,
     hint_of,
     is_id,
     keep,
     look_up,
-    new_claim,
     new_id,
-    refused_of,
+    result_of,
     start_of,
 )
+from headgate_server.open_holds import OpenHolds
+from headgate_server.restored_holds import RestoredHold
 
-__all__ = ["Finished", "HoldBook", "HoldsUnsupported", "TooManyHolds", "UnknownHold", "UnknownLimiter"]
-
-logger = logging.getLogger("headgate")
+__all__ = [
+    "Finished",
+    "HoldBook",
+    "HoldBusy",
+    "HoldsUnsupported",
+    "TooManyHolds",
+    "UnknownHold",
+    "UnknownLimiter",
+]
 
 T = TypeVar("T")
 
 MARGIN = 600.0
 """Seconds for which an id is remembered after its units have expired: until then a late settle is no mistake."""
 
-MOST_OPEN = 20_000
-"""How many open holds a process keeps an eye on, and how many it remembers itself while a store is down."""
-
 MOST_PER_CALLER = 10_000
-"""How many of them one caller may have open."""
+"""How many holds one caller may have open in a worker."""
+
+MOST_RENEWALS = 16
+"""How often a hold may be renewed while its first id is still good."""
 
 _LOOKED_AT = 64
 
@@ -82,11 +81,15 @@ class UnknownLimiter(HeadgateError, LookupError):
 
 
 class UnknownHold(HeadgateError, LookupError):
-    """There is no hold of that id, or none any more."""
+    """There is no hold with that id, or it has expired."""
 
 
 class TooManyHolds(HeadgateError):
     """The caller has too many holds open."""
+
+
+class _Renewed(Exception):
+    """The hold was renewed and goes on under another id, the argument."""
 
 
 class Finished(NamedTuple):
@@ -95,8 +98,8 @@ class Finished(NamedTuple):
     Attributes:
         limiter: Name of the limiter that it was taken from.
         held: The units that it took.
-        cost: The cost that stands: that of whoever settled or released first.
-        first: Whether this call was that first one.
+        cost: The cost that stands: that of the first call that settled or released it.
+        first: Whether this call was the first.
     """
 
     limiter: str
@@ -106,10 +109,10 @@ class Finished(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What came of asking for a hold.
+    """The answer to a hold.
 
     Attributes:
-        decision: The answer.
+        decision: The decision.
         hold: The id of the hold; `None` if it was refused.
         expires_after: Seconds until its units expire; `None` if it was refused.
     """
@@ -120,14 +123,14 @@ class Taken(NamedTuple):
 
 
 class HoldBook:
-    """What the server remembers of holds.
+    """The holds of a server.
 
-    Several books, in the workers of a server or in several servers, remember together if they use the same stores.
+    Books in several workers or servers that use the same stores know each other's holds.
 
     Args:
         live: Limiters by name.
-        clock: What tells when holds that this process keeps an eye on are over.
-        run: What the books have in common whose hooks count open holds together; of holds of another run they are not told.
+        clock: Tells when the holds that this process watches expire.
+        run: The same text in all books whose hooks count open holds together. Hooks are not called for holds of another run.
     """
 
     def __init__(
@@ -136,8 +139,8 @@ class HoldBook:
         self._live = live
         self._run = run
         self._clock: Clock = SteadyClock() if clock is None else clock
-        self._watched = _OpenHolds()  # taken here and noted in a store; for those who count open holds
-        self._here = _OpenHolds()  # taken here while the store was down; nobody else knows of them
+        self._watched = OpenHolds()  # taken here and noted in a store; for hooks that count open holds
+        self._here = OpenHolds()  # taken here while the store was down, and known only here
         self._running: set[asyncio.Task[Any]] = set()
 
     async def take(
@@ -152,14 +155,14 @@ class HoldBook:
     ) -> Taken:
         """Take units that are not final yet; return the decision, the id of the hold, and after how long its units expire.
 
-        Id and seconds are `None` if the units were refused, or if there are none: of a cost of 0 nothing is kept, and
-        what it turns out to cost can be recorded. The id is good for `MARGIN` seconds longer than the units
-        count. That of a degraded decision is known to this book alone.
+        Id and seconds are `None` if the units were refused, or if the cost is 0: then there is nothing to settle, and the
+        true cost can be recorded. The id is good for `MARGIN` seconds longer than the units count. Only this book knows the
+        id of a degraded decision.
 
         Raises:
             UnknownLimiter: There is no such limiter.
             HoldsUnsupported: Its store cannot remember holds.
-            TooManyHolds: The caller has too many open, of which none was settled.
+            TooManyHolds: The caller has too many open.
             StoreError: The hold could not be remembered, so it was released.
             CostTooHigh: The cost is above what a rule could ever admit at once.
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
@@ -169,7 +172,7 @@ class HoldBook:
         rules = tuple(rule.identity for rule in limiter.rules)
         if self._watched.of_caller(caller) >= MOST_PER_CALLER:
             raise TooManyHolds(
-                f"{MOST_PER_CALLER} holds are open that nobody has settled; settle or release some, or let them expire"
+                f"{MOST_PER_CALLER} holds of this caller are open; settle or release some, or let them expire"
             )
         hold = await limiter.hold(key, cost, tier=tier, quota=quota)
         if not hold or limiter.units.costs(cost) == 0:
@@ -178,13 +181,13 @@ class HoldBook:
             hold_id, expires_after = new_id(limiter_name), _expires_after(hold.decision, hold)
             self._here.add(hold_id, limiter_name, hold, self._due(_kept_for(expires_after)))
             return Taken(hold.decision, hold_id, expires_after)
-        entry = Entry(limiter_name, hold.key, hold.cost, hold.tier, rules, hold.receipts, 0.0, None, quota)
-        return await self._remember(notes, hold, hold.decision, entry, caller)
+        note = HoldNote(limiter_name, hold.key, hold.cost, hold.tier, rules, hold.receipts, 0.0, None, quota)
+        return await self._remember(notes, hold, hold.decision, note, caller)
 
     async def take_places(
         self, limiter_name: str, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None
     ) -> Taken:
-        """Take the places of a hold alone, as `take`: what else it took has expired."""
+        """Take only the places of a hold, as `take`: its other units have expired."""
         limiter = self._limiter(limiter_name).current
         notes = _notes_of(limiter)
         units, quotas = limiter.units, quotas_of(limiter.rules, quota)
@@ -197,24 +200,24 @@ class HoldBook:
         if not hold:
             return Taken(decision)
         rules = tuple(rule.identity for rule in limiter.rules)
-        entry = Entry(limiter_name, key, hold.cost, tier, rules, receipts, 0.0, None, quota)
-        return await self._remember(notes, hold, decision, entry)
+        note = HoldNote(limiter_name, key, hold.cost, tier, rules, receipts, 0.0, None, quota)
+        return await self._remember(notes, hold, decision, note)
 
     async def _remember(
-        self, notes: AsyncNotes, hold: AsyncHold, decision: Decision, entry: Entry, caller: str = ""
+        self, notes: AsyncNotes, hold: AsyncHold, decision: Decision, note: HoldNote, caller: str = ""
     ) -> Taken:
-        """Note a hold under a new id, as of a decision; release it if that cannot be done."""
-        hold_id, expires_after = new_id(entry.limiter), _expires_after(decision, hold)
+        """Note a hold under a new id; release it if that fails."""
+        hold_id, expires_after = new_id(note.limiter), _expires_after(decision, hold)
         kept_for = _kept_for(expires_after)
         is_watched = hold.is_observed and not self._watched.is_full
         try:
-            entry = replace(entry, kept_for=kept_for, watched_in=self._run if is_watched else None)
-            await keep(notes, start_of(hold_id), entry.text(), kept_for)
+            note = replace(note, kept_for=kept_for, watched_in=self._run if is_watched else None)
+            await keep(notes, start_of(hold_id), note.text(), kept_for)
         except BaseException:
             await self._to_the_end(_release(hold))
             raise
         if is_watched:
-            self._watched.add(hold_id, entry.limiter, hold, self._due(kept_for), caller)
+            self._watched.add(hold_id, note.limiter, hold, self._due(kept_for), caller)
         return Taken(decision, hold_id, expires_after)
 
     def _due(self, seconds: float) -> int:
@@ -223,53 +226,61 @@ class HoldBook:
     async def finish(self, hold_id: str, cost: Cost) -> Finished:
         """Make a hold final at its true cost; a cost of 0 releases it.
 
-        Only the first call counts, whoever makes it; later ones return its outcome. Units held beyond the cost are given
-        back as far as they still count and the limiter still has the rules that counted them. Units above what was held
-        are recorded, even beyond the limit.
+        Only the first call counts; later ones return its outcome. Units held beyond the cost are given back as far as they
+        still count and the limiter still has the rules that counted them. Units above what was held are recorded, even
+        beyond the limit.
 
         Raises:
-            UnknownHold: There is none, or none any more, or another worker took it while the store was down.
-            StoreError: The store could not be asked; or it failed in between, and then the hold is final.
+            UnknownHold: There is no such hold, it has expired, or another worker took it while the store was down.
+            HoldBusy: Another call is confirming or renewing it.
+            StoreError: The store cannot be asked; or it failed after the outcome was noted, and then the hold is final.
             CostTooHigh: So many units can never be counted.
-            ConfigError: The cost is not a whole number, or not of a unit that the limiter counts.
+            ConfigError: The cost is not a whole number, or of a unit that the limiter does not count.
         """
         here = self._here.get(hold_id)
         if here is not None:
             is_first = here.hold.final is None
             return Finished(here.limiter, here.hold.cost, await here.hold.settle(cost), is_first)
-        notes, entry = await self._find(hold_id)
-        return await self._to_the_end(self._finish(hold_id, notes, entry, cost))
+        return await self._following(
+            hold_id, lambda hold_id, notes, note: self._finish(hold_id, notes, note, cost)
+        )
 
     async def confirm(self, hold_id: str, cost: Cost | None = None) -> Decision:
         """Make a hold final as of now, as `AsyncHold.confirm`; a refusal leaves it open.
 
         Raises:
-            UnknownHold: There is none, or none any more, or another worker took it while the store was down.
-            UnknownLimiter: The policy has its limiter no more.
-            StoreError: The store could not be asked; or it failed in between, and then the hold is final.
+            UnknownHold: There is no such hold, it has expired, or another worker took it while the store was down.
+            UnknownLimiter: The policy no longer has its limiter.
+            HoldBusy: Another call is confirming or renewing it.
+            StoreError: The store cannot be asked; or it failed in between, and its units may have been moved.
             CostTooHigh: The cost is above what a rule could ever admit at once.
             ConfigError: The cost does not fit, or the limiter has other rules now.
         """
         here = self._here.get(hold_id)
         if here is not None:
             return await here.hold.confirm(cost)
-        notes, entry = await self._find(hold_id)
-        limiter = self._unchanged(entry)
-        final = entry.cost if cost is None else _Held(limiter, notes, entry).standing(cost)
 
         async def move(hold: AsyncHold) -> Decision:
             return await hold.confirm(cost)
 
-        decision, _ = await self._to_the_end(self._move(hold_id, notes, entry, final, move))
-        return decision
+        async def confirm(hold_id: str, notes: AsyncNotes, note: HoldNote) -> Decision:
+            limiter = self._unchanged(note)
+            final = note.cost if cost is None else RestoredHold(limiter, notes, note).standing(cost)
+            decision, hold, end = await self._move(hold_id, notes, note, final, move)
+            if hold is not None:
+                await keep(notes, result_of(end.name), ADMITTED, _kept_for(note.kept_for))
+            return decision
+
+        return await self._following(hold_id, confirm)
 
     async def renew(self, hold_id: str) -> Taken:
         """Extend the lease of a hold's places, as `AsyncHold.renew`. The hold goes on under a new id, unless it is refused.
 
         Raises:
-            UnknownHold: There is none, or none any more, or another worker took it while the store was down.
-            UnknownLimiter: The policy has its limiter no more.
-            StoreError: The store could not be asked; or it failed in between, and then the hold has ended.
+            UnknownHold: There is no such hold, it has expired, or another worker took it while the store was down.
+            UnknownLimiter: The policy no longer has its limiter.
+            HoldBusy: Another call is confirming or renewing it.
+            StoreError: The store cannot be asked; or it failed in between, and its places may have been renewed.
             ConfigError: It has no places, or the limiter has other rules now.
         """
         here = self._here.get(hold_id)
@@ -278,70 +289,101 @@ class HoldBook:
             return (
                 Taken(decision, hold_id, _expires_after(decision, here.hold)) if decision else Taken(decision)
             )
-        notes, entry = await self._find(hold_id)
-        if not self._unchanged(entry).units.has_places:
-            raise ConfigError(f"nothing to renew: no rule of limiter {entry.limiter!r} is concurrent")
-        return await self._to_the_end(self._renew(hold_id, notes, entry))
+        return await self._following(hold_id, self._renew)
 
-    async def _renew(self, hold_id: str, notes: AsyncNotes, entry: Entry) -> Taken:
+    async def _renew(self, hold_id: str, notes: AsyncNotes, note: HoldNote) -> Taken:
+        if not self._unchanged(note).units.has_places:
+            raise ConfigError(f"nothing to renew: no rule of limiter {note.limiter!r} is concurrent")
+        watched = self._watched.get(hold_id)
+
         async def move(hold: AsyncHold) -> Decision:
             return await hold.renew()
 
-        decision, hold = await self._move(hold_id, notes, entry, entry.cost, move)
+        decision, hold, end = await self._move(hold_id, notes, note, note.cost, move)
         if hold is None:
             return Taken(decision.as_refused() if decision.allowed else decision)
-        return await self._remember(notes, hold, decision, replace(entry, receipts=hold.receipts))
+        caller = "" if watched is None else watched.caller
+        taken = await self._remember(notes, hold, decision, replace(note, receipts=hold.receipts), caller)
+        await keep(notes, result_of(end.name), f"{ADMITTED}{taken.hold}", _kept_for(note.kept_for))
+        return taken
 
     async def _move(
         self,
         hold_id: str,
         notes: AsyncNotes,
-        entry: Entry,
+        note: HoldNote,
         final: Cost,
         move: Callable[[AsyncHold], Coroutine[Any, Any, Decision]],
-    ) -> tuple[Decision, AsyncHold | None]:
-        """Move the units of a hold, once; return the decision and, if it was admitted, the hold."""
-        limiter = self._unchanged(entry)
-        claim, kept_for = new_claim(final), _kept_for(entry.kept_for)
-        end, stands = await claim_end(notes, hold_id, claim, kept_for)
-        if stands != claim:
-            now = await limiter.check(entry.key, 0, tier=entry.tier)
-            return now if _is_anything(cost_in(stands)) else now.as_refused(), None
-        hold = _Held(limiter, notes, entry).hold(is_told=entry.watched_in == self._run)
+    ) -> tuple[Decision, AsyncHold | None, HoldEnd]:
+        """Move the units of a hold, once; return the decision and, if this call has moved them, the hold.
+
+        An admission is noted by the caller, when it has done what belongs to it.
+        """
+        limiter = self._unchanged(note)
+        end = await self._claim(hold_id, notes, note, Claim.new(final, self._clock.now_us()))
+        if not end.is_ours:
+            now = await limiter.check(note.key, 0, tier=note.tier)
+            return now if _is_anything(end.claim.cost) else now.as_refused(), None, end
+        restored = RestoredHold(limiter, notes, _kept_receipts(note, end))
+        hold = restored.hold(calls_hooks=note.watched_in == self._run)
         try:
             decision = await move(hold)
         except (ConfigError, CostTooHigh):
-            hold.forget()
-            await keep(notes, refused_of(end), "", kept_for)
+            await self._refuse(hold, notes, note, end)
             raise
         if decision.allowed:
             self._watched.disarm(hold_id)
-            return decision, hold
-        hold.forget()
-        await keep(notes, refused_of(end), "", kept_for)
-        return decision, None
+            return decision, hold, end
+        await self._refuse(hold, notes, note, end)
+        return decision, None, end
 
-    def _unchanged(self, entry: Entry) -> AsyncLimiter:
+    async def _refuse(self, hold: AsyncHold, notes: AsyncNotes, note: HoldNote, end: HoldEnd) -> None:
+        hold.forget()
+        await keep(notes, result_of(end.name), REFUSED, _kept_for(note.kept_for))
+
+    async def _claim(self, hold_id: str, notes: AsyncNotes, note: HoldNote, claim: Claim) -> HoldEnd:
+        """Note the outcome of a hold, unless there is one.
+
+        The outcome is kept for longer than the hold: were it forgotten first, the next call would be the first again. And
+        the worker that took the hold still finds the outcome when the hold has expired.
+        """
+        end = await claim_end(notes, hold_id, claim, _kept_for(note.kept_for), self._clock.now_us())
+        if end.successor:
+            raise _Renewed(end.successor)
+        return end
+
+    async def _following(
+        self, hold_id: str, work: Callable[[str, AsyncNotes, HoldNote], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Do something with a hold, even if the caller goes away; if it was renewed, with the one it has become."""
+        for _ in range(MOST_RENEWALS):
+            notes, note = await self._find(hold_id)
+            try:
+                return await self._to_the_end(work(hold_id, notes, note))
+            except _Renewed as renewed:
+                (hold_id,) = renewed.args
+        raise UnknownHold(f"this id was renewed {MOST_RENEWALS} times; use the id of the last renewal")
+
+    def _unchanged(self, note: HoldNote) -> AsyncLimiter:
         """Return the limiter of a hold, if it still has the rules that the hold was taken by."""
-        limiter = self._limiter(entry.limiter).current
-        if tuple(rule.identity for rule in limiter.rules) == entry.rules:
+        limiter = self._limiter(note.limiter).current
+        if tuple(rule.identity for rule in limiter.rules) == note.rules:
             return limiter
         raise ConfigError(
-            f"limiter {entry.limiter!r} has other rules now than when the hold was taken; it can be settled or released"
+            f"limiter {note.limiter!r} has other rules now than when the hold was taken; it can be settled or released"
         )
 
     async def tidy(self) -> None:
-        """Forget holds that are over, and tell the limiters' hooks of those that nobody settled.
+        """Forget holds that have expired, and call the limiters' hooks for those that were never settled.
 
-        Call it now and then, more often than every `MARGIN` seconds.
-        A hold that was taken here may be settled by another worker, whose hooks hear of that; ours do not. So over all
-        workers together the units of open holds add up.
+        Call it more often than every `MARGIN` seconds. If another worker settles a hold that was taken here, it calls its
+        own hooks, not ours. So the units of open holds add up over all workers.
         """
         now = self._clock.now_us()
         for hold_id in self._here.due(now):
             self._here.drop(hold_id)
         looked_at = self._watched.due(now)
-        if self._watched.is_half_full:  # room is made by finding those that others have settled
+        if self._watched.is_half_full:  # find those that other workers have settled
             looked_at += self._watched.next_few(_LOOKED_AT)
         settled = await asyncio.gather(*map(self._was_settled, looked_at))
         for hold_id, was_settled in zip(looked_at, settled, strict=True):
@@ -356,25 +398,24 @@ class HoldBook:
         except KeyError:
             raise UnknownLimiter(f"there is no limiter called {name!r}") from None
 
-    async def _finish(self, hold_id: str, notes: AsyncNotes, entry: Entry, cost: Cost) -> Finished:
-        limiter = self._live.get(entry.limiter)
-        held = None if limiter is None else _Held(limiter.current, notes, entry)
+    async def _finish(self, hold_id: str, notes: AsyncNotes, note: HoldNote, cost: Cost) -> Finished:
+        limiter = self._live.get(note.limiter)
+        held = None if limiter is None else RestoredHold(limiter.current, notes, note)
         if held is not None:
             held.check_excess(cost)
             cost = held.standing(cost)
-        claim = new_claim(cost)
-        # Longer than the hold itself: were it forgotten first, the next call would be the first again. And long enough for
-        # whoever took the hold to see, when that is forgotten, that somebody has settled it.
-        _, stands = await claim_end(notes, hold_id, claim, _kept_for(entry.kept_for))
+        end = await self._claim(hold_id, notes, note, Claim.new(cost))
         self._watched.disarm(hold_id)
-        if stands != claim:
-            return Finished(entry.limiter, entry.cost, cost_in(stands), first=False)
+        if not end.is_ours:
+            return Finished(note.limiter, note.cost, end.claim.cost, first=False)
+        if end.is_lost and limiter is not None:
+            held = RestoredHold(limiter.current, notes, _kept_receipts(note, end))
         if held is not None:
-            await held.settle(cost, is_told=entry.watched_in == self._run)
-        return Finished(entry.limiter, entry.cost, cost, first=True)
+            await held.settle(cost, calls_hooks=note.watched_in == self._run)
+        return Finished(note.limiter, note.cost, cost, first=True)
 
-    async def _find(self, hold_id: str) -> tuple[AsyncNotes, Entry]:
-        """Return where a hold is noted, and what."""
+    async def _find(self, hold_id: str) -> tuple[AsyncNotes, HoldNote]:
+        """Return the store that has the note of a hold, and the note."""
         failure: StoreError | None = None
         for notes, is_likely in self._places(hold_id) if is_id(hold_id) else ():
             try:
@@ -385,13 +426,13 @@ class HoldBook:
                 failure = error
             else:
                 if text is not None:
-                    return notes, Entry.read(text)
+                    return notes, HoldNote.read(text)
         raise failure or UnknownHold(
-            f"there is no hold {hold_id!r:.40}, or none any more: its units may have expired"
+            f"there is no hold {hold_id!r:.40}; if there was one, its units have expired"
         )
 
     def _places(self, hold_id: str) -> Iterator[tuple[AsyncNotes, bool]]:
-        """Yield the stores where a hold may be noted, each once; first, and marked so, the one that its id speaks of.
+        """Yield the stores where a hold may be noted, each once; first, and marked as likely, the one that the id hints at.
 
         The others are for holds of a limiter that the policy no longer has, or has in another store.
         """
@@ -403,7 +444,7 @@ class HoldBook:
                 yield store.notes, is_likely
 
     async def _was_settled(self, hold_id: str) -> bool | None:
-        """Return whether somebody has settled a hold; `None` if its store cannot be asked just now."""
+        """Return whether a hold was settled; `None` if that cannot be known just now."""
         for notes, is_likely in self._places(hold_id):
             if is_likely:
                 try:
@@ -413,230 +454,20 @@ class HoldBook:
         return False
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something even if whoever asked for it goes away meanwhile."""
+        """Complete some work even if the caller is cancelled."""
         task = asyncio.ensure_future(work)
-        self._running.add(task)  # an event loop alone does not keep its tasks
+        self._running.add(task)  # the event loop holds only a weak reference
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited has seen it; if nobody did, there is nobody to tell
-
-
-class _Open(NamedTuple):
-    """A hold that is open as far as this process knows."""
-
-    limiter: str
-    hold: AsyncHold
-    due: int
-    caller: str
-
-
-class _OpenHolds:
-    """Holds by id, so many at most."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, _Open] = {}
-        self._by_caller: Counter[str] = Counter()
-
-    def of_caller(self, caller: str) -> int:
-        """Return how many a caller has open."""
-        return self._by_caller[caller]
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._by_id) >= MOST_OPEN
-
-    @property
-    def is_half_full(self) -> bool:
-        return len(self._by_id) >= MOST_OPEN // 2
-
-    def add(self, hold_id: str, limiter: str, hold: AsyncHold, due: int, caller: str = "") -> None:
-        """Remember a hold until it is due; if there are too many, forget the oldest."""
-        if self.is_full:
-            self.drop(next(iter(self._by_id)))
-        self._by_id[hold_id] = _Open(limiter, hold, due, caller)
-        self._by_caller[caller] += 1
-
-    def get(self, hold_id: str) -> _Open | None:
-        return self._by_id.get(hold_id)
-
-    def drop(self, hold_id: str) -> None:
-        """Forget a hold. If it was not settled, it tells its hooks so."""
-        self._pop(hold_id)
-
-    def disarm(self, hold_id: str) -> None:
-        """Forget a hold that was settled by its id; whoever did that has told the hooks."""
-        found = self._pop(hold_id)
-        if found is not None:
-            found.hold.forget()
-
-    def _pop(self, hold_id: str) -> _Open | None:
-        found = self._by_id.pop(hold_id, None)
-        if found is not None:
-            self._by_caller[found.caller] -= 1
-            if not self._by_caller[found.caller]:
-                del self._by_caller[found.caller]
-        return found
-
-    def due(self, now: int) -> list[str]:
-        """Return the ids of those that nobody can settle any more."""
-        return [hold_id for hold_id, hold in self._by_id.items() if hold.due <= now]
-
-    def is_due(self, hold_id: str, now: int) -> bool:
-        return hold_id in self._by_id and self._by_id[hold_id].due <= now
-
-    def next_few(self, most: int) -> list[str]:
-        """Return the ids of those that were not looked at for longest."""
-        few = list(islice(self._by_id, most))
-        for hold_id in few:
-            self._by_id[hold_id] = self._by_id.pop(hold_id)
-        return few
-
-
-class _Held:
-    """A hold, made anew of what is noted of it, by the rules that its limiter has now.
-
-    A rule that was not there when it was taken has nothing to give back, and neither has a store that did not charge it.
-    """
-
-    def __init__(self, limiter: AsyncLimiter, notes: AsyncNotes, entry: Entry) -> None:
-        self._limiter = limiter
-        self._entry = entry
-        receipts = entry.receipts if entry.receipts is not None and limiter.store.notes is notes else ()
-        charged = dict(zip(entry.rules, (r for r in receipts if _shadow_rule(r) is None), strict=False))
-        self._gate, shadows = _shadowed(limiter, receipts)
-        by_identity = {rule.identity: rule for rule in limiter.rules}
-        rules = limiter.rules
-        if entry.rules != tuple(by_identity):
-            rules = tuple(by_identity[identity] for identity in entry.rules if identity in by_identity)
-            charged = {identity: charged[identity] for identity in charged if identity in by_identity}
-            self._gate = _Remainder(self._gate, limiter, rules, tuple(charged.values()), shadows)
-        self._receipts: Receipts | None = (*charged.values(), *shadows) or None
-        self._rules = rules
-        self._units = Units(limiter.name, rules)
-        self._cost = self._known(entry.cost)
-
-    def standing(self, cost: Cost) -> Cost:
-        """Return the cost that stands if the hold is settled at this one.
-
-        Raises:
-            ConfigError: It is not a whole number, or not of a unit that the limiter counts.
-        """
-        final = self._units.settled(cost, self._units.costs(self._cost))
-        return cost if isinstance(cost, int) else self._units.named(final)
-
-    def check_excess(self, cost: Cost) -> None:
-        """Refuse, before it stands, a cost that could not even be recorded where nothing is counted yet.
-
-        Raises:
-            CostTooHigh: So many units can never be counted.
-            ConfigError: It is not a whole number, or not of a unit that the limiter counts.
-        """
-        held = self._units.costs(self._cost)
-        _, more = self._units.difference(held, self._units.settled(cost, held))
-        each = more if isinstance(more, tuple) else (more,) * len(self._rules)
-        for algorithm, units in zip(plain_tiers(self._rules).of(self._entry.tier), each, strict=True):
-            if units:
-                algorithm.record(None, 0, units, 0)
-
-    def hold(self, *, is_told: bool) -> AsyncHold:
-        """Return the hold; its limiter's hooks hear of its end if they are told."""
-        limiter, entry = self._limiter, self._entry
-        new_hold: Callable[..., AsyncHold] = limiter.new_hold if is_told else AsyncHold
-        quotas = quotas_of(limiter.rules, entry.quota) if self._rules == limiter.rules else None
-        return new_hold(
-            self._gate,
-            UNLIMITED,
-            self._receipts,
-            entry.key,
-            self._cost,
-            entry.tier,
-            units=self._units,
-            quotas=quotas,
-        )
-
-    async def settle(self, cost: Cost, *, is_told: bool) -> None:
-        """Give back or record as the hold itself would have done, now that nobody else can."""
-        try:
-            await self.hold(is_told=is_told).settle(cost)
-        except (ConfigError, CostTooHigh) as error:  # it stands already, so nobody may send another
-            logger.warning(
-                "units above a hold of %s could not be recorded, in limiter %r: %s",
-                self._entry.cost,
-                self._limiter.name,
-                error,
-            )
-
-    def _known(self, cost: Cost) -> Cost:
-        """Return a cost without units that no rule counts any more."""
-        if isinstance(cost, int):
-            return cost
-        return {rule.unit: cost.get(rule.unit, 0) for rule in self._rules} or 0
-
-
-class _Remainder:
-    """The gate for a hold of which some rules are no longer there."""
-
-    def __init__(
-        self,
-        gate: AsyncGate,
-        limiter: AsyncLimiter,
-        rules: tuple[Rule, ...],
-        kept: Receipts,
-        shadows: Receipts,
-    ) -> None:
-        self._gate = gate
-        self._bound = limiter.store.bind_async(limiter.name, rules)
-        self._kept = kept
-        self._shadows = shadows
-        self._places = [rules.index(rule) if rule in rules else None for rule in limiter.rules]
-
-    async def ask(self, request: Request) -> Answer:
-        costs = self._of_all(request.cost)
-        return await self._gate.ask(Request(request.operation, request.key, costs, request.tier, request.now))
-
-    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        if self._kept:
-            try:
-                await self._bound.refund(self._kept, cost, now)
-            except StoreError as error:
-                logger.warning("a hold could not be given back, so it counts until it expires: %s", error)
-        if self._shadows:
-            await self._gate.refund(self._shadows, self._of_all(cost), now)
-
-    async def reset(self, key: Key | None) -> None:
-        await self._gate.reset(key)
-
-    def _of_all(self, cost: Costs) -> Costs:
-        """Return costs of the rules that are left as costs of all rules that there are now."""
-        if isinstance(cost, int):
-            return cost
-        return tuple(0 if place is None else cost[place] for place in self._places)
-
-
-def _shadowed(limiter: AsyncLimiter, receipts: Receipts) -> tuple[AsyncGate, Receipts]:
-    """Return what a hold is settled on, and the receipts of the shadow rules that the limiter still has."""
-    known = (
-        {shadow.rule.identity for shadow in limiter.shadows} if isinstance(limiter, AsyncVersion) else set()
-    )
-    shadows = tuple(receipt for receipt in receipts if _shadow_rule(receipt) in known)
-    return limiter.settling(shadows), shadows
-
-
-def _shadow_rule(receipt: tuple[object, object]) -> str | None:
-    """Return the identity of the shadow rule that a receipt is of, or `None`."""
-    match receipt:
-        case ((marked, str(identity), _), _) if marked == SHADOW:
-            return identity
-    return None
+            task.exception()  # marks it as seen, if the caller was cancelled
 
 
 async def _release(hold: AsyncHold) -> None:
-    # What cannot be given back counts until it expires; the caller hears why soon enough.
-    with suppress(StoreError):
+    with suppress(StoreError):  # the units count until they expire; the caller gets the error that led here
         await hold.release()
 
 
@@ -651,15 +482,20 @@ def _notes_of(limiter: AsyncLimiter) -> AsyncNotes:
 
 
 def _expires_after(decision: Decision, hold: AsyncHold) -> float:
-    """Return after how many seconds nothing of a hold counts any more."""
+    """Return the seconds until all units of a hold have expired."""
     if hold.receipts is None:
         return 0.0
     return max((result.reset_after or 0.0 for result in decision.results), default=0.0)
 
 
 def _kept_for(seconds: float) -> float:
-    """Return for how long something is noted that is over after so many seconds."""
+    """Return the seconds for which a note is kept of something that expires after so many seconds."""
     return min(seconds + MARGIN, LONGEST_NOTE)
+
+
+def _kept_receipts(note: HoldNote, end: HoldEnd) -> HoldNote:
+    """Return a note without its receipts if they may have been used already."""
+    return replace(note, receipts=None) if end.is_lost else note
 
 
 def _is_anything(cost: Cost) -> bool:

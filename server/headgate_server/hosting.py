@@ -13,6 +13,8 @@ from typing import Any
 
 import uvicorn
 
+__all__ = ["METRICS_FOLDER", "configuration", "serve", "serve_with_workers"]
+
 GRACE_SECONDS = 10
 """How long requests under way may take to finish when a program stops."""
 

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headgate.clock import MICROSECONDS, Clock
-from headgate.decision import Verdict
+from headgate.clock import Clock
 from headgate.errors import HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
 from headgate.observe import redact
 from headgate.policy import AsyncPolicyLimiter
 from headgate.policy.counted import out_of_reach
-from headgate.rules import SHARED, Rule
+from headgate.rules import SHARED
 from headgate.stores import MemoryStore
 from headgate.stores.request import Request
-from headgate_server.wire import LimiterState, RuleState
+from headgate.usage import RuleUsage, usage_of
+from headgate_server.wire import LimiterState
 
 
 async def state_of(
     limiter: AsyncPolicyLimiter, key: Key | None, tier: str | None, clock: Clock | None
 ) -> LimiterState:
-    """Return the state of a key in a limiter; what keeps it from being told is in the answer, too.
+    """Return the state of a key in a limiter, or the reason why it cannot be shown.
 
     Args:
         limiter: One of a policy.
@@ -52,7 +52,7 @@ def _fitting(limiter: AsyncPolicyLimiter, key: Key | None) -> Key | None:
 
 async def _results(
     limiter: AsyncPolicyLimiter, key: Key | None, tier: str | None, clock: Clock | None
-) -> list[RuleState]:
+) -> list[RuleUsage]:
     decision = await limiter.check(key, 1, tier=tier)
     if decision.degraded:
         raise StoreUnavailable("it does not answer")
@@ -64,24 +64,6 @@ async def _results(
     now = None if clock is None or isinstance(limiter.store, MemoryStore) else clock.now_us()
     counted, _ = await gate.ask(Request("peek", own, 0, policy.tier_for(key, tier), now))
     return [
-        _state(rule, now, high)
-        for rule, now, high in zip(policy.rules, decision.verdicts, counted.verdicts, strict=True)
+        usage_of(rule, at_zero, one_more)
+        for rule, at_zero, one_more in zip(policy.rules, counted.results, decision.results, strict=True)
     ]
-
-
-def _state(rule: Rule, now: Verdict, high: Verdict) -> RuleState:
-    used = high.limit - high.remaining
-    wait = 0 if now.allowed else now.retry_after_us
-    return RuleState(
-        name=rule.name,
-        limit=now.limit,
-        used=used,
-        remaining=max(0, now.limit - used),
-        reset_after=_seconds(high.reset_after_us),
-        frees_after=_seconds(wait),
-        scope=rule.scope,
-    )
-
-
-def _seconds(microseconds: int | None) -> float | None:
-    return None if microseconds is None else microseconds / MICROSECONDS

@@ -62,7 +62,7 @@ def _reserve(descriptor: int, size: int) -> None:
         allocate(descriptor, 0, size)
 
 
-class Metrics:
+class ServerMetrics:
     """The hooks that count, and what they have counted."""
 
     def __init__(self) -> None:

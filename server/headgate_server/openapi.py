@@ -12,7 +12,7 @@ import msgspec
 
 import headgate
 from headgate_server.problems import ProblemAnswer
-from headgate_server.routing import Endpoint
+from headgate_server.routing import Route
 from headgate_server.wire import (
     DecisionAnswer,
     FinishAnswer,
@@ -121,6 +121,7 @@ def _decision(
 _ADMITTED = _decision(True, 4)
 _FINISHED = {"hold": _HOLD, "limiter": "llm", "held": 800, "cost": 300, "first": True}
 _CANNOT = (422, 503)
+_CANNOT_END = (409, *_CANNOT)
 
 _TOLD: dict[tuple[str, str], Told] = {
     ("POST", "/v1/limiters/{name}/hit"): Told(
@@ -184,7 +185,7 @@ _TOLD: dict[tuple[str, str], Told] = {
         {"id": _HOLD},
         {"cost": 300},
         _FINISHED,
-        problems=_CANNOT,
+        problems=_CANNOT_END,
     ),
     ("POST", "/v1/holds/{id}/release"): Told(
         "release",
@@ -193,7 +194,7 @@ _TOLD: dict[tuple[str, str], Told] = {
         {"id": _HOLD},
         {},
         {**_FINISHED, "cost": 0},
-        problems=_CANNOT,
+        problems=_CANNOT_END,
     ),
     ("POST", "/v1/holds/{id}/confirm"): Told(
         "confirm",
@@ -203,16 +204,16 @@ _TOLD: dict[tuple[str, str], Told] = {
         {"id": _HOLD},
         {"cost": 300},
         _decision(True, 700, 1000, "tokens"),
-        problems=_CANNOT,
+        problems=_CANNOT_END,
     ),
     ("POST", "/v1/holds/{id}/renew"): Told(
         "renew",
         "Extend the lease of a hold's places in a concurrent rule",
-        "The hold goes on under the id of the answer, and the old one has ended. A refusal changes nothing.",
+        "The hold goes on under the id of the answer; the old id stands for it. A refusal changes nothing.",
         {"id": _HOLD},
         {},
         {"decision": _decision(True, 4, 5, "in flight"), "hold": _HOLD, "expires_after": 60.0},
-        problems=_CANNOT,
+        problems=_CANNOT_END,
     ),
     ("POST", "/v1/batch"): Told(
         "batch",
@@ -258,6 +259,10 @@ _TOLD: dict[tuple[str, str], Told] = {
                             "reset_after": 48.2,
                             "frees_after": 12.345678,
                             "scope": None,
+                            "kind": "sliding_window",
+                            "unit": "requests",
+                            "timezone": None,
+                            "shadow": False,
                         }
                     ],
                     "error": None,
@@ -322,7 +327,7 @@ _TOLD: dict[tuple[str, str], Told] = {
 }
 
 
-def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+def document(endpoints: Iterable[Route]) -> dict[str, Any]:
     """Return the document of those endpoints that people are told of; the dashboard's files are nobody's API."""
     told = [(endpoint, _TOLD[endpoint.method, endpoint.path]) for endpoint in endpoints if _is_told(endpoint)]
     paths: dict[str, dict[str, Any]] = {}
@@ -354,11 +359,11 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _is_told(endpoint: Endpoint) -> bool:
+def _is_told(endpoint: Route) -> bool:
     return (endpoint.method, endpoint.path) in _TOLD
 
 
-def _operation(endpoint: Endpoint, told: Told) -> dict[str, Any]:
+def _operation(endpoint: Route, told: Told) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": told.name,
         "tags": [_tag(endpoint.path)],
@@ -393,13 +398,11 @@ def _tag(path: str) -> str:
     return "limiters" if path.startswith("/v1") else "operation"
 
 
-def _roles(endpoint: Endpoint) -> list[str]:
+def _roles(endpoint: Route) -> list[str]:
     return [] if endpoint.needs == "token" else [endpoint.needs]
 
 
-def _success(
-    endpoint: Endpoint, told: Told, description: str = "Done.", example: Any = None
-) -> dict[str, Any]:
+def _success(endpoint: Route, told: Told, description: str = "Done.", example: Any = None) -> dict[str, Any]:
     schema = (
         {"type": "string"} if endpoint.gives is None else {"$ref": _REF.format(name=endpoint.gives.__name__)}
     )
@@ -418,7 +421,7 @@ def _not_ready(answer: dict[str, Any]) -> dict[str, Any]:
     return {"status": "not ready", "stores": [down]}
 
 
-def _problems(endpoint: Endpoint, told: Told) -> Iterator[int]:
+def _problems(endpoint: Route, told: Told) -> Iterator[int]:
     yield from told.problems
     yield 421
     if endpoint.takes is not None:
@@ -435,6 +438,7 @@ _DETAILS = {
     403: "this token may not administer",
     404: "there is no limiter 'lgoin'; did you mean 'login'?",
     408: "the body did not arrive within 10 s",
+    409: "another call is confirming or renewing this hold; send the call again",
     413: "the body is larger than 65536 bytes, the policy's largest_body",
     415: "send JSON, with the header Content-Type: application/json",
     421: "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
@@ -453,7 +457,7 @@ def _problem(status: int) -> dict[str, Any]:
     return {"description": title, "content": {PROBLEM: content}}
 
 
-def _schemas(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+def _schemas(endpoints: Iterable[Route]) -> dict[str, Any]:
     types = [kind for endpoint in endpoints for kind in (endpoint.takes, endpoint.gives) if kind is not None]
     _, schemas = msgspec.json.schema_components([*types, History, Tick, ProblemAnswer], ref_template=_REF)
     bodies = (DecisionAnswer, RecordAnswer, HoldAnswer, WaitAnswer, ResetAnswer, FinishAnswer, ProblemAnswer)

@@ -14,16 +14,22 @@ from headgate.decision import Decision
 from headgate.errors import HeadgateError, StoreError
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
-from headgate.stores.request import Request as Asked
-from headgate_server.board import shown_key
+from headgate.stores.request import Request
 from headgate_server.describe import limiter_shown, store_shown
-from headgate_server.holds import HoldBook, HoldsUnsupported, TooManyHolds, UnknownHold, UnknownLimiter
+from headgate_server.holds import (
+    HoldBook,
+    HoldBusy,
+    HoldsUnsupported,
+    TooManyHolds,
+    UnknownHold,
+    UnknownLimiter,
+)
 from headgate_server.inspect import state_of
-from headgate_server.problems import Problem, problem_of
-from headgate_server.routing import Request
+from headgate_server.problems import ApiProblem, problem_of
+from headgate_server.routing import ApiRequest
+from headgate_server.statistics import shown_key
 from headgate_server.wire import (
     Anew,
-    Ask,
     BatchAnswer,
     BatchAnswers,
     BatchAsk,
@@ -31,7 +37,8 @@ from headgate_server.wire import (
     ConfirmAsk,
     DecisionAnswer,
     FinishAnswer,
-    Health,
+    HealthAnswer,
+    HitAsk,
     HoldAnswer,
     InspectAnswer,
     InspectAsk,
@@ -53,33 +60,40 @@ from headgate_server.wire import (
 
 logger = logging.getLogger("headgate.server")
 audit = logging.getLogger("headgate.audit")
-"""Who has taken away what was counted, and whose token was refused."""
+"""The log of resets and refused tokens."""
 
 MOST_TOGETHER = 100
 """Calls of a batch that are under way at once."""
 
 LONGEST_WORK = 0.002
-"""Seconds that a batch may keep the loop for itself."""
+"""Seconds that a batch may block the event loop."""
 
 _TOGETHER = frozenset({"hit", "check", "record", "wait-hint"})
 """Operations that may be under way together: stores answer them in the order in which they were asked."""
+
+_OF_HOLDS = frozenset({"settle", "release", "confirm", "renew"})
 
 
 class Operations:
     """The operations, over the limiters of a policy.
 
-    Every one of them raises `Problem` or a `HeadgateError` for what it cannot do; `problem_from` makes one of the other.
+    Every one of them raises `ApiProblem` or a `HeadgateError` for what it cannot do; `problem_from` makes one of the other.
     """
 
     def __init__(self, live: AsyncLivePolicy, book: HoldBook) -> None:
         self._live = live
         self._book = book
+        self._decisions: dict[str, Callable[[HitAsk, str], Awaitable[Struct]]] = {
+            "hit": self.hit,
+            "check": self.check,
+            "wait-hint": self.wait_hint,
+        }
 
-    async def hit(self, ask: Ask, name: str) -> DecisionAnswer:
+    async def hit(self, ask: HitAsk, name: str) -> DecisionAnswer:
         limiter = self._limiter(name)
         return decision_answer(await limiter.hit(key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota))
 
-    async def check(self, ask: Ask, name: str) -> DecisionAnswer:
+    async def check(self, ask: HitAsk, name: str) -> DecisionAnswer:
         limiter = self._limiter(name)
         return decision_answer(
             await limiter.check(key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota)
@@ -89,30 +103,32 @@ class Operations:
         limiter, key, cost = self._limiter(name).current, key_from(ask.key), ask.cost
         if isinstance(cost, list):
             if len(cost) != len(limiter.rules):
-                raise Problem(422, f"{len(cost)} costs for {len(limiter.rules)} rules - at `$.cost`")
-            request = Asked("record", key, tuple(cost), ask.tier)
+                raise ApiProblem(422, f"{len(cost)} costs for {len(limiter.rules)} rules - at `$.cost`")
+            request = Request("record", key, tuple(cost), ask.tier)
         else:
             request = limiter.request("record", key, cost, ask.tier)
         await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
         return RecordAnswer(ask.cost)
 
-    async def hold(self, request: Request, ask: Ask, name: str) -> HoldAnswer:
+    async def hold(self, request: ApiRequest, ask: HitAsk, name: str) -> HoldAnswer:
         self._limiter(name)  # for the message that lists near names
         taken = await self._book.take(
             name, key_from(ask.key), ask.cost, ask.tier, ask.quota, caller=request.caller
         )
         return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
 
-    async def wait_hint(self, ask: Ask, name: str) -> WaitAnswer:
+    async def wait_hint(self, ask: HitAsk, name: str) -> WaitAnswer:
         decision = await self._limiter(name).check(
             key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota
         )
         return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)
 
-    async def reset(self, request: Request, ask: ResetAsk, name: str) -> ResetAnswer:
+    async def reset(self, request: ApiRequest, ask: ResetAsk, name: str) -> ResetAnswer:
         key = key_from(ask.key)
         await self._limiter(name).reset(key)
-        audit.info("%s has reset %r in limiter %r", request.name or "somebody here", shown_key(key), name)
+        audit.info(
+            "%s has reset %r in limiter %r", request.name or "a caller without a token", shown_key(key), name
+        )
         return ResetAnswer()
 
     async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
@@ -148,7 +164,7 @@ class Operations:
         limiter = self._limiter(ask.limiter).current
         held = limiter.units.costs(ask.cost)
         costs = limiter.units.without_places(held if cost is None else limiter.units.settled(cost, held))
-        request = Asked("hit", key_from(ask.key), costs, ask.tier)
+        request = Request("hit", key_from(ask.key), costs, ask.tier)
         decision, _ = await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
         return decision
 
@@ -164,8 +180,8 @@ class Operations:
         states = await asyncio.gather(*(state_of(limiter, key, ask.tier, clock) for limiter in limiters))
         return InspectAnswer(list(states))
 
-    async def healthz(self) -> Health:
-        return Health()
+    async def healthz(self) -> HealthAnswer:
+        return HealthAnswer()
 
     async def readyz(self) -> Readiness:
         limiters = sorted(self._live.values(), key=lambda limiter: bool(limiter.rules))
@@ -179,7 +195,7 @@ class Operations:
 
     # Batches
 
-    async def batch(self, request: Request, ask: BatchAsk) -> BatchAnswers:
+    async def batch(self, request: ApiRequest, ask: BatchAsk) -> BatchAnswers:
         """Answer each call as it would be answered alone, in order.
 
         What only asks a limiter leaves for a remote store together with its neighbours; everything else waits for what
@@ -189,14 +205,15 @@ class Operations:
         together: list[asyncio.Task[BatchAnswer]] = []
         rested = perf_counter()
         for call in ask.calls:
-            if len(together) >= MOST_TOGETHER or (together and not self._may_join(call)):
+            may_join = self._may_join(call)
+            if together and (not may_join or len(together) >= MOST_TOGETHER):
                 answers += await asyncio.gather(*together)
                 together = []
-            if self._may_join(call):
+            if may_join:
                 together.append(asyncio.ensure_future(self._answer(call, request)))
                 continue
             answers.append(await self._answer(call, request))
-            if perf_counter() - rested > LONGEST_WORK:  # what never waits would keep everybody else waiting
+            if perf_counter() - rested > LONGEST_WORK:  # calls that never wait would block all other requests
                 await asyncio.sleep(0)
                 rested = perf_counter()
         return BatchAnswers(answers + await asyncio.gather(*together))
@@ -208,66 +225,52 @@ class Operations:
         limiter = self._live.get(call.limiter) if call.limiter is not None else None
         return limiter is not None and limiter.store.remote
 
-    async def _answer(self, call: BatchCall, request: Request) -> BatchAnswer:
+    async def _answer(self, call: BatchCall, request: ApiRequest) -> BatchAnswer:
         try:
             return BatchAnswer(200, await self._one(call, request))
         except Exception as error:  # noqa: BLE001  # one call must not take the answers of the others with it
             problem = problem_from(error)
             return BatchAnswer(problem.status, problem.document)
 
-    async def _one(self, call: BatchCall, request: Request) -> Struct:
+    async def _one(self, call: BatchCall, request: ApiRequest) -> Struct:
+        name, operation = call.limiter, call.operation
+        if operation in _OF_HOLDS:
+            return await self._end(call)
+        if name is None or call.hold is not None:
+            raise ApiProblem(400, f"{operation} needs the name of a limiter, and no hold")
+        if name not in self._live:  # without near names: to look for a thousand of them takes seconds
+            raise ApiProblem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
         cost = 1 if call.cost is None else call.cost
+        if operation == "record":
+            return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), name)
         if isinstance(cost, list):
-            if call.operation != "record" or call.limiter is None:
-                raise Problem(400, "only record takes a cost for each rule; write an object by unit")
-            return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), call.limiter)
-        match call:
-            case BatchCall(
-                operation="settle" | "release" | "confirm" | "renew",
-                hold=str(hold),
-                limiter=None,
-                key=None,
-                tier=None,
-                quota=None,
-            ):
-                return await self._end(call, None if call.cost is None else cost, hold)
-            case BatchCall(operation="settle" | "release" | "confirm" | "renew"):
-                raise Problem(400, f"{call.operation} needs the id of a hold, and nothing of a limiter")
-            case BatchCall(limiter=str(name), hold=None):
-                if name not in self._live:  # without near names: to look for a thousand of them takes seconds
-                    raise Problem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
-                if call.operation == "reset":
-                    return await self._reset_one(call, name, request)
-                if call.operation == "record":
-                    return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), name)
-                one = Ask(call.key, cost, call.tier, call.quota)
-                if call.operation == "hold":
-                    return await self.hold(request, one, name)
-                return await self._by_name(call.operation)(one, name)
-        raise Problem(400, f"{call.operation} needs the name of a limiter, and no hold")
+            raise ApiProblem(400, "only record takes a cost for each rule; write an object by unit")
+        if operation == "reset":
+            return await self._reset_one(call, name, request)
+        one = HitAsk(call.key, cost, call.tier, call.quota)
+        if operation == "hold":
+            return await self.hold(request, one, name)
+        return await self._decisions[operation](one, name)
 
-    async def _end(self, call: BatchCall, cost: int | dict[str, int] | None, hold: str) -> Struct:
-        if call.operation == "confirm":
+    async def _end(self, call: BatchCall) -> Struct:
+        hold, cost, operation = call.hold, call.cost, call.operation
+        of_limiter = (call.limiter, call.key, call.tier, call.quota)
+        if hold is None or isinstance(cost, list) or of_limiter != (None, None, None, None):
+            raise ApiProblem(400, f"{operation} needs the id of a hold, and nothing of a limiter")
+        if operation == "confirm":
             return await self.confirm(ConfirmAsk(cost, call.anew), hold)
-        if (cost is None) is (call.operation == "settle"):
-            raise Problem(400, "settle needs a cost, and release takes none, nor does renew")
-        if call.operation == "renew":
+        if (cost is None) is (operation == "settle"):
+            raise ApiProblem(400, "settle needs a cost, and release takes none, nor does renew")
+        if operation == "renew":
             return await self.renew(RenewAsk(call.anew), hold)
         return await self.settle(SettleAsk(0 if cost is None else cost), hold)
 
-    async def _reset_one(self, call: BatchCall, name: str, request: Request) -> ResetAnswer:
+    async def _reset_one(self, call: BatchCall, name: str, request: ApiRequest) -> ResetAnswer:
         if "administer" not in request.may:
-            raise Problem(403, "this token may not administer")
+            raise ApiProblem(403, "this token may not administer")
         if call.cost is not None or call.tier is not None or call.quota is not None:
-            raise Problem(400, "reset takes a key, but neither cost nor tier nor quota")
+            raise ApiProblem(400, "reset takes a key, but neither cost nor tier nor quota")
         return await self.reset(request, ResetAsk(call.key), name)
-
-    def _by_name(self, operation: str) -> Callable[[Ask, str], Awaitable[Struct]]:
-        return {
-            "hit": self.hit,
-            "check": self.check,
-            "wait-hint": self.wait_hint,
-        }[operation]
 
     def _limiter(self, name: str) -> AsyncPolicyLimiter:
         try:
@@ -276,21 +279,23 @@ class Operations:
             raise _no_limiter(name, list(self._live)) from None
 
 
-def problem_from(error: Exception) -> Problem:
-    """Return what to answer to a request that raised; what nobody expected is logged, and not shown."""
+def problem_from(error: Exception) -> ApiProblem:
+    """Return what to answer to a request that raised; an unexpected error is logged, not shown."""
     match error:
-        case Problem():
+        case ApiProblem():
             return error
         case UnknownHold() | UnknownLimiter():
-            return Problem(404, str(error))
+            return ApiProblem(404, str(error))
         case HoldsUnsupported():
-            return Problem(501, str(error))
+            return ApiProblem(501, str(error))
+        case HoldBusy():
+            return ApiProblem(409, str(error), ((b"retry-after", b"1"),))
         case TooManyHolds():
-            return Problem(429, str(error), ((b"retry-after", b"10"),))
+            return ApiProblem(429, str(error), ((b"retry-after", b"10"),))
         case HeadgateError():
             return problem_of(error)
     logger.error("a request failed", exc_info=error)
-    return Problem(500, "the request could not be answered; the server's log says why")
+    return ApiProblem(500, "the request could not be answered; the server's log says why")
 
 
 async def _reason_against(limiter: AsyncPolicyLimiter) -> str | None:
@@ -304,7 +309,7 @@ async def _reason_against(limiter: AsyncPolicyLimiter) -> str | None:
     return None
 
 
-def _no_limiter(name: str, known: list[str]) -> Problem:
+def _no_limiter(name: str, known: list[str]) -> ApiProblem:
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "GET /v1/limiters lists them all"
-    return Problem(404, f"there is no limiter {name[:80]!r}; {hint}")
+    return ApiProblem(404, f"there is no limiter {name[:80]!r}; {hint}")

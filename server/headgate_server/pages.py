@@ -8,7 +8,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import resources
 
-from headgate_server.problems import Field, Problem
+from headgate_server.problems import ApiProblem, Field
 
 _TYPES = {
     "css": b"text/css; charset=utf-8",
@@ -47,11 +47,11 @@ def find_page(name: str) -> Page:
     """Return a file of the dashboard.
 
     Raises:
-        Problem: 404 if there is none.
+        ApiProblem: 404 if there is none.
     """
     found = _pages().get(name)
     if found is None:
-        raise Problem(404, f"there is no file {name!r}")
+        raise ApiProblem(404, f"there is no file {name!r}")
     return found
 
 

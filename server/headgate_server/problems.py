@@ -28,7 +28,7 @@ class ProblemAnswer(msgspec.Struct):
     unit: str | UnsetType = UNSET
 
 
-class Problem(Exception):
+class ApiProblem(Exception):
     """An answer other than success.
 
     Attributes:
@@ -58,7 +58,7 @@ class Problem(Exception):
         return answer
 
 
-def problem_of(error: HeadgateError) -> Problem:
+def problem_of(error: HeadgateError) -> ApiProblem:
     """Return the answer to a request that a limiter could not decide.
 
     422: it can never be admitted as it is (a cost above the capacity, a key that does not fit the rules).
@@ -66,10 +66,12 @@ def problem_of(error: HeadgateError) -> Problem:
     """
     match error:
         case CostTooHigh():
-            return Problem(422, str(error), excess=error)
+            return ApiProblem(422, str(error), excess=error)
         case ConfigError() if not isinstance(error, StoreMisconfigured):
-            return Problem(422, str(error))
+            return ApiProblem(422, str(error))
         case StoreError():
-            return Problem(503, f"the store cannot be asked: {redact(str(error))}", ((b"retry-after", b"1"),))
+            return ApiProblem(
+                503, f"the store cannot be asked: {redact(str(error))}", ((b"retry-after", b"1"),)
+            )
         case _:
-            return Problem(500, "the request could not be answered; the server's log says why")
+            return ApiProblem(500, "the request could not be answered; the server's log says why")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headgate_server.problems import PROBLEM_JSON, Field, Problem
+from headgate_server.problems import PROBLEM_JSON, ApiProblem, Field
 
 _encode = msgspec.json.Encoder().encode
 PRIVATE: tuple[Field, ...] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -36,7 +36,7 @@ def json_reply(answer: Any, status: int = 200) -> Reply:
     return Reply(status, _JSON, _encode(answer))
 
 
-def problem_reply(problem: Problem) -> Reply:
+def problem_reply(problem: ApiProblem) -> Reply:
     """Return a problem as its document."""
     fields = ((b"content-type", PROBLEM_JSON), *PRIVATE, *problem.fields)
     return Reply(problem.status, fields, _encode(problem.document))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -14,11 +15,14 @@ from msgspec import Struct
 
 from headgate.policy.model import Permission
 from headgate_server.access import Needed
-from headgate_server.problems import Problem
+from headgate_server.problems import ApiProblem
+
+LONGEST_CACHED = 128
+"""Bytes of the longest path whose route is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Route:
     """One operation of the API.
 
     Attributes:
@@ -41,7 +45,7 @@ class Endpoint:
     wants_request: bool = False
 
 
-class Request(NamedTuple):
+class ApiRequest(NamedTuple):
     """What some endpoints want to know about a request."""
 
     headers: list[tuple[bytes, bytes]]
@@ -58,13 +62,13 @@ class _Node:
 
     named: dict[str, _Node] = field(default_factory=dict)
     any: _Node | None = None
-    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    endpoints: dict[str, Route] = field(default_factory=dict)
 
 
 class Router:
     """Finds the endpoint of a request."""
 
-    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+    def __init__(self, endpoints: Iterable[Route]) -> None:
         self._root = _Node()
         for endpoint in endpoints:
             node = self._root
@@ -75,8 +79,9 @@ class Router:
                 else:
                     node = node.named.setdefault(part, _Node())
             node.endpoints[endpoint.method] = endpoint
+        self._cached = lru_cache(maxsize=256)(self._find)
 
-    def find(self, method: str, path: bytes) -> tuple[Endpoint, list[str]]:
+    def find(self, method: str, path: bytes) -> tuple[Route, tuple[str, ...]]:
         """Return the endpoint and the values of its placeholders.
 
         Args:
@@ -84,8 +89,14 @@ class Router:
             path: As it was sent, without the query: a slash inside of a name is written `%2F`.
 
         Raises:
-            Problem: 404 if there is none, 405 if there is one for other methods.
+            ApiProblem: 404 if there is none, 405 if there is one for other methods.
         """
+        # Names of limiters are few and asked for again and again; ids of holds are not.
+        if len(path) <= LONGEST_CACHED and not path.startswith(b"/v1/holds/"):
+            return self._cached(method, path)
+        return self._find(method, path)
+
+    def _find(self, method: str, path: bytes) -> tuple[Route, tuple[str, ...]]:
         node: _Node | None = self._root
         values: list[str] = []
         for part in path.decode("latin-1").split("/")[1:]:
@@ -98,14 +109,14 @@ class Router:
             if node is None:
                 break
         if node is None or not node.endpoints:
-            raise Problem(404, "there is no such path; GET /openapi.json lists them all")
+            raise ApiProblem(404, "there is no such path; GET /openapi.json lists them all")
         found = node.endpoints.get("GET" if method == "HEAD" else method)
         if found is None:
             raise _not_allowed(node.endpoints)
-        return found, values
+        return found, tuple(values)
 
 
-def _not_allowed(endpoints: dict[str, Endpoint]) -> Problem:
+def _not_allowed(endpoints: dict[str, Route]) -> ApiProblem:
     allowed = sorted({*endpoints, "HEAD"} if "GET" in endpoints else endpoints)
     listed = ", ".join(allowed)
-    return Problem(405, f"this path answers to {listed} only", ((b"allow", listed.encode()),))
+    return ApiProblem(405, f"this path answers to {listed} only", ((b"allow", listed.encode()),))

@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from headgate.clock import MICROSECONDS
 from headgate.decision import Decision
 from headgate.keys import Key, PlainKey
 from headgate.quota import MAX_UNITS
-from headgate_server.problems import Problem
+from headgate.usage import RuleUsage
+from headgate_server.problems import ApiProblem
 
 MOST_CALLS = 1000
 """Calls in one batch."""
@@ -68,7 +70,7 @@ class Body(Struct, forbid_unknown_fields=True):
     """What every request body has in common: a misspelt field is an error, not a default."""
 
 
-class Ask(Body):
+class HitAsk(Body):
     """Units for a key."""
 
     key: WireKey = None
@@ -102,7 +104,7 @@ class ReleaseAsk(Body):
     """Nothing: all units go back."""
 
 
-class Anew(Ask):
+class Anew(HitAsk):
     """What the hold was taken for: if it is forgotten by now, its units have expired, and are taken anew."""
 
     limiter: str = ""
@@ -288,23 +290,11 @@ class LimitersShown(Struct):
     limiters: list[LimiterShown]
 
 
-class RuleState(Struct):
-    """How much of a rule a key has used. `frees_after`: until a cost of 1 would be admitted; 0 is now, null is never."""
-
-    name: str
-    limit: int
-    used: int
-    remaining: int
-    reset_after: Seconds | None
-    frees_after: Seconds | None
-    scope: str | None
-
-
 class LimiterState(Struct):
-    """The state of a key in one limiter, or why it cannot be told."""
+    """The state of a key in one limiter, or in `error` why it cannot be shown."""
 
     name: str
-    results: list[RuleState]
+    results: list[RuleUsage]
     error: str | None = None
 
 
@@ -333,7 +323,7 @@ class StoreShown(Struct):
     p99: Seconds | None = None
 
 
-class Health(Struct):
+class HealthAnswer(Struct):
     """The process answers."""
 
     status: Literal["ok"] = "ok"
@@ -346,7 +336,7 @@ class Readiness(Struct):
     stores: list[StoreShown]
 
 
-class Traffic(Struct):
+class TrafficAnswer(Struct):
     """Whether the demo's callers are busy."""
 
     on: bool
@@ -419,7 +409,10 @@ class DemoFigures(Struct):
 
 
 class Tick(Struct):
-    """One second, all workers together; `totals` and `refusals` count since `started`, `held` are units of open holds."""
+    """One second, all workers together; `totals` and `refusals` count since `started`.
+
+    `held`: the units of open holds, by limiter and unit; of a concurrent rule these are the places held, of all keys.
+    """
 
     time: int
     limiters: dict[str, Figures]
@@ -431,7 +424,7 @@ class Tick(Struct):
     workers: int = 1
     demo: DemoFigures | None = None
     refusals: list[RuleRefusals] = field(default_factory=list)
-    held: dict[str, int] = field(default_factory=dict)
+    held: dict[str, dict[str, int]] = field(default_factory=dict)
     started: int = 0
 
 
@@ -452,7 +445,7 @@ class History(Struct):
     ticks: list[Second] = field(default_factory=list)
 
 
-class Step(Struct):
+class HistoryStep(Struct):
     """What was decided in the `seconds` that are known of a step from `time` on, as in `Second`."""
 
     time: int
@@ -460,11 +453,11 @@ class Step(Struct):
     limiters: dict[str, Row] = field(default_factory=dict)
 
 
-class PastAnswer(Struct):
-    """A range of the past in steps of so many seconds, oldest first; a step of which nothing is known is missing."""
+class HistoryAnswer(Struct):
+    """A range of the history in steps of so many seconds, oldest first; a step of which nothing is known is missing."""
 
     step: int
-    steps: list[Step]
+    steps: list[HistoryStep]
 
 
 _SURELY_SHORT = LONGEST_KEY // 4
@@ -475,7 +468,7 @@ def key_from(wire: str | dict[str, str | dict[str, str]] | None) -> Key | None:
     """Return a key as limiters take it; what is long is its digest.
 
     Raises:
-        Problem: It is no key: 400.
+        ApiProblem: It is no key: 400.
     """
     if type(wire) is str:
         return wire if len(wire) <= _SURELY_SHORT else _shortened(wire)
@@ -492,11 +485,11 @@ def _plain(part: str | dict[str, str | dict[str, str]] | dict[str, str]) -> Plai
         return part if len(part) <= _SURELY_SHORT else _shortened(part)
     encoded = part.get(BASE64)
     if len(part) != 1 or not isinstance(encoded, str):
-        raise Problem(400, f'a key is text, or bytes as {{"{BASE64}": "..."}} - at `$.key`')
+        raise ApiProblem(400, f'a key is text, or bytes as {{"{BASE64}": "..."}} - at `$.key`')
     try:
         raw = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Problem(400, f"not base64: {error} - at `$.key`") from error
+        raise ApiProblem(400, f"not base64: {error} - at `$.key`") from error
     return raw if len(raw) <= LONGEST_KEY else b"sha256:" + sha256(raw).hexdigest().encode()
 
 
@@ -530,5 +523,18 @@ def decision_answer(decision: Decision) -> DecisionAnswer:
         decision.rule,
         decision.denied_by,
         decision.degraded,
-        [RuleAnswer(*result) for result in decision.results],
+        [
+            RuleAnswer(
+                name,
+                allowed,
+                limit,
+                remaining,
+                None if retry_after_us is None else retry_after_us / MICROSECONDS,
+                None if reset_after_us is None else reset_after_us / MICROSECONDS,
+            )
+            # Not by `results`: to make those first takes longer than all the rest.
+            for name, (allowed, limit, remaining, retry_after_us, reset_after_us) in zip(
+                decision.names, decision.fields, strict=True
+            )
+        ],
     )

@@ -1,4 +1,4 @@
-"""One of several processes that share a port; started by `headgate_server.workers`, not by people."""
+"""One of several processes that share a port; started by `headgate_server.supervisor`, not by people."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from headgate.errors import HeadgateError
 from headgate_server.app import App
-from headgate_server.board import Exchange
-from headgate_server.engine import run
+from headgate_server.factory import open_app
+from headgate_server.http_server import run
 from headgate_server.logs import log_to_stderr
-from headgate_server.running import open_app
-from headgate_server.workers import READY, private_limiters
+from headgate_server.statistics import SharedFolder
+from headgate_server.supervisor import READY, private_limiters
 
 logger = logging.getLogger("headgate.server")
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the file is about to be read anyway
     log_to_stderr(f"worker {name}")
     try:
-        app = open_app(config, exchange=Exchange(Path(folder), name))
+        app = open_app(config, shared_folder=SharedFolder(Path(folder), name))
     except HeadgateError as error:
         print(f"headgate: {error}", file=sys.stderr)
         return 1

@@ -57,7 +57,7 @@ def _add_demo(commands: Commands) -> None:
         help="of the dashboard; 0 for any free one (default: 8080)",
     )
     demo.add_argument(
-        "--no-traffic", action="store_true", help="let nobody call until the page switches the callers on"
+        "--no-traffic", action="store_true", help="no calls until the page switches the callers on"
     )
     demo.add_argument("--keep", metavar="FOLDER", help="keep all data there, for the next start")
 
@@ -66,7 +66,7 @@ def _add_run(commands: Commands) -> None:
     run = commands.add(
         "run",
         "start one of the four services, or all of them",
-        about="Their settings are environment variables, listed in docs/services.",
+        about="Their settings are environment variables; the documentation of each service lists them.",
         examples=["headgate run mail", "HOST=0.0.0.0 headgate run tiers --port 8003", "headgate run all"],
     )
     services = Commands(run, "SERVICE")
@@ -122,7 +122,7 @@ def _add_telegram(commands: Commands) -> None:
         "set-webhook",
         "tell Telegram where the webhook is",
         lambda options: print(_service("telegram").set_webhook(options.url)),
-        about="The bot's token and the webhook's secret are settings, listed in docs/services/telegram.md.",
+        about="The bot's token and the webhook's secret are settings: TELEGRAM_BOT_TOKEN and TELEGRAM_WEBHOOK_SECRET.",
         examples=["headgate telegram set-webhook https://bot.example.org"],
     )
     action.add_argument("url", metavar="URL", help="where the service is reached, as https://bot.example.org")
@@ -211,12 +211,11 @@ def _add_tiers(commands: Commands) -> None:
         "load-test",
         "two instances, one Redis, flag off and on, on loopback",
         _load_test,
-        about="Proves that two instances together admit no more than one bucket; docs/RATE_LIMIT_LOAD_TEST_PLAN.md says "
-        "how.",
+        about="Proves that two instances together admit no more than one bucket.",
         examples=["headgate tiers load-test", "headgate tiers load-test --seconds 60 --clients 32"],
     )
     action.add_argument(
-        "--redis-url", metavar="URL", help="a Redis that nobody else is using (default: one of its own)"
+        "--redis-url", metavar="URL", help="a Redis without other clients (default: one of its own)"
     )
     action.add_argument(
         "--seconds", type=float, default=10.0, metavar="N", help="for each mode (default: %(default)s)"
@@ -241,7 +240,7 @@ def _add_petitions(commands: Commands) -> None:
         lambda options: _service("petitions").halt(options.reason),
         examples=["headgate petitions halt 'back at noon'"],
     )
-    action.add_argument("reason", metavar="REASON", help="what clients are told")
+    action.add_argument("reason", metavar="REASON", help="the reason that clients get")
     actions.add(
         "resume",
         "let petitions be submitted again",

@@ -1,10 +1,12 @@
 """Rate limiting with exact answers on every store.
 
+```python
 from headgate import Limiter
 
 limiter = Limiter("5/minute", "50/hour")
 if not (decision := limiter.hit("alice")):
     print(decision.retry_after, decision.denied_by)
+```
 """
 
 import headgate._build  # noqa: F401  # first: it chooses how the rest is loaded
@@ -40,6 +42,7 @@ from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_sto
 from headgate.stores.failure import local
 
 __version__ = "0.1.0"
+"""The version of this package, and of the server and services that belong to it."""
 
 __all__ = [
     "AsyncHold",

@@ -19,6 +19,10 @@ COMPILED = (
     "headgate.decision",
     "headgate.stores.counters",
     "headgate.stores.meters",
+    "headgate.stores.redis.codec",
+    "headgate.stores.remote.batching",
+    "headgate.stores.remote.tasks",
+    "headgate.stores.remote.threads",
     "headgate.stores.request",
 )
 """What is compiled where it can be; `hatch_build.py` has the same list."""

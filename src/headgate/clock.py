@@ -16,6 +16,8 @@ from typing import Protocol
 
 from headgate.errors import ConfigError
 
+__all__ = ["MICROSECONDS", "Clock", "SteadyClock", "WallClock"]
+
 MICROSECONDS = 1_000_000
 """Microseconds in a second."""
 

@@ -10,6 +10,8 @@ import re
 
 from headgate.errors import ConfigError
 
+__all__ = ["check_credentials"]
+
 _URL = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.IGNORECASE | re.DOTALL
 )

@@ -355,6 +355,32 @@ def test_open_holds_are_in_view(serving: Serving, look: Look) -> None:
     expect(figure(page, "login", "held")).to_be_hidden()
 
 
+def test_places_tokens_and_calendars_are_called_what_they_are(serving: Serving, look: Look) -> None:
+    server = serving(
+        """
+        [limiters.model]
+        rules = [
+          { quota = "1000/minute", name = "tokens", unit = "tokens" },
+          { kind = "concurrent", quota = 3, lease = "1h", name = "in flight" },
+          { kind = "calendar", quota = "10/year", timezone = "Europe/Berlin", name = "year" },
+        ]
+        """
+    )
+    page = look(server)
+    for _ in range(2):
+        server.post("/v1/limiters/model/hold", {"key": "alice", "cost": {"tokens": 400}})
+    expect(figure(page, "model", "held")).to_have_text("800 tokens, 2 requests")
+    expect(card(page, "model").locator(".rule-held")).to_have_text(["", "2 places held now", ""])
+    inspect(page, "alice")
+    expect(usage(page, "model", "tokens")).to_contain_text("800 of 1,000 tokens used")
+    places = usage(page, "model", "in flight")
+    expect(places).to_contain_text("2 of 3 places held")
+    expect(places).to_contain_text(re.compile("all free in .* at most"))
+    expect(usage(page, "model", "year")).to_contain_text(
+        re.compile(r"empty at 1 Jan \d{4}, 00:00 \(Europe/Berlin\)")
+    )
+
+
 @pytest.mark.parametrize("width", [360, 390, 1440])
 def test_the_navigation_is_one_line_and_whole(serving: Serving, look: Look, width: int) -> None:
     page = look(serving(POLICY, demo=True), viewport={"width": width, "height": 900})

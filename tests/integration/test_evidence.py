@@ -50,13 +50,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-# Not yet from tasks to PostgreSQL: they share a connection, which is given up when the tightest deadline of all has passed.
-@pytest.mark.parametrize(
-    ("server", "flavour"),
-    [("redis", Limiter), ("redis", AsyncLimiter), ("postgres", Limiter)],
-    indirect=True,
-    ids=["redis-threads", "redis-tasks", "postgres-threads"],
-)
 async def test_a_tight_deadline_answers_its_own_call_only(server: AnyServer, flavour: Flavour) -> None:
     async with store_on(server, PATIENCE) as store:
         tight = flavour("1000/hour", name="tight", store=store, deadline=0.003)

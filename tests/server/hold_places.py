@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,9 @@ PATIENT = 30.0
 
 class NotingStore(AsyncStore, AsyncNotes, Protocol):
     """A store that keeps notes."""
+
+
+OpenStore = Callable[[], NotingStore]
 
 
 class Place:

@@ -110,18 +110,25 @@ class ServerProcess:
         url: Where it listens.
     """
 
-    def __init__(self, config: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: Path, environment: Mapping[str, str] | None = None, *, is_logged: bool = True
+    ) -> None:
         self._port = find_free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._config = config
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
+        self._log = None if is_logged else subprocess.DEVNULL
 
     def start(self) -> ServerProcess:
         """Start it, and return once it answers."""
         code = f"from headgate_server import serve; serve({str(self._config)!r}, port={self._port})"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], env=self._environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
         )
         assert self._process.stdout is not None
         greeting = self._process.stdout.readline()

@@ -19,10 +19,10 @@ import httpx
 from headgate.clock import Clock
 from headgate.policy import AsyncLivePolicy, parse_policy
 from headgate.testing import FakeClock
-from headgate_server import Board, make_app
+from headgate_server import Statistics, make_app
 from headgate_server.app import App
-from headgate_server.board import Demo
-from headgate_server.metrics import Metrics
+from headgate_server.metrics import ServerMetrics
+from headgate_server.statistics import Demo
 
 POLICY = """
 [limiters.login]
@@ -51,7 +51,7 @@ class Server:
     Attributes:
         client: Asks it.
         live: Its limiters.
-        board: Its figures.
+        statistics: Its figures.
         clock: Its stores' time.
         app: The application.
     """
@@ -65,14 +65,14 @@ class Server:
         address: str = "http://127.0.0.1",
     ) -> None:
         self.clock = clock or FakeClock()
-        self.board, self.metrics = Board(), Metrics()
+        self.statistics, self.metrics = Statistics(), ServerMetrics()
         self.live = AsyncLivePolicy(
             parse_policy(policy),
-            hooks=[self.board, self.metrics.hook],
+            hooks=[self.statistics, self.metrics.hook],
             shadow_hooks=[self.metrics.shadow_hook],
             clock=self.clock,
         )
-        self.app: App = make_app(self.live, board=self.board, metrics=self.metrics, demo=demo)
+        self.app: App = make_app(self.live, statistics=self.statistics, metrics=self.metrics, demo=demo)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=True), base_url=address
         )

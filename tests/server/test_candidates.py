@@ -22,14 +22,14 @@ async def test_a_candidate_watches_and_refuses_nothing() -> None:
     await server.hit(cost=5)
     assert not (await server.hit())["allowed"]
     assert await candidate(server, "3/minute") == {"limiter": "login", "rule": RULE, "quota": "3/minute"}
-    server.board.tick(server.live, 1)
+    server.statistics.tick(server.live, 1)
     assert [(await server.hit(key="bob"))["allowed"] for _ in range(6)] == [True] * 5 + [False]
-    (shadow,) = server.board.tick(server.live, 2).shadow
+    (shadow,) = server.statistics.tick(server.live, 2).shadow
     assert (shadow.limiter, shadow.candidate_for, shadow.quota) == ("login", RULE, "3/minute")
     assert (shadow.asked, shadow.refused, shadow.live_refused) == (5, 2, 1)
     assert server.live.policy.limiters["login"].shadow == ()  # what is in force is what the file says
     await candidate(server, None)
-    assert server.board.tick(server.live, 3).shadow == []
+    assert server.statistics.tick(server.live, 3).shadow == []
 
 
 async def test_a_candidate_stays_over_a_reload_as_long_as_its_rule() -> None:
@@ -46,7 +46,7 @@ async def test_a_candidate_for_nothing_is_said_so() -> None:
     path = "/v1/limiters/login/candidate"
     assert "no rule 'other'" in problem(await server.post(path, {"rule": "other", "quota": "3/minute"}), 404)
     assert "fortnight" in problem(await server.post(path, {"rule": RULE, "quota": "3/fortnight"}), 422)
-    assert server.board.tick(server.live, 1).shadow == []
+    assert server.statistics.tick(server.live, 1).shadow == []
 
 
 async def test_workers_share_their_candidates(tmp_path: Path) -> None:

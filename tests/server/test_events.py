@@ -190,8 +190,8 @@ async def test_figures_go_on_after_a_second_that_failed(
 ) -> None:
     server = Server()
     with monkeypatch.context() as broken:
-        broken.setattr(server.board, "_snapshot", lambda live: 1 / 0)
+        broken.setattr(server.statistics, "_snapshot", lambda live: 1 / 0)
         await publish(server, 1)
     assert "figures of this second are missing" in caplog.text
     await publish(server, 2)
-    assert server.board.past.seconds.whole() == b'{"ticks":[{"time":2,"limiters":{}}]}'
+    assert server.statistics.history.seconds.whole() == b'{"ticks":[{"time":2,"limiters":{}}]}'

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_processes
 from headgate_server import holds
+from headgate_server.hold_notes import end_of, new_id, start_of
 from headgate_server.holds import (
     MARGIN,
     Finished,
@@ -38,9 +38,8 @@ from headgate_server.holds import (
     UnknownHold,
     UnknownLimiter,
 )
-from headgate_server.noted import end_of, new_id, start_of
 from tests.integration.redis.cluster import running_cluster
-from tests.server.hold_places import PATIENT, InFile, InMemory, InPostgres, NotingStore, OnRedis, Place
+from tests.server.hold_places import PATIENT, NotingStore, OpenStore, Place
 
 RULES = (
     sliding_window("1000/hour", name="window"),
@@ -49,35 +48,6 @@ RULES = (
     fixed_window("1000/366 days", name="fixed"),
 )
 OTHER_RULES = (sliding_window("1000/hour", name="newcomer"), RULES[1], RULES[0])
-
-
-@pytest.fixture(params=["memory", "sqlite", "redis", "valkey", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Each of the stores."""
-    kind: str = request.param
-    if kind == "memory":
-        return InMemory()
-    if kind == "sqlite":
-        return InFile(tmp_path)
-    url: str = request.getfixturevalue(f"headgate_{kind}_url")
-    return InPostgres(url) if kind == "postgres" else OnRedis(url)
-
-
-OpenStore = Callable[[], NotingStore]
-
-
-@pytest.fixture
-async def open_store(place: Place) -> AsyncIterator[OpenStore]:
-    """Open stores that count together, and close them in the end."""
-    opened: list[NotingStore] = []
-
-    def open_one() -> NotingStore:
-        opened.append(place.open())
-        return opened[-1]
-
-    yield open_one
-    for store in opened:
-        await store.aclose()
 
 
 def limiter_on(store: NotingStore, *rules: str | Rule, name: str = "llm", **options: Any) -> AsyncLimiter:
@@ -165,7 +135,7 @@ async def test_a_caller_has_so_many_holds_open_and_others_are_not_bothered(
     monkeypatch.setattr(holds, "MOST_PER_CALLER", 3)
     book = HoldBook({"llm": AsyncLimiter("1000/minute", name="llm", hooks=[Hook()])})
     ids = [(await book.take("llm", f"key {number}", caller="shop"))[1] for number in range(3)]
-    with pytest.raises(TooManyHolds, match="3 holds are open"):
+    with pytest.raises(TooManyHolds, match="3 holds of this caller are open"):
         await book.take("llm", "alice", caller="shop")
     assert (await book.take("llm", "alice", caller="other"))[1] is not None
     assert ids[0] is not None

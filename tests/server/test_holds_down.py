@@ -15,9 +15,9 @@ from headgate.stores.base import AsyncGate, Gate, ImmediateGate, Receipts
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer, find_free_port
-from headgate_server import holds
-from headgate_server.holds import Finished, HoldBook, UnknownHold
-from headgate_server.noted import new_id
+from headgate_server import open_holds
+from headgate_server.hold_notes import new_id
+from headgate_server.holds import MARGIN, Finished, HoldBook, UnknownHold
 from tests.unit.outage.later import Later
 
 
@@ -95,7 +95,7 @@ async def test_it_is_forgotten_in_the_end() -> None:
         _, hold_id, expires_after = await book.take("llm", "alice", 4)
         assert hold_id is not None
         assert expires_after is not None
-        clock.advance(expires_after + holds.MARGIN - 1)
+        clock.advance(expires_after + MARGIN - 1)
         await book.tidy()
         assert (await book.finish(hold_id, 4)).first
         clock.advance(1)
@@ -105,7 +105,7 @@ async def test_it_is_forgotten_in_the_end() -> None:
 
 
 async def test_there_is_room_for_so_many_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holds, "MOST_OPEN", 3)
+    monkeypatch.setattr(open_holds, "MOST_OPEN", 3)
     async with nowhere() as store:
         book = HoldBook({"llm": AsyncLimiter("10/minute", name="llm", store=store, on_store_error="open")})
         ids = [(await book.take("llm", "alice", 4))[1] or "" for _ in range(5)]

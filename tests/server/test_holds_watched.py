@@ -10,7 +10,7 @@ from headgate.errors import StoreUnavailable
 from headgate.hooks import Call, Hook
 from headgate.observe.prometheus import PrometheusHook
 from headgate.testing import FakeClock
-from headgate_server import holds
+from headgate_server import holds, open_holds
 from headgate_server.holds import MARGIN, HoldBook
 
 
@@ -169,7 +169,7 @@ async def test_there_is_room_for_so_many(
     worker: Worker, other: Worker, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is beyond that is not counted as open, and not counted as settled later."""
-    monkeypatch.setattr(holds, "MOST_OPEN", 2)
+    monkeypatch.setattr(open_holds, "MOST_OPEN", 2)
     ids = [await worker.take(cost) for cost in (1, 10, 100, 1000)]
     assert worker.hook.held == 11
     assert worker.hook.ends == [None, None]
@@ -183,7 +183,7 @@ async def test_there_is_room_for_so_many(
 async def test_room_is_made_by_those_that_others_have_settled(
     worker: Worker, other: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holds, "MOST_OPEN", 4)
+    monkeypatch.setattr(open_holds, "MOST_OPEN", 4)
     monkeypatch.setattr(holds, "_LOOKED_AT", 2)
     ids = [await worker.take(1) for _ in range(4)]
     await other.book.finish(ids[3], 0)

@@ -10,7 +10,7 @@ import pytest
 from headgate_server import logs
 from headgate_server.logs import MOST_ALIKE, PERIOD, SparingFilter
 from tests.server.support import READ_SECONDS, eventually, serving
-from tests.server.test_serving import MEMORY, connect
+from tests.server.test_startup import MEMORY, connect
 
 
 def record(line: int, text: str = "request %d failed", *values: object) -> logging.LogRecord:

@@ -11,7 +11,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from headgate_server.endpoints import endpoints
 from headgate_server.openapi import _TOLD
 from tests.server.support import POLICY, Server
-from tests.server.test_board import Demo
+from tests.server.test_statistics import Demo
 
 
 async def document() -> dict[str, Any]:
@@ -37,7 +37,12 @@ async def test_every_endpoint_of_the_api_is_described() -> None:
     }
     server = Server()
     table = endpoints(
-        server.app._operations, server.app._events, server.board.past, server.app._candidates, None, None
+        server.app._operations,
+        server.app._events,
+        server.statistics.history,
+        server.app._candidates,
+        None,
+        None,
     )
     files = {("GET", "/"), ("GET", "/static/{file}"), ("GET", "/openapi.json")}
     assert described == {(endpoint.method, endpoint.path) for endpoint in table} - files

@@ -29,7 +29,19 @@ PACKAGES = {
 
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
-VALUES = {"calendars", "clock", "costs", "decision", "errors", "keys", "quota", "rules", "urls"}
+VALUES = {
+    "calendars",
+    "clock",
+    "costs",
+    "decision",
+    "errors",
+    "keys",
+    "migrations",
+    "quota",
+    "rules",
+    "urls",
+    "usage",
+}
 INSIDE = VALUES | {
     "hooks",
     "quotas",
@@ -48,7 +60,7 @@ INSIDE = VALUES | {
 MAY_IMPORT = {
     **dict.fromkeys(VALUES, VALUES),
     "algorithms": VALUES,
-    "stores": VALUES | {"_extras", "_fork", "algorithms"},
+    "stores": VALUES | {"_concurrency", "_extras", "_fork", "algorithms"},
     "_concurrency": VALUES,
     "_asking": VALUES | {"_awaiting", "quotas", "stores"},
     "_awaiting": VALUES | {"stores"},
@@ -96,11 +108,17 @@ THIRD_PARTIES = {
     "headgate_server": {"msgspec", "prometheus_client", "uvicorn", "uvloop"},
     "headgate_services.demo": {"httpx", "structlog", "uvicorn", "uvloop"},
     "headgate_services.common.databases": {"sqlalchemy"},
+    "headgate_services.common.environment": {"pydantic", "pydantic_settings"},
+    "headgate_services.common.guards": {"fastapi"},
     "headgate_services.common.health": {"fastapi"},
+    "headgate_services.common.metrics": {"prometheus_client"},
     "headgate_services.common.postgres": {"psycopg"},
     "headgate_services.mail": {
         "aiosmtplib",
         "fastapi",
+        "httpx",
+        "markdown_it",
+        "prometheus_client",
         "psycopg",
         "pydantic",
         "pydantic_settings",
@@ -233,6 +251,20 @@ def test_services_do_not_import_each_other() -> None:
     assert crossing == []
 
 
+def test_no_class_of_the_server_has_the_name_of_another() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, path in SOURCES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    shared = {
+        name: modules
+        for name, modules in homes.items()
+        if len(modules) > 1 and any(package_of(module) == "headgate_server" for module in modules)
+    }
+    assert shared == {}
+
+
 def test_only_one_module_configures_uvicorn() -> None:
     """Each of its defaults that is wrong for us is set there once; believing X-Forwarded-For is one of them."""
     users = {name for name, path in SOURCES.items() if "uvicorn.Config(" in path.read_text("utf-8")}
@@ -285,6 +317,53 @@ def imported_names(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_services_import_only_names_that_are_listed() -> None:
+    """What a service uses of the library and the server is public: `__all__` of the module that it imports from has it."""
+    unlisted = []
+    for name, path in SOURCES.items():
+        if package_of(name) == "headgate_services":
+            unlisted += [f"{name}: {used}" for used in unlisted_imports(path.read_text("utf-8"))]
+    assert unlisted == []
+
+
+def unlisted_imports(source: str) -> list[str]:
+    """Return the names that a service imports from the library or the server, and that no `__all__` lists."""
+    return [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        and package_of(str(node.module)) in ("headgate", "headgate_server")
+        for alias in node.names
+        if alias.name not in listed_names(str(node.module))
+    ]
+
+
+def listed_names(module: str) -> list[str]:
+    """Return `__all__` of a module, without importing it; nothing if it has none."""
+    for node in ast.parse(SOURCES[module].read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return []
+
+
+@pytest.mark.parametrize(
+    ("source", "unlisted"),
+    [
+        ("from headgate import Limiter", []),
+        ("from headgate import limiter", ["headgate.limiter"]),
+        (
+            "from headgate.stores.postgres.endpoint import Endpoint",
+            ["headgate.stores.postgres.endpoint.Endpoint"],
+        ),
+        ("def f():\n    from headgate.quota import Reader", ["headgate.quota.Reader"]),
+        ("from headgate_services.mail import anything", []),
+    ],
+)
+def test_unlisted_imports_are_found(source: str, unlisted: list[str]) -> None:
+    assert unlisted_imports(source) == unlisted
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from headgate.policy import Policy
 
+__all__ = ["Commands", "Failure", "optional", "port"]
+
 POLICY_FILE = "headgate.toml"
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 TOKEN_VARIABLE = "HEADGATE_TOKEN"

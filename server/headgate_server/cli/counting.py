@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
 
 from headgate.errors import HeadgateError
 from headgate.keys import Key
 from headgate.observe.redaction import redact
-from headgate.rules import SHARED
+from headgate.rules import REQUESTS, SHARED
+from headgate.usage import RuleUsage
 from headgate_server.cli.common import Failure, read_policy
-from headgate_server.cli.remote import Server
+from headgate_server.cli.remote import open_server
 from headgate_server.cli.terminal import Style, duration, printable
-from headgate_server.cli.views import Asked, Count, Unseen, View, views_of_policy, views_of_server
+from headgate_server.cli.views import Asked, Unseen, View, views_of_policy, views_of_server
 
 
 def _asked(options: argparse.Namespace) -> Asked:
@@ -29,7 +33,8 @@ def _asked(options: argparse.Namespace) -> Asked:
 def _views(options: argparse.Namespace) -> Iterator[list[View]]:
     """Give the limiters that are asked for."""
     if options.server is not None:
-        yield _named(views_of_server(Server(options.server, options.token)), options.limiter)
+        with open_server(options.server, options.token) as server:
+            yield _named(views_of_server(server), options.limiter)
         return
     with views_of_policy(read_policy(options.config)) as views:
         yield _named(views, options.limiter)
@@ -52,7 +57,7 @@ class _Seen:
 
     name: str
     store: str
-    results: list[Count]
+    results: list[RuleUsage]
     error: str | None
     failed: bool
 
@@ -97,22 +102,36 @@ def _show(asked: Asked, seen: list[_Seen]) -> None:
             print(f"  {_title(count):<{name_width}}  {bar}  {_used(count):>{used_width}}  {_when(count)}")
 
 
-def _title(count: Count) -> str:
+def _title(count: RuleUsage) -> str:
     notes = (" (everybody)" if count.scope == SHARED else "") + (" (shadow)" if count.shadow else "")
     return printable(count.name) + notes
 
 
-def _used(count: Count) -> str:
-    return f"{count.used:,}/{count.limit:,}"
+def _used(count: RuleUsage) -> str:
+    used = f"{count.used:,}/{count.limit:,}"
+    if count.kind == "concurrent":
+        return f"{used} held"
+    return used if count.unit == REQUESTS else f"{used} {printable(count.unit)}"
 
 
-def _when(count: Count) -> str:
+def _when(count: RuleUsage) -> str:
     """Return when there is room again, and when nothing is counted any more."""
     if count.frees_after is None:
         return "admits nothing, ever"
-    room = "room now" if not count.frees_after else f"frees in {duration(count.frees_after)}"
-    fresh = f"fresh in {duration(count.reset_after)}" if count.reset_after else "fresh"
-    return f"{room}, {fresh}"
+    # A place is free when its holder releases it; its lease says only when that will be at the latest.
+    latest = " at most" if count.kind == "concurrent" else ""
+    room = "room now" if not count.frees_after else f"frees in {duration(count.frees_after)}{latest}"
+    if not count.reset_after:
+        return f"{room}, fresh"
+    if count.kind == "calendar":
+        return f"{room}, fresh at {_end_of_window(count.reset_after, count.timezone)}"
+    return f"{room}, fresh in {duration(count.reset_after)}{latest}"
+
+
+def _end_of_window(seconds: float, timezone: str | None) -> str:
+    """Return when a calendar window ends, by the clocks of its time zone."""
+    zone = UTC if timezone is None or timezone == "UTC" else ZoneInfo(timezone)
+    return f"{datetime.fromtimestamp(round(time.time() + seconds), zone):%Y-%m-%d %H:%M} {timezone}"
 
 
 # reset

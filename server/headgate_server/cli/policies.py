@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
         _check,
         about="Everything that is wrong is said at once, with line and column; what is allowed but hardly meant is a "
         "warning. Environment variables that begin with HEADGATE_ replace "
-        "single values, as they do for the server; docs/how-to/policy.md says how.",
+        "single values, as they do for the server: HEADGATE_LIMITERS__LOGIN__RULES is limiters.login.rules.",
         examples=[
             "headgate check",
             "headgate check --connect other.toml",

@@ -8,7 +8,7 @@ from headgate_server.cli.common import Commands, Parser, add_config
 
 _EXPRESSIONS = (
     "Expressions (EXPR) are text with fields of the line in braces, such as {client}, {user|or:client} or "
-    "{path|match:^/api/(\\w+)}; docs/how-to/replay.md has more."
+    "{path|match:^/api/(\\w+)}."
 )
 _LOGS = (
     "Logs are those of nginx and Apache, JSON lines (Caddy, Traefik, Envoy, your own), CSV, and what Headgate has recorded; "

@@ -12,11 +12,12 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from headgate_server.cli.common import DEFAULT_SERVER, Commands, Failure, add_server
+from headgate.errors import StoreUnavailable
+from headgate_server.cli.common import DEFAULT_SERVER, Commands, add_server
 from headgate_server.cli.terminal import Style, printable
 
 if TYPE_CHECKING:
-    from headgate_server.cli.remote import Server
+    from headgate.client import ServerStore
 
 Tick = Mapping[str, Any]
 """One second, as `GET /v1/events` tells it."""
@@ -53,11 +54,11 @@ def add(commands: Commands) -> None:
 
 
 def _top(options: argparse.Namespace) -> None:
-    from headgate_server.cli.remote import Server
+    from headgate_server.cli.remote import open_server, understood
 
-    server = Server(options.server, options.token)
-    picture = Picture(server.url, Style(sys.stdout))
-    with suppress(KeyboardInterrupt), server.understood():  # the one is how it is ended
+    server = open_server(options.server, options.token)
+    picture = Picture(server.endpoint.name, Style(sys.stdout))
+    with suppress(KeyboardInterrupt), server, understood(server):  # Ctrl-C is how it is ended
         if options.once:
             next(_followed(server, picture))
             print("\n".join(picture.lines()))
@@ -69,11 +70,11 @@ def _top(options: argparse.Namespace) -> None:
                 print(line(tick), flush=True)
 
 
-def _followed(server: Server, picture: Picture) -> Iterator[Tick]:
+def _followed(server: ServerStore, picture: Picture) -> Iterator[Tick]:
     """Yield one second after the other, each when it is in the picture.
 
     Raises:
-        Failure: The server is not there, or no longer.
+        HeadgateError: The server cannot be asked, or has ended.
     """
     for name, data in server.events():
         if name == "history":
@@ -81,19 +82,19 @@ def _followed(server: Server, picture: Picture) -> Iterator[Tick]:
         elif name == "tick":
             picture.remember([data])
             yield data
-    raise Failure(f"{server.url} has ended")
+    raise StoreUnavailable(f"{server.endpoint.name} has ended")
 
 
-def _redraw(server: Server, picture: Picture) -> None:
+def _redraw(server: ServerStore, picture: Picture) -> None:
     """Draw the picture again and again; look for the server again if it goes away."""
     while True:
         try:
             for _ in _followed(server, picture):
                 _draw(picture.lines())
-        except Failure as failure:
+        except StoreUnavailable as error:
             if picture.is_empty:
                 raise
-            _draw([*picture.lines(), "", f"{failure}; looking for it again"])
+            _draw([*picture.lines(), "", f"{error}; looking for it again"])
             time.sleep(_PAUSE)
 
 
@@ -177,9 +178,9 @@ class Picture:
         bar = self._style.stack(counts["admitted"], counts["refused"], highest, _BAR)
         history = self._style.history([_decisions(past, name) for past in self._ticks])
         degraded = f"  {self._style.yellow('without its store')}" if counts["degraded"] else ""
-        return (
-            f"{_cut(name)}  {counts['admitted']:>10,}  {counts['refused']:>10,}  {bar}  {history}{degraded}"
-        )
+        held = ", ".join(f"{n:,} {printable(unit)}" for unit, n in tick["held"].get(name, {}).items() if n)
+        held = f"  held: {held}" if held else ""
+        return f"{_cut(name)}  {counts['admitted']:>10,}  {counts['refused']:>10,}  {bar}  {history}{held}{degraded}"
 
     def _stores(self, tick: Tick) -> list[str]:
         lines = [

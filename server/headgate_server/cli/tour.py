@@ -31,7 +31,7 @@ def tour(*, fast: bool = False, say: Say = print) -> None:
             show.say(show.dim(line.strip())) if line.strip() else None
         scene(show)
         show.say("")
-    show.say("Next: docs/quickstart.md, or in Python:  " + show.bold("from headgate import Limiter"))
+    show.say("Next, in Python:  " + show.bold("from headgate import Limiter"))
 
 
 def _steady_stream(show: _Show) -> None:

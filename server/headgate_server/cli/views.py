@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote
 
+from headgate.client import KeyState, ServerLimiter, ServerStore
 from headgate.errors import StoreUnavailable
 from headgate.keys import Key
 from headgate.observe.redaction import redact
@@ -22,7 +23,8 @@ from headgate.policy.model import known_tiers
 from headgate.rules import SHARED, Rule
 from headgate.stores import Store, open_store
 from headgate.stores.request import Request
-from headgate_server.cli.remote import Server
+from headgate.usage import RuleUsage, usage_of
+from headgate_server.cli.remote import understood
 
 
 class Unseen(Exception):
@@ -56,31 +58,6 @@ class Asked:
         return {scope: self.scopes[scope] for scope in named} or None
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """What one rule has counted; times in seconds.
-
-    Attributes:
-        name: The rule's name.
-        limit: The most it admits at once.
-        used: Units counted now; more than the limit if that was lowered, or units were recorded.
-        remaining: Units left.
-        reset_after: Until nothing is counted any more; `None` if nothing ever is.
-        frees_after: Until one more unit would be admitted; 0 if it is now, `None` if it never is.
-        scope: Whose units it counts.
-        shadow: Whether the rule only watches.
-    """
-
-    name: str
-    limit: int
-    used: int
-    remaining: int
-    reset_after: float | None
-    frees_after: float | None
-    scope: str | None
-    shadow: bool = False
-
-
 class View(Protocol):
     """One limiter."""
 
@@ -97,7 +74,7 @@ class View(Protocol):
             Unseen: What it counts cannot be seen from here, or it is not said who is meant.
         """
 
-    def counts(self, key: Key | None, tier: str | None) -> list[Count]:
+    def counts(self, key: Key | None, tier: str | None) -> list[RuleUsage]:
         """Return what was counted for a key, by rule.
 
         Raises:
@@ -165,7 +142,7 @@ class _StoreView:
         _check_visible(self._limiter.store)
         return asked.key_for(rule.scope for rules, _ in self._sets for rule in rules)
 
-    def counts(self, key: Key | None, tier: str | None) -> list[Count]:
+    def counts(self, key: Key | None, tier: str | None) -> list[RuleUsage]:
         return [count for rules, shadow in self._sets for count in self._counts(rules, key, tier, shadow)]
 
     def reset(self, key: Key | None) -> None:
@@ -175,24 +152,14 @@ class _StoreView:
 
     def _counts(
         self, rules: tuple[Rule, ...], key: Key | None, tier: str | None, shadow: bool
-    ) -> Iterator[Count]:
+    ) -> Iterator[RuleUsage]:
         store = self._stores.open(self._limiter.store)
         tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
         key = _part_for(rules, key)
         counted, _ = store.bind(self.name, tuple(map(out_of_reach, rules))).ask(Request("peek", key, 0, tier))
         for_one_more, _ = store.bind(self.name, rules).ask(Request("peek", key, 1, tier))
-        for rule, now, then in zip(rules, counted.results, for_one_more.results, strict=True):
-            used = now.limit - now.remaining
-            yield Count(
-                name=rule.name,
-                limit=then.limit,
-                used=used,
-                remaining=max(0, then.limit - used),
-                reset_after=now.reset_after,
-                frees_after=0.0 if then.allowed else then.retry_after,
-                scope=rule.scope,
-                shadow=shadow,
-            )
+        for rule, at_zero, one_more in zip(rules, counted.results, for_one_more.results, strict=True):
+            yield usage_of(rule, at_zero, one_more, shadow=shadow)
 
 
 def _part_for(rules: tuple[Rule, ...], key: Key | None) -> Key | None:
@@ -206,66 +173,42 @@ def _part_for(rules: tuple[Rule, ...], key: Key | None) -> Key | None:
 # Through a server
 
 
-def views_of_server(server: Server) -> list[View]:
+def views_of_server(server: ServerStore) -> list[View]:
     """Return a view of each limiter of a server.
 
     Raises:
-        Failure: It cannot be asked.
+        HeadgateError: It cannot be asked.
     """
-    counts = _ServerCounts(server)
-    with server.understood():
-        return [_ServerView(server, counts, told) for told in server.get("limiters")["limiters"]]
-
-
-class _ServerCounts:
-    """What a server says about a key: that of all limiters in one answer, so it is asked once."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._answers: dict[str, Mapping[str, Any]] = {}
-
-    def of(self, limiter: str, key: Key | None, tier: str | None) -> list[Count]:
-        body = {"key": key, "tier": tier}
-        question = repr(body)
-        with self._server.understood():
-            if question not in self._answers:
-                answer = self._server.post("inspect", body=body)
-                self._answers[question] = {told["name"]: told for told in answer["limiters"]}
-            told = self._answers[question][limiter]
-            if told["error"] is not None:
-                raise StoreUnavailable(str(told["error"]))
-            return [_count(result) for result in told["results"]]
+    answers: dict[str, Mapping[str, KeyState]] = {}
+    return [_ServerView(server, limiter, answers) for limiter in server.limiters()]
 
 
 class _ServerView:
-    """A limiter of a server."""
+    """A limiter of a server. One answer has the counts of all limiters, so the views share their answers."""
 
-    def __init__(self, server: Server, counts: _ServerCounts, told: Mapping[str, Any]) -> None:
-        self.name: str = told["name"]
-        self.store: str = told["store"]
-        self.shared = tuple(rule["name"] for rule in told["rules"] if rule["scope"] == SHARED)
-        self._scopes = {rule["scope"] for rule in (*told["rules"], *told["shadow"])}
+    def __init__(
+        self, server: ServerStore, limiter: ServerLimiter, answers: dict[str, Mapping[str, KeyState]]
+    ) -> None:
+        self.name = limiter.name
+        self.store = limiter.store
+        self.shared = tuple(rule.name for rule in limiter.rules if rule.scope == SHARED)
+        self._rules = (*limiter.rules, *limiter.shadow)
         self._server = server
-        self._counts = counts
+        self._answers = answers
 
     def key(self, asked: Asked) -> Key | None:
-        return asked.key_for(self._scopes)
+        return asked.key_for(rule.scope for rule in self._rules)
 
-    def counts(self, key: Key | None, tier: str | None) -> list[Count]:
-        return self._counts.of(self.name, key, tier)
+    def counts(self, key: Key | None, tier: str | None) -> list[RuleUsage]:
+        question = repr((key, tier))
+        if question not in self._answers:
+            states = self._server.inspect(key, tier=tier)
+            self._answers[question] = {state.limiter: state for state in states}
+        with understood(self._server):
+            state = self._answers[question][self.name]
+        if state.error is not None:
+            raise StoreUnavailable(state.error)
+        return list(state.results)
 
     def reset(self, key: Key | None) -> None:
-        self._server.post("limiters", self.name, "reset", body={"key": key})
-
-
-def _count(told: Mapping[str, Any]) -> Count:
-    return Count(
-        name=told["name"],
-        limit=told["limit"],
-        used=told["used"],
-        remaining=told["remaining"],
-        reset_after=told["reset_after"],
-        frees_after=told["frees_after"],
-        scope=told["scope"],
-        shadow=told.get("shadow", False),
-    )
+        self._server.bind(self.name, self._rules).reset(key)

@@ -23,6 +23,8 @@ from headgate.hooks import Call, Hook, logger
 from headgate.keys import Key, PlainKey
 from headgate_server.replay.recorded import record_line
 
+__all__ = ["DecisionRecorder"]
+
 DEFAULT_BYTES = 100_000_000
 
 _RECORDED = ("hit", "hold")

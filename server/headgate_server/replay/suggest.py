@@ -54,7 +54,7 @@ Use = tuple[int, str, int]
 """What matters of a request: when, who, how much."""
 
 
-class Trace:
+class RequestTrace:
     """The requests of a log, so that they can be read more than once.
 
     Args:
@@ -238,7 +238,7 @@ class WindowLimit:
         return (self.burst or self.limit) + self.limit * _HOUR / WINDOWS[self.window][1]
 
 
-def smallest_limits(trace: Trace, found: Profile, share: float) -> list[WindowLimit]:
+def smallest_limits(trace: RequestTrace, found: Profile, share: float) -> list[WindowLimit]:
     """Return the smallest limit of every window that the log is long enough for."""
     allowed = int(found.requests * share)
     windows = [index for index, (_, seconds) in enumerate(WINDOWS) if found.fits(seconds)]
@@ -270,7 +270,7 @@ def _bucket_rule(limit: int, seconds: int) -> Callable[[int], Rule]:
     return lambda burst: token_bucket(Quota(limit, seconds * MICROSECONDS, burst))
 
 
-def _search(trace: Trace, searches: list[Search], found: Profile, allowed: int) -> None:
+def _search(trace: RequestTrace, searches: list[Search], found: Profile, allowed: int) -> None:
     for _ in range(_MOST_PASSES):
         open_ones = [search for search in searches if not search.is_over]
         if not open_ones:
@@ -306,14 +306,14 @@ def suggestion(
     Raises:
         ReplayError: There is not enough traffic to say anything.
     """
-    trace = Trace(requests, progress)
+    trace = RequestTrace(requests, progress)
     try:
         return _suggestion(trace, share, name)
     finally:
         trace.close()
 
 
-def _suggestion(trace: Trace, share: float, name: str) -> dict[str, Any]:
+def _suggestion(trace: RequestTrace, share: float, name: str) -> dict[str, Any]:
     found = profile(trace.read())
     if found.requests and not any(found.fits(seconds) for _, seconds in WINDOWS):
         raise ReplayError(

@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { byId, el, keyed, setAttribute, setText, setVariable, show } from "./dom.js";
 import { fits, keyOf, partOf, readKey, writtenKey } from "./keys.js";
-import { count, duration, plural, timeAfter } from "./words.js";
+import { count, duration, plural, timeAfter, timeIn } from "./words.js";
 
 let described = new Map();
 let shown = null; // the key and tier that are inspected
@@ -110,9 +110,9 @@ function createRule({ name }) {
 
 function drawRule(row, result) {
   const full = result.remaining <= 0;
-  setText(row.used, `${count(result.used)} of ${count(result.limit)} used`);
+  setText(row.used, usedWords(result));
   setText(row.frees, freesWords(result));
-  setText(row.empties, result.used > 0 && result.reset_after ? `empty in ${duration(result.reset_after)}` : "");
+  setText(row.empties, result.used > 0 && result.reset_after ? emptiesWords(result) : "");
   row.bar.classList.toggle("meter-full", full);
   setVariable(row.bar, "--share", result.limit ? Math.min(1, result.used / result.limit) : 1);
   setAttribute(row.bar, "aria-valuemax", result.limit);
@@ -120,11 +120,23 @@ function drawRule(row, result) {
   setAttribute(row.bar, "aria-valuetext", `${result.used} of ${result.limit}`);
 }
 
-function freesWords({ remaining, limit, used, frees_after: after }) {
+function usedWords({ kind, unit, used, limit }) {
+  const what = kind === "concurrent" ? "places held" : unit === "requests" ? "used" : `${unit} used`;
+  return `${count(used)} of ${count(limit)} ${what}`;
+}
+
+/** When nothing is counted any more: a place may be free sooner, when its holder releases it. */
+function emptiesWords({ kind, timezone, reset_after: after }) {
+  if (kind === "calendar") return `empty at ${timeIn(timezone, after)}`;
+  return kind === "concurrent" ? `all free in ${duration(after)} at most` : `empty in ${duration(after)}`;
+}
+
+function freesWords({ kind, remaining, limit, used, frees_after: after }) {
   if (after === null) return "Never admits";
   if (after <= 0) return `${count(remaining)} left`;
   const over = used > limit ? `${count(used - limit)} over the limit, frees` : "Full, frees";
-  return `${over} in ${duration(after)}, at ${timeAfter(after)}`;
+  const most = kind === "concurrent" ? " at most" : "";
+  return `${over} in ${duration(after)}${most}, at ${timeAfter(after)}`;
 }
 
 async function askToReset(group) {

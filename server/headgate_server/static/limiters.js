@@ -3,7 +3,7 @@
 import { RateChart } from "./chart.js";
 import { byId, el, entry, keyed, setText, show } from "./dom.js";
 import { RANGES, RECENT, decisionsOf, sumOf } from "./history.js";
-import { count, failureWords, moment, plural, rate, rateOf, share, span } from "./words.js";
+import { count, failureWords, heldWords, moment, plural, rate, rateOf, share, span } from "./words.js";
 
 const FILTER_FROM = 7; // limiters: fewer are seen at a glance
 
@@ -138,7 +138,9 @@ function createRule(rule) {
   );
   const words = el("span", { dir: "auto" }, rule.words);
   const refused = el("span", { class: "rule-refused", "data-rule": rule.name });
-  return { rule, refused, node: el("li", {}, words, " ", el("code", {}, rule.name), " ", ...tiers, refused) };
+  const held = el("span", { class: "rule-held" });
+  const unit = rule.unit === "requests" ? "" : el("span", { class: "unit" }, `counts ${rule.unit}`);
+  return { rule, refused, held, node: el("li", {}, words, " ", el("code", {}, rule.name), " ", unit, ...tiers, held, refused) };
 }
 
 /** Let the charts look back as far as this. */
@@ -167,7 +169,7 @@ function drawCard(card, history) {
   setText(card.totalRefused, count(totals.refused));
   setText(card.totalShare, share(totals.refused, decisionsOf(totals)));
   setRare(card.totalDegraded, totals.degraded);
-  setRare(card.totalHeld, entry(tick.held, card.name) ?? 0);
+  drawHeld(card, entry(tick.held, card.name) ?? {});
   drawRefusals(card, tick.refusals.filter(({ limiter }) => limiter === card.name));
   show(card.degradedLegend, bins.some((bin) => bin.degraded));
   drawBadge(card, tick, now);
@@ -179,6 +181,16 @@ function drawBadge(card, tick, now) {
   setText(card.badge, down ? "Store down" : now.degraded ? "Store was not asked" : "");
   show(card.badge, down || now.degraded > 0);
   card.badge.title = now.degraded ? `${plural(now.degraded, "decision")} without the store in the last ${RECENT} s` : "";
+}
+
+/** The units of open holds, and beside a rule of places how many are held: by all keys together, for its limit is for each. */
+function drawHeld(card, units) {
+  const words = heldWords(units);
+  setText(card.totalHeld, words || "0");
+  show(card.totalHeld.parentElement, words !== "");
+  for (const { rule, held } of card.ruleRows.values()) {
+    if (rule.kind === "concurrent") setText(held, `${plural(entry(units, rule.unit) ?? 0, "place")} held now`);
+  }
 }
 
 /** Beside every rule: how often it has refused, and callers of which tiers. */

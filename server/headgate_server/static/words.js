@@ -69,6 +69,19 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
+/** Units of open holds: "3", or "3 requests, 2,400 tokens" where more than requests are counted. */
+export function heldWords(units) {
+  const held = Object.entries(units).filter(([, number]) => number > 0);
+  const isPlain = Object.keys(units).every((unit) => unit === "requests");
+  return held.map(([unit, number]) => (isPlain ? count(number) : `${count(number)} ${unit}`)).join(", ");
+}
+
+/** When something `after` seconds from now will be, by the clocks of a time zone. */
+export function timeIn(zone, after) {
+  const format = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short", timeZone: zone });
+  return `${format.format(Math.round(Date.now() / 1000 + after) * 1000)} (${zone})`;
+}
+
 /** A decision as a sentence; `operation` is hit, check or hold. */
 export function decisionSentence(decision, operation, cost) {
   const parts = [decision.allowed ? admission(decision, operation, cost) : refusal(decision)];

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
-from sqlalchemy import URL, Connection, event, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy import URL, Connection, NullPool, event, make_url, text
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from headgate import StoreUnavailable
 from headgate.urls import check_credentials
+from headgate_services.common.deadlines import DEFAULT_LIMIT, within
+from headgate_services.common.outages import Outages
 
 _SQLITE_WAIT_SECONDS = 15.0  # for other processes that are writing: they take turns, and do not hang
 DRIVERS = {
@@ -37,17 +42,93 @@ def database_url(text: str) -> URL:
     return url.set(drivername=DRIVERS[url.get_backend_name()])
 
 
-def create_engine(url: URL, timeout: float) -> AsyncEngine:
+class DatabaseDown(SQLAlchemyError):
+    """The database was not asked, because it is known to be down."""
+
+
+FAILURES = (OperationalError, InterfaceError, PoolTimeout, DatabaseDown)
+"""What is raised if the database cannot be asked."""
+
+
+class SqlDatabase:
+    """A database behind SQLAlchemy that no request waits for longer than `timeout`, and none while it is down.
+
+    Args:
+        url: Where it is, with an asynchronous driver.
+        timeout: Seconds that PostgreSQL has for a block.
+    """
+
+    def __init__(self, url: URL, timeout: float = DEFAULT_LIMIT) -> None:
+        self._url = url
+        self._timeout = timeout
+        self.engine = create_engine(url, timeout)
+        # SQLite: a transaction that reads first and writes later is refused at once if another wrote in between.
+        # One that says at its beginning that it will write waits for its turn instead.
+        self.writing_engine = self.engine.execution_options(begin_sqlite="BEGIN IMMEDIATE")
+        self._outages = Outages(f"the database of {url.get_backend_name()}", timeout, self._probe)
+
+    @asynccontextmanager
+    async def guard(self) -> AsyncIterator[None]:
+        """Give a block its deadline, and notice when the database is down.
+
+        Raises:
+            DatabaseDown: It is known to be down, and was not asked.
+        """
+        if self._outages.is_down:
+            raise DatabaseDown("the database is down")
+        try:
+            with within(self._timeout):
+                yield
+        except FAILURES as error:
+            await self._outages.report(error)
+            raise
+
+    @asynccontextmanager
+    async def connection(self, *, writing: bool = False) -> AsyncIterator[AsyncConnection]:
+        """Provide a connection; what a block that writes has changed is kept if it ends well."""
+        async with self.guard():
+            if writing:
+                async with self.writing_engine.begin() as connection:
+                    yield connection
+            else:
+                async with self.engine.connect() as connection:
+                    yield connection
+
+    async def ping(self) -> None:
+        """Ask the database for an answer; raises what SQLAlchemy raises if there is none."""
+        async with self.connection() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        self._outages.stop()
+        await self.engine.dispose()
+
+    async def _probe(self) -> None:
+        # Not from the pool, whose connections may all be waiting for an answer.
+        engine = create_engine(self._url, self._timeout, poolclass=NullPool)
+        try:
+            async with engine.connect() as connection:
+                await connection.execute(text("SELECT 1"))
+        except (SQLAlchemyError, OSError) as error:
+            raise StoreUnavailable(problem_with(error)) from error
+        finally:
+            await engine.dispose()
+
+
+def create_engine(url: URL, timeout: float, **options: Any) -> AsyncEngine:
     """Return an engine for a database; PostgreSQL has `timeout` seconds for a connection, and for each answer.
 
-    A transaction on SQLite begins as the execution option `begin_sqlite` says.
+    A transaction on SQLite begins as the execution option `begin_sqlite` says. `options` are SQLAlchemy's.
     """
     if url.get_backend_name() != "sqlite":
         from headgate_services.common.postgres import BoundedConnection  # SQLite does without psycopg
 
         bounds: dict[str, Any] = {"async_creator_fn": BoundedConnection.connect, "limit": timeout}
-        return create_async_engine(url, pool_pre_ping=True, pool_timeout=timeout, connect_args=bounds)
-    engine = create_async_engine(url, connect_args={"timeout": _SQLITE_WAIT_SECONDS})
+        if not options:
+            options = {"pool_pre_ping": True, "pool_timeout": timeout}
+        return create_async_engine(url, connect_args=bounds, **options)
+    engine = create_async_engine(url, connect_args={"timeout": _SQLITE_WAIT_SECONDS}, **options)
     event.listen(engine.sync_engine, "connect", _prepare_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine

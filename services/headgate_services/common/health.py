@@ -1,4 +1,4 @@
-"""`/livez` and `/readyz`: whether the process runs, and whether it can do its work.
+"""`/health`, `/livez`, `/readyz` and `/metrics`: what operators ask of every service.
 
 An orchestrator restarts what is not live, and sends nothing to what is not ready. So a store that is down makes a service
 not ready, and never not live: a restart would not bring the store back.
@@ -10,12 +10,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
 Check = Callable[[], Awaitable[object]]
 
-PATHS = ("/livez", "/readyz")
+PATHS = ("/health", "/livez", "/readyz", "/metrics")
 PATIENCE = 5.0
 """Seconds that a store has for an answer."""
 
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 def add_health(app: FastAPI, stores: Mapping[str, Check], patience: float = PATIENCE) -> None:
-    """Add both endpoints.
+    """Add `/health`, `/livez` and `/readyz`.
 
     Args:
         app: The service.
-        stores: By name, what asks each of its stores for an answer, and raises if there is none.
-        patience: Seconds that each of them has.
+        stores: By name, a function that asks the store for an answer, and raises if there is none.
+        patience: Seconds that each store has.
     """
 
     async def live() -> dict[str, str]:
@@ -46,8 +46,19 @@ def add_health(app: FastAPI, stores: Mapping[str, Check], patience: float = PATI
         return JSONResponse(body, 200 if is_ready else 503)
 
     unavailable = {"description": "A store does not answer; `stores` says which"}
-    app.add_api_route("/livez", live, tags=["operations"])
+    for path in ("/health", "/livez"):
+        app.add_api_route(path, live, tags=["operations"])
     app.add_api_route("/readyz", ready, tags=["operations"], responses={503: unavailable})
+
+
+def add_metrics(app: FastAPI, render: Callable[[], bytes]) -> None:
+    """Add `/metrics`, whose text for Prometheus `render` returns."""
+
+    async def metrics() -> Response:
+        """Return the metrics of the service as text for Prometheus."""
+        return Response(render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.add_api_route("/metrics", metrics, tags=["operations"], response_class=Response)
 
 
 async def _state(name: str, check: Check, patience: float) -> str:

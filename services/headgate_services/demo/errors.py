@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headgate.errors import HeadgateError
+from headgate import HeadgateError
 
 
 class DemoError(HeadgateError):
@@ -13,7 +13,7 @@ class DemoError(HeadgateError):
 
 
 @contextmanager
-def missing_packages_told() -> Iterator[None]:
+def naming_missing_packages() -> Iterator[None]:
     """Say what to install if an import inside of the block finds a package missing.
 
     Raises:

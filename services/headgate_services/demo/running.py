@@ -6,6 +6,7 @@ What takes time goes on at once: Redis starts, PostgreSQL makes its files and st
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 from collections.abc import Awaitable
 from contextlib import AbstractContextManager, AsyncExitStack
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate_services.demo.data import data_folder, running_redis
-from headgate_services.demo.errors import missing_packages_told
+from headgate_services.demo.errors import naming_missing_packages
 from headgate_services.demo.ports import check_loopback
 from headgate_services.demo.screen import Progress, welcome
 from headgate_services.demo.signals import StopSignals
@@ -31,10 +32,11 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the demo until it is told to stop; return the exit code."""
+    """Run the demo until it gets a signal to stop; return the exit code."""
     check_loopback(options.host)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_run(options))
+    gc.freeze()  # or the interpreter looks for garbage in everything that was imported, which is most of what Ctrl-C takes
     return 0
 
 
@@ -43,24 +45,26 @@ async def _run(options: Options) -> None:
     progress = Progress()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(data_folder(options.keep))
+        servers: list[AbstractContextManager[str]] = []
+        stack.push_async_callback(_leave_all, servers)
         progress.say("Starting Redis, PostgreSQL, four services, the server and its dashboard:")
         starter = asyncio.create_task(_load("headgate_services.demo.postgres"))
         redis_url, postgres_url, scene_module = await _all_of(
-            _enter(stack, running_redis(), "Redis", progress),
-            _start_postgres(stack, starter, options.keep, progress),
+            _enter(servers, running_redis(), "Redis", progress),
+            _start_postgres(servers, starter, options.keep, progress),
             _load_scene(starter, progress),
         )
-        if signals.told.is_set():
+        if signals.received.is_set():
             return
         stage = scene_module.Stage(
             options.host, options.port, options.open_traffic, folder, redis_url, postgres_url
         )
         scene = await stack.enter_async_context(scene_module.playing(stage))
         progress.ready("services and server")
-        if not signals.told.is_set():
+        if not signals.received.is_set():
             signals.listen()  # the server reads its policy again on SIGHUP; here it means that the terminal is gone
             _show(scene, progress)
-        await signals.told.wait()
+        await signals.received.wait()
         progress.say("\nStopping.")
 
 
@@ -74,23 +78,34 @@ async def _all_of(*parts: Awaitable[Any]) -> list[Any]:
 
 
 async def _enter(
-    stack: AsyncExitStack, manager: AbstractContextManager[str], part: str, progress: Progress
+    servers: list[AbstractContextManager[str]],
+    manager: AbstractContextManager[str],
+    part: str,
+    progress: Progress,
 ) -> str:
-    """Enter a context in a thread, and have it left in one."""
+    """Start a server in a thread, add it to those that run, and return its URL."""
     value = await asyncio.to_thread(manager.__enter__)
-    stack.push_async_callback(asyncio.to_thread, manager.__exit__, None, None, None)
+    servers.append(manager)
     progress.ready(part)
     return value
 
 
+async def _leave_all(servers: list[AbstractContextManager[str]]) -> None:
+    """Stop the servers, each in a thread, so that Ctrl-C takes as long as the slowest and not as all of them."""
+    await _all_of(*(asyncio.to_thread(server.__exit__, None, None, None) for server in servers))
+
+
 async def _start_postgres(
-    stack: AsyncExitStack, starter: asyncio.Task[Any], keep: Path | None, progress: Progress
+    servers: list[AbstractContextManager[str]],
+    starter: asyncio.Task[Any],
+    keep: Path | None,
+    progress: Progress,
 ) -> str:
-    return await _enter(stack, (await starter).running_postgres(keep), "PostgreSQL", progress)
+    return await _enter(servers, (await starter).running_postgres(keep), "PostgreSQL", progress)
 
 
 async def _load_scene(starter: asyncio.Task[Any], progress: Progress) -> Any:
-    await starter  # two threads do not import quicker than one, and PostgreSQL has the longer way to go
+    await starter  # two threads do not import quicker than one, and PostgreSQL takes longer to start
     scene = await _load("headgate_services.demo.scene")
     progress.ready("programs loaded")
     return scene
@@ -98,7 +113,7 @@ async def _load_scene(starter: asyncio.Task[Any], progress: Progress) -> Any:
 
 async def _load(module: str) -> Any:
     def load() -> Any:
-        with missing_packages_told():
+        with naming_missing_packages():
             return importlib.import_module(module)
 
     return await asyncio.to_thread(load)

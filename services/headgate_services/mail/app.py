@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,27 +10,28 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 from uuid import uuid4
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 import headgate
 from headgate import StoreError, StoreMisconfigured
 from headgate.clock import Clock
-from headgate_services.common.databases import problem_with, try_sqlite
-from headgate_services.common.health import add_health
+from headgate.migrations import MigrationError
+from headgate_services.common.databases import FAILURES, problem_with, try_sqlite
+from headgate_services.common.guards import SizeGuard, answer_invalid
+from headgate_services.common.health import add_health, add_metrics
+from headgate_services.common.settings import SettingsError
 from headgate_services.common.starting import Launch, log_to_stderr, run
-from headgate_services.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, SettingsError, load_settings
-from headgate_services.mail.guards import ApiKeyGuard, SizeGuard
+from headgate_services.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, load_settings
+from headgate_services.mail.guards import ApiKeyGuard
 from headgate_services.mail.providers import EmailProvider
 from headgate_services.mail.rate_limiter import GlobalRateLimiter
 from headgate_services.mail.routes import api, demo
 from headgate_services.mail.services import Services, build_limiter, build_services
-from headgate_services.mail.storage.database import Database
-from headgate_services.mail.storage.migrations import MigrationError
+from headgate_services.mail.storage.database import MailDatabase
 from headgate_services.mail.storage.models import Inbox
 from headgate_services.mail.storage.queries import inbox_of_address
 from headgate_services.mail.storage.times import utc
@@ -51,7 +51,7 @@ def create_app(
     Args:
         settings: What to run with.
         clock: Where time comes from, for tests.
-        provider: Who sends, instead of the one that the settings name.
+        provider: Sends, instead of the one that the settings name.
 
     Raises:
         SettingsError: It cannot run like this; the message names the variable.
@@ -74,20 +74,20 @@ def create_app(
     app.include_router(api)
     if settings.email_provider == "demo":
         app.include_router(demo.router)
-    app.add_api_route("/health", _health, tags=["health"])
+    add_metrics(app, services.metrics.render)
     add_health(app, {"database": services.database.ping, "rate_limit_store": services.limiter.usage})
     app.add_exception_handler(StoreError, _store_unavailable)
-    for failure in (OperationalError, InterfaceError, PoolTimeout):
+    for failure in FAILURES:
         app.add_exception_handler(failure, _database_unavailable)
-    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
     _add_guards(app, settings)
     return app
 
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:
-    """Add what stands before the routes, the innermost first; every refusal passes through CORS on its way out."""
+    """Add the middleware, the innermost first; every refusal passes through CORS, which comes last."""
     # Base64 makes four bytes of three; a megabyte on top is for everything else in the request.
-    app.add_middleware(SizeGuard, most_bytes=(settings.attachment_max_total_size_mb * 4 // 3 + 2) * MEGABYTE)
+    app.add_middleware(SizeGuard, max_bytes=(settings.attachment_max_total_size_mb * 4 // 3 + 2) * MEGABYTE)
     if key := settings.api_key.get_secret_value():
         app.add_middleware(ApiKeyGuard, key=key)
     app.add_middleware(
@@ -101,17 +101,13 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
             "RateLimit-Policy",
             "X-RateLimit-Limit",
             "X-RateLimit-Remaining",
+            "Idempotency-Replayed",
         ],
     )
 
 
-async def _health() -> dict[str, str]:
-    """Say that the process answers."""
-    return {"status": "ok"}
-
-
 async def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
-    """Refuse to send while nobody can say how much was sent: a limit that fails open is none."""
+    """Refuse to send while the count is unknown: a limit that fails open is none."""
     logger.error("Rate limit store unavailable: %s", error)
     return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503)
 
@@ -122,13 +118,6 @@ async def _database_unavailable(request: Request, error: Exception) -> JSONRespo
     return JSONResponse(
         {"detail": "Database unavailable; nothing was sent or stored"}, 503, {"Retry-After": "1"}
     )
-
-
-async def _invalid_request(request: Request, error: Exception) -> Response:
-    """Answer as FastAPI does, without repeating what was sent: that may be large, and text that UTF-8 cannot say."""
-    assert isinstance(error, RequestValidationError)
-    problems = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
-    return Response(json.dumps({"detail": problems}), 422, media_type="application/json")
 
 
 async def _prepare(services: Services) -> None:
@@ -157,7 +146,7 @@ async def _prepare(services: Services) -> None:
 
 
 def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it is told to stop, and return the exit code.
+    """Run the service until it gets a signal to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
 
@@ -230,7 +219,7 @@ async def _check_database(settings: Settings) -> None:
 
     The application does so by itself, but there, within the server, a failure would end in a traceback.
     """
-    database = Database(settings.sqlalchemy_url(), settings.database_timeout)
+    database = MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)
     try:
         try_sqlite(settings.sqlalchemy_url())
         await database.migrate()

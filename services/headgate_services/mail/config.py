@@ -1,8 +1,4 @@
-"""What the service reads from its environment, once, at start-up.
-
-Every field is the environment variable of the same name in capitals. An empty variable counts as unset: Compose files
-often pass one.
-"""
+"""What the service reads from its environment, once, at start-up."""
 
 from __future__ import annotations
 
@@ -14,16 +10,15 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import URL
 
-from headgate.errors import ConfigError
 from headgate.quota import MAX_UNITS
 from headgate_services.common.databases import database_url
+from headgate_services.common.environment import LogLevel, ServiceSettings, load
+from headgate_services.common.settings import split_list
 from headgate_services.mail.domain_filter import compile_patterns
 
 DEMO_DOMAIN = "demo.nornweave.local"
@@ -34,27 +29,15 @@ _ORIGIN = re.compile(r"https?://[^\s/@?#*]+", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
-class SettingsError(ConfigError):
-    """The service cannot start as it is configured; the message names the variable."""
-
-
 def _whole_number(value: object) -> object:
-    """Refuse what pydantic would read as a whole number although nobody wrote one, such as 5.0 or 1_000."""
+    """Refuse text that pydantic would accept as a whole number although it is none, such as 5.0 or 1_000."""
     if isinstance(value, bool) or (isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value)):
         raise ValueError("must be a whole number")
     return value
 
 
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _provider(value: object) -> object:
     return "smtp" if value == "imap-smtp" else value  # what it is called where it can also fetch mail
-
-
-def _upper(value: object) -> object:
-    return value.upper() if isinstance(value, str) else value
 
 
 def _patterns(text: str) -> str:
@@ -64,28 +47,18 @@ def _patterns(text: str) -> str:
 
 SendLimit = Annotated[int, BeforeValidator(_whole_number), Field(ge=0, le=MAX_UNITS)]
 Patterns = Annotated[str, AfterValidator(_patterns)]
-LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 
-class Settings(BaseSettings):
+class Settings(ServiceSettings):
     """The settings of the mail service."""
-
-    model_config = SettingsConfigDict(
-        # The variable's own name stands in every validation error.
-        alias_generator=str.upper,
-        validate_by_name=True,
-        validate_by_alias=True,
-        env_ignore_empty=True,
-        extra="forbid",
-        frozen=True,
-        hide_input_in_errors=True,
-    )
 
     global_send_rate_limit_per_minute: SendLimit = 0
     global_send_rate_limit_per_hour: SendLimit = 0
     rate_limit_store: str = Field(default="memory://", repr=False)
 
-    email_provider: Annotated[Literal["demo", "smtp"], BeforeValidator(_provider)] = "demo"
+    email_provider: Annotated[
+        Literal["demo", "smtp", "mailgun", "sendgrid", "resend", "ses"], BeforeValidator(_provider)
+    ] = "demo"
     email_domain: str = ""
     smtp_host: str = ""
     smtp_port: int = Field(default=587, ge=1, le=65535)
@@ -94,6 +67,16 @@ class Settings(BaseSettings):
     smtp_use_tls: bool = True
     smtp_ca_file: str = ""
     smtp_timeout: float = Field(default=30.0, gt=0, le=3600)
+    mailgun_api_key: SecretStr = SecretStr("")
+    mailgun_domain: str = ""
+    sendgrid_api_key: SecretStr = SecretStr("")
+    resend_api_key: SecretStr = SecretStr("")
+    aws_access_key_id: str = ""
+    aws_secret_access_key: SecretStr = SecretStr("")
+    aws_session_token: SecretStr = SecretStr("")
+    aws_region: str = ""
+    email_api_base: str = Field(default="", pattern=r"^(https?://[^\s@]+)?$")
+    email_api_timeout: float = Field(default=30.0, gt=0, le=3600)
 
     outbound_domain_allowlist: Patterns = ""
     outbound_domain_blocklist: Patterns = ""
@@ -113,7 +96,7 @@ class Settings(BaseSettings):
     cors_origins: str = "*"
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    log_level: Annotated[LogLevel, BeforeValidator(_upper)] = "INFO"
+    log_level: LogLevel = "INFO"
 
     @model_validator(mode="after")
     def _guarded_outside_development(self) -> Settings:
@@ -130,7 +113,7 @@ class Settings(BaseSettings):
     @field_validator("cors_origins")
     @classmethod
     def _origins_are_origins(cls, text: str) -> str:
-        origins = _listed(text)
+        origins = split_list(text)
         if "*" in origins and len(origins) > 1:
             raise ValueError("* stands alone: with it every origin is allowed, whatever else is listed")
         for origin in origins:
@@ -146,9 +129,9 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def allowed_origins(self) -> list[str]:
+    def allowed_origins(self) -> tuple[str, ...]:
         """The origins that browsers may call from."""
-        return _listed(self.cors_origins)
+        return split_list(self.cors_origins)
 
     @property
     def counts_in_memory(self) -> bool:
@@ -164,15 +147,26 @@ class Settings(BaseSettings):
     @property
     def missing_credentials(self) -> list[str]:
         """The variables without which the provider cannot send."""
-        if self.email_provider != "smtp":
-            return []
         password = self.smtp_password.get_secret_value()
-        needed = {
-            "SMTP_HOST": self.smtp_host,
-            "SMTP_USERNAME": self.smtp_username or not password,
-            "SMTP_PASSWORD": password or not self.smtp_username,
+        needed: dict[str, dict[str, object]] = {
+            "smtp": {
+                "SMTP_HOST": self.smtp_host,
+                "SMTP_USERNAME": self.smtp_username or not password,
+                "SMTP_PASSWORD": password or not self.smtp_username,
+            },
+            "mailgun": {
+                "MAILGUN_API_KEY": self.mailgun_api_key.get_secret_value(),
+                "MAILGUN_DOMAIN": self.mailgun_domain or self.email_domain,
+            },
+            "sendgrid": {"SENDGRID_API_KEY": self.sendgrid_api_key.get_secret_value()},
+            "resend": {"RESEND_API_KEY": self.resend_api_key.get_secret_value()},
+            "ses": {
+                "AWS_ACCESS_KEY_ID": self.aws_access_key_id,
+                "AWS_SECRET_ACCESS_KEY": self.aws_secret_access_key.get_secret_value(),
+                "AWS_REGION": self.aws_region,
+            },
         }
-        return [variable for variable, value in needed.items() if not value]
+        return [variable for variable, value in needed.get(self.email_provider, {}).items() if not value]
 
     def sqlalchemy_url(self) -> URL:
         """Return where messages are stored, with the driver that we use for it.
@@ -198,14 +192,4 @@ def load_settings() -> Settings:
     Raises:
         SettingsError: One of them is wrong; the message has a line for each, which begins with the variable's name.
     """
-    try:
-        return Settings()
-    except ValidationError as error:
-        problems = [(".".join(map(str, found["loc"])), found["msg"]) for found in error.errors()]
-        raise SettingsError("\n".join(_explain(*problem) for problem in problems)) from error
-
-
-def _explain(variable: str, message: str) -> str:
-    """Return a line about one problem; values stay out of it, since some are secret."""
-    message = message.removeprefix("Value error, ")
-    return f"{variable}: {message}" if variable else message
+    return load(Settings)

@@ -1,19 +1,14 @@
-"""What stands between the network and the routes: the API key and the size of a request."""
+"""The API key, asked for before the routes."""
 
 from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
-from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from headgate.http.asgi import App, Receive, Scope, Send
+from headgate_services.common.guards import api_key_of
 
 # Open as ever: the id of an attachment cannot be guessed, and browsers send no keys when they follow a link.
 _OPEN = re.compile(r"/v1/attachments/[^/]+/content")
@@ -45,30 +40,4 @@ class ApiKeyGuard:
         return under_v1 and scope["method"] != "OPTIONS" and not _OPEN.fullmatch(path)
 
     def _has_key(self, scope: Scope) -> bool:
-        headers = dict(scope["headers"])
-        given = headers.get(b"x-api-key")
-        if given is None:
-            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-            given = token.strip() if scheme.lower() == b"bearer" else b""
-        return hmac.compare_digest(given, self.key)
-
-
-class SizeGuard:
-    """Answers 413 to a request above a size, without reading more of it than that."""
-
-    def __init__(self, app: App, most_bytes: int) -> None:
-        self.app = app
-        self.most_bytes = most_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = 0
-
-        async def counted() -> MutableMapping[str, Any]:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.most_bytes:  # FastAPI, which is reading, makes the answer of it
-                raise HTTPException(413, f"Request body is above {self.most_bytes} bytes")
-            return message
-
-        await self.app(scope, counted if scope["type"] == "http" else receive, send)
+        return hmac.compare_digest(api_key_of(scope) or b"", self.key)

@@ -3,6 +3,7 @@
 `headgate run petitions` starts it; `create_app` returns it for another server or a test.
 """
 
+from headgate_services.common.settings import SettingsError
 from headgate_services.petitions.app import (
     cleanup,
     create_app,
@@ -12,7 +13,7 @@ from headgate_services.petitions.app import (
     reset_submitter,
     resume,
 )
-from headgate_services.petitions.config import Settings, SettingsError
+from headgate_services.petitions.config import Settings
 
 __all__ = [
     "Settings",

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from uuid import UUID
 
 import psycopg
@@ -17,23 +18,29 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 import headgate
-from headgate_services.common.health import add_health
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import ServerError
+from headgate_services.common.guards import SizeGuard, answer_invalid
+from headgate_services.common.health import add_health, add_metrics
+from headgate_services.common.settings import SettingsError
 from headgate_services.common.starting import Launch, run
-from headgate_services.petitions.api.dependencies.parts import Parts, build_metrics, build_parts
-from headgate_services.petitions.api.middleware import MetricsMiddleware, SizeMiddleware, TraceMiddleware
-from headgate_services.petitions.api.problems import answer_invalid, answer_refusal
-from headgate_services.petitions.api.routes import operations, petition_submissions
+from headgate_services.petitions.api.middleware import MetricsMiddleware, TraceMiddleware
+from headgate_services.petitions.api.problems import answer_refusal
+from headgate_services.petitions.api.routes import router
 from headgate_services.petitions.application.services import CleanupReport
-from headgate_services.petitions.config import Settings, SettingsError, load_settings
+from headgate_services.petitions.config import Settings, load_settings
 from headgate_services.petitions.domain.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
     PetitionError,
 )
 from headgate_services.petitions.infrastructure.adapters.persistence import migrate
-from headgate_services.petitions.infrastructure.embedded_postgres import EmbeddedPostgres
-from headgate_services.petitions.infrastructure.monitoring import MetricsCollector
+from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 from headgate_services.petitions.logs import configure_logging
+from headgate_services.petitions.parts import Parts, build_metrics, build_parts
+
+MAX_BODY_BYTES = 256 * 1024
+"""Of a request: 10,000 characters need no more than 120 kB, however they are written."""
 
 
 def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] | None = None) -> FastAPI:
@@ -57,12 +64,12 @@ def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] 
                 yield
 
     app = FastAPI(title="Headgate petitions", version=headgate.__version__, lifespan=lifespan)
-    app.include_router(petition_submissions.router)
-    app.include_router(operations.router)
+    app.include_router(router)
     add_health(app, {"database": lambda: app.state.parts.database.ping()})
+    add_metrics(app, metrics.render)
     app.add_exception_handler(PetitionError, answer_refusal)
     app.add_exception_handler(RequestValidationError, answer_invalid)
-    app.add_middleware(SizeMiddleware)
+    app.add_middleware(SizeGuard, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(MetricsMiddleware, metrics=metrics)
     app.add_middleware(TraceMiddleware)
     return app
@@ -76,15 +83,24 @@ async def _running_parts(
     async with AsyncExitStack() as stack:
         url = settings.database_url
         if not url:
-            embedded = EmbeddedPostgres(settings.data_dir)
-            url = await asyncio.to_thread(embedded.__enter__)
-            stack.push_async_callback(asyncio.to_thread, embedded.__exit__)
+            embedded = await asyncio.to_thread(_embedded_postgres, settings.data_dir)
+            stack.push_async_callback(asyncio.to_thread, embedded.stop)
+            url = embedded.url
         parts = build_parts(settings, url, metrics, now)
         stack.push_async_callback(parts.database.aclose)
         await parts.database.open()
         await migrate(parts.database)
         stack.push_async_callback(parts.witness.aclose)
         yield parts
+
+
+def _embedded_postgres(folder: Path) -> PostgresServer:
+    """Start a PostgreSQL that keeps its files in a folder, and return it."""
+    try:
+        return PostgresServer(folder=folder).start()
+    except (OSError, ServerError) as error:
+        problem = f"is not set, and the embedded PostgreSQL in PETITION_DATA_DIR failed: {error}"
+        raise SettingsError(f"DATABASE_URL: {problem}") from error
 
 
 @asynccontextmanager
@@ -101,7 +117,7 @@ async def _cleaning(parts: Parts) -> AsyncIterator[None]:
 
 
 def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it is told to stop, and return the exit code.
+    """Run the service until it gets a signal to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
 
@@ -118,7 +134,9 @@ def main(host: str | None = None, port: int | None = None, workers: int = 1) -> 
             if not settings.database_url:
                 # Uvicorn stops on this signal and then raises it again; the database must still be stopped after that.
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-                url = stack.enter_context(EmbeddedPostgres(settings.data_dir))
+                embedded = _embedded_postgres(settings.data_dir)
+                stack.callback(embedded.stop)
+                url = embedded.url
                 settings = replace(settings, database_url=url)
                 os.environ["DATABASE_URL"] = url  # for the workers, if there are any
             asyncio.run(_check_database(settings))
@@ -155,13 +173,13 @@ def cleanup() -> CleanupReport:
 
 
 def halt(reason: str) -> None:
-    """Let nothing more be submitted, on any instance, until `resume`; the reason is what clients are told.
+    """Let nothing more be submitted, on any instance, until `resume`; clients get the reason.
 
     Raises:
         SettingsError: There is no reason, the settings cannot work, or the database cannot be reached.
     """
     if not reason.strip():
-        raise SettingsError("a halt needs a reason, which clients are told")
+        raise SettingsError("a halt needs a reason, which clients get")
 
     async def run() -> None:
         async with _reached(load_settings()) as parts:
@@ -181,7 +199,7 @@ def resume() -> None:
 
 
 def inspect_submitter(submitter_id: UUID) -> str:
-    """Return in two lines what was counted for somebody: petitions and co-signs. Raises as `halt` does."""
+    """Return in two lines what was counted for a submitter: petitions and co-signs. Raises as `halt` does."""
 
     async def run() -> str:
         async with _reached(load_settings()) as parts:
@@ -197,7 +215,7 @@ def inspect_submitter(submitter_id: UUID) -> str:
 
 
 def reset_submitter(submitter_id: UUID) -> int:
-    """Forget what was counted for somebody, and return how many petitions and co-signs that were; raises as `halt` does."""
+    """Forget what was counted for a submitter, and return how many units that were; raises as `halt` does."""
 
     async def run() -> int:
         async with _reached(load_settings()) as parts:
@@ -217,7 +235,7 @@ async def _check_database(settings: Settings) -> None:
 
 @asynccontextmanager
 async def _reached(settings: Settings) -> AsyncIterator[Parts]:
-    """Provide the parts, as `_running_parts`; whatever is wrong with the database is told by the variable's name."""
+    """Provide the parts, as `_running_parts`; errors of the database name the variable."""
     try:
         async with _running_parts(settings) as parts:
             yield parts

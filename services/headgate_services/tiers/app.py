@@ -9,21 +9,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import PlainTextResponse
 from redis.asyncio import Redis
 
 import headgate
+from headgate import ConfigError, StoreError, StoreMisconfigured
 from headgate.clock import Clock
-from headgate.errors import ConfigError, StoreError, StoreMisconfigured
 from headgate.http import by_address
-from headgate_services.common.health import PATHS, Check, add_health
+from headgate_services.common.health import PATHS, Check, add_health, add_metrics
 from headgate_services.common.starting import Launch, log_to_stderr, run
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.config import Settings, load_settings
 from headgate_services.tiers.keys import KeyTable
 from headgate_services.tiers.limits import limits_by_tier
 from headgate_services.tiers.log import log
-from headgate_services.tiers.metrics import Metrics
+from headgate_services.tiers.metrics import TierMetrics
 from headgate_services.tiers.middleware import (
     EXCLUDED_PATHS,
     RateLimitMiddleware,
@@ -45,7 +44,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
     """
     settings = load_settings() if settings is None else settings
     keys = KeyTable(settings.database, timeout=settings.database_timeout)
-    metrics = Metrics(limits_by_tier(settings.rate_limits))
+    metrics = TierMetrics(limits_by_tier(settings.rate_limits))
     client = _client(settings)
 
     @asynccontextmanager
@@ -60,12 +59,11 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
 
     app = FastAPI(title="Headgate tiers", version=headgate.__version__, lifespan=lifespan)
     app.add_api_route("/", _root)
-    app.add_api_route("/health", _health)
     stores: dict[str, Check] = {"database": keys.ping}
     if client is not None:
         stores["redis"] = client.ping
     add_health(app, stores)
-    app.add_api_route("/metrics", lambda: PlainTextResponse(metrics.text()), include_in_schema=False)
+    add_metrics(app, metrics.text)
     app.add_api_route("/v1/whoami", _whoami)
     if settings.saju_enable_rate_limiting:
         app.add_middleware(
@@ -85,7 +83,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
 
 
 def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it is told to stop, and return the exit code.
+    """Run the service until it gets a signal to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
 
@@ -161,11 +159,6 @@ async def _check_redis(settings: Settings) -> None:
 async def _root() -> dict[str, str]:
     """Say what this is."""
     return {"service": "headgate tiers", "version": headgate.__version__}
-
-
-async def _health() -> dict[str, str]:
-    """Say that the process answers."""
-    return {"status": "ok"}
 
 
 async def _whoami(request: Request) -> dict[str, Any]:

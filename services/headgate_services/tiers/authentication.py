@@ -11,14 +11,15 @@ from typing import Literal, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from headgate.http.exchange import App, Receive, Scope, Send
+from headgate.http.asgi import App, Receive, Scope, Send
+from headgate_services.common.guards import api_key_of
 from headgate_services.tiers.keys import User
 from headgate_services.tiers.log import LimitedLog
 
 Credentials = Literal["none", "good", "wrong", "unchecked"]
 
 
-class Keys(Protocol):
+class KeyLookup(Protocol):
     """Where keys are looked up."""
 
     async def find(self, key: str) -> User | None: ...
@@ -30,7 +31,7 @@ class ApiKeyAuthentication:
     `X-API-Key` is looked at first, then `Authorization: Bearer`.
     """
 
-    def __init__(self, app: App, keys: Keys) -> None:
+    def __init__(self, app: App, keys: KeyLookup) -> None:
         self.app = app
         self._keys = keys
         self._complain = LimitedLog()
@@ -42,21 +43,12 @@ class ApiKeyAuthentication:
         await self.app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> tuple[User | None, Credentials]:
-        key = _key_of(scope)
+        key = api_key_of(scope)
         if key is None:
             return None, "none"
         try:
-            user = await self._keys.find(key)
+            user = await self._keys.find(key.decode("latin-1"))
         except (SQLAlchemyError, OSError) as error:
             self._complain(logging.ERROR, "API keys cannot be looked up: %s", error)
             return None, "unchecked"
         return user, "wrong" if user is None else "good"
-
-
-def _key_of(scope: Scope) -> str | None:
-    fields = dict(scope["headers"])
-    given = fields.get(b"x-api-key")
-    if given is None:
-        scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
-        given = token.strip() if scheme.lower() == b"bearer" else None
-    return None if given is None else given.decode("latin-1")

@@ -12,8 +12,8 @@ from functools import cached_property
 from math import ceil, floor, isfinite
 from typing import Literal, NamedTuple
 
+from headgate import ConfigError, CostTooHigh
 from headgate.clock import MICROSECONDS
-from headgate.errors import ConfigError, CostTooHigh
 
 PARTS = 60_000_000
 """Parts in a token: the microseconds of a minute, because limits are per minute."""
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         allowed: Whether the tokens were taken.
-        retry_after: Whole seconds until the same call is admitted if nobody else comes; 0 if it was.
+        retry_after: Whole seconds until the same call is admitted if no one else comes; 0 if it was.
         remaining: Tokens left, with their fraction.
         reset_after: Whole seconds until the bucket is full again, rounded up.
         now_us: The moment.

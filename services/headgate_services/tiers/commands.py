@@ -12,8 +12,8 @@ from math import floor
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from headgate import ConfigError
 from headgate.clock import MICROSECONDS
-from headgate.errors import ConfigError
 from headgate_services.tiers.backends import state_keys
 from headgate_services.tiers.config import Settings, load_settings
 from headgate_services.tiers.keys import KeyTable, StoredKey

@@ -1,30 +1,19 @@
-"""What the service reads from its environment, once, at start-up.
-
-Every field is the environment variable of the same name in capitals. An empty variable counts as unset.
-"""
+"""What the service reads from its environment, once, at start-up."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, Field
 from sqlalchemy import URL
 
-from headgate.errors import ConfigError
 from headgate.http import Proxies
 from headgate_services.common.databases import database_url
+from headgate_services.common.environment import LogLevel, ServiceSettings, load
+from headgate_services.common.settings import split_list
 from headgate_services.tiers.limits import TierLimit, parse_rate_limits
 
 DEFAULT_DATABASE = "sqlite:///headgate-tiers.db"
-
-
-class SettingsError(ConfigError):
-    """The service cannot start as it is configured; the message names the variable."""
-
-
-def _upper(value: object) -> object:
-    return value.upper() if isinstance(value, str) else value
 
 
 def _rate_limits(text: str) -> str:
@@ -39,29 +28,12 @@ def _database(text: str) -> str:
 
 
 def _proxies(text: str) -> str:
-    if networks := _listed(text):
+    if networks := split_list(text):
         Proxies(networks)
     return text
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-class _Base(BaseSettings):
-    model_config = SettingsConfigDict(
-        # The variable's own name stands in every validation error.
-        alias_generator=str.upper,
-        validate_by_name=True,
-        validate_by_alias=True,
-        env_ignore_empty=True,
-        extra="forbid",
-        frozen=True,
-        hide_input_in_errors=True,
-    )
-
-
-class AtomicSwitch(_Base):
+class AtomicSwitch(ServiceSettings):
     """The one setting that the middleware has a use for by itself."""
 
     saju_enable_atomic_rate_limiter: bool = False
@@ -80,9 +52,7 @@ class Settings(AtomicSwitch):
     database_timeout: float = Field(default=5.0, ge=0.1, le=600)
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    log_level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
-    ] = "INFO"
+    log_level: LogLevel = "INFO"
 
     @property
     def rate_limits(self) -> dict[str, TierLimit] | None:
@@ -92,7 +62,7 @@ class Settings(AtomicSwitch):
     @property
     def trusted_proxies(self) -> tuple[str, ...]:
         """Addresses and networks of the proxies in front of the service."""
-        return _listed(self.saju_trusted_proxies)
+        return split_list(self.saju_trusted_proxies)
 
     @property
     def database(self) -> URL:
@@ -106,8 +76,7 @@ def load_settings() -> Settings:
     Raises:
         SettingsError: One of them is wrong; the message has a line for each, which begins with the variable's name.
     """
-    loaded: Settings = _load(Settings)
-    return loaded
+    return load(Settings)
 
 
 def atomic_by_environment() -> bool:
@@ -116,18 +85,4 @@ def atomic_by_environment() -> bool:
     Raises:
         SettingsError: It says neither yes nor no.
     """
-    switch: AtomicSwitch = _load(AtomicSwitch)
-    return switch.saju_enable_atomic_rate_limiter
-
-
-def _load(settings: type[Any]) -> Any:
-    try:
-        return settings()
-    except ValidationError as error:
-        problems = [(".".join(map(str, found["loc"])), found["msg"]) for found in error.errors()]
-        raise SettingsError("\n".join(_explain(*problem) for problem in problems)) from None
-
-
-def _explain(variable: str, message: str) -> str:
-    """Return a line about one problem; values stay out of it, since some are secret."""
-    return f"{variable}: {message.removeprefix('Value error, ')}"
+    return load(AtomicSwitch).saju_enable_atomic_rate_limiter

@@ -1,7 +1,7 @@
 """API keys: who a request is from, and which tier they have.
 
-A key is 256 random bits as text, shown once when it is made. What is stored is its SHA-256: whoever reads the table cannot
-use it. A slow hash such as scrypt protects secrets that can be guessed; 2^256 cannot, however fast the hash, and what is
+A key is 256 random bits as text, shown once when it is made. What is stored is its SHA-256: the table alone is of
+no use. A slow hash such as scrypt protects secrets that can be guessed; 2^256 cannot, however fast the hash, and what is
 looked up on every request must not cost a tenth of a second.
 """
 
@@ -10,21 +10,18 @@ from __future__ import annotations
 import re
 import secrets
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from hashlib import sha256
 from importlib import resources
 from typing import Any, NamedTuple
 
 from sqlalchemy import URL, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from headgate import ConfigError
 from headgate.clock import Clock, WallClock
-from headgate.errors import ConfigError
-from headgate_services.common.databases import create_engine, problem_with, try_sqlite
-from headgate_services.common.deadlines import DEFAULT_LIMIT, within
-from headgate_services.tiers.config import SettingsError
+from headgate_services.common.databases import SqlDatabase, problem_with, try_sqlite
+from headgate_services.common.deadlines import DEFAULT_LIMIT
+from headgate_services.common.settings import SettingsError
 from headgate_services.tiers.limits import SIGNED_IN
 
 PREFIX = "hg_"
@@ -76,7 +73,7 @@ class StoredKey(NamedTuple):
     revoked_at: int | None
 
 
-class KeyTable:
+class KeyTable(SqlDatabase):
     """Keys in a database.
 
     Args:
@@ -86,9 +83,7 @@ class KeyTable:
     """
 
     def __init__(self, url: URL, clock: Clock | None = None, *, timeout: float = DEFAULT_LIMIT) -> None:
-        self._url = url
-        self._timeout = timeout
-        self._engine = create_engine(url, timeout)
+        super().__init__(url, timeout)
         self._clock = WallClock() if clock is None else clock
 
     async def prepare(self) -> None:
@@ -99,7 +94,7 @@ class KeyTable:
         """
         try:
             try_sqlite(self._url)
-            async with self._writing() as connection:
+            async with self.connection(writing=True) as connection:
                 if connection.dialect.name == "postgresql":  # SQLite's writers wait for each other anyway
                     await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
                 for statement in _schema():
@@ -111,7 +106,7 @@ class KeyTable:
         """Return whom a key belongs to; `None` if it is none of ours, or was revoked."""
         if not _KEY.fullmatch(key):
             return None
-        async with self._reading() as connection:
+        async with self.connection() as connection:
             found = (await connection.execute(text(_FIND), {"digest": digest_of(key)})).one_or_none()
         return None if found is None else User(*found)
 
@@ -130,7 +125,7 @@ class KeyTable:
         if tier is not None and not re.fullmatch(r"[\w.-]{1,64}", tier):
             raise ConfigError(f"a tier is a word like 'pro', not {tier!r}")
         key_id, key = secrets.token_hex(4), PREFIX + secrets.token_urlsafe(32)
-        async with self._writing() as connection:
+        async with self.connection(writing=True) as connection:
             user = {"user_id": user_id, "tier": tier or SIGNED_IN, "is_given": tier is not None}
             stored_tier = (await connection.execute(text(_ADD_USER), user)).scalar_one()
             await connection.execute(
@@ -141,37 +136,14 @@ class KeyTable:
 
     async def list(self) -> list[StoredKey]:
         """Return all keys, the oldest first."""
-        async with self._reading() as connection:
+        async with self.connection() as connection:
             return [StoredKey(*row) for row in await connection.execute(text(_LIST))]
 
     async def revoke(self, key_id: str) -> bool:
         """End a key, from the next request on; false if there is none with this id that is still good."""
-        async with self._writing() as connection:
+        async with self.connection(writing=True) as connection:
             result: Any = await connection.execute(text(_REVOKE), {"id": key_id, "now": self._clock.now_us()})
         return bool(result.rowcount)
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._engine.dispose()
-
-    async def ping(self) -> None:
-        """Ask the database for an answer; raises what SQLAlchemy raises if there is none."""
-        async with self._reading() as connection:
-            await connection.execute(text("SELECT 1"))
-
-    @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[AsyncConnection]:
-        with within(self._timeout):
-            async with self._engine.connect() as connection:
-                yield connection
-
-    @asynccontextmanager
-    async def _writing(self) -> AsyncIterator[AsyncConnection]:
-        # SQLite: one that says at its beginning that it will write waits for its turn; others are refused.
-        writing = self._engine.execution_options(begin_sqlite="BEGIN IMMEDIATE")
-        with within(self._timeout):
-            async with writing.begin() as connection:
-                yield connection
 
 
 def digest_of(key: str) -> str:

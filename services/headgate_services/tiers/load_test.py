@@ -90,7 +90,7 @@ def load_test(redis_url: str, *, seconds: float = 10.0, clients: int = 16) -> in
     """Run the plan, print what was seen, and return 0 if everything holds, otherwise 1.
 
     Args:
-        redis_url: A Redis that nobody else is using meanwhile; keys under `ratelimit:user:` are written to it.
+        redis_url: A Redis without other clients; keys under `ratelimit:user:` are written to it.
         seconds: How long each mode is under load.
         clients: How many requests are under way at any time.
     """
@@ -242,7 +242,7 @@ async def _instance(variables: dict[str, str]) -> AsyncIterator[Instance]:
     """Run the service on a free port, until the block ends."""
     environment = {name: value for name, value in os.environ.items() if name not in _OUR_VARIABLES}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_services.tiers", "--host", "127.0.0.1", "--port", "0"),
+        *(sys.executable, "-m", "headgate_server.cli", "run", "tiers", "--host", "127.0.0.1", "--port", "0"),
         env={**environment, **variables},
         stdin=DEVNULL,
         stdout=DEVNULL,

@@ -4,7 +4,7 @@
 
 Every response that passes through carries `X-RateLimit-Limit`, `-Remaining` and `-Reset`; those to refused requests
 `Retry-After` as well. Their figures are of one moment, that of the decision. What an application raises is answered here,
-with the fields, unless something inside has answered already; and raised again, for whoever logs it.
+with the fields, unless something inside has answered already; and raised again, for the log.
 
 Who is limited: `request.state.user`, which authentication must have put there before the limiter runs, in a middleware
 around it; without a user, the client's address. `exclude_paths` and everything that is not HTTP pass through.
@@ -12,7 +12,6 @@ around it; without a user, the client's address. `exclude_paths` and everything 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from headgate import ConfigError
 from headgate.clock import Clock
-from headgate.errors import ConfigError
-from headgate.http import by_address
-from headgate.http.exchange import App, Message, Receive, Scope, Send, respond
-from headgate.http.problems import PROBLEM_JSON, Answer
+from headgate.http import Answer, by_address, problem
+from headgate.http.asgi import App, Message, Receive, Scope, Send, respond
 from headgate.urls import check_credentials
 from headgate_services.tiers.bucket import Outcome
 from headgate_services.tiers.config import atomic_by_environment
@@ -58,6 +56,7 @@ _SHOWN = 4
 """Characters of a user's id in the log."""
 
 
+_RFC_6585 = "https://datatracker.ietf.org/doc/html/rfc6585#section-4"
 _OURS = frozenset({b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"})
 _SERVER_ERROR = Answer(
     500,
@@ -87,24 +86,13 @@ class RateLimitExceeded(Exception):
 
     def answer(self, path: str) -> Answer:
         """Return the response: status 429 (RFC 6585) with a problem document."""
-        body = json.dumps(
-            {
-                "type": "https://datatracker.ietf.org/doc/html/rfc6585#section-4",
-                "title": "Too Many Requests",
-                "status": 429,
-                "detail": self.message,
-                "instance": path,
-                "limit": self.limit,
-                "window": self.window,
-                "retry_after": self.retry_after,
-            }
-        ).encode()
-        fields = [
-            (b"content-type", PROBLEM_JSON),
-            (b"content-length", b"%d" % len(body)),
-            (b"retry-after", b"%d" % self.retry_after),
-        ]
-        return Answer(429, fields, body)
+        members = {
+            "instance": path,
+            "limit": self.limit,
+            "window": self.window,
+            "retry_after": self.retry_after,
+        }
+        return problem(429, self.message, kind=_RFC_6585, members=members, retry_after=self.retry_after)
 
 
 class Standing(NamedTuple):
@@ -148,7 +136,7 @@ class RateLimitMiddleware:
         address: How the client's address is found: `headgate.http.by_address(proxies=["10.0.0.0/8"])` behind proxies.
         clock: Where time comes from, for tests.
         deadline: Seconds that Redis has for an answer.
-        on_decision: Who is told how each request stands.
+        on_decision: Called with the standing of each request.
     """
 
     def __init__(
@@ -229,7 +217,7 @@ class RateLimitMiddleware:
 
 
 class _Response:
-    """A response on its way out, which is given the fields."""
+    """Adds the fields to a response."""
 
     def __init__(self, send: Send, fields: list[tuple[bytes, bytes]]) -> None:
         self.started = False
@@ -257,7 +245,7 @@ def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> 
         return None
     check_credentials(redis_url)
     try:
-        # Not sent again by itself: after a lost reply nobody knows whether a token was taken.
+        # Not sent again by itself: after a lost reply it is unknown whether a token was taken.
         pool = BlockingConnectionPool.from_url(
             redis_url,
             max_connections=MOST_CONNECTIONS,

@@ -125,7 +125,7 @@ class Circuit:
         self._is_tight = is_tight
 
     def call(self, charges: bool, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Return what a function returns that asks the store.
+        """Call a function that asks the store, through the breaker, and return its result.
 
         Raises:
             StoreUnavailable: The store was not asked, because it is known to be down.
@@ -145,7 +145,7 @@ class Circuit:
         return result
 
     def ping(self, ask: Asker) -> None:
-        """Ask the store whatever is known of it, by its own deadline, and take note of what comes of that."""
+        """Ask the store even if the breaker is open, within the store's own deadline, and record the outcome."""
         ticket = self.breaker.ticket
         try:
             ask()
@@ -222,7 +222,8 @@ class Resilient:
         """Ask the store, or the stand-in if the store is not worth asking or fails."""
         charges = request.operation != "peek" and request.charges
         try:
-            answer = self._circuit.call(charges, self._ask, request)
+            ask = self._gate.ask if request.replaces is None else self._ask_replacing
+            answer = self._circuit.call(charges, ask, request)
         except StoreError as error:
             if isinstance(error, StoreUnavailable) and self._lost is None:
                 self._lost = request
@@ -232,7 +233,7 @@ class Resilient:
             self._works()
         return answer
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask_replacing(self, request: Request) -> Answer:
         """Ask the store; units that it never saw are given back where they were taken, once it has taken them."""
         if request.replaces is None or not self._stand_in.has_taken(request.replaces):
             return self._gate.ask(request)

@@ -20,7 +20,9 @@ from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
 
 State = tuple[int, ...]
+"""What a store keeps per rule and key."""
 Receipt = tuple[int, ...]
+"""What is needed to give back the units of a hold, for one rule."""
 
 
 class Algorithm(Protocol):

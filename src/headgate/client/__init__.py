@@ -10,6 +10,7 @@ It needs httpx: pip install 'headgate[client]'.
 from __future__ import annotations
 
 from headgate.client.store import ServerStore
-from headgate.client.values import KeyState, RuleState, ServerLimiter, WaitHint
+from headgate.client.values import KeyState, ServerLimiter, WaitHint
+from headgate.usage import RuleUsage
 
-__all__ = ["KeyState", "RuleState", "ServerLimiter", "ServerStore", "WaitHint"]
+__all__ = ["KeyState", "RuleUsage", "ServerLimiter", "ServerStore", "WaitHint"]

@@ -7,14 +7,15 @@ in batches (httpx 0.28, two cores shared with the server).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Any
 
 import httpx
 
 from headgate.client.endpoint import Endpoint, is_lost, unpacked
-from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request
+from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request, failure, read_events
 from headgate.errors import StoreConflict, StoreError
 from headgate.stores.remote.batching import Call
 from headgate.stores.remote.baton import Baton
@@ -147,3 +148,29 @@ class AsyncHttpWire:
     async def close(self) -> None:
         if not self._endpoint.is_transport_given:
             await self._transport.aclose()
+
+
+def stream_events(endpoint: Endpoint, seconds: float) -> Iterator[tuple[str, Any]]:
+    """Yield the server's events, each with its name and data.
+
+    Args:
+        endpoint: The server.
+        seconds: How long it may send nothing.
+
+    Raises:
+        StoreUnavailable: It cannot be asked, or the connection was lost.
+        StoreMisconfigured: It does not let us in, or is not a Headgate server.
+    """
+    transport = endpoint.transport()
+    try:
+        response = transport.handle_request(endpoint.packed(HttpRequest("GET", "/v1/events"), seconds))
+        with closing(response):
+            if response.status_code != 200:
+                response.read()
+                raise failure(endpoint.name, unpacked(response))
+            yield from read_events(endpoint.name, response.iter_lines())
+    except httpx.HTTPError as error:
+        raise endpoint.error(error) from error
+    finally:
+        if not endpoint.is_transport_given:
+            transport.close()

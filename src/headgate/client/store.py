@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headgate import AsyncLimiter, Limiter
 from headgate.client.asks import LimiterAsks
 from headgate.client.endpoint import Endpoint, Transport
-from headgate.client.peer import ServerPeer
+from headgate.client.peer import ServerPeer, stream_events
 from headgate.client.values import KeyState, ServerLimiter, WaitHint
 from headgate.client.wire import (
     HttpRequest,
@@ -170,13 +170,20 @@ class ServerStore:
         """As `wait_hint`, for coroutines."""
         return await self._acall(self._ask_for_hint(limiter, key, cost, tier))
 
-    def inspect(self, key: Key, *, tier: str | None = None) -> tuple[KeyState, ...]:
+    def inspect(self, key: Key | None, *, tier: str | None = None) -> tuple[KeyState, ...]:
         """Return what every limiter has counted for a key; a text stands for every scope of a limiter that has scopes."""
         return self._call(self._ask_for_states(key, tier))
 
-    async def async_inspect(self, key: Key, *, tier: str | None = None) -> tuple[KeyState, ...]:
+    async def async_inspect(self, key: Key | None, *, tier: str | None = None) -> tuple[KeyState, ...]:
         """As `inspect`, for coroutines."""
         return await self._acall(self._ask_for_states(key, tier))
+
+    def events(self) -> Iterator[tuple[str, Any]]:
+        """Yield the server's events as they come, each with its name, `history` or `tick`, and its data, until it stops.
+
+        The server sends one a second; it is given up when none comes within the deadline.
+        """
+        return stream_events(self.endpoint, self.deadline)
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
@@ -210,7 +217,7 @@ class ServerStore:
         request = limiter_request(limiter, "wait-hint", members)
         return Ask(alone(request), reading(self.endpoint.name, read_wait_hint))
 
-    def _ask_for_states(self, key: Key, tier: str | None) -> Ask[tuple[KeyState, ...]]:
+    def _ask_for_states(self, key: Key | None, tier: str | None) -> Ask[tuple[KeyState, ...]]:
         request = HttpRequest("POST", "/v1/inspect", packed({"key": packed_key(key), "tier": tier}))
         return Ask(request, reading(self.endpoint.name, read_key_states))
 

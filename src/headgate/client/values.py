@@ -1,4 +1,4 @@
-"""What a server tells about its limiters and about a key."""
+"""What a server answers about its limiters and about a key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from headgate.rules import Rule
 from headgate.stores.failure import OnStoreError
+from headgate.usage import RuleUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,38 +45,16 @@ class WaitHint(NamedTuple):
     wait: float | None
 
 
-class RuleState(NamedTuple):
-    """What one rule has counted for a key; times in seconds.
-
-    Attributes:
-        name: The rule's name.
-        limit: The most it admits at once.
-        used: Units that count now; more than the limit if some were recorded beyond it.
-        remaining: Units left.
-        reset_after: Seconds until nothing is counted any more; `None` if nothing ever is.
-        frees_after: Seconds until one unit would be admitted; 0 now, `None` never.
-        scope: Whose units are counted.
-    """
-
-    name: str
-    limit: int
-    used: int
-    remaining: int
-    reset_after: float | None
-    frees_after: float | None
-    scope: str | None
-
-
 @dataclass(frozen=True, slots=True)
 class KeyState:
     """What one limiter has counted for a key.
 
     Attributes:
         limiter: The limiter's name.
-        results: One state per rule, in the order of the rules.
+        results: How much is used of each rule, in the order of the rules.
         error: Why there are none, if so.
     """
 
     limiter: str
-    results: tuple[RuleState, ...]
+    results: tuple[RuleUsage, ...]
     error: str | None

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar, get_args
 from urllib.parse import quote
 
-from headgate.client.values import KeyState, RuleState, ServerLimiter, WaitHint
+from headgate.client.values import KeyState, ServerLimiter, WaitHint
 from headgate.clock import to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision, Verdict
@@ -20,6 +21,7 @@ from headgate.keys import Key, PlainKey
 from headgate.quota import Quotas
 from headgate.rules import REQUESTS, Kind, Rule, calendar, concurrent, make_rule
 from headgate.stores.failure import policy_from_data
+from headgate.usage import RuleUsage
 
 T = TypeVar("T")
 
@@ -31,7 +33,7 @@ BATCH_PATH = "/v1/batch"
 NOT_FOUND, NOT_IMPLEMENTED = 404, 501
 """Statuses that mean something of their own; 501 is a limiter whose store cannot remember holds."""
 
-_TRY_LATER = frozenset({408, 425, 429})
+_TRY_LATER = frozenset({408, 409, 425, 429})
 """Statuses below 500 that say nothing about the request itself."""
 
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -183,7 +185,10 @@ def failure(server: str, answer: Response) -> HeadgateError:
     if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
         return StoreUnavailable(said)
     if status == 401:
-        return StoreMisconfigured(f"{said}; give the store a token= that the server knows")
+        # Without the server's detail: that names the header field, and redaction hides what follows such a name.
+        return StoreMisconfigured(
+            f"{server} answered 401; give a token that it knows: the argument token, or HEADGATE_TOKEN for the command"
+        )
     if status == 403:
         return StoreMisconfigured(f"{said}; what the token may do is said in the server's policy file")
     if status == 421 or 300 <= status < 400:
@@ -317,15 +322,40 @@ def read_wait_hint(body: dict[str, Any]) -> WaitHint:
     return WaitHint(body["allowed"], body["wait"])
 
 
+_USAGE_FIELDS = [field.name for field in fields(RuleUsage)]
+
+
+def _read_usage(body: dict[str, Any]) -> RuleUsage:
+    """Return how much of a rule is used; servers of an earlier version say less, and later ones may say more."""
+    return RuleUsage(**{name: body[name] for name in _USAGE_FIELDS if name in body})
+
+
 def read_key_states(body: dict[str, Any]) -> tuple[KeyState, ...]:
     """Return what each limiter has counted for a key."""
     return tuple(
         KeyState(
             limiter["name"],
-            tuple(
-                RuleState(*(result[field] for field in RuleState._fields)) for result in limiter["results"]
-            ),
+            tuple(map(_read_usage, limiter["results"])),
             limiter["error"],
         )
         for limiter in body["limiters"]
     )
+
+
+def read_events(server: str, lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield server-sent events, each with its name and data.
+
+    Raises:
+        StoreMisconfigured: The data is not JSON.
+    """
+    name = "message"
+    for line in lines:
+        field, _, value = line.partition(":")
+        if field == "event":
+            name = value.strip()
+        elif field == "data":
+            try:
+                data = json.loads(value)
+            except ValueError as error:
+                raise StoreMisconfigured(f"{server} did not answer as a Headgate server does") from error
+            yield name, data

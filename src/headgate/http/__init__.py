@@ -1,20 +1,20 @@
 """HTTP: what a decision looks like in a response, whose request it is, and limits for applications.
 
-headgate.http.asgi      RateLimitMiddleware for any ASGI application (Starlette, Litestar, Quart, …)
-headgate.http.fastapi   limit, exempt and install for FastAPI
-headgate.http.aiohttp   install, limit and exempt for aiohttp's server
-headgate.http.flask     RateLimits, limit and exempt for Flask
-headgate.http.django    rate_limits (the middleware), limit and exempt for Django
-headgate.http.rest_framework   throttle for Django REST framework
-headgate.http.wsgi      RateLimitMiddleware for any WSGI application (Bottle, Pyramid, …)
-headgate.http.client    clients that keep to limits: transports for httpx, an adapter for requests
-headgate.http.testing   fresh_limits and limits_off, for tests of such applications
+- `headgate.http.asgi`: RateLimitMiddleware for any ASGI application (Starlette, Litestar, Quart, …)
+- `headgate.http.fastapi`: limit, exempt and install for FastAPI
+- `headgate.http.aiohttp`: install, limit and exempt for aiohttp's server
+- `headgate.http.flask`: RateLimits, limit and exempt for Flask
+- `headgate.http.django`: rate_limits (the middleware), limit and exempt for Django
+- `headgate.http.rest_framework`: throttle for Django REST framework
+- `headgate.http.wsgi`: RateLimitMiddleware for any WSGI application (Bottle, Pyramid, …)
+- `headgate.http.client`: clients that keep to limits: transports for httpx, an adapter for requests
+- `headgate.http.testing`: fresh_limits and limits_off, for tests of such applications
 """
 
 from headgate.http.address import Proxies, client_address
 from headgate.http.headers import Fields, Writer
 from headgate.http.keys import by_address, by_all, by_header, by_route, by_user
-from headgate.http.problems import Answer, refusal, too_costly
+from headgate.http.problems import Answer, problem, refusal, too_costly
 
 __all__ = [
     "Answer",
@@ -27,6 +27,7 @@ __all__ = [
     "by_route",
     "by_user",
     "client_address",
+    "problem",
     "refusal",
     "too_costly",
 ]

@@ -23,6 +23,7 @@ from headgate.http.exchange import (
     SERVER_ERROR,
     App,
     ASGIExchange,
+    Message,
     Receive,
     Scope,
     Send,
@@ -34,6 +35,8 @@ from headgate.http.headers import Fields, all_fields
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, by_path, rule_of
 from headgate.http.problems import Answer
 from headgate.rules import Rule
+
+__all__ = ["App", "Message", "RateLimitMiddleware", "Receive", "Scope", "Send", "respond"]
 
 KINDS = frozenset({"http", "websocket"})
 

@@ -35,7 +35,7 @@ from headgate.http.headers import all_fields, text_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.steps import Steps, run, run_async
-from headgate.http.wsgi import EXCHANGE, Body, WSGIExchange, WSGIScope, accepted_by
+from headgate.http.wsgi import EXCHANGE, EndingBody, WSGIExchange, WSGIScope, accepted_by
 from headgate.keys import Key
 from headgate.stores import AsyncStore, Store
 
@@ -43,6 +43,8 @@ with needing("headgate.http.django", "django"):
     from asgiref.sync import iscoroutinefunction, markcoroutinefunction
     from django.conf import settings
     from django.http import HttpRequest, HttpResponse
+
+__all__ = ["DjangoLimit", "by_session", "by_user", "decision", "exempt", "limit", "rate_limits"]
 
 View = TypeVar("View", bound=Callable[..., Any])
 AnyExchange = WSGIExchange | ASGIExchange
@@ -172,7 +174,7 @@ def _finished(response: Any, exchange: Any, is_first: bool) -> Steps:
     if exchange.holds:
         yield exchange.settle(response.status_code)
     if exchange.places and getattr(response, "streaming", False):
-        streamed: Any = _streamed if isinstance(exchange, ASGIExchange) else Body
+        streamed: Any = _streamed if isinstance(exchange, ASGIExchange) else EndingBody
         response.streaming_content = streamed(response.streaming_content, exchange)
     elif exchange.places:
         yield exchange.end()

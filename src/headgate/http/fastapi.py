@@ -70,6 +70,8 @@ with needing("headgate.http.fastapi", "fastapi"):
     from starlette.exceptions import WebSocketException
     from starlette.requests import HTTPConnection
 
+__all__ = ["Limit", "RequestRefused", "exempt", "install", "limit"]
+
 
 _FORGOTTEN = (
     "write dependencies=[Depends(limit(…))], or decision=Depends(limit(…)) among an endpoint's arguments"

@@ -51,6 +51,8 @@ with needing("headgate.http.flask", "flask"):
     from flask import Blueprint, Flask, Request, Response, current_app, g, request
     from werkzeug.exceptions import HTTPException, default_exceptions
 
+__all__ = ["RateLimits", "ViewLimit", "decision", "exempt", "limit"]
+
 View = TypeVar("View", bound="Callable[..., Any] | Blueprint")
 
 

@@ -152,7 +152,7 @@ class Writer:
         return self._policy_of_tier.get(tier, self._own_policy)
 
     def costs(self, cost: Cost, count: int) -> list[int]:
-        """Return what a call costs each of the rules that decided."""
+        """Return the cost of a call for each rule, in the order of the decision."""
         if isinstance(cost, int) or count != len(self._rules):  # a server decides by its own rules
             return [cost if isinstance(cost, int) else 0] * count
         return [cost.get(rule.unit, 0) for rule in self._rules]

@@ -11,9 +11,10 @@ The body is a problem document (RFC 9457), unless `Accept` prefers plain text. M
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from http import HTTPStatus
+from typing import Any, NamedTuple
 
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh
@@ -38,7 +39,7 @@ _LONGEST_ACCEPT = 1024
 
 
 class Answer(NamedTuple):
-    """A response of ours, complete but for the fields that say how much is left."""
+    """A refusal as an HTTP response; the `RateLimit` fields are added by `Writer`."""
 
     status: int
     fields: list[Field]
@@ -81,14 +82,37 @@ def too_costly(error: CostTooHigh, accept: bytes | None = None) -> Answer:
     detail = f"This request costs {error.cost} units; at most {error.capacity} are admitted at once."
     if media_type is TEXT:
         return _answer(TOO_LARGE, media_type, f"{detail}\n".encode())
-    problem = {
-        "type": "about:blank",
-        "title": "Content Too Large",
-        "status": TOO_LARGE,
-        "detail": detail,
-        "violated-policies": [wire_name(error.rule)],
-    }
-    return _answer(TOO_LARGE, media_type, json.dumps(problem).encode())
+    violated = {"violated-policies": [wire_name(error.rule)]}
+    return problem(TOO_LARGE, detail, title="Content Too Large", members=violated, media_type=media_type)
+
+
+def problem(
+    status: int,
+    detail: str,
+    *,
+    title: str | None = None,
+    kind: str = "about:blank",
+    members: Mapping[str, Any] | None = None,
+    retry_after: int | None = None,
+    media_type: bytes = PROBLEM_JSON,
+) -> Answer:
+    """Return a problem document as a response.
+
+    Args:
+        status: The status.
+        detail: What is wrong, for a person.
+        title: What kind of problem it is, in words; by default those of the status.
+        kind: The same as a URI, the document's `type`.
+        members: What the document says besides.
+        retry_after: Whole seconds for the field `Retry-After`.
+        media_type: How the document is labelled.
+    """
+    title = HTTPStatus(status).phrase if title is None else title
+    document = {"type": kind, "title": title, "status": status, "detail": detail, **(members or {})}
+    answer = _answer(status, media_type, json.dumps(document).encode())
+    if retry_after is not None:
+        answer.fields.append((b"retry-after", b"%d" % retry_after))
+    return answer
 
 
 @lru_cache(maxsize=256)

@@ -29,6 +29,8 @@ with needing("headgate.http.rest_framework", "rest-framework"):
     from rest_framework.exceptions import APIException
     from rest_framework.throttling import BaseThrottle
 
+__all__ = ["HeadgateThrottle", "throttle"]
+
 
 def throttle(
     *rules: str | Rule | Limiter,

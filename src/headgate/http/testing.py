@@ -19,6 +19,8 @@ from headgate.clock import Clock
 from headgate.errors import ConfigError
 from headgate.http.limit import all_limits, substitutes
 
+__all__ = ["FreshLimits", "fresh_limits", "limits_off"]
+
 
 class FreshLimits:
     """The limits inside of a `fresh_limits` block."""

@@ -21,6 +21,8 @@ from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota
 from headgate.http.problems import Answer, too_costly
 from headgate.rules import Rule
 
+__all__ = ["RateLimitMiddleware"]
+
 Environ = MutableMapping[str, Any]
 Headers = list[tuple[str, str]]
 StartResponse = Callable[..., Callable[[bytes], object]]
@@ -113,7 +115,7 @@ def respond(
             exchange.settle(SERVER_ERROR)
         exchange.end()
         raise
-    return Body(body, exchange) if exchange.places else body
+    return EndingBody(body, exchange) if exchange.places else body
 
 
 def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:
@@ -188,7 +190,7 @@ def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
             logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
 
 
-class Body:
+class EndingBody:
     """The body of a response, whose end is that of the request: servers close it, whatever happens."""
 
     def __init__(self, body: Iterable[bytes], exchange: WSGIExchange) -> None:

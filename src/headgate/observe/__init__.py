@@ -1,8 +1,8 @@
 """Observation: metrics, logs, and credentials kept out of both.
 
-headgate.observe.logs         LogHook, one line per refusal
-headgate.observe.prometheus   PrometheusHook, for prometheus_client
-headgate.observe.opentelemetry   OpenTelemetryHook, metrics and spans
+- `headgate.observe.logs`: LogHook, one line per refusal
+- `headgate.observe.prometheus`: PrometheusHook, for prometheus_client
+- `headgate.observe.opentelemetry`: OpenTelemetryHook, metrics and spans
 """
 
 from headgate.hooks import Call, Hook

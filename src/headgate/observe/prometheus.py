@@ -29,6 +29,8 @@ from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.observe.top import TopKeys
 
+__all__ = ["PrometheusHook", "ShadowHook", "all_processes"]
+
 SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Bounds of the latency histogram: from a decision in memory to a store that is about to time out."""
 
@@ -58,6 +60,7 @@ class PrometheusHook(Hook, Collector):
         headgate_store_errors_total{limiter, error}                  calls that raised, by kind of error
         headgate_held_units{limiter}                                 units of holds that are open in this process
         headgate_memory_keys, headgate_memory_overflowed_total       of all memory stores together
+        headgate_store_overloads_total                               calls that this process could not send in time
         headgate_top_refused{limiter, key}                           only with top_keys
 
     Checks are timed, but are no decisions: nothing was asked for.
@@ -106,6 +109,7 @@ class PrometheusHook(Hook, Collector):
             multiprocess_mode="sum",
         )
         self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._healths: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._shown = top_keys
         self._refused: TopKeys[tuple[str, str]] = TopKeys(max(1, top_keys * _FOLLOWED_PER_SHOWN))
         # Finding the child of some labels takes longer than counting, so what was found once is kept.
@@ -118,6 +122,10 @@ class PrometheusHook(Hook, Collector):
     def attached(self, limiter: Any) -> None:
         if hasattr(limiter.store, "overflowed"):
             self._stores.add(limiter.store)
+        if limiter.store.remote:
+            self._healths[limiter.store] = (
+                limiter.health
+            )  # of all limiters on that store, this figure is the same
         self._held.labels(limiter.name)
         self._set_up(limiter.name, True)
 
@@ -151,13 +159,18 @@ class PrometheusHook(Hook, Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is read only when somebody asks: the state of memory stores, and the most refused keys."""
+        """Yield what is read only when somebody asks: figures of stores, and the most refused keys."""
         stores = list(self._stores)
         yield GaugeMetricFamily("headgate_memory_keys", "States in memory.", value=sum(map(len, stores)))
         yield CounterMetricFamily(
             "headgate_memory_overflowed",
             "Calls counted under a shared key because the store was full.",
             value=sum(store.overflowed for store in stores),
+        )
+        yield CounterMetricFamily(
+            "headgate_store_overloads",
+            "Calls that this process could not send to a store in time.",
+            value=sum(health.overloads for health in list(self._healths.values())),
         )
         if self._shown:
             top = GaugeMetricFamily(

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 MASK = "***"
+"""What stands in place of a credential."""
 
 _SCHEME = r"[a-z][a-z0-9+.-]{0,30}"
 _URL = re.compile(rf"(?:(?<![a-z0-9+.-])({_SCHEME}):|(?<![\w:/\\]))(?:\\?/){{2}}", re.IGNORECASE)

@@ -9,7 +9,6 @@ All times are whole microseconds; `None` means the store's own clock.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
+from headgate._fork import watch
 from headgate.algorithms import Algorithm, Receipt, algorithm_for
 from headgate.clock import Clock, to_microseconds
 from headgate.costs import Costs, check_whole
@@ -51,9 +51,6 @@ LONGEST_NOTE = 3_000_000_000
 QUOTAS_KEPT = 1024
 """For how many quotas of callers' own a gate keeps what it has prepared."""
 
-NewBirth = Callable[[], int]
-"""Returns a number that no other state has as its birth."""
-
 
 @dataclass(frozen=True, slots=True)
 class Guarantees:
@@ -75,7 +72,7 @@ class Guarantees:
 
 
 class AsyncNotes(Protocol):
-    """What a store may be able to do besides: keep a short text under a name, decided once for all callers.
+    """A store that also keeps notes: short texts under a name, decided once for all callers.
 
     The first caller decides what the text is, whatever the concurrency, in tasks and processes, and every caller gets the
     same. So that what must be done once is done once, also after a restart. To note the same again does nothing, so
@@ -206,22 +203,24 @@ class AsyncStore(AnyStore, Protocol):
         """Let go of connections and files; calls after this may raise StoreUnavailable."""
 
 
-def births() -> NewBirth:
-    """Return a source of numbers for new states: a random start, then one by one.
+class Births:
+    """Numbers for new states: a random start, then one by one.
 
     Two sources, in two processes or before and after a restart, meet with a chance of about one in 2^53 per pair. A fork
     gives the child a start of its own: counting on from the parent's, both would give the same birth to two states.
     """
-    numbers, process = count(), -1
 
-    def new_birth() -> int:
-        nonlocal numbers, process
-        if process != os.getpid():
-            numbers = count(random.SystemRandom().randrange(1, MAX_UNITS))
-            process = os.getpid()
-        return next(numbers) % (MAX_UNITS - 1) + 1
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+        watch(self)
 
-    return new_birth
+    def after_fork_in_child(self) -> None:
+        """Begin anew."""
+        self._numbers = count(random.SystemRandom().randrange(1, MAX_UNITS))
+
+    def __call__(self) -> int:
+        """Return the next number."""
+        return next(self._numbers) % (MAX_UNITS - 1) + 1
 
 
 class Tiers(Generic[T]):
@@ -337,12 +336,26 @@ def check_deadline(seconds: float) -> float:
     return float(seconds)
 
 
-def release_down_to(lock: Any, taken: int) -> None:
-    """Release a lock until this thread has taken it only so often.
+def while_locked(lock: Any, work: Callable[..., T], *args: Any) -> T:
+    """Return what some work returns while a lock is held; it is released also if a signal handler raises, wherever that is.
 
-    A `with` statement does so itself, but not if a signal handler raises before its block begins. That can happen since
+    A `with` statement alone does not see to that if the handler raises before its block begins. This can happen since
     Python 3.14, where taking the lock is a call like any other.
     """
+    taken = lock._recursion_count()
+    try:
+        with lock:
+            return work(*args)
+    except BaseException:
+        try:
+            _release_down_to(lock, taken)
+        finally:  # once more, in case another signal handler raised meanwhile
+            _release_down_to(lock, taken)
+        raise
+
+
+def _release_down_to(lock: Any, taken: int) -> None:
+    """Release a lock until this thread has taken it only so often."""
     while lock._recursion_count() > taken:
         lock.release()
 

@@ -80,7 +80,7 @@ class Breaker:
 
     @property
     def ticket(self) -> int:
-        """A ticket for a probe, which asks the store in any case."""
+        """A ticket for a probe, which asks the store even while the breaker is open."""
         return self._epoch
 
     def admit(self, charges: bool = True) -> int | None:
@@ -131,7 +131,7 @@ class Breaker:
             self._since = self._monotonic()
             self._probed_by = self._since + self._deadline  # until then somebody begins to probe
             self.outages += 1
-        logger.warning("%s is unavailable, its limiters answer by their policies: %s", self._name, reason)
+        logger.warning("%s is unavailable; until it is back, no call waits for it: %s", self._name, reason)
         return prober
 
     def suspected(self) -> bool:

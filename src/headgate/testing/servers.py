@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+__all__ = ["RedisServer", "ServerError"]
+
 Kind = Literal["redis", "valkey"]
 
 _PATIENCE = 20.0  # seconds until a server has to be up; it takes a fraction of one

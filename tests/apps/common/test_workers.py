@@ -26,9 +26,8 @@ PATIENCE = 60
 async def launch(service: str, folder: Path, *arguments: str, **variables: str) -> Process:
     """Start a service as an operator would."""
     kept = {name: value for name, value in os.environ.items() if name not in NAMES}
-    command = ["run"] if service == "petitions" else []
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"headgate_services.{service}", *command, "--port", "0", *arguments),
+        *(sys.executable, "-m", "headgate_server.cli", "run", service, "--port", "0", *arguments),
         cwd=folder,
         env={**kept, **variables},
         stdin=DEVNULL,

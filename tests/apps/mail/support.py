@@ -153,7 +153,7 @@ def environment(**variables: object) -> dict[str, str]:
 async def launch(folder: Path, *arguments: str, **variables: object) -> Process:
     """Start the service in a folder; its log can be read from `stderr`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_services.mail", *arguments),
+        *(sys.executable, "-m", "headgate_server.cli", "run", "mail", *arguments),
         cwd=folder,
         env=environment(**variables),
         stdin=DEVNULL,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from headgate_services.mail.config import Settings, SettingsError, load_settings
+from headgate_services.common.settings import SettingsError
+from headgate_services.mail.config import Settings, load_settings
 
 PER_MINUTE = "GLOBAL_SEND_RATE_LIMIT_PER_MINUTE"
 PER_HOUR = "GLOBAL_SEND_RATE_LIMIT_PER_HOUR"

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from headgate.testing.servers import RedisServer
+from headgate_services.common.settings import SettingsError
 from headgate_services.mail import Settings, create_app, main
-from headgate_services.mail.config import SettingsError
 from tests.apps.mail.support import environment, launch, service_process
 
 PER_MINUTE = "GLOBAL_SEND_RATE_LIMIT_PER_MINUTE"

@@ -13,9 +13,10 @@ import pytest
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from headgate.migrations import Migration, MigrationError
 from headgate_services.mail import Settings
-from headgate_services.mail.storage.database import Database
-from headgate_services.mail.storage.migrations import Migration, MigrationError, all_migrations
+from headgate_services.mail.storage.database import MailDatabase
+from headgate_services.mail.storage.migrations import all_migrations, statements_of
 from headgate_services.mail.storage.models import Base, Inbox
 from tests.apps.mail.conftest import Start
 
@@ -29,15 +30,15 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Database]:
-    database = Database(Settings(database_url=url).sqlalchemy_url())
+async def opened(url: str) -> AsyncIterator[MailDatabase]:
+    database = MailDatabase(Settings(database_url=url).sqlalchemy_url())
     try:
         yield database
     finally:
         await database.aclose()
 
 
-async def tables(database: Database) -> set[str]:
+async def tables(database: MailDatabase) -> set[str]:
     async with database.engine.connect() as connection:
         return set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
 
@@ -89,14 +90,14 @@ def test_migrations_are_numbered_without_gaps() -> None:
 
 async def test_a_migration_is_applied_once(database_url: str) -> None:
     async with opened(database_url) as database:
-        assert await database.migrate() == [step.number for step in all_migrations()]
+        assert await database.migrate() == all_migrations()
         assert await database.migrate() == []
 
 
 async def test_processes_that_start_together_do_not_migrate_twice(database_url: str) -> None:
     async with opened(database_url) as one, opened(database_url) as two:
         applied = await asyncio.gather(one.migrate(), two.migrate(), one.migrate(), two.migrate())
-    assert sorted(applied) == [[], [], [], [step.number for step in all_migrations()]]
+    assert sorted(applied) == [[], [], [], all_migrations()]
 
 
 async def test_a_migration_that_fails_leaves_nothing_behind(database_url: str) -> None:
@@ -118,9 +119,9 @@ async def test_a_newer_database_is_refused(database_url: str) -> None:
             await database.migrate()
 
 
-def test_statements_are_told_apart() -> None:
+def test_a_file_is_split_into_its_statements() -> None:
     sql = "-- one; two\nCREATE TABLE a (\n  x TEXT -- y;z\n);\n\n-- the end\n"
-    [statement] = Migration(1, "x", sql).statements()
+    [statement] = statements_of(sql)
     assert statement.strip().endswith(")")
 
 

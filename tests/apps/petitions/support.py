@@ -19,8 +19,8 @@ import psycopg
 from fastapi import FastAPI
 
 from headgate_services.petitions import Settings, create_app
-from headgate_services.petitions.api.dependencies.parts import Parts
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
+from headgate_services.petitions.parts import Parts
 
 PATH = "/v1/petition-submissions"
 TABLE = "petition_rate_limit_buckets"
@@ -173,7 +173,7 @@ def is_setting(name: str) -> bool:
 async def launch(*arguments: str, **variables: object) -> Process:
     """Start the program; its log can be read from `stderr`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_services.petitions", *arguments),
+        *(sys.executable, "-m", "headgate_server.cli", *arguments),
         env=environment(**variables),
         stdin=DEVNULL,
         stdout=PIPE,
@@ -184,7 +184,7 @@ async def launch(*arguments: str, **variables: object) -> Process:
 @asynccontextmanager
 async def service_process(**variables: object) -> AsyncIterator[ServiceProcess]:
     """Run the service on a free port until the block ends, and stop it as an operator would."""
-    process = await launch("run", "--port", "0", **variables)
+    process = await launch("run", "petitions", "--port", "0", **variables)
     assert process.stderr is not None
     log: list[str] = []
     url = ""

@@ -187,6 +187,6 @@ async def test_a_stop_ends_the_process_while_the_database_hangs(url: str, own_se
 
 async def test_a_database_that_hangs_ends_the_start(url: str, own_server: PostgresServer) -> None:
     own_server.pause()
-    process = await launch("run", "--port", "0", DATABASE_URL=url, PETITION_DATABASE_TIMEOUT=1)
+    process = await launch("run", "petitions", "--port", "0", DATABASE_URL=url, PETITION_DATABASE_TIMEOUT=1)
     _, log = await in_time(process.communicate())
     assert (process.returncode, "DATABASE_URL" in log.decode()) == (2, True)

@@ -9,11 +9,11 @@ from urllib.parse import quote
 import pytest
 
 from headgate.testing.postgres_server import new_database
+from headgate_services.common.settings import SettingsError
 from headgate_services.petitions.config import (
     PetitionQueueConfig,
     PetitionRateLimitConfig,
     Settings,
-    SettingsError,
     load_petition_config,
     load_settings,
 )
@@ -110,14 +110,14 @@ def test_where_the_embedded_database_is() -> None:
 
 
 async def test_a_start_that_cannot_work_says_why() -> None:
-    process = await launch("run", PETITION_RATE_LIMIT_PER_HOUR="none")
+    process = await launch("run", "petitions", PETITION_RATE_LIMIT_PER_HOUR="none")
     _, error = await process.communicate()
     assert (process.returncode, error) == (2, b"PETITION_RATE_LIMIT_PER_HOUR: must be a whole number\n")
 
 
 async def test_a_database_that_is_not_there_is_named() -> None:
     variables = {"DATABASE_URL": "postgresql://127.0.0.1:1/none", "PETITION_DATABASE_TIMEOUT": 0.2}
-    process = await launch("run", **variables, LOG_LEVEL="CRITICAL")
+    process = await launch("run", "petitions", **variables, LOG_LEVEL="CRITICAL")
     _, error = await process.communicate()
     assert process.returncode == 2
     assert error.decode().splitlines()[-1].startswith("DATABASE_URL: ")
@@ -126,10 +126,10 @@ async def test_a_database_that_is_not_there_is_named() -> None:
 async def test_a_database_that_may_only_be_read_stops_start_up(headgate_postgres_server: str) -> None:
     with new_database(headgate_postgres_server) as url:
         await (
-            await launch("cleanup", DATABASE_URL=url, LOG_LEVEL="CRITICAL")
+            await launch("petitions", "cleanup", DATABASE_URL=url, LOG_LEVEL="CRITICAL")
         ).communicate()  # makes the tables
         read_only = f"{url}?options={quote('-c default_transaction_read_only=on')}"
-        process = await launch("run", DATABASE_URL=read_only, LOG_LEVEL="CRITICAL")
+        process = await launch("run", "petitions", DATABASE_URL=read_only, LOG_LEVEL="CRITICAL")
         _, error = await process.communicate()
     assert process.returncode == 2
     assert error.decode().startswith("DATABASE_URL: ")
@@ -137,15 +137,14 @@ async def test_a_database_that_may_only_be_read_stops_start_up(headgate_postgres
 
 
 async def test_commands_say_what_is_wrong() -> None:
-    process = await launch("halt", " ")
+    process = await launch("petitions", "halt", " ")
     _, error = await process.communicate()
-    assert (process.returncode, error) == (2, b"error: a halt needs a reason, which clients are told\n")
-    process = await launch(
-        "cleanup", DATABASE_URL="postgresql://127.0.0.1:1/none", PETITION_DATABASE_TIMEOUT=0.2
-    )
+    assert (process.returncode, error) == (1, b"headgate: a halt needs a reason, which clients get\n")
+    variables = {"DATABASE_URL": "postgresql://127.0.0.1:1/none", "PETITION_DATABASE_TIMEOUT": 0.2}
+    process = await launch("petitions", "cleanup", **variables)
     _, error = await process.communicate()
-    assert process.returncode == 2
-    assert error.decode().splitlines()[-1] == "error: DATABASE_URL: the database cannot be reached"
+    assert process.returncode == 1
+    assert error.decode().splitlines()[-1] == "headgate: DATABASE_URL: the database cannot be reached"
 
 
 @pytest.mark.requirement("A-85", "A-86")

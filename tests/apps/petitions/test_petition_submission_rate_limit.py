@@ -13,7 +13,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from headgate.http import Proxies
-from headgate_services.petitions.api.dependencies.petition_submission import get_rate_limiter
+from headgate_services.petitions.api.dependencies import get_rate_limiter
 from headgate_services.petitions.api.problems import cycle_of
 from headgate_services.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
 from headgate_services.petitions.domain.errors import DatabaseUnavailableError

@@ -182,7 +182,7 @@ async def test_a_client_on_this_machine_does_not_choose_its_address(empty_url: s
 
 async def run(*arguments: str, **variables: object) -> str:
     """Run a command, which must succeed, and return what it prints."""
-    process = await launch(*arguments, **variables)
+    process = await launch("petitions", *arguments, **variables)
     output, error = await process.communicate()
     assert process.returncode == 0, error.decode()
     return output.decode()

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from headgate.testing.servers import RedisServer
-from headgate_services.telegram.__main__ import command
+from headgate_server.cli import main
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.apps.telegram.conftest import SECRET
 from tests.apps.telegram.updates import text_update, topic_update
@@ -113,7 +113,7 @@ class TestCommands:
     def test_set_webhook_registers_this_service(
         self, given: str, registered: str, bot: Bot, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert command(["set-webhook", given]) == 0
+        assert main(["telegram", "set-webhook", given]) == 0
         assert capsys.readouterr().out == "Webhook was set\n"
         assert (bot.webhook["url"], bot.webhook["secret_token"]) == (registered, SECRET)
 
@@ -121,7 +121,7 @@ class TestCommands:
     def test_set_webhook_takes_https_addresses_only(
         self, url: str, bot: Bot, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert command(["set-webhook", url]) == 2
+        assert main(["telegram", "set-webhook", url]) == 1
         assert "https://" in capsys.readouterr().err
         assert bot.calls == []
 
@@ -129,7 +129,7 @@ class TestCommands:
     def test_set_webhook_takes_no_path_that_answers_404(
         self, path: str, bot: Bot, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert command(["set-webhook", f"https://bot.example.org{path}"]) == 2
+        assert main(["telegram", "set-webhook", f"https://bot.example.org{path}"]) == 1
         assert "/telegram/webhook only" in capsys.readouterr().err
         assert bot.calls == []
 
@@ -137,7 +137,7 @@ class TestCommands:
         self, bot: Bot, capsys: pytest.CaptureFixture[str]
     ) -> None:
         bot.fail("setWebhook", 400, "Bad Request: bad webhook: Failed to resolve host")
-        assert command(["set-webhook", "https://bot.example.org"]) == 2
+        assert main(["telegram", "set-webhook", "https://bot.example.org"]) == 1
         assert "Failed to resolve host" in capsys.readouterr().err
 
     def test_purge_forgets_what_was_counted(
@@ -145,15 +145,15 @@ class TestCommands:
     ) -> None:
         with running(tmp_path, environment) as (client, _):
             client.post("/telegram/webhook", json=text_update())
-        assert command(["purge"]) == 0
-        assert command(["purge"]) == 0
+        assert main(["telegram", "purge"]) == 0
+        assert main(["telegram", "purge"]) == 0
         assert capsys.readouterr().out == "entries removed: 1\nentries removed: 0\n"
 
     def test_a_missing_setting_is_an_error_in_words(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.delenv("TELEGRAM_WEBHOOK_SECRET")
-        assert command([]) == 2
+        assert main(["run", "telegram"]) == 2
         assert "TELEGRAM_WEBHOOK_SECRET is missing" in capsys.readouterr().err
 
 
@@ -169,11 +169,11 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
     monkeypatch.setenv("TELEGRAM_WEBHOOK_SECRET", "s")
     with RedisServer(options=("--requirepass", "s3cret")) as redis:
         monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:hunter2@127.0.0.1:{redis.port}")
-        assert command([]) == 2
+        assert main(["run", "telegram"]) == 2
         assert "hunter2" not in capsys.readouterr().err
         assert not started
         monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:s3cret@127.0.0.1:{redis.port}")
-        assert command([]) == 0
-    assert command([]) == 0
+        assert main(["run", "telegram"]) == 0
+    assert main(["run", "telegram"]) == 0
     assert "RATE_LIMIT_KV cannot be reached" in caplog.text
     assert len(started) == 2

@@ -94,10 +94,10 @@ Make = Callable[..., Limited]
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something that happens elsewhere has happened."""
+    """Ask a server again and again until it answers as wanted; background tasks have their turn in between."""
     async with asyncio.timeout(30):
         while not await condition():  # noqa: ASYNC110  # it happens in another process
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
 
 # --- The service in a process of its own -----------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def environment(**variables: object) -> dict[str, str]:
 async def service_process(folder: Path, **variables: object) -> AsyncIterator[ServiceProcess]:
     """Run the service on a free port until the block ends, and stop it as an operator would."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_services.tiers", "--port", "0"),
+        *(sys.executable, "-m", "headgate_server.cli", "run", "tiers", "--port", "0"),
         cwd=folder,
         env=environment(**variables),
         stdin=DEVNULL,

@@ -16,8 +16,8 @@ from sqlalchemy.exc import OperationalError
 from headgate.errors import ConfigError
 from headgate.testing import FakeClock
 from headgate.testing.postgres_server import new_database
+from headgate_server.cli import main
 from headgate_services.tiers import Settings, create_app
-from headgate_services.tiers.__main__ import command
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.keys import KeyTable
 
@@ -85,20 +85,20 @@ def test_keys_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command(["keys", "list"]) == 0
-    assert command(["keys", "create", "ada", "--tier", "pro"]) == 0
+    assert main(["tiers", "keys", "list"]) == 0
+    assert main(["tiers", "keys", "create", "ada", "--tier", "pro"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("hg_")
-    assert command(["keys", "create", "bob", "--tier", "mystery"]) == 0
+    assert main(["tiers", "keys", "create", "bob", "--tier", "mystery"]) == 0
     assert "No limit is set for tier 'mystery': that of anonymous applies." in capsys.readouterr().err
-    assert command(["keys", "list"]) == 0
+    assert main(["tiers", "keys", "list"]) == 0
     header, ada, bob = capsys.readouterr().out.splitlines()
     assert header.split() == ["KEY", "USER", "TIER", "CREATED", "REVOKED"]
     assert (ada.split()[1:3], bob.split()[1:3]) == (["ada", "pro"], ["bob", "mystery"])
-    assert command(["keys", "revoke", ada.split()[0]]) == 0
-    assert command(["keys", "revoke", ada.split()[0]]) == 1
+    assert main(["tiers", "keys", "revoke", ada.split()[0]]) == 0
+    assert main(["tiers", "keys", "revoke", ada.split()[0]]) == 1
     capsys.readouterr()
-    assert command(["keys", "list"]) == 0
+    assert main(["tiers", "keys", "list"]) == 0
     assert [line.split()[-1] == "-" for line in capsys.readouterr().out.splitlines()[1:]] == [False, True]
 
 
@@ -106,8 +106,8 @@ def test_a_database_that_cannot_be_opened_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path / 'no' / 'folder.db'}")
-    assert command(["keys", "list"]) == 2
-    assert capsys.readouterr().err.startswith("DATABASE_URL: ")
+    assert main(["tiers", "keys", "list"]) == 1
+    assert capsys.readouterr().err.startswith("headgate: DATABASE_URL: ")
 
 
 # --- In front of the limiter -----------------------------------------------------------------------------------------

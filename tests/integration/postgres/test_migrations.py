@@ -23,8 +23,9 @@ from headgate import (
     token_bucket,
 )
 from headgate.keys import storage_key, storage_prefix
+from headgate.migrations import Migration
 from headgate.stores.postgres import PostgresStore, migrate
-from headgate.stores.postgres.sql import Migration, migrations, schema
+from headgate.stores.postgres.sql import migrations, schema
 from headgate.testing.postgres_server import new_database
 
 SHAPE = {

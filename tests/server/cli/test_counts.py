@@ -141,6 +141,36 @@ def test_the_picture_has_a_bar_and_times_for_every_rule(
     assert "\x1b" not in output
 
 
+def test_units_places_and_calendars_are_named(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = parse_policy(
+        write_policy(
+            """
+            store.url = "sqlite:///limits.db"
+            [limiters.model]
+            rules = [
+              { quota = "1000/hour", name = "tokens", unit = "tokens" },
+              { kind = "concurrent", quota = 2, lease = "1h", name = "in flight" },
+              { kind = "calendar", quota = "10/year", timezone = "Europe/Berlin", name = "year" },
+            ]
+            """
+        ).read_text()
+    )
+    with SQLiteStore("limits.db") as store:
+        limiter = Limiter(*policy.limiters["model"].rules, name="model", store=store)
+        limiter.hold("alice", {"tokens": 800})
+        limiter.hold("alice", {"tokens": 200})
+    assert main(["inspect", "alice"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^  tokens +█{20} +1,000/1,000 tokens  frees in ", output, re.MULTILINE)
+    place = r"^  in flight +█{20} +2/2 held  frees in [^,]* at most, fresh in .* at most$"
+    assert re.search(place, output, re.MULTILINE)
+    assert re.search(
+        r"^  year +█{4}░{16} +2/10  room now, fresh at \d{4}-01-01 00:00 Europe/Berlin$", output, re.MULTILINE
+    )
+
+
 def test_it_is_coloured_on_a_terminal_only(store: SQLiteStore, on_terminal: OnTerminal) -> None:
     limiter(store, "login").hit("alice", 5)
     code, output = on_terminal("inspect", "alice")

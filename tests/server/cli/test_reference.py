@@ -32,6 +32,11 @@ def test_help_texts_are_those_of_the_command(monkeypatch: pytest.MonkeyPatch) ->
     assert page == with_help_texts(page)
 
 
+def test_help_names_no_file_of_the_repository() -> None:
+    """Who installed a wheel has no docs folder."""
+    assert [name for name, parser in PARSERS.items() if "docs/" in parser.format_help()] == []
+
+
 def test_every_command_is_on_the_page() -> None:
     shown = [found[1] for found in HELP.finditer(PAGE.read_text(encoding="utf-8"))]
     assert sorted(shown) == sorted(PARSERS)

@@ -28,6 +28,7 @@ def tick(admitted: int = 12, refused: int = 3, **changes: Any) -> dict[str, Any]
         "policy_error": None,
         "workers": 1,
         "demo": None,
+        "held": {"login": {"requests": 2, "tokens": 1600}, "api": {"requests": 0}},
         **changes,
     }
 
@@ -48,7 +49,7 @@ def test_it_shows_decisions_by_limiter_with_bars_and_history(
 ) -> None:
     output = once(server, capsys, tick(0, 0), tick(60, 0), tick(12, 3))
     assert re.search(r"^headgate top  http://127.0.0.1:\d+  \d\d:\d\d:\d\d  1 worker$", output, re.MULTILINE)
-    assert re.search(r"^login +12 +3  █{16}░{4}   █▂$", output, re.MULTILINE)
+    assert re.search(r"^login +12 +3  █{16}░{4}   █▂  held: 2 requests, 1,600 tokens$", output, re.MULTILINE)
     assert re.search(r"^api +0 +0$", output, re.MULTILINE)
     assert re.search(r"^login +up +breaker closed, failures 0  redis://\*\*\*@db/0$", output, re.MULTILINE)
     assert "shadow" not in output
@@ -141,10 +142,10 @@ def test_a_server_that_was_never_there_is_a_failure_also_on_a_terminal(
     code, output = on_terminal("top", "--server", server.url)
     assert code == 1
     assert output.endswith("\x1b[?25h\n")
-    assert capsys.readouterr().err == f"headgate: {server.url}: no such path\n"
+    assert capsys.readouterr().err == f"headgate: {server.url} answered 404: no such path\n"
 
 
 def test_somebody_else_s_events_are_told(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     server.answers["/v1/events"] = (200, events(("tick", {"time": 1})))
     assert main(["top", "--server", server.url]) == 1
-    assert "does not answer as a Headgate server does" in capsys.readouterr().err
+    assert "did not answer as a Headgate server does" in capsys.readouterr().err

@@ -199,7 +199,7 @@ async def test_a_policy_that_changes_later_breaks_nobody(
 @pytest.mark.parametrize(
     ("status", "hint"),
     [
-        (401, "token="),
+        (401, "token"),
         (403, "policy file"),
         (404, "because"),
         (413, "because"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import ConfigError, CostTooHigh, Decision, StoreUnavailable, sliding_window
-from headgate.client.values import RuleState, WaitHint
+from headgate.client.values import WaitHint
 from headgate.client.wire import (
     Response,
     batch_answers,
@@ -30,6 +30,7 @@ from headgate.client.wire import (
 from headgate.decision import UNLIMITED, Verdict
 from headgate.errors import StoreMisconfigured
 from headgate.keys import Key
+from headgate.usage import RuleUsage
 from tests.unit.client.scripted import LIMITER, decision_document
 
 REFUSED = Decision.make(("rule",), [Verdict(False, 5, 0, 12_345_678, 60_000_001)])
@@ -222,5 +223,5 @@ def test_hints_and_states_are_typed() -> None:
             ]
         }
     )
-    assert good.results == (RuleState("r", 5, 7, 0, 60.0, None, "user"),)
+    assert good.results == (RuleUsage("r", 5, 7, 0, 60.0, None, "user"),)
     assert (bad.limiter, bad.results, bad.error) == ("api", (), "no such scope")

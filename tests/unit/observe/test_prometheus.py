@@ -9,10 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate import CostTooHigh, Limiter, MemoryStore, StoreUnavailable, sliding_window
+from headgate import CostTooHigh, Limiter, MemoryStore, StoreOverloaded, StoreUnavailable, sliding_window
 from headgate.hooks import Call
 from headgate.observe.prometheus import PrometheusHook, ShadowHook
 from headgate.policy import LivePolicy, parse_policy
+from headgate.stores.breaker import breaker_of
+from headgate.stores.redis import RedisStore
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
@@ -117,6 +119,16 @@ def test_a_full_memory_store_is_seen(registry: CollectorRegistry) -> None:
     found = samples(registry)
     assert found["headgate_memory_keys",] >= 2
     assert found["headgate_memory_overflowed_total",] == 2
+
+
+def test_calls_that_could_not_be_sent_are_counted_once_for_each_store(registry: CollectorRegistry) -> None:
+    hook = PrometheusHook(registry)
+    with RedisStore("redis://127.0.0.1:1") as store, RedisStore("redis://127.0.0.1:2") as other:
+        limiters = [Limiter("5/minute", name=name, store=store, hooks=[hook]) for name in ("one", "two")]
+        limiters.append(Limiter("5/minute", name="three", store=other, hooks=[hook]))
+        for found in (store, store, other):
+            breaker_of(found).overloaded(StoreOverloaded("too many calls"))
+        assert samples(registry)["headgate_store_overloads_total",] == 3
 
 
 def test_the_most_refused_keys_on_request(registry: CollectorRegistry) -> None:

@@ -26,7 +26,6 @@ class NotedCall(Call):
         self.reply: Any = None
         self.error: BaseException | None = None
 
-    @property
     def is_abandoned(self) -> bool:
         return self.has_left
 

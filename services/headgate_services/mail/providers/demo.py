@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 from uuid import uuid4
 
 from headgate.clock import Clock
-from headgate_services.mail.providers.base import OutgoingAttachment
-from headgate_services.mail.storage.database import Database
+from headgate_services.mail.providers.base import MailOptions
+from headgate_services.mail.storage.database import MailDatabase
 from headgate_services.mail.storage.models import DemoOutboxEntry
 from headgate_services.mail.storage.times import utc
 
@@ -17,39 +18,25 @@ from headgate_services.mail.storage.times import utc
 class DemoProvider:
     """Keeps every e-mail in the database, so that all workers show one outbox."""
 
-    database: Database
+    database: MailDatabase
     clock: Clock
     name: str = "demo"
 
     async def send_email(
-        self,
-        to: Sequence[str],
-        subject: str,
-        body: str,
-        *,
-        from_address: str,
-        reply_to: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
-        in_reply_to: str | None = None,
-        references: Sequence[str] | None = None,
-        cc: Sequence[str] | None = None,
-        bcc: Sequence[str] | None = None,
-        attachments: Sequence[OutgoingAttachment] | None = None,
-        html_body: str | None = None,
+        self, to: Sequence[str], subject: str, body: str, **options: Unpack[MailOptions]
     ) -> str | None:
         """Put one e-mail into the outbox, and return a made-up id."""
         entry = DemoOutboxEntry(
             id=f"demo-{uuid4()}",
             sent_at=utc(self.clock),
-            from_address=from_address,
-            to_addresses=[*to, *(cc or ()), *(bcc or ())],
+            from_address=options["from_address"],
+            to_addresses=[*to, *(options.get("cc") or ()), *(options.get("bcc") or ())],
             subject=subject,
             body=body,
-            message_id=message_id,
-            in_reply_to=in_reply_to,
-            reference_ids=list(references or ()),
-            attachment_names=[attachment.filename for attachment in attachments or ()],
+            message_id=options.get("message_id"),
+            in_reply_to=options.get("in_reply_to"),
+            reference_ids=list(options.get("references") or ()),
+            attachment_names=[attachment.filename for attachment in options.get("attachments") or ()],
         )
         async with self.database.writing() as session:
             session.add(entry)

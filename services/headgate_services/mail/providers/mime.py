@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
 
-from headgate_services.mail.providers.base import OutgoingAttachment
+from headgate_services.mail.providers.base import MailOptions, OutgoingAttachment
 
 
-def build_message(
-    to: Sequence[str],
-    subject: str,
-    body: str,
-    *,
-    from_address: str,
-    reply_to: str | None = None,
-    headers: Mapping[str, str] | None = None,
-    message_id: str | None = None,
-    in_reply_to: str | None = None,
-    references: Sequence[str] | None = None,
-    cc: Sequence[str] | None = None,
-    attachments: Sequence[OutgoingAttachment] | None = None,
-    html_body: str | None = None,
-) -> EmailMessage:
-    """Return the message, without the recipients whom the others must not see.
+def build_message(to: Sequence[str], subject: str, body: str, options: MailOptions) -> EmailMessage:
+    """Return the message, without the hidden recipients.
 
     Raises:
         ValueError: A header cannot be written, for example because an address has a line break in it.
     """
     message = EmailMessage(policy=SMTP)
     fields = {
-        "From": from_address,
+        "From": options["from_address"],
         "To": ", ".join(to),
-        "Cc": ", ".join(cc or ()),
-        "Reply-To": reply_to,
+        "Cc": ", ".join(options.get("cc") or ()),
+        "Reply-To": options.get("reply_to"),
         "Subject": " ".join(subject.split()),  # a line break would end the header
         "Date": format_datetime(datetime.now(UTC)),
-        "Message-ID": message_id,
-        "In-Reply-To": in_reply_to,
-        "References": " ".join(references or ()),
-        **(headers or {}),
+        "Message-ID": options.get("message_id"),
+        "In-Reply-To": options.get("in_reply_to"),
+        "References": " ".join(options.get("references") or ()),
+        **(options.get("headers") or {}),
     }
     for name, value in fields.items():
         if value:
             message[name] = value
     message.set_content(body)
-    if html_body is not None:
-        message.add_alternative(html_body, subtype="html")
-    for attachment in attachments or ():
+    if (html := options.get("html_body")) is not None:
+        message.add_alternative(html, subtype="html")
+    for attachment in options.get("attachments") or ():
         _attach(message, attachment)
     return message
 

@@ -1,23 +1,23 @@
 """Sending through an SMTP server, one connection per e-mail.
 
 All recipients or none: if the server refuses one of them, nothing is handed over, so that "failed" always means that
-nobody was written to and the send can be tried again as it is.
+no one got the e-mail, and the same send can be tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import EmailMessage
 from email.policy import SMTP, SMTPUTF8
+from typing import Unpack
 
 import aiosmtplib
 
-from headgate_services.mail.domain_filter import bare_address
-from headgate_services.mail.providers.base import OutgoingAttachment, ProviderError
+from headgate_services.mail.providers.base import MailOptions, ProviderError, all_recipients
 from headgate_services.mail.providers.mime import build_message
 
 _GOODBYE_SECONDS = 2.0  # how long a server that has taken the e-mail may keep us waiting for its goodbye
@@ -43,44 +43,15 @@ class SmtpProvider:
     name: str = "smtp"
 
     async def send_email(
-        self,
-        to: Sequence[str],
-        subject: str,
-        body: str,
-        *,
-        from_address: str,
-        reply_to: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: str | None = None,
-        in_reply_to: str | None = None,
-        references: Sequence[str] | None = None,
-        cc: Sequence[str] | None = None,
-        bcc: Sequence[str] | None = None,
-        attachments: Sequence[OutgoingAttachment] | None = None,
-        html_body: str | None = None,
+        self, to: Sequence[str], subject: str, body: str, **options: Unpack[MailOptions]
     ) -> str | None:
-        """Hand one e-mail over; the id returned is its Message-ID, the one name that an SMTP server knows it by."""
-        everybody = [*to, *(cc or ()), *(bcc or ())]
-        recipients = list(dict.fromkeys(map(bare_address, everybody)))
+        """Hand one e-mail over; the id returned is its Message-ID, since an SMTP server gives it no other."""
         try:
-            message = build_message(
-                to,
-                subject,
-                body,
-                from_address=from_address,
-                reply_to=reply_to,
-                headers=headers,
-                message_id=message_id,
-                in_reply_to=in_reply_to,
-                references=references,
-                cc=cc,
-                attachments=attachments,
-                html_body=html_body,
-            )
+            message = build_message(to, subject, body, options)
         except ValueError as error:
             raise ProviderError(f"the message cannot be written: {error}") from error
-        await self._transmit(message, from_address, recipients)
-        return message_id
+        await self._transmit(message, options["from_address"], all_recipients(to, options))
+        return options.get("message_id")
 
     async def _transmit(self, message: EmailMessage, sender: str, recipients: Sequence[str]) -> None:
         client = aiosmtplib.SMTP(

@@ -1,27 +1,18 @@
-"""What every request passes through: its trace id, its metrics, its size."""
+"""What every request passes through: its trace id and its metrics."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 from uuid import uuid4
 
 import structlog
-from fastapi import HTTPException, Response
+from fastapi import Response
 
-from headgate_services.petitions.infrastructure.monitoring import MetricsCollector
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-MOST_BYTES = 256 * 1024
-"""Of a request: 10,000 characters need no more than 120 kB, however they are written."""
+from headgate.http import problem
+from headgate.http.asgi import App, Message, Receive, Scope, Send
+from headgate_services.petitions.api.problems import as_response
+from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
 _HEADER = b"x-correlation-id"
 _TRACE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
@@ -66,15 +57,9 @@ class TraceMiddleware:
 
 
 def _server_error(path: str, trace_id: str) -> Response:
-    body = {
-        "type": "about:blank",
-        "title": "Internal Server Error",
-        "status": 500,
-        "detail": "Something went wrong that was not foreseen; the log says more under this trace_id.",
-        "instance": path,
-        "trace_id": trace_id,
-    }
-    return Response(json.dumps(body), 500, media_type="application/json")
+    detail = "An unexpected error; the log has its traceback under this trace_id."
+    members = {"instance": path, "trace_id": trace_id}
+    return as_response(problem(500, detail, members=members, media_type=b"application/json"))
 
 
 class MetricsMiddleware:
@@ -103,23 +88,3 @@ class MetricsMiddleware:
             endpoint = getattr(scope.get("route"), "path", "unmatched")
             method = scope["method"] if endpoint != "unmatched" else "other"
             self.metrics.answered(method, endpoint, status, time.perf_counter() - begin)
-
-
-class SizeMiddleware:
-    """Answers 413 to a request that is too large, without reading more of it than is allowed."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > MOST_BYTES:  # FastAPI, which is reading, makes the answer of it
-                raise HTTPException(413, f"Request body is above {MOST_BYTES} bytes")
-            return message
-
-        await self.app(scope, counted if scope["type"] == "http" else receive, send)

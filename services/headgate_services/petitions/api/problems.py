@@ -1,19 +1,17 @@
 """Refusals as RFC 7807 bodies: flat, with the governance fields on top.
 
-They are sent as `application/json`, and as `application/problem+json` to whoever asks for that by `Accept`.
+They are sent as `application/json`, and as `application/problem+json` to clients whose `Accept` names it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 
-from headgate_services.petitions.api.dependencies.parts import get_parts
+from headgate.http import Answer, problem
 from headgate_services.petitions.api.models import zulu
 from headgate_services.petitions.domain.errors import (
     AlreadyCoSignedError,
@@ -28,6 +26,7 @@ from headgate_services.petitions.domain.errors import (
     RateLimitExceededError,
     SystemHaltedError,
 )
+from headgate_services.petitions.parts import get_parts
 
 RATE_LIMITED = "urn:archon72:petition:rate-limit-exceeded"
 CO_SIGN_LIMITED = "urn:archon72:co-sign:rate-limit-exceeded"
@@ -51,11 +50,11 @@ _KINDS: dict[type[PetitionError], tuple[int, str, str]] = {
 """By error: status, type and title."""
 
 _HALT_RETRY_SECONDS = 3600
-_PROBLEM_JSON = "application/problem+json"
+_JSON, _PROBLEM_JSON = "application/json", "application/problem+json"
 
 
 async def answer_refusal(request: Request, error: Exception) -> Response:
-    """Turn an error of the service into an answer; a refusal for a limit is counted and witnessed on the way."""
+    """Turn an error of the service into an answer; a refusal for a limit is counted and witnessed first."""
     assert isinstance(error, PetitionError)
     if isinstance(error, RateLimitExceededError):
         parts = get_parts(request)
@@ -71,13 +70,6 @@ async def answer_refusal(request: Request, error: Exception) -> Response:
         extra = {"petition_id": error.petition_id and str(error.petition_id)}
         return _problem(request, error, extra, error.retry_after_seconds)
     return _problem(request, error, {}, _HALT_RETRY_SECONDS if isinstance(error, SystemHaltedError) else None)
-
-
-async def answer_invalid(request: Request, error: Exception) -> Response:
-    """Answer as FastAPI does, without repeating what was sent: that may be large, and text that UTF-8 cannot say."""
-    assert isinstance(error, RequestValidationError)
-    problems = [{key: problem[key] for key in ("type", "loc", "msg")} for problem in error.errors()]
-    return Response(json.dumps({"detail": problems}), 422, media_type="application/json")
 
 
 def cycle_of(instant: datetime) -> str:
@@ -110,17 +102,23 @@ def _problem(
     request: Request, error: PetitionError, extra: Mapping[str, Any], retry_after_seconds: int | None
 ) -> Response:
     status, type_, title = _KINDS[type(error)]
-    body = {
-        "type": type_,
-        "title": title,
-        "status": status,
-        "detail": str(error),
-        # Without scheme, host and query: those may be an inner host's, or nobody else's business.
-        "instance": request.url.path,
-        "trace_id": request.state.trace_id,
-        **extra,
-    }
-    headers = {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
-    asked = request.headers.get("accept", "")
-    media_type = _PROBLEM_JSON if _PROBLEM_JSON in asked else "application/json"
-    return Response(json.dumps(body), status, headers, media_type)
+    # Without scheme, host and query: those may be an inner host's, or confidential.
+    members = {"instance": request.url.path, "trace_id": request.state.trace_id, **extra}
+    media_type = _PROBLEM_JSON if _PROBLEM_JSON in request.headers.get("accept", "") else _JSON
+    answer = problem(
+        status,
+        str(error),
+        title=title,
+        kind=type_,
+        members=members,
+        retry_after=retry_after_seconds,
+        media_type=media_type.encode(),
+    )
+    return as_response(answer)
+
+
+def as_response(answer: Answer) -> Response:
+    """Return an answer as FastAPI sends it."""
+    return Response(
+        answer.body, answer.status, {name.decode(): value.decode() for name, value in answer.fields}
+    )

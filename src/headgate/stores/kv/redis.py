@@ -16,6 +16,8 @@ from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
 from headgate.stores.redis.endpoint import is_refusal
 
+__all__ = ["RedisKV"]
+
 _SWAP = resources.files("headgate.stores.kv").joinpath("swap.lua").read_text(encoding="utf-8")
 _GLOB = str.maketrans({letter: "\\" + letter for letter in "*?[]\\^"})
 

@@ -39,9 +39,9 @@ from headgate.stores.base import (
     Answer,
     AsyncGate,
     AsyncNotes,
+    Births,
     Guarantees,
     Receipts,
-    births,
     check_kinds,
     plain_tiers,
 )
@@ -299,7 +299,7 @@ class _Numbers:
     _STATE = re.compile(r"v1(?: -?[0-9]{1,19})+", re.ASCII)
 
     def __init__(self) -> None:
-        self.new_birth = births()
+        self.new_birth = Births()
 
     def entry(self, stem: str, now: int) -> str:
         return stem

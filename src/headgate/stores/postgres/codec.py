@@ -31,7 +31,7 @@ from headgate.errors import CostTooHigh, StoreConflict
 from headgate.keys import Key, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
-from headgate.stores.base import RECORDED, Answer, Receipts, Tiers, births, given_back
+from headgate.stores.base import RECORDED, Answer, Births, Receipts, Tiers, given_back
 from headgate.stores.request import Request
 
 PEEK, HIT, RECORD, REFUND, RESET, MOVE = range(6)
@@ -209,7 +209,7 @@ class Codec:
         self._pick = key_picker(rules)
         self._prefixes = tuple(storage_prefix(namespace, limiter, rule) for rule in rules)
         self._is_plain = [rule.scope for rule in rules] == [None]
-        self._new_birth = births()
+        self._new_birth = Births()
 
     def ask(self, request: Request) -> StateCall:
         """Return the call for a request; a cost of 0 is only looked at.

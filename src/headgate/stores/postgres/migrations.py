@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import psycopg
 from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
 
 from headgate.errors import StoreUnavailable
+from headgate.migrations import apply
 from headgate.stores.postgres.endpoint import Endpoint
-from headgate.stores.postgres.sql import Migration, migrations, query
+from headgate.stores.postgres.sql import migrations
 
 
 def migrate(url: str) -> list[str]:
@@ -22,7 +26,7 @@ def migrate(url: str) -> list[str]:
     endpoint = Endpoint(url)
     try:
         with psycopg.connect(endpoint.conninfo) as connection:
-            return _apply(connection, migrations())
+            missing = apply(partial(_run, connection), migrations(), record="headgate_migrations")
     except (InsufficientPrivilege, ReadOnlySqlTransaction) as error:
         text = " ".join(str(error).split())
         raise StoreUnavailable(
@@ -30,17 +34,9 @@ def migrate(url: str) -> list[str]:
         ) from error
     except psycopg.Error as error:
         raise endpoint.error(error) from error
-
-
-def _apply(connection: psycopg.Connection, known: list[Migration]) -> list[str]:
-    """Apply what is missing, in one transaction."""
-    connection.execute(query("lock_migrations"))
-    (any_applied,) = connection.execute(query("migrations_table")).fetchone() or (False,)
-    applied = set()
-    if any_applied:
-        applied = {number for (number,) in connection.execute(query("applied_migrations"))}
-    missing = [migration for migration in known if migration.number not in applied]
-    for migration in missing:
-        connection.execute(migration.text.encode())
-        connection.execute(query("note_migration"), (migration.number, migration.name))
     return [f"{migration.number:04} {migration.name}" for migration in missing]
+
+
+def _run(connection: psycopg.Connection, statement: str) -> list[Any]:
+    cursor = connection.execute(statement.encode())
+    return cursor.fetchall() if cursor.description else []

@@ -7,15 +7,18 @@ answers may be followed without charging twice; nothing else is sent again.
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import AskError, MovedError
 
 from headgate.costs import Costs
-from headgate.errors import StoreError, StoreUnavailable
+from headgate.errors import HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
 from headgate.stores.redis.codec import Reply, ScriptCall, command
@@ -28,6 +31,9 @@ from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
 
+logger = logging.getLogger("headgate")
+
+S = TypeVar("S")
 T = TypeVar("T")
 E = TypeVar("E", bound=ThreadEngine | AsyncEngine)
 
@@ -160,30 +166,54 @@ class Cluster:
     ) -> T:
         """Make the calls that a flow asks for, from a thread, and return what it returns.
 
-        If the thread is interrupted, what has been charged by then stays so until it expires.
+        If the thread is interrupted, what must leave or has an `abandoned` is carried to its end once the reply to what is
+        under way has been read, which the next call to that node does; then `abandoned` gets what the flow returns.
         """
-        route = self._route(flow, due)
+        return self._carry(self._route(flow, due), None, source, must_leave, abandoned)
+
+    def tell(self, flow: Flow[T], due: float, source: str) -> None:
+        """As `call`; what it returns is of no interest."""
+        self.call(flow, due, source, True)
+
+    def _carry(
+        self, route: Route[T], outcome: Any, source: str, must_leave: bool, abandoned: Abandoned | None
+    ) -> T:
+        """Go on with a route, given the outcome of its last step, and return what it returns."""
+        is_ended = must_leave or abandoned is not None
+        given_up = partial(self._end_in_thread, route, source, abandoned) if is_ended else None
         try:
-            step = next(route)
             while True:
+                step = _next(route, outcome)
+                engine = self._threads.at(step.endpoint)
                 try:
-                    reply = self._threads.at(step.endpoint).call(step.request, step.due, source)
+                    outcome = engine.call(step.request, step.due, source, must_leave, given_up)
                 except StoreError as error:
-                    step = route.throw(error)
-                else:
-                    step = route.send(reply)
+                    outcome = error
+                must_leave = is_ended  # what has begun is ended
         except StopIteration as stop:
             result: T = stop.value
             return result
 
-    def tell(self, flow: Flow[T], due: float, source: str) -> None:
-        """As `call`; what it returns is of no interest."""
-        self.call(flow, due, source)
+    def _end_in_thread(self, *args: Any) -> None:
+        """Carry on with a route whose thread was interrupted; the thread that has read the reply must not wait for that."""
+        with suppress(RuntimeError):  # there can be no more threads: the units count until they expire
+            threading.Thread(target=self._end, args=args, daemon=True, name="headgate ends").start()
+
+    def _end(self, route: Route[T], source: str, abandoned: Abandoned | None, reply: Reply) -> None:
+        try:
+            result = self._carry(route, reply, source, True, abandoned)
+            if abandoned is not None:
+                abandoned(result)
+        except HeadgateError as error:
+            logger.warning("an operation whose thread was interrupted could not be ended: %s", error)
 
     def start(
         self, flow: Flow[T], due: float, source: str = "", must_leave: bool = False
     ) -> asyncio.Future[T]:
-        """Make the calls that a flow asks for, even if nobody waits for what it returns."""
+        """Make the calls that a flow asks for, even if nobody waits for what it returns.
+
+        So also those of a hit that was cancelled: in several slots, they are all or nothing only if they are ended.
+        """
         return asyncio.shield(self._run(flow, due, source))
 
     async def call_async(self, flow: Flow[T], due: float, source: str, abandoned: Abandoned) -> T:
@@ -211,31 +241,28 @@ class Cluster:
             task.exception()  # the caller has seen it, unless it was cancelled
 
     async def _follow_async(self, flow: Flow[T], due: float, source: str) -> T:
-        route = self._route(flow, due)
+        route, outcome = self._route(flow, due), None
         try:
-            step = next(route)
             while True:
+                step = _next(route, outcome)
                 try:
-                    reply = await self._tasks.at(step.endpoint).start(step.request, step.due, source)
+                    outcome = await self._tasks.at(step.endpoint).start(step.request, step.due, source)
                 except StoreError as error:
-                    step = route.throw(error)
-                else:
-                    step = route.send(reply)
+                    outcome = error
         except StopIteration as stop:
             result: T = stop.value
             return result
 
     def _route(self, flow: Flow[T], due: float) -> Route[T]:
         """Return the steps of a flow, all of them by the same deadline."""
+        outcome: Any = None
         try:
-            request = next(flow)
             while True:
+                request = _next(flow, outcome)
                 try:
-                    reply = yield from self._follow(request, due)
+                    outcome = yield from self._follow(request, due)
                 except StoreError as error:
-                    request = flow.throw(error)
-                else:
-                    request = flow.send(reply)
+                    outcome = error
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -251,7 +278,8 @@ class Cluster:
                 return (yield Step(slots.endpoint(address), request, due))
             except Redirected as redirected:
                 address, is_asking = slots.follow(redirected.error)
-                request = AskingCall(*request) if is_asking else ScriptCall(*request)
+                kind = AskingCall if is_asking else ScriptCall
+                request = kind(request.keys, request.body, request.body_at)
             except StoreUnavailable:
                 slots.forget()
                 raise
@@ -286,6 +314,15 @@ class ClusterAsks:
 
     def reset(self, key: Key | None) -> Ask[None]:
         return Ask(self._flows.reset(key), _same)
+
+
+def _next(steps: Generator[S, Any, Any], outcome: Any) -> S:
+    """Return the next step, given the reply to the last one or its error; `None` before the first.
+
+    Raises:
+        StopIteration: There is none; it has what the steps have led to.
+    """
+    return steps.throw(outcome) if isinstance(outcome, StoreError) else steps.send(outcome)
 
 
 def _same(result: T) -> T:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
 from struct import Struct, unpack
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from headgate.algorithms import (
     Algorithm,
@@ -29,7 +29,7 @@ from headgate.errors import CostTooHigh
 from headgate.keys import Key, PlainKey, check_plain, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
-from headgate.stores.base import NewBirth, Receipts, Tiers, births
+from headgate.stores.base import Answer, Births, Receipts, Tiers
 from headgate.stores.redis.script import SHA, SOURCE
 
 Reply = Any
@@ -60,7 +60,7 @@ class Operation(IntEnum):
     NOTE = 7
 
 
-class ScriptCall(NamedTuple):
+class ScriptCall:
     """One request as the script takes it.
 
     Attributes:
@@ -70,16 +70,21 @@ class ScriptCall(NamedTuple):
             made with those around another time.
     """
 
-    keys: tuple[bytes, ...]
-    body: bytes
-    body_at: Callable[[int], bytes] | None = None
+    __slots__ = ("body", "body_at", "keys")
+
+    def __init__(
+        self, keys: tuple[bytes, ...], body: bytes, body_at: Callable[[int], bytes] | None = None
+    ) -> None:
+        self.keys = keys
+        self.body = body
+        self.body_at = body_at
 
     def after(self, error: BaseException) -> ScriptCall | None:
         """Return what to send instead, once, if an error says that the server's time is in no window that was sent."""
         text = str(error)
         if self.body_at is None or not text.startswith(_OUTSIDE):
             return None
-        return self._replace(body=self.body_at(int(text.removeprefix(_OUTSIDE))), body_at=None)
+        return type(self)(self.keys, self.body_at(int(text.removeprefix(_OUTSIDE))))
 
 
 def note(key: bytes, text: bytes, lasting_us: int) -> ScriptCall:
@@ -177,7 +182,7 @@ class ServerTime:
 
 def plans(rules: tuple[Rule, ...], time: ServerTime | None = None) -> Tiers[Plan]:
     """Return the plans of a limiter's rules by tier, and by quotas of a call's own."""
-    names, new_birth = tuple(rule.name for rule in rules), births()
+    names, new_birth = tuple(rule.name for rule in rules), Births()
     server_time = time or ServerTime()
     return Tiers(rules, lambda algorithms: Plan(names, algorithms, new_birth, server_time))
 
@@ -189,7 +194,7 @@ class Plan:
         self,
         names: tuple[str, ...],
         algorithms: tuple[Algorithm, ...],
-        new_birth: NewBirth,
+        new_birth: Births,
         time: ServerTime,
     ) -> None:
         self.names = names
@@ -259,6 +264,14 @@ class Plan:
     def reset(self, keys: tuple[bytes, ...]) -> ScriptCall:
         """Return the request to forget what was counted."""
         return ScriptCall(keys, _HEAD.pack(Operation.RESET, len(keys), _SERVER_CLOCK, 0, 0))
+
+    def answer(self, reply: Reply) -> Answer:
+        """Return what the reply to a hit or a peek says."""
+        return self.decision(reply), None
+
+    def hold(self, keys: tuple[bytes, ...], cost: Costs, reply: Reply) -> Answer:
+        """Return what the reply to a hold says."""
+        return self.decision(reply), self.receipts(keys, reply, cost)
 
     def decision(self, reply: Reply) -> Decision:
         """Return the decision in a reply."""

@@ -250,7 +250,7 @@ def error_of(text: str) -> RedisError:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether a server will not work for us before somebody changes something, or is another kind of server."""
+    """Tell whether an error means that the server refuses this client until its settings change, or is no Redis."""
     text = f"{getattr(error, 'status_code', '')} {error}"
     return isinstance(error, InvalidResponse) or _REFUSAL.search(text) is not None
 

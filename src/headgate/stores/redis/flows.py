@@ -11,8 +11,9 @@ result. So it serves threads and tasks alike.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from redis.crc import key_slot
@@ -46,26 +47,25 @@ class Flows:
         self.may_spread = tag == "key" and len({rule.scope for rule in rules}) > 1
         """Whether the states of one request may lie in several slots."""
 
-    def question(self, request: Request) -> Question:
-        """Return the one call for a decision, and how its reply is read; not if it may spread.
+    def question(self, request: Request) -> tuple[ScriptCall, Callable[[Reply], Answer]]:
+        """Return the one call for a decision, and what reads its reply; not if it may spread.
 
         Raises:
             ConfigError: The key does not fit the rules, or the cost is none that they could take.
             CostTooHigh: No waiting would ever admit the cost.
         """
         plan, cost = self._plans.for_request(request), request.cost
-        operation = _OPERATIONS[request.operation]
         keys, now = self._keys.of(request.key), self._at(request.now)
-        call = plan.ask(operation, keys, cost, now, request.replaces)
-        return Question(plan, call, cost, operation == Operation.HOLD)
+        call = plan.ask(_OPERATIONS[request.operation], keys, cost, now, request.replaces)
+        return call, partial(plan.hold, keys, cost) if request.operation == "hold" else plan.answer
 
     def ask(self, request: Request) -> Flow[Answer]:
         """Answer a request."""
         if request.operation == "record":
             return (yield from self._record(request))
         if not self.may_spread:
-            question = self.question(request)
-            return question.answer((yield question.call))
+            call, read = self.question(request)
+            return read((yield call))
         plan, now = self._plans.for_request(request), self._at(request.now)
         parts = self._parts(plan, self._keys.of(request.key), request.cost)
         if request.operation == "peek":
@@ -117,20 +117,6 @@ class Flows:
             for found in by_slot.values()
         ]
         return sorted(parts, key=_has_buckets)
-
-
-class Question(NamedTuple):
-    """A decision that takes a single call."""
-
-    plan: Plan
-    call: ScriptCall
-    cost: Costs
-    holds: bool
-
-    def answer(self, reply: Reply) -> Answer:
-        """Return what a reply says."""
-        receipts = self.plan.receipts(self.call.keys, reply, self.cost) if self.holds else None
-        return self.plan.decision(reply), receipts
 
 
 class Part(NamedTuple):

@@ -224,8 +224,7 @@ class RedisAsks:
     def ask(self, request: Request) -> Ask[Answer]:
         if request.operation == "record":
             return _only(self._flows.ask(request))
-        question = self._flows.question(request)
-        return Ask(question.call, question.answer)
+        return Ask(*self._flows.question(request))
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
         return _only(self._flows.refund(receipts, cost, now))

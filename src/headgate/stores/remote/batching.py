@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from headgate.errors import StoreError, StoreOverloaded, StoreTimeout
 from headgate.stores.remote.peer import Peer
@@ -44,7 +44,7 @@ _NEVER = float("inf")
 WAITING, SENT, OVER = range(3)
 """The states of a call."""
 
-Abandoned = Callable[[Any], None]
+Abandoned = Callable[[Any], object]
 """Takes the reply to a call whose caller no longer waits for it."""
 
 
@@ -97,9 +97,8 @@ class Call:
         self.state = WAITING
         self.has_left_before = False
 
-    @property
     def is_abandoned(self) -> bool:
-        """Whether its caller no longer waits."""
+        """Return whether its caller no longer waits."""
         raise NotImplementedError
 
     def deliver(self, reply: Any, error: BaseException | None) -> None:
@@ -110,7 +109,7 @@ class Call:
         """Hand over the reply, unless it comes too late."""
         if self.state == OVER:
             return
-        if not self.is_abandoned:
+        if not self.is_abandoned():
             self.deliver(reply, None)
             return
         if self.abandoned is not None:
@@ -161,10 +160,7 @@ class Lane:
         self.closed_until = 0.0
 
 
-L = TypeVar("L", bound=Lane)
-
-
-class Batcher(Generic[L]):
+class Batcher:
     """The calls of one event loop, or of all threads, to one server.
 
     Args:
@@ -177,8 +173,8 @@ class Batcher(Generic[L]):
         alarm: When `expire` has something to do, at the earliest.
     """
 
-    def __init__(self, peer: Peer, deadline: float, new_lane: Callable[[], L]) -> None:
-        self.lanes = [new_lane() for _ in range(peer.lanes)]
+    def __init__(self, peer: Peer, deadline: float, new_lane: Callable[[], Any]) -> None:
+        self.lanes: list[Any] = [new_lane() for _ in range(peer.lanes)]
         self.alarm = _NEVER
         self._peer = peer
         self._deadline = deadline
@@ -199,7 +195,7 @@ class Batcher(Generic[L]):
             self.alarm = due
         return lane is None
 
-    def next_lane(self, now: float) -> L | None:
+    def next_lane(self, now: float) -> Any:
         """Return a lane on which calls can leave now; it is theirs until `finish` or `lose`."""
         for queue in self._queues() if self._slow else (self._quick,):
             if queue.waiting and queue.lane is None:
@@ -209,7 +205,7 @@ class Batcher(Generic[L]):
                     return lane
         return None
 
-    def take(self, lane: L, now: float, *, after_pause: bool = False) -> list[Call]:
+    def take(self, lane: Lane, now: float, after_pause: bool = False) -> list[Call]:
         """Return the calls that leave on a lane now; if there are none, the lane is idle again.
 
         After a pause, the first half of many leaves first: from then on there are always replies to work on here while the
@@ -225,7 +221,7 @@ class Batcher(Generic[L]):
         lane.batch = batch
         while waiting and len(batch) < most:
             call = waiting[0]
-            is_usual = call.state == WAITING and now < call.due and not (self._slow or call.is_abandoned)
+            is_usual = call.state == WAITING and now < call.due and not (self._slow or call.is_abandoned())
             if not is_usual and self._stays(call, queue, now):
                 waiting.popleft()
                 continue
@@ -244,7 +240,7 @@ class Batcher(Generic[L]):
             self.alarm = now + self._patience
         return batch
 
-    def hear(self, lane: L, now: float) -> None:
+    def hear(self, lane: Lane, now: float) -> None:
         """Take note that the server has said something on a lane."""
         self._heard = now
         if not lane.is_heard:
@@ -252,7 +248,7 @@ class Batcher(Generic[L]):
             if len(self.lanes) > 1:
                 self._measure(lane, now - lane.sent)
 
-    def finish(self, lane: L, again: Iterable[Call] = ()) -> None:
+    def finish(self, lane: Lane, again: Iterable[Call] = ()) -> None:
         """Take note that all of a batch is answered, but for those that leave once more, each alone."""
         if lane.queue is not None and lane.queue.lane is lane:
             lane.queue.lane = None
@@ -264,7 +260,7 @@ class Batcher(Generic[L]):
                 call.fail(self._peer.failure(ValueError("there was no reply to this call")))
         lane.queue, lane.batch = None, []
 
-    def lose(self, lane: L, cause: BaseException | None) -> None:
+    def lose(self, lane: Lane, cause: BaseException | None) -> None:
         """Take note that the connection of a lane is lost, and fail the calls whose replies are lost with it.
 
         Without a cause the server was silent for too long.
@@ -279,12 +275,12 @@ class Batcher(Generic[L]):
                 call.fail(self._failure(cause))
         self.finish(lane, again)
 
-    def time_to_connect(self, lane: L, now: float) -> float:
+    def time_to_connect(self, lane: Lane, now: float) -> float:
         """Return the seconds after which a connection under way is given up: not before all that wait for it are due."""
         waiting = lane.queue.waiting if lane.queue else ()
-        return max([self._deadline, *(call.due - now for call in waiting)])
+        return max(self._deadline, max((call.due for call in waiting), default=now) - now)
 
-    def cannot_connect(self, lane: L, cause: BaseException, now: float) -> None:
+    def cannot_connect(self, lane: Lane, cause: BaseException, now: float) -> None:
         """Take note that there is no connection to be had; all fail that wait, unless another lane has one."""
         self.finish(lane)
         if any(other.wire is not None for other in self.lanes):
@@ -298,7 +294,7 @@ class Batcher(Generic[L]):
             while queue.waiting:
                 queue.waiting.popleft().fail(self._failure(cause))
 
-    def expire(self, now: float) -> list[L]:
+    def expire(self, now: float) -> list[Any]:
         """Fail the calls that are due, and return the lanes that the driver has to `give_up`."""
         for queue in self._queues():
             if any(call.due <= now for call in queue.waiting):
@@ -315,7 +311,7 @@ class Batcher(Generic[L]):
         self.alarm = self._next_due()
         return silent
 
-    def give_up(self, lane: L) -> None:
+    def give_up(self, lane: Lane) -> None:
         """Fail what is under way on a lane.
 
         If the server has said nothing to anybody since that left, those that wait fail too: they would only find out once
@@ -326,21 +322,18 @@ class Batcher(Generic[L]):
         if is_silent:
             self.fail_waiting(None)
 
-    @property
-    def main_lane(self) -> L | None:
-        """The lane that those calls use whose limiters are not slow; `None` if nothing is under way there."""
-        lane: L | None = self._quick.lane
-        return lane
+    def main_lane(self) -> Any:
+        """Return the lane of those calls whose limiters are not slow; `None` if nothing is under way there."""
+        return self._quick.lane
 
-    def lane_of(self, call: Call) -> L | None:
+    def lane_of(self, call: Call) -> Any:
         """Return the lane on which a call is under way, or for which it waits; `None` if there is none."""
-        lane: L | None = call.lane if call.state == SENT else self._queue_of(call).lane
-        return lane
+        return call.lane if call.state == SENT else self._queue_of(call).lane
 
-    def someone_on(self, lane: L) -> Call | None:
+    def someone_on(self, lane: Lane) -> Call | None:
         """Return a call whose caller waits for what happens on a lane; `None` if there is none."""
         calls = (*lane.batch, *lane.queue.waiting) if lane.queue else ()
-        return next((call for call in calls if call.state != OVER and not call.is_abandoned), None)
+        return next((call for call in calls if call.state != OVER and not call.is_abandoned()), None)
 
     def _queues(self) -> Iterable[Queue]:
         return (self._quick, *self._slow.values()) if self._slow else (self._quick,)
@@ -348,7 +341,7 @@ class Batcher(Generic[L]):
     def _queue_of(self, call: Call) -> Queue:
         return self._slow.get(call.source, self._quick) if self._slow else self._quick
 
-    def _idle_lane(self, now: float, is_quick: bool) -> L | None:
+    def _idle_lane(self, now: float, is_quick: bool) -> Any:
         """Return an idle lane, preferably one with a connection; the last one is kept for what is quick."""
         if not is_quick and self._quick.lane is None and sum(lane.queue is None for lane in self.lanes) == 1:
             return None
@@ -365,7 +358,7 @@ class Batcher(Generic[L]):
         """Tell whether the next call of a queue does not leave, and see to it that nobody waits for it there."""
         if call.state != WAITING or self._is_expired(call, now):
             return True
-        if call.is_abandoned and not call.must_leave:
+        if call.is_abandoned() and not call.must_leave:
             call.state = OVER
             return True
         own = self._queue_of(call)
@@ -401,16 +394,16 @@ class Batcher(Generic[L]):
             return StoreTimeout(f"{self._peer.name} did not answer in time")
         return self._peer.failure(cause)
 
-    def _given_up_at(self, lane: L) -> float:
+    def _given_up_at(self, lane: Lane) -> float:
         """Return when the connection of a lane is given up: not before all that is under way there is due."""
         return max(lane.sent + self._deadline, max(call.due for call in lane.batch))
 
-    def _holds_up(self, lane: L) -> bool:
+    def _holds_up(self, lane: Lane) -> bool:
         """Tell whether calls wait for a batch that is under way."""
         queue = lane.queue
         return bool(lane.batch and queue is not None and queue.lane is lane and queue.waiting)
 
-    def _measure(self, lane: L, took: float) -> None:
+    def _measure(self, lane: Lane, took: float) -> None:
         """Compare what a batch took with what is usual, to know which limiters are slow."""
         is_isolated = lane.queue is None or lane.queue.lane is not lane
         if not self._usual and not is_isolated:
@@ -423,7 +416,7 @@ class Batcher(Generic[L]):
         self._usual += (took - self._usual) / (4 if took < self._usual else 64)
         self._patience = max(SLOW, 4 * self._usual)
 
-    def _isolate(self, lane: L) -> None:
+    def _isolate(self, lane: Lane) -> None:
         """Give each limiter of a slow batch a queue of its own, and let those that wait for it leave on another lane."""
         for call in lane.batch:
             if call.source not in self._slow:

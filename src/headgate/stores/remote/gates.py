@@ -127,12 +127,15 @@ class AsyncRemoteGate:
         self._deadline = deadline
 
     async def ask(self, request: Request) -> Answer:
-        ask = self._asks.ask(request)
-        if not request.is_given_up or ask.request is None:
-            return await self._carry(ask, request.is_completed)
-        release = partial(self._release, ask, request)
-        due = monotonic() + self._deadline
-        return read(self._name, ask, await self._engine.call_async(ask.request, due, self._limiter, release))
+        ask, due = self._asks.ask(request), monotonic() + self._deadline
+        if ask.request is None:
+            return ask.read(None)
+        if request.is_given_up:
+            release = partial(self._release, ask, request)
+            reply = await self._engine.call_async(ask.request, due, self._limiter, release)
+        else:
+            reply = await self._engine.start(ask.request, due, self._limiter, request.is_completed)
+        return read(self._name, ask, reply)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._carry(self._asks.refund(receipts, cost, now), True)

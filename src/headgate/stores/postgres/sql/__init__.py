@@ -5,18 +5,10 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+
+from headgate.migrations import Migration, read_migrations
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-_MIGRATION = re.compile(r"(\d{4})_(\w+)\.sql")
-
-
-class Migration(NamedTuple):
-    """One numbered step towards the schema."""
-
-    number: int
-    name: str
-    text: str
 
 
 def query(name: str) -> str:
@@ -31,11 +23,7 @@ def schema() -> str:
 
 def migrations() -> list[Migration]:
     """Return all migrations in order."""
-    folder = resources.files(__name__).joinpath("migrations")
-    found = [(match, file) for file in folder.iterdir() if (match := _MIGRATION.fullmatch(file.name))]
-    return sorted(
-        Migration(int(match[1]), match[2].replace("_", " "), file.read_text("utf-8")) for match, file in found
-    )
+    return read_migrations(resources.files(__name__).joinpath("migrations"))
 
 
 @cache

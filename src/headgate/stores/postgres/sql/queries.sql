@@ -17,22 +17,6 @@ SELECT headgate_clean_v1($1, $2)
 -- Keep a note, or look one up.
 SELECT headgate_note_v1($1, $2, $3, $4)
 
--- name: lock_migrations
--- Wait until no other process migrates this database.
-SELECT pg_advisory_xact_lock(hashtextextended('headgate_migrations', 0))
-
--- name: migrations_table
--- Tell whether any migration has been applied.
-SELECT to_regclass('headgate_migrations') IS NOT NULL
-
--- name: applied_migrations
--- List the migrations that have been applied.
-SELECT number FROM headgate_migrations
-
--- name: note_migration
--- Remember a migration that has been applied.
-INSERT INTO headgate_migrations (number, name) VALUES (%s, %s)
-
 -- name: buckets_time
 -- What all parts of a statement on a BucketTable take for the time: $1, or the database's clock when it begins.
 headgate_time AS MATERIALIZED (SELECT coalesce($1::timestamptz, clock_timestamp()) AS at)

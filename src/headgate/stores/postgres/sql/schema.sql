@@ -8,7 +8,7 @@
 CREATE TABLE headgate_migrations (
     number integer PRIMARY KEY,
     name text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT now()
+    applied_at timestamptz NOT NULL DEFAULT CURRENT_TIMESTAMP
 );
 
 -- One state per rule and key. It is written on every admission, so its row must be able to move within its page: half of

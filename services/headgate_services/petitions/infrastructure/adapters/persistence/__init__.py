@@ -2,8 +2,8 @@
 
 from headgate_services.petitions.infrastructure.adapters.persistence.database import Database
 from headgate_services.petitions.infrastructure.adapters.persistence.migrations import (
+    all_migrations,
     migrate,
-    migration_files,
 )
 from headgate_services.petitions.infrastructure.adapters.persistence.rate_limit_store import (
     PostgresRateLimitStore,
@@ -24,6 +24,6 @@ __all__ = [
     "PostgresPetitionRepository",
     "PostgresQueueStore",
     "PostgresRateLimitStore",
+    "all_migrations",
     "migrate",
-    "migration_files",
 ]

@@ -3,20 +3,16 @@
 Inside `transaction()` every `connection()` of the same task is that transaction's, so a petition, its event and its count
 are written by three parts that know nothing of each other, and kept together or not at all.
 
-When the database fails, everything is denied: nobody can say then how much was submitted. Whatever is waited for, a
-connection, the check of one or a statement, a block has `timeout` seconds in all; what it has not committed by then is
-undone. Only if the answer to a commit is missing does nobody know, and that is an error of its own.
-
-A failure starts a probe, which asks the database for itself. If that gets no answer either, everything is denied at once, so
-that an outage costs one time-out and not one per request, until the probe, which goes on, has an answer.
+When the database fails, everything is denied, because the count is not known then. A block has `timeout` seconds in all
+for the connection, its check and all statements; what it has not committed by then is rolled back. If the answer to a commit
+is missing, the outcome is unknown: that is an error of its own. `common.outages` says what an outage costs.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from contextvars import Context, ContextVar
+from contextvars import ContextVar
 from typing import Any
 
 import psycopg
@@ -24,14 +20,15 @@ import structlog
 from psycopg import IsolationLevel
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
+from headgate import StoreUnavailable
 from headgate_services.common.deadlines import time_left, within
+from headgate_services.common.outages import Outages
 from headgate_services.common.postgres import BoundedConnection
 from headgate_services.petitions.domain.errors import CommitUnknownError, DatabaseUnavailableError
 
 Connection = BoundedConnection
 
 _RETRY_SECONDS = 1
-_PROBE_SECONDS = 0.5
 
 _current: ContextVar[tuple[Database, Connection] | None] = ContextVar("petition_transaction", default=None)
 
@@ -43,19 +40,23 @@ class Database:
         url: Where PostgreSQL is.
         pool_size: Most connections.
         timeout: Seconds that a block has, from asking for a connection to the end of its last statement.
-        outage_seconds: What clients are told to wait while the database cannot be reached.
+        outage_seconds: `Retry-After` while the database cannot be reached, in seconds.
     """
 
     def __init__(
         self, url: str, *, pool_size: int = 10, timeout: float = 5.0, outage_seconds: float = 30.0
     ) -> None:
         self.url = url
-        self.is_down = False
         self._pool_size = pool_size
         self._timeout = timeout
         self._outage_seconds = outage_seconds
-        self._probe: asyncio.Task[None] | None = None
+        self._outages = Outages("the database of petitions", timeout, self._probe)
         self._pool = self._make_pool()
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the database is known not to answer; everything is denied at once then."""
+        return self._outages.is_down
 
     async def open(self) -> None:
         """Begin to connect."""
@@ -63,9 +64,7 @@ class Database:
 
     async def aclose(self) -> None:
         """Hang up."""
-        if self._probe is not None:
-            self._probe.cancel()
-            await asyncio.wait([self._probe])
+        self._outages.stop()
         await self._pool.close(timeout=_RETRY_SECONDS)
 
     async def ping(self) -> None:
@@ -105,11 +104,11 @@ class Database:
                 finally:
                     await pool.putconn(connection)
         except (PoolTimeout, PoolClosed, TooManyRequests) as error:
-            self._start_probe()
+            await self._outages.report(error)
             raise DatabaseUnavailableError(_RETRY_SECONDS) from error
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:
             _log().exception("database_failed")
-            self._start_probe()
+            await self._outages.report(error)
             raise DatabaseUnavailableError(_RETRY_SECONDS) from error
 
     @asynccontextmanager
@@ -134,40 +133,27 @@ class Database:
             except psycopg.OperationalError as error:
                 if outermost and is_complete and connection.broken:
                     _log().exception("database_commit_unknown")
-                    self._start_probe()
+                    await self._outages.report(error)
                     raise CommitUnknownError(_RETRY_SECONDS) from error
                 raise
 
-    def _start_probe(self) -> None:
-        if self._probe is None or self._probe.done():
-            # A context of its own: the deadline of the request that has failed is over.
-            self._probe = asyncio.create_task(self._probe_until_up(), context=Context())
-
-    async def _probe_until_up(self) -> None:
-        """Ask the database, on a connection of its own, until it answers; deny everything from the first failure on."""
-        while (problem := await self._ask()) is not None:
+    async def _probe(self) -> None:
+        """Ask the database on a connection of its own."""
+        try:
+            async with await BoundedConnection.connect(self.url, limit=self._timeout) as connection:
+                await connection.execute("SELECT 1")
+        except (psycopg.Error, OSError) as error:
             if not self.is_down:
-                self.is_down = True
-                _log().error("database_unavailable", error=problem)
-            await asyncio.sleep(_PROBE_SECONDS)
+                _log().error("database_unavailable", error=str(error).strip())
+            raise StoreUnavailable(str(error).strip()) from error
         if not self.is_down:
             _log().warning("database_busy")
             return
         # The old pool tries to connect ever less often; a new one begins now.
         old, self._pool = self._pool, self._make_pool()
         await self._pool.open()
-        self.is_down = False
         _log().warning("database_available")
         await old.close(timeout=_RETRY_SECONDS)
-
-    async def _ask(self) -> str | None:
-        """Return why the database does not answer; `None` if it does."""
-        try:
-            async with await BoundedConnection.connect(self.url, limit=self._timeout) as connection:
-                await connection.execute("SELECT 1")
-        except (psycopg.Error, OSError) as error:
-            return str(error).strip()
-        return None
 
     def _make_pool(self) -> AsyncConnectionPool[Connection]:
         return AsyncConnectionPool(

@@ -380,7 +380,7 @@ async def test_what_is_not_http_passes_through() -> None:
 
 
 async def test_the_line_about_a_refusal_says_who_was_refused(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "headgate")
+    caplog.set_level("INFO", "headgate_services")
     service = limited(None, rate_limits={"anonymous": TierLimit(1, 1), "free": TierLimit(1, 1)})
     await service.statuses(2)
     await service.statuses(2, user="ada.lovelace@example.org")

@@ -1,0 +1,75 @@
+"""Putting the application together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from headgate.policy import AsyncLivePolicy, ServerPolicy, load_policy
+from headgate_server.app import App
+from headgate_server.metrics import ServerMetrics
+from headgate_server.replay.recording import DecisionRecorder
+from headgate_server.statistics import Demo, SharedFolder, Statistics
+
+
+def make_app(
+    live: AsyncLivePolicy,
+    *,
+    statistics: Statistics | None = None,
+    metrics: ServerMetrics | None = None,
+    demo: Demo | None = None,
+) -> App:
+    """Return the ASGI application of a policy; it closes the policy's stores when it shuts down.
+
+    Args:
+        live: The limiters. They are watched and reloaded if they came from a file.
+        statistics: Counts the figures of `/v1/events`. It must be among the policy's hooks; `open_app` does all that.
+        metrics: What `/metrics` shows, likewise; without it there are none.
+        demo: The demo that the dashboard shows and switches.
+    """
+    return App(live, Statistics() if statistics is None else statistics, metrics, demo)
+
+
+def recorders(server: ServerPolicy) -> list[DecisionRecorder]:
+    """Return what records decisions, if the policy asks for it.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    if server.record is None:
+        return []
+    hashed = server.record_keys == "hashed"
+    return [DecisionRecorder(server.record, max_bytes=server.record_bytes, hash_keys=hashed)]
+
+
+def open_app(
+    config: str | Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    shared_folder: SharedFolder | None = None,
+    demo: Demo | None = None,
+) -> App:
+    """Return the ASGI application of a policy file, with figures and metrics.
+
+    Args:
+        config: The file.
+        environment: Variables that may replace single values; by default those of the process.
+        shared_folder: How the workers of one server show each other their figures.
+        demo: The demo that the dashboard shows and switches.
+
+    Raises:
+        PolicyError: The file cannot be used.
+        ConfigError: What it wants recorded cannot be written.
+    """
+    statistics, metrics = Statistics(shared_folder), ServerMetrics()
+    environment = os.environ if environment is None else environment
+    live = AsyncLivePolicy.from_file(
+        config,
+        environment,
+        hooks=[statistics, metrics.hook, *recorders(load_policy(config, environment).server)],
+        shadow_hooks=[metrics.shadow_hook],
+    )
+    if live.policy.server.history is not None:
+        statistics.history.keep_in(Path(config).parent / live.policy.server.history)
+    return make_app(live, statistics=statistics, metrics=metrics, demo=demo)

@@ -1,0 +1,161 @@
+"""What was decided before now, in bounded memory: the last minutes by the second, an hour and a day in longer steps.
+
+Seconds are written once, as they are sent, and are bounded in bytes: however many limiters there are and however many read,
+there is one text of the last minutes. An hour and a day are rings of steps. All of it is kept in a small file, so that it
+outlives workers and restarts. Limiters that decided nothing in a step take no room in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from headgate_server.files import replace_file
+from headgate_server.wire import Figures, HistoryAnswer, HistoryStep, Row, Tick
+
+logger = logging.getLogger("headgate.server")
+
+SECONDS_KEPT = 300
+MOST_BYTES = 1 << 20
+"""Of the seconds as they are sent; of more, the oldest go."""
+
+SAVE_EVERY = 10
+"""Seconds between two writings of the file."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class DecisionHistory:
+    """What was decided until now; in memory only, until `keep_in` names a file."""
+
+    def __init__(self) -> None:
+        self._seconds = Seconds()
+        self._rings = {"hour": Ring(step=60, length=60), "day": Ring(step=900, length=96)}
+        self._file: Path | None = None
+        self._is_failing = False
+
+    def keep_in(self, file: Path) -> None:
+        """Go on with what is in a file, if it is there, and save there from now on."""
+        self._file = file
+        self._load(file)
+
+    @property
+    def seconds(self) -> Seconds:
+        """The last minutes."""
+        return self._seconds
+
+    def add(self, tick: Tick) -> None:
+        """Take note of a second."""
+        rows = rows_of(tick.limiters)
+        self._seconds.add(tick.time, rows)
+        for ring in self._rings.values():
+            ring.add(tick.time, rows)
+
+    def range(self, name: str) -> HistoryAnswer | None:
+        """Return what is known of a range; `None` if there is no such range."""
+        ring = self._rings.get(name)
+        return None if ring is None else HistoryAnswer(ring.step, list(ring.steps))
+
+    def save(self) -> None:
+        """Write the file, if there is one. That it cannot be written is logged once, until it can."""
+        if self._file is None:
+            return
+        try:
+            replace_file(self._file, msgspec.msgpack.encode(self._kept()))
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("the figures of the last day cannot be kept in %s: %s", self._file, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    def _kept(self) -> _Kept:
+        return _Kept(list(self._seconds), {name: list(ring.steps) for name, ring in self._rings.items()})
+
+    def _load(self, file: Path) -> None:
+        try:
+            kept = msgspec.msgpack.decode(file.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("the figures of the last day in %s cannot be read: %s", file, error)
+            return
+        for name, ring in self._rings.items():
+            ring.steps.extend(kept.rings.get(name, ()))
+        self._seconds.extend(kept.seconds)
+
+
+class _Kept(Struct):
+    """What is in the file."""
+
+    seconds: list[bytes]
+    rings: dict[str, list[HistoryStep]]
+
+
+class Seconds:
+    """The last minutes, second by second, as they are sent."""
+
+    def __init__(self) -> None:
+        self._written: deque[bytes] = deque()
+        self._bytes = 0
+        self._whole: bytes | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._written)
+
+    def add(self, time: int, rows: Mapping[str, Row]) -> None:
+        """Write one more, and forget the oldest if there are too many."""
+        self.extend([_encode({"time": time, "limiters": rows})])
+
+    def extend(self, written: Iterable[bytes]) -> None:
+        """Add seconds that were written already."""
+        for second in written:
+            self._written.append(second)
+            self._bytes += len(second)
+            while len(self._written) > SECONDS_KEPT or self._bytes > MOST_BYTES:
+                self._bytes -= len(self._written.popleft())
+        self._whole = None
+
+    def whole(self) -> bytes:
+        """Return all of them as one JSON object; the same one until there is another second."""
+        if self._whole is None:
+            self._whole = b'{"ticks":[%b]}' % b",".join(self._written)
+        return self._whole
+
+
+class Ring:
+    """So many steps of so many seconds, oldest first.
+
+    Attributes:
+        step: Seconds of each.
+        steps: What was decided in each; one in which nothing was is missing.
+    """
+
+    def __init__(self, step: int, length: int) -> None:
+        self.step = step
+        self.steps: deque[HistoryStep] = deque(maxlen=length)
+        self._span = step * length
+
+    def add(self, time: int, rows: Mapping[str, Row]) -> None:
+        """Add a second to its step."""
+        begin = time - time % self.step
+        while self.steps and self.steps[0].time <= begin - self._span:
+            self.steps.popleft()
+        if not self.steps or self.steps[-1].time != begin:
+            self.steps.append(HistoryStep(begin))
+        latest = self.steps[-1]
+        latest.seconds += 1
+        for name, row in rows.items():
+            known = latest.limiters.get(name, (0, 0, 0, 0))
+            latest.limiters[name] = tuple(map(int.__add__, known, row))  # type: ignore[assignment]
+
+
+def rows_of(limiters: Mapping[str, Figures]) -> dict[str, Row]:
+    """Return figures in short, of the limiters that have decided something."""
+    rows = {name: msgspec.structs.astuple(figures) for name, figures in limiters.items()}
+    return {name: row for name, row in rows.items() if any(row)}

@@ -1,0 +1,82 @@
+"""The open holds that one process remembers, bounded in number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import NamedTuple
+
+from headgate import AsyncHold
+
+MOST_OPEN = 20_000
+
+
+class OpenHold(NamedTuple):
+    """A hold that is open as far as this process knows; after `due` (microseconds) no one can settle it any more."""
+
+    limiter: str
+    hold: AsyncHold
+    due: int
+    caller: str
+
+
+class OpenHolds:
+    """Open holds by id, at most `MOST_OPEN`."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, OpenHold] = {}
+        self._by_caller: Counter[str] = Counter()
+
+    def of_caller(self, caller: str) -> int:
+        """Return how many holds of a caller are open."""
+        return self._by_caller[caller]
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._by_id) >= MOST_OPEN
+
+    @property
+    def is_half_full(self) -> bool:
+        return len(self._by_id) >= MOST_OPEN // 2
+
+    def add(self, hold_id: str, limiter: str, hold: AsyncHold, due: int, caller: str = "") -> None:
+        """Remember a hold until it is due; if there are too many, forget the oldest."""
+        if self.is_full:
+            self.drop(next(iter(self._by_id)))
+        self._by_id[hold_id] = OpenHold(limiter, hold, due, caller)
+        self._by_caller[caller] += 1
+
+    def get(self, hold_id: str) -> OpenHold | None:
+        return self._by_id.get(hold_id)
+
+    def drop(self, hold_id: str) -> None:
+        """Forget a hold. If it was not settled, its hooks are called."""
+        self._pop(hold_id)
+
+    def disarm(self, hold_id: str) -> None:
+        """Forget a hold that was settled by its id, by code that has called the hooks already."""
+        found = self._pop(hold_id)
+        if found is not None:
+            found.hold.forget()
+
+    def _pop(self, hold_id: str) -> OpenHold | None:
+        found = self._by_id.pop(hold_id, None)
+        if found is not None:
+            self._by_caller[found.caller] -= 1
+            if not self._by_caller[found.caller]:
+                del self._by_caller[found.caller]
+        return found
+
+    def due(self, now: int) -> list[str]:
+        """Return the ids of the holds that can no longer be settled."""
+        return [hold_id for hold_id, hold in self._by_id.items() if hold.due <= now]
+
+    def is_due(self, hold_id: str, now: int) -> bool:
+        return hold_id in self._by_id and self._by_id[hold_id].due <= now
+
+    def next_few(self, most: int) -> list[str]:
+        """Return the ids that this method has not returned for longest."""
+        few = list(islice(self._by_id, most))
+        for hold_id in few:
+            self._by_id[hold_id] = self._by_id.pop(hold_id)
+        return few

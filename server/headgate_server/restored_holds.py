@@ -1,0 +1,158 @@
+"""A hold that is rebuilt from its note, to be settled, confirmed or renewed by any worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from headgate import AsyncHold, AsyncLimiter
+from headgate.costs import Cost, Costs, Units
+from headgate.decision import UNLIMITED
+from headgate.errors import ConfigError, CostTooHigh, StoreError
+from headgate.keys import Key
+from headgate.policy import SHADOW, AsyncVersion
+from headgate.quotas import quotas_of
+from headgate.rules import Rule
+from headgate.stores.base import Answer, AsyncGate, AsyncNotes, Receipts, plain_tiers
+from headgate.stores.request import Request
+from headgate_server.hold_notes import HoldNote
+
+logger = logging.getLogger("headgate")
+
+
+class RestoredHold:
+    """A hold, rebuilt from its note for the rules that its limiter has now.
+
+    Rules that were added since the hold was taken get nothing back; neither does a store that did not charge it.
+    """
+
+    def __init__(self, limiter: AsyncLimiter, notes: AsyncNotes, note: HoldNote) -> None:
+        self._limiter = limiter
+        self._note = note
+        receipts = note.receipts if note.receipts is not None and limiter.store.notes is notes else ()
+        charged = dict(zip(note.rules, (r for r in receipts if _shadow_rule(r) is None), strict=False))
+        self._gate, shadows = _shadowed(limiter, receipts)
+        by_identity = {rule.identity: rule for rule in limiter.rules}
+        rules = limiter.rules
+        if note.rules != tuple(by_identity):
+            rules = tuple(by_identity[identity] for identity in note.rules if identity in by_identity)
+            charged = {identity: charged[identity] for identity in charged if identity in by_identity}
+            self._gate = _Remainder(self._gate, limiter, rules, tuple(charged.values()), shadows)
+        self._receipts: Receipts | None = (*charged.values(), *shadows) or None
+        self._rules = rules
+        self._units = Units(limiter.name, rules)
+        self._cost = self._known(note.cost)
+
+    def standing(self, cost: Cost) -> Cost:
+        """Return the cost that stands if the hold is settled at this one.
+
+        Raises:
+            ConfigError: It is not a whole number, or not of a unit that the limiter counts.
+        """
+        final = self._units.settled(cost, self._units.costs(self._cost))
+        return cost if isinstance(cost, int) else self._units.named(final)
+
+    def check_excess(self, cost: Cost) -> None:
+        """Refuse, before it stands, a cost that could not even be recorded where nothing is counted yet.
+
+        Raises:
+            CostTooHigh: So many units can never be counted.
+            ConfigError: It is not a whole number, or not of a unit that the limiter counts.
+        """
+        held = self._units.costs(self._cost)
+        _, more = self._units.difference(held, self._units.settled(cost, held))
+        each = more if isinstance(more, tuple) else (more,) * len(self._rules)
+        for algorithm, units in zip(plain_tiers(self._rules).of(self._note.tier), each, strict=True):
+            if units:
+                algorithm.record(None, 0, units, 0)
+
+    def hold(self, *, calls_hooks: bool) -> AsyncHold:
+        """Return the hold; `calls_hooks` says whether the limiter's hooks are called when it ends."""
+        limiter, note = self._limiter, self._note
+        new_hold: Callable[..., AsyncHold] = limiter.new_hold if calls_hooks else AsyncHold
+        quotas = quotas_of(limiter.rules, note.quota) if self._rules == limiter.rules else None
+        return new_hold(
+            self._gate,
+            UNLIMITED,
+            self._receipts,
+            note.key,
+            self._cost,
+            note.tier,
+            units=self._units,
+            quotas=quotas,
+        )
+
+    async def settle(self, cost: Cost, *, calls_hooks: bool) -> None:
+        """Give units back or record more, after the outcome was noted."""
+        try:
+            await self.hold(calls_hooks=calls_hooks).settle(cost)
+        except (ConfigError, CostTooHigh) as error:  # the outcome is noted, so it cannot be changed any more
+            logger.warning(
+                "units above a hold of %s could not be recorded, in limiter %r: %s",
+                self._note.cost,
+                self._limiter.name,
+                error,
+            )
+
+    def _known(self, cost: Cost) -> Cost:
+        """Return a cost without the units that no rule counts any more."""
+        if isinstance(cost, int):
+            return cost
+        return {rule.unit: cost.get(rule.unit, 0) for rule in self._rules} or 0
+
+
+class _Remainder:
+    """The gate of a hold some of whose rules are gone."""
+
+    def __init__(
+        self,
+        gate: AsyncGate,
+        limiter: AsyncLimiter,
+        rules: tuple[Rule, ...],
+        kept: Receipts,
+        shadows: Receipts,
+    ) -> None:
+        self._gate = gate
+        self._bound = limiter.store.bind_async(limiter.name, rules)
+        self._kept = kept
+        self._shadows = shadows
+        self._places = [rules.index(rule) if rule in rules else None for rule in limiter.rules]
+
+    async def ask(self, request: Request) -> Answer:
+        costs = self._of_all(request.cost)
+        return await self._gate.ask(Request(request.operation, request.key, costs, request.tier, request.now))
+
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        if self._kept:
+            try:
+                await self._bound.refund(self._kept, cost, now)
+            except StoreError as error:
+                logger.warning("a hold could not be given back, so it counts until it expires: %s", error)
+        if self._shadows:
+            await self._gate.refund(self._shadows, self._of_all(cost), now)
+
+    async def reset(self, key: Key | None) -> None:
+        await self._gate.reset(key)
+
+    def _of_all(self, cost: Costs) -> Costs:
+        """Return the costs of the remaining rules as costs of all rules of the limiter."""
+        if isinstance(cost, int):
+            return cost
+        return tuple(0 if place is None else cost[place] for place in self._places)
+
+
+def _shadowed(limiter: AsyncLimiter, receipts: Receipts) -> tuple[AsyncGate, Receipts]:
+    """Return the gate to settle a hold on, and the receipts of the shadow rules that the limiter still has."""
+    known = (
+        {shadow.rule.identity for shadow in limiter.shadows} if isinstance(limiter, AsyncVersion) else set()
+    )
+    shadows = tuple(receipt for receipt in receipts if _shadow_rule(receipt) in known)
+    return limiter.settling(shadows), shadows
+
+
+def _shadow_rule(receipt: tuple[object, object]) -> str | None:
+    """Return the identity of the shadow rule of a receipt; `None` for a live rule."""
+    match receipt:
+        case ((marked, str(identity), _), _) if marked == SHADOW:
+            return identity
+    return None

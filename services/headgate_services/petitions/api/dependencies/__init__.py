@@ -1,1 +1,0 @@
-"""How requests come by the parts of the service."""

@@ -1,0 +1,183 @@
+"""Petitions: submit, read, follow, withdraw."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+from uuid import UUID
+
+from fastapi import APIRouter, Request, Response
+
+from headgate_services.petitions.api.dependencies import (
+    CoSignLimiterPart,
+    CoSignServicePart,
+    QueueCapacityPart,
+    RateLimiterPart,
+    SettingsPart,
+    SubmissionServicePart,
+    TraceIdPart,
+    counted_as,
+)
+from headgate_services.petitions.api.models import (
+    CoSignLimitProblem,
+    CoSignRequest,
+    CoSignResponse,
+    PetitionResponse,
+    ProblemBody,
+    RateLimitProblem,
+    StatusResponse,
+    SubmissionRequest,
+    SubmissionResponse,
+    WithdrawalRequest,
+)
+from headgate_services.petitions.application.ports import RateLimitResult
+from headgate_services.petitions.application.services import refusal_of
+from headgate_services.petitions.domain.models import Draft
+
+router = APIRouter(prefix="/v1/petition-submissions", tags=["petitions"])
+
+_POLL_SECONDS = 0.5
+
+
+def _refusals(**descriptions: str) -> dict[int | str, dict[str, Any]]:
+    return {
+        int(status.removeprefix("on_")): {"model": ProblemBody, "description": text}
+        for status, text in descriptions.items()
+    }
+
+
+def _what_is_left(found: RateLimitResult) -> dict[str, str]:
+    """Return the fields of an accepted submission: what the check found, less the one that was accepted."""
+    return {
+        "X-RateLimit-Limit": str(found.limit),
+        "X-RateLimit-Remaining": str(max(0, found.remaining - 1)),
+        "X-RateLimit-Reset": str(math.ceil(found.reset_at.timestamp())),
+    }
+
+
+_RETRY_AFTER = {"description": "whole seconds until it is worth trying again", "schema": {"type": "integer"}}
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses={
+        **_refusals(
+            on_400="No such realm, or an anonymous petition where those are refused",
+            on_503="Too many petitions wait, the system is halted, or the database cannot be asked",
+        ),
+        429: {
+            "model": RateLimitProblem,
+            "description": "The submitter, the realm or everybody together has reached the limit. Nothing was "
+            "submitted or counted; `Retry-After` says when the next petition is admitted.",
+            "headers": {"Retry-After": _RETRY_AFTER},
+        },
+    },
+)
+async def submit_petition(
+    submission: SubmissionRequest,
+    request: Request,
+    response: Response,
+    capacity: QueueCapacityPart,
+    limiter: RateLimiterPart,
+    submissions: SubmissionServicePart,
+    settings: SettingsPart,
+    trace_id: TraceIdPart,
+) -> SubmissionResponse:
+    """Submit a petition: room in the queue first, then the limit, then everything else."""
+    if not await capacity.is_accepting_submissions():
+        raise capacity.refuse()
+    preferences = submission.notification_preferences
+    draft = Draft(
+        type=submission.type,
+        text=submission.text,
+        realm=settings.default_realm if submission.realm is None else submission.realm,
+        counted_as=counted_as(request, submission.submitter_id, settings),
+        submitter_id=submission.submitter_id,
+        notification_preferences=None if preferences is None else preferences.model_dump(),
+    )
+    result = await limiter.check_rate_limit(draft.counted_as, realm=draft.realm)
+    if not result.allowed:
+        raise refusal_of(draft.counted_as, result, limiter.get_window_minutes())
+    petition = await submissions.submit(draft, limiter, capacity, trace_id)
+    response.headers.update(_what_is_left(result))
+    return SubmissionResponse.of(petition)
+
+
+@router.get("/{petition_id}", responses=_refusals(on_404="No such petition"))
+async def get_petition(petition_id: UUID, submissions: SubmissionServicePart) -> PetitionResponse:
+    """Return a petition, also while the system is halted."""
+    return PetitionResponse.of(await submissions.get(petition_id))
+
+
+@router.get(
+    "/{petition_id}/status",
+    response_model=StatusResponse,
+    responses={
+        **_refusals(on_404="No such petition"),
+        304: {"description": "Nothing new in the time it waits"},
+    },
+)
+async def get_status(
+    petition_id: UUID, submissions: SubmissionServicePart, settings: SettingsPart, token: str | None = None
+) -> Response | StatusResponse:
+    """Return how far a petition has come; given the token of a known status, as soon as there is another."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + settings.status_wait_seconds
+    while True:
+        petition = await submissions.get(petition_id)
+        if token is None or token != petition.status_token:
+            return StatusResponse.of(petition)
+        left = deadline - loop.time()
+        if left <= 0:
+            return Response(status_code=304, headers={"X-Status-Token": petition.status_token})
+        await asyncio.sleep(min(_POLL_SECONDS, left))
+
+
+@router.post(
+    "/{petition_id}/co-sign",
+    status_code=201,
+    responses={
+        **_refusals(
+            on_400="Its fate is settled",
+            on_404="No such petition",
+            on_409="This identity has co-signed it",
+            on_503="The system is halted, or the database cannot be asked",
+        ),
+        429: {
+            "model": CoSignLimitProblem,
+            "description": "This identity has reached the limit on co-signs. Nothing was signed or counted.",
+            "headers": {"Retry-After": _RETRY_AFTER},
+        },
+    },
+)
+async def co_sign_petition(
+    petition_id: UUID,
+    co_sign: CoSignRequest,
+    limiter: CoSignLimiterPart,
+    co_signs: CoSignServicePart,
+    trace_id: TraceIdPart,
+) -> CoSignResponse:
+    """Co-sign a petition, once per identity; co-signs have a limit of their own."""
+    return CoSignResponse.of(await co_signs.co_sign(petition_id, co_sign.signer_id, limiter, trace_id))
+
+
+@router.post(
+    "/{petition_id}/withdraw",
+    responses=_refusals(
+        on_400="Its fate is settled",
+        on_403="Not yours",
+        on_404="No such petition",
+        on_503="The system is halted",
+    ),
+)
+async def withdraw_petition(
+    petition_id: UUID,
+    withdrawal: WithdrawalRequest,
+    submissions: SubmissionServicePart,
+    trace_id: TraceIdPart,
+) -> PetitionResponse:
+    """Take a petition back. What it counted stays counted."""
+    petition = await submissions.withdraw(petition_id, withdrawal.requester_id, withdrawal.reason, trace_id)
+    return PetitionResponse.of(petition)

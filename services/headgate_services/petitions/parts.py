@@ -1,0 +1,111 @@
+"""The parts of a running service, made once, at start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from fastapi import Request
+
+from headgate_services.petitions.application.services import (
+    CoSignService,
+    PetitionSubmissionService,
+    QueueCapacityService,
+    RateLimitCleanupService,
+    RateLimitService,
+    RefusalWitnessService,
+)
+from headgate_services.petitions.application.services.co_sign_service import COUNTER as CO_SIGN
+from headgate_services.petitions.config import Settings
+from headgate_services.petitions.infrastructure.adapters.persistence import (
+    Database,
+    PostgresCoSignRepository,
+    PostgresEventLedger,
+    PostgresHaltState,
+    PostgresPetitionRepository,
+    PostgresQueueStore,
+    PostgresRateLimitStore,
+)
+from headgate_services.petitions.infrastructure.metrics import MetricsCollector
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that requests and commands need."""
+
+    settings: Settings
+    metrics: MetricsCollector
+    database: Database
+    rate_limiter: RateLimitService
+    co_sign_limiter: RateLimitService
+    queue_capacity: QueueCapacityService
+    submissions: PetitionSubmissionService
+    co_signs: CoSignService
+    witness: RefusalWitnessService
+    cleanup: RateLimitCleanupService
+    halt: PostgresHaltState
+    counters: tuple[PostgresRateLimitStore, ...]
+
+
+def build_metrics(settings: Settings) -> MetricsCollector:
+    """Return the metrics of a service with these settings."""
+    return MetricsCollector(
+        settings.service_name,
+        settings.environment,
+        max_submitters=settings.metrics_max_submitters,
+        # A petition may count for a minute longer than the window.
+        forget_after=(settings.rate_limit.window_minutes + 1) * 60,
+    )
+
+
+def build_parts(
+    settings: Settings,
+    url: str,
+    metrics: MetricsCollector | None = None,
+    now: Callable[[], datetime] | None = None,
+) -> Parts:
+    """Put a service together on the database of a URL; `now` replaces the database's clock in tests."""
+    metrics = build_metrics(settings) if metrics is None else metrics
+    database = Database(
+        url,
+        pool_size=settings.pool_size,
+        timeout=settings.database_timeout,
+        outage_seconds=settings.outage_seconds,
+    )
+    limit = settings.rate_limit
+    store = PostgresRateLimitStore(database, limit.window_minutes, now=now)
+    co_sign_store = PostgresRateLimitStore(database, limit.window_minutes, counter=CO_SIGN, now=now)
+    petitions = PostgresPetitionRepository(database)
+    ledger = PostgresEventLedger(database)
+    halt = PostgresHaltState(database)
+    return Parts(
+        settings=settings,
+        metrics=metrics,
+        database=database,
+        rate_limiter=RateLimitService(
+            store,
+            limit.limit_per_hour,
+            limit.window_minutes,
+            strict=limit.strict,
+            realm_limit=limit.realm_limit,
+            global_limit=limit.global_limit,
+            observer=metrics,
+        ),
+        co_sign_limiter=RateLimitService(
+            co_sign_store, limit.co_sign_limit_per_hour, limit.window_minutes, strict=limit.strict
+        ),
+        queue_capacity=QueueCapacityService(PostgresQueueStore(database), settings.queue, metrics),
+        submissions=PetitionSubmissionService(database, petitions, ledger, halt),
+        co_signs=CoSignService(database, petitions, PostgresCoSignRepository(database), ledger, halt),
+        witness=RefusalWitnessService(ledger),
+        cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),
+        halt=halt,
+        counters=(store, co_sign_store),
+    )
+
+
+def get_parts(request: Request) -> Parts:
+    """Return the parts of the service that got a request."""
+    parts: Parts = request.app.state.parts
+    return parts

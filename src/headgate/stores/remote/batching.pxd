@@ -1,0 +1,46 @@
+# Types with which batching.py is compiled; without this the same file is plain Python.
+
+cimport cython
+
+cdef class Call:
+    cdef public object request, source, abandoned, state
+    cdef public double since, due
+    cdef public bint must_leave, alone, has_left_before
+    cdef public Lane lane
+    cpdef bint is_abandoned(self) except -1
+    cpdef deliver(self, reply, error)
+    cpdef answer(self, reply)
+    cpdef fail(self, error)
+
+cdef class Queue:
+    cdef public object waiting
+    cdef public Lane lane
+
+cdef class Lane:
+    cdef public object wire
+    cdef public Queue queue
+    cdef public list batch
+    cdef public double sent, closed_until
+    cdef public bint is_heard
+
+cdef class Batcher:
+    cdef readonly list lanes
+    cdef readonly double alarm
+    cdef readonly Queue _quick
+    cdef object _peer
+    cdef double _deadline, _heard, _usual, _patience
+    cdef dict _slow
+    @cython.locals(queue=Queue, lane=Lane, due=double)
+    cpdef bint add(self, Call call) except -1
+    @cython.locals(queue=Queue, lane=Lane)
+    cpdef Lane next_lane(self, double now)
+    @cython.locals(queue=Queue, call=Call, batch=list)
+    cpdef list take(self, Lane lane, double now, bint after_pause=*)
+    cpdef hear(self, Lane lane, double now)
+    @cython.locals(call=Call)
+    cpdef finish(self, Lane lane, again=*)
+    cpdef Lane main_lane(self)
+    cpdef Lane lane_of(self, Call call)
+    cdef Queue _queue_of(self, Call call)
+    @cython.locals(lane=Lane, unconnected=Lane)
+    cdef Lane _idle_lane(self, double now, bint is_quick)

@@ -1,0 +1,9 @@
+# Types with which tasks.py is compiled; without this the same file is plain Python.
+
+from headgate.stores.remote.batching cimport Call, Lane
+
+cdef class TaskCall(Call):
+    cdef public object future
+
+cdef class TaskLane(Lane):
+    cdef public object driver

@@ -1,0 +1,65 @@
+"""How much of a rule a key has used: what `inspect` shows, in the server, its client, the command and the dashboard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.decision import RuleResult
+from headgate.rules import REQUESTS, Kind, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class RuleUsage:
+    """What one rule has counted for a key; times in seconds.
+
+    Attributes:
+        name: The rule's name.
+        limit: The most it admits at once.
+        used: Units that count now, or places that are held; more than the limit if that was lowered, or units were recorded.
+        remaining: Units left.
+        reset_after: Until nothing is counted any more: of a calendar the end of its window, of places the end of the last
+            lease. `None` if nothing is ever counted.
+        frees_after: Until one more unit would be admitted; 0 is now, `None` is never.
+        scope: Whose units are counted.
+        kind: The kind of the rule.
+        unit: What it counts.
+        timezone: Of a calendar, its time zone.
+        shadow: Whether the rule only watches.
+    """
+
+    name: str
+    limit: int
+    used: int
+    remaining: int
+    reset_after: float | None
+    frees_after: float | None
+    scope: str | None
+    kind: Kind = "sliding_window"
+    unit: str = REQUESTS
+    timezone: str | None = None
+    shadow: bool = False
+
+
+def usage_of(rule: Rule, counted: RuleResult, one_more: RuleResult, *, shadow: bool = False) -> RuleUsage:
+    """Return how much of a rule is used.
+
+    Args:
+        rule: The rule.
+        counted: Its answer to a cost of 0, asked with a limit that no caller reaches (`headgate.policy.counted`).
+        one_more: Its answer to a cost of 1.
+        shadow: Whether the rule only watches.
+    """
+    used = counted.limit - counted.remaining
+    return RuleUsage(
+        name=rule.name,
+        limit=one_more.limit,
+        used=used,
+        remaining=max(0, one_more.limit - used),
+        reset_after=counted.reset_after,
+        frees_after=0.0 if one_more.allowed else one_more.retry_after,
+        scope=rule.scope,
+        kind=rule.kind,
+        unit=rule.unit,
+        timezone=rule.timezone,
+        shadow=shadow,
+    )

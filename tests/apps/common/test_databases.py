@@ -1,0 +1,87 @@
+"""A database that goes away and comes back, behind SQLAlchemy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from headgate.testing.postgres_server import PostgresServer
+from headgate_services.common.databases import DatabaseDown, SqlDatabase, database_url
+
+PATIENCE = 60
+"""Seconds after which a test gives up; what it waits for takes far less."""
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """Provide a server that the test may stop."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def database(server: PostgresServer) -> AsyncIterator[SqlDatabase]:
+    database = SqlDatabase(database_url(server.url), timeout=0.5)
+    await database.ping()
+    yield database
+    await database.aclose()
+
+
+async def until_down(database: SqlDatabase) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await database.ping()
+            except DatabaseDown:
+                return
+            except OperationalError:
+                await asyncio.sleep(0)  # the probe needs its turn
+
+
+async def until_back(database: SqlDatabase) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                return await database.ping()
+            except DatabaseDown:
+                await asyncio.sleep(0)
+
+
+async def test_a_database_that_is_gone_is_asked_by_probes_only(
+    database: SqlDatabase, server: PostgresServer
+) -> None:
+    server.kill()
+    await until_down(database)
+    connected = database.engine.pool.status()
+    for _ in range(100):
+        with pytest.raises(DatabaseDown):
+            await database.ping()
+    assert database.engine.pool.status() == connected
+    server.start()
+    await until_back(database)
+
+
+async def test_a_database_that_hangs_is_noticed_and_so_is_its_return(
+    database: SqlDatabase, server: PostgresServer
+) -> None:
+    server.pause()
+    await until_down(database)
+    server.resume()
+    await until_back(database)
+
+
+async def test_a_failure_of_one_request_alone_is_no_outage(tmp_path: Path) -> None:
+    """A file that another process has locked answers all the same."""
+    database = SqlDatabase(database_url(f"sqlite:///{tmp_path / 'x.db'}"))
+    with pytest.raises(OperationalError):
+        async with database.connection() as connection:
+            await connection.execute(text("SELECT * FROM nothing"))
+    for _ in range(100):
+        await database.ping()
+        await asyncio.sleep(0)
+    await database.aclose()

@@ -1,0 +1,170 @@
+"""Build the documentation site and check it: every link and anchor leads somewhere, every public name is documented.
+
+The build itself is strict: a page without a place in the navigation, a dead link and a name that cannot be found are errors.
+
+To bring the lists of public names up to date: `python -m tests.docs.test_site`. A new module needs a section in
+docs/reference/api.md, and a line `::: module` on a page in docs/reference/api.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+API = ROOT / "docs" / "reference" / "api.md"
+PACKAGES = {"headgate": ROOT / "src", "headgate_server": ROOT / "server"}
+INTERNAL = {
+    "headgate.testing.contract",  # its names are those of headgate.testing
+    "headgate.urls",  # for server and services, which are released together with the library
+    "headgate_server.cli",  # documented as a command
+    "headgate_server.cli.common",  # for the services, as hosting
+    "headgate_server.hosting",
+    "headgate_server.holds",
+}
+"""Modules that have an `__all__` without being public."""
+
+
+class Page(HTMLParser):
+    """The addresses that a page links to, and the anchors that it has."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.anchors |= {name for name in (values.get("id"), values.get("name")) if name}
+        self.links += [link for link in (values.get("href"), values.get("src")) if link]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
+    """The pages of the site by their paths; files that are not pages have neither links nor anchors."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    build = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert build.returncode == 0, build.stdout + build.stderr
+    return {
+        path.relative_to(folder).as_posix(): Page(path.read_text("utf-8") if path.suffix == ".html" else "")
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def dead_links(site: dict[str, Page]) -> Iterator[str]:
+    """Yield the links within a site that lead nowhere."""
+    for name, page in site.items():
+        for link in page.links:
+            target = urlsplit(urljoin(name, link))
+            path = unquote(target.path) or name
+            if target.scheme or target.netloc or name == "404.html":  # 404.html is served at any address
+                continue
+            anchor = unquote(target.fragment)
+            if path not in site or (anchor and anchor not in site[path].anchors):
+                yield f"{name}: {link}"
+
+
+def test_every_link_and_anchor_leads_somewhere(site: dict[str, Page]) -> None:
+    assert sorted(set(dead_links(site))) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "is_dead"),
+    [
+        ("b.html", False),
+        ("../a.html#top", False),
+        ("b.html#here", False),
+        ("b.html#there", True),
+        ("c.html", True),
+        ("#top", False),
+        ("#bottom", True),
+        ("https://example.org/c.html#bottom", False),
+    ],
+)
+def test_dead_links_are_found(link: str, is_dead: bool) -> None:
+    site = {"a.html": Page('<h1 id="top">'), "x/b.html": Page('<a id="here">')}
+    site["x/a.html"] = Page(f'<h1 id="top"><a href="{link}">')
+    assert bool(list(dead_links(site))) is is_dead
+
+
+def public_names() -> dict[str, list[str]]:
+    """Return the `__all__` of every public module, by the module's name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted((folder / package).rglob("*.py")):
+            module = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+            for node in ast.parse(path.read_text("utf-8")).body:
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                    found[module] = ast.literal_eval(node.value)
+    assert set(found) >= INTERNAL
+    return {module: names for module, names in found.items() if module not in INTERNAL}
+
+
+def listed_names() -> dict[str, dict[str, str]]:
+    """Return the names on the page of public names with what they link to, by module."""
+    _, *parts = re.split(r"^## `(.+)`$", API.read_text("utf-8"), flags=re.MULTILINE)
+    return {
+        module: dict(re.findall(r"\[`(\w+)`\]\[([\w.]+)\]", body))
+        for module, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_every_public_name_is_listed_and_nothing_else() -> None:
+    assert {module: list(names) for module, names in listed_names().items()} == public_names()
+
+
+def test_every_public_name_has_documentation(site: dict[str, Page]) -> None:
+    """Only names with a docstring get an anchor."""
+    anchors = {
+        anchor for name, page in site.items() if name.startswith("reference/api/") for anchor in page.anchors
+    }
+    targets = {target for names in listed_names().values() for target in names.values()}
+    assert sorted(targets - anchors) == []
+
+
+def examples() -> Iterator[str]:
+    """Yield the Python examples of all pages."""
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
+        yield from re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_examples_import_public_names_only() -> None:
+    public = public_names()
+    private = {
+        f"{node.module}.{alias.name}"
+        for example in examples()
+        for node in ast.walk(ast.parse(example))
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in PACKAGES
+        for alias in node.names
+        if alias.name not in public.get(str(node.module), ())
+    }
+    assert private == set()
+
+
+def with_lists(text: str) -> str:
+    """Return the page of public names with the list of each module as it is now; links stay as they are."""
+    public, listed = public_names(), listed_names()
+
+    def list_of(section: re.Match[str]) -> str:
+        module = section[2]
+        names = [f"[`{name}`][{listed[module].get(name, f'{module}.{name}')}]" for name in public[module]]
+        return section[1] + ",\n".join(names) + ".\n"
+
+    return re.sub(r"(^## `(.+)`\n\n.+\n\n)\[`(?:.+\n)+", list_of, text, flags=re.MULTILINE)
+
+
+if __name__ == "__main__":
+    API.write_text(with_lists(API.read_text("utf-8")), "utf-8")

@@ -1,0 +1,144 @@
+"""Run rounds of faults on every store until the time is over: `make faults`, or `python -m tests.faults --help`.
+
+After each round a line says what was done in it and in all. A violation ends with exit code 1. Its history is kept, whole
+and cut down to the calls that matter, in the folder that is named; `--replay FILE` checks it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.faults.checker import check
+from tests.faults.history import load, save
+from tests.faults.places import PLACES, Place
+from tests.faults.rounds import Outcome, Round
+from tests.faults.shrinking import shrink
+
+ROUNDS_PER_START = 3
+"""Servers are new after so many rounds."""
+
+CALM_ONE_IN = 4
+"""In one round of so many nothing is done to store and workers: calls are still cancelled and interrupted."""
+
+SHOWN = 5
+QUICK = Path("/dev/shm")
+"""Files in memory, where there are such: servers that wait for the disk are quick there."""
+
+
+class Report:
+    """What has been done so far, and where failures are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.began = time.monotonic()
+        self.calls: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.violations = 0
+        self.unjudged = 0
+
+    def add(self, place: str, seed: int, outcome: Outcome, *, calm: bool) -> None:
+        """Count a round, print it, and keep it if something is wrong."""
+        self.calls[place] += len(outcome.history.calls)
+        self.faults.update(outcome.faults)
+        self.unjudged += not outcome.is_judged
+        wrong = len(outcome.violations) + len(outcome.failures)
+        self.violations += wrong
+        seconds = int(time.monotonic() - self.began)
+        print(
+            f"{seconds // 60:3}:{seconds % 60:02} {place:<15} seed {seed:<10} {'calm  ' if calm else 'faults'} "
+            f"{len(outcome.history.calls):>8,} calls {sum(outcome.faults.values()):>3} faults {wrong:>3} violations | "
+            f"all: {sum(self.calls.values()):,} calls, {sum(self.faults.values()):,} faults, {self.violations} violations",
+            flush=True,
+        )
+        if wrong:
+            self._keep(place, seed, outcome)
+
+    def _keep(self, place: str, seed: int, outcome: Outcome) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        whole = self.folder / f"{place}-{seed}.jsonl"
+        save(outcome.history, whole)
+        print(f"    kept in {whole}")
+        for failure in outcome.failures:
+            print(f"    {failure}")
+        for violation in outcome.violations[:SHOWN]:
+            print(f"    {violation}")
+        if outcome.violations:
+            first = outcome.violations[0]
+            small = whole.with_suffix(".small.jsonl")
+            save(shrink(outcome.history, first), small)
+            print(f"    the calls that matter of the first one: {small}", flush=True)
+
+    def close(self) -> int:
+        """Print the totals, and return the exit code."""
+        for place, calls in sorted(self.calls.items()):
+            print(f"{place:<15} {calls:>12,} calls")
+        for fault, times in self.faults.most_common():
+            print(f"{fault:<25} {times:>6,}")
+        if self.unjudged:
+            print(f"{self.unjudged} rounds were not judged: the machine's clock was set meanwhile")
+        print(
+            f"{sum(self.calls.values()):,} calls, {sum(self.faults.values()):,} faults, {self.violations} violations"
+        )
+        return 1 if self.violations else 0
+
+
+def main() -> int:
+    """Do what the command line says; return the exit code."""
+    parser = argparse.ArgumentParser(description="Prove the promises of every store under faults.")
+    parser.add_argument("--minutes", type=float, default=float(os.environ.get("FAULT_MINUTES", "10")))
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of all random choices; default: another one each time"
+    )
+    parser.add_argument("--store", action="append", choices=PLACES, help="only this one; may be repeated")
+    parser.add_argument("--calls", type=int, default=10_000, help="how many each worker makes in a round")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--keep", type=Path, default=Path("faults"), help="folder for histories of failures")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="only check a history that was kept")
+    arguments = parser.parse_args()
+    if arguments.replay:
+        return replay(arguments.replay)
+    if QUICK.is_dir() and shutil.disk_usage(QUICK).free > 2**30:
+        tempfile.tempdir = str(QUICK)
+    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}, {arguments.minutes:g} minutes, failures are kept in {arguments.keep}/")
+    report = Report(arguments.keep)
+    for place, round_seed, calm in rounds(
+        random.Random(seed), arguments.store or list(PLACES), arguments.minutes
+    ):
+        one = Round(place, round_seed, arguments.calls, workers=arguments.workers, calm=calm)
+        report.add(place.name, round_seed, one.run(), calm=calm)
+    return report.close()
+
+
+def rounds(rng: random.Random, names: list[str], minutes: float) -> Iterator[tuple[Place, int, bool]]:
+    """Yield a store, a seed and whether to be calm, until the time is over; one store after the other."""
+    due = time.monotonic() + 60 * minutes
+    while True:
+        for name in names:
+            with PLACES[name]() as place:
+                for _ in range(ROUNDS_PER_START):
+                    if time.monotonic() > due:
+                        return
+                    yield place, rng.randrange(2**31), rng.randrange(CALM_ONE_IN) == 0
+
+
+def replay(path: Path) -> int:
+    """Check a history that was kept; return the exit code."""
+    found = check(load(path))
+    for violation in found:
+        print(violation)
+    print(f"{len(found)} violations")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Stores with bugs that were put into them on purpose. The checker has to find each."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+from headgate.decision import Decision
+from headgate.stores.base import Answer, Gate
+from headgate.stores.request import Request
+
+FORGETS_ONE_IN = 10_000
+LEAKS_ONE_IN = 1000
+FAILS_OPEN_AT = 300
+
+
+class Forgets:
+    """Admits one request in ten thousand without counting it."""
+
+    def __init__(self, gate: Gate, numbers: count[int]) -> None:
+        self._gate = gate
+        self._numbers = numbers
+        self.refund, self.reset = gate.refund, gate.reset
+
+    def ask(self, request: Request) -> Answer:
+        look = Request("peek", request.key, request.cost, request.tier, request.now, request.quotas)
+        would_charge = request.operation == "hit" and self._gate.ask(look)[0].allowed
+        is_forgotten = would_charge and next(self._numbers) % FORGETS_ONE_IN == FORGETS_ONE_IN - 1
+        return self._gate.ask(look if is_forgotten else request)
+
+
+class FailsOpen:
+    """Admits a request once that there is no room for."""
+
+    def __init__(self, gate: Gate, numbers: count[int]) -> None:
+        self._gate = gate
+        self._numbers = numbers
+        self.refund, self.reset = gate.refund, gate.reset
+
+    def ask(self, request: Request) -> Answer:
+        decision, receipts = self._gate.ask(request)
+        if request.operation == "hit" and not decision and next(self._numbers) == FAILS_OPEN_AT:
+            admitted = [(True, limit, left, None, reset) for _, limit, left, _, reset in decision.fields]
+            return Decision.make(decision.names, admitted), None
+        return decision, receipts
+
+
+class Leaks:
+    """Gives back what was held for callers that are cancelled, but not once in a thousand times."""
+
+    def __init__(self, gate: Gate, numbers: count[int]) -> None:
+        self._gate = gate
+        self._numbers = numbers
+
+    async def ask(self, request: Request) -> Answer:
+        answer = self._gate.ask(request)
+        try:
+            for _ in range(4):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            receipts = answer[1] if request.is_given_up else None
+            if receipts is not None and next(self._numbers) % LEAKS_ONE_IN != LEAKS_ONE_IN - 1:
+                self._gate.refund(receipts, request.cost, request.now)
+            raise
+        return answer
+
+    async def refund(self, *arguments: Any) -> None:
+        self._gate.refund(*arguments)
+
+    async def reset(self, *arguments: Any) -> None:
+        self._gate.reset(*arguments)
+
+
+BUGS: dict[str, Any] = {"forgets": Forgets, "fails open": FailsOpen, "leaks": Leaks}
+
+
+class BrokenStore:
+    """A store with a bug."""
+
+    def __init__(self, bug: str, store: Any) -> None:
+        self._bug = BUGS[bug]
+        self._numbers = count()
+        self._store = store
+
+    def bind(self, *arguments: Any, **options: Any) -> Any:
+        return self._bug(self._store.bind(*arguments, **options), self._numbers)
+
+    bind_async = bind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)

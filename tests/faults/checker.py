@@ -1,0 +1,553 @@
+"""Proves from a history alone that the limiter kept its promises, or says which call it broke one with.
+
+The moment of a decision is only known to lie between the start and the end of its call, and of some calls nobody knows
+whether they were charged. So each count has two bounds:
+
+- **certain**: units that every possible order of events has counted at the moment of a decision;
+- **possible**: units that at least one possible order has counted.
+
+The true count lies between them. A decision is wrong if no count between them explains it, so nothing that could have gone
+right is ever reported. The bounds are tight where little happens at once, which is why workers also have keys of their own.
+
+All rules but the token bucket count a unit from a moment t until a moment that follows from t alone, unless it is given
+back; they differ in that moment only. A token bucket is bounded by what flows out of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from tests.faults.history import NEVER, SHARED, History, HistoryCall, RuleSpec, VerdictSeen
+
+RETRIES_CHECKED = 8
+"""Of so many refusals of one worker, the waiting time of one is checked; it takes longer than the rest."""
+
+CHARGING = ("hit", "hold", "confirm", "renew")
+
+
+class Violation(NamedTuple):
+    """A promise that was broken.
+
+    Attributes:
+        kind: Which one, in a few words.
+        limiter: Name of the limiter.
+        key: The key of the count; `*` if the rule counts all of them together.
+        rule: Number of the rule.
+        call: The call that shows it.
+        detail: The figures.
+    """
+
+    kind: str
+    limiter: str
+    key: str
+    rule: int
+    call: HistoryCall
+    detail: str
+
+    def __str__(self) -> str:
+        call = self.call
+        return (
+            f"{self.kind}: {self.limiter}/{self.key}, rule {self.rule}, {call.operation} {call.number} of worker "
+            f"{call.worker}: {self.detail}"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """Units that were, or may have been, counted.
+
+    Attributes:
+        low: The earliest moment of it.
+        high: The latest.
+        units: How many.
+        certain: Whether they were counted at all.
+        admits: Whether a decision took them, rather than a record.
+        limit: The limit that it was decided by.
+        gone_low: The earliest moment at which they may have been given back.
+        gone_high: The latest; `NEVER` if they may not have been at all.
+    """
+
+    low: int
+    high: int
+    units: int
+    certain: bool
+    admits: bool = True
+    limit: int = 0
+    gone_low: int = NEVER
+    gone_high: int = NEVER
+
+
+class Question(NamedTuple):
+    """A decision to be explained: the call, what the rule said, the units that it charged, the units that are missing from
+    what it said to be left (of a check: those that a hit would have taken), and those that it replaced.
+    """
+
+    call: HistoryCall
+    low: int
+    high: int
+    verdict: VerdictSeen
+    charged: int
+    shown: int
+    replaced: list[Charge]
+
+
+def check(history: History) -> list[Violation]:
+    """Return what was violated; empty if every call can be explained."""
+    found = list(check_durations(history))
+    accounts: dict[tuple[str, int, str], list[HistoryCall]] = defaultdict(list)
+    for call in history.calls:
+        for number, rule in enumerate(history.limiters[call.limiter]):
+            accounts[call.limiter, number, SHARED if rule.shared else call.key].append(call)
+    for (limiter, number, key), calls in accounts.items():
+        rule = history.limiters[limiter][number]
+        charges, questions = Reader(history, rule, number).read(calls)
+        judge = check_bucket if rule.kind == "token_bucket" else check_window
+        found += [
+            Violation(kind, limiter, key, number, call, detail)
+            for kind, call, detail in judge(rule, charges, questions)
+        ]
+    return found
+
+
+def check_durations(history: History) -> Iterator[Violation]:
+    """Yield calls that took longer than they may, or never ended."""
+    for call in history.calls:
+        if call.end is None:
+            if call.worker not in history.killed:
+                yield Violation("hung", call.limiter, call.key, 0, call, "its caller never had an answer")
+        elif call.end - call.start > history.longest_us:
+            stopped = sum(
+                max(0, min(pause.end, call.end) - max(pause.start, call.start))
+                for pause in history.pauses
+                if pause.worker in (call.worker, -1)
+            )
+            took = call.end - call.start - stopped
+            if took > history.longest_us:
+                detail = f"it took {took} us; at most {history.longest_us} are allowed"
+                yield Violation("outlived its deadline", call.limiter, call.key, 0, call, detail)
+
+
+# --- What was charged -------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Turns the calls of one count into charges, and into decisions to be explained."""
+
+    def __init__(self, history: History, rule: RuleSpec, number: int) -> None:
+        self._history = history
+        self._number = number
+        self._places = rule.kind == "concurrent"
+        self._charges: list[Charge] = []
+        self._questions: list[Question] = []
+        self._held: dict[tuple[int, int], list[Charge]] = {}
+
+    def read(self, calls: Iterable[HistoryCall]) -> tuple[list[Charge], list[Question]]:
+        """Return the charges and the questions."""
+        for call in sorted(calls, key=lambda call: (call.worker, call.number)):
+            if call.outcome != "nothing":
+                getattr(self, f"_{call.operation}")(call)
+        for charge in self._charges:
+            self._forget(charge)
+        return self._charges, self._questions
+
+    def _hit(self, call: HistoryCall) -> None:
+        self._ask(call)
+        self._charge(call, call.cost)
+
+    def _check(self, call: HistoryCall) -> None:
+        self._ask(call)
+
+    def _record(self, call: HistoryCall) -> None:
+        self._charge(call, call.cost, admits=False)
+
+    def _hold(self, call: HistoryCall) -> None:
+        self._ask(call)
+        charge = self._charge(call, call.cost)
+        if charge is not None and call.outcome == "admitted":
+            self._held[call.worker, call.number] = [charge]
+        elif charge is not None and call.outcome == "cancelled":
+            charge.gone_low, charge.gone_high = charge.low, charge.high
+
+    def _settle(self, call: HistoryCall) -> None:
+        held = self._held.pop((call.worker, call.hold or 0), [])
+        stays = 0 if self._places else call.cost
+        for charge in tuple(held):
+            more, back = stays - charge.units, charge.units - stays
+            if more > 0:
+                self._charge(call, more, admits=False)
+            elif back:
+                self._split(held, charge, back)
+                self._end(charge, call)
+
+    def _confirm(self, call: HistoryCall) -> None:
+        held = self._held.get((call.worker, call.hold or 0), [])
+        self._ask(call, replaced=held)
+        if call.outcome == "refused":
+            return
+        self._held.pop((call.worker, call.hold or 0), None)
+        for charge in held:
+            self._end(charge, call)
+        if not self._places:
+            self._charge(call, call.cost)
+
+    def _renew(self, call: HistoryCall) -> None:
+        if not self._places:
+            return
+        held = self._held.get((call.worker, call.hold or 0), [])
+        self._ask(call, replaced=held)
+        if call.outcome == "refused" or not held:
+            return
+        for charge in held:
+            self._end(charge, call)
+        renewed = self._charge(call, call.cost)
+        if renewed is not None and call.outcome == "admitted":
+            self._held[call.worker, call.hold or 0] = [renewed]
+        elif renewed is not None:  # either of the two leases may be the one that is given back in the end
+            self._held[call.worker, call.hold or 0] = [*held, renewed]
+
+    def _ask(self, call: HistoryCall, replaced: list[Charge] | None = None) -> None:
+        """Have a decision explained, if there was one."""
+        if call.end is None or call.outcome not in ("admitted", "refused") or not call.verdicts:
+            return
+        low, high = self._interval(call)
+        charges = call.outcome == "admitted" and call.operation in CHARGING
+        if call.operation == "confirm" and self._places:
+            return  # its places are given back, and none are taken
+        verdict = call.verdicts[self._number]
+        charged, shown = call.cost if charges else 0, call.cost if call.outcome == "admitted" else 0
+        self._questions.append(Question(call, low, high, verdict, charged, shown, replaced or []))
+
+    def _charge(self, call: HistoryCall, units: int, admits: bool = True) -> Charge | None:
+        if call.outcome == "refused" or not units:
+            return None
+        low, high = self._interval(call)
+        certain = call.outcome in ("admitted", "done") and call.end is not None
+        limit = call.verdicts[self._number].limit if certain and call.verdicts else 0
+        if not certain:  # it may be carried out after its caller has given up
+            high = self._over_by(call) if call.outcome == "cancelled" else NEVER
+        charge = Charge(low, high, units, certain, admits, limit)
+        self._charges.append(charge)
+        return charge
+
+    def _split(self, held: list[Charge], charge: Charge, back: int) -> None:
+        """Let only so many units of a charge be given back, and the rest stay."""
+        if back < charge.units:
+            rest = Charge(
+                charge.low, charge.high, charge.units - back, charge.certain, charge.admits, charge.limit
+            )
+            rest.gone_low, rest.gone_high = charge.gone_low, charge.gone_high
+            self._charges.append(rest)
+            held.append(rest)
+            charge.units = back
+
+    def _end(self, charge: Charge, call: HistoryCall) -> None:
+        """Note that units were given back by a call, or may have been."""
+        low, high = self._interval(call)
+        is_known = call.outcome in ("admitted", "done") and call.end is not None
+        charge.gone_low = min(charge.gone_low, low)
+        charge.gone_high = min(charge.gone_high, high if is_known and charge.certain else NEVER)
+
+    def _over_by(self, call: HistoryCall) -> int:
+        """Return by when a cancelled call is carried out or dropped, and a hold given back; `NEVER` if a fault may have come
+        in between.
+        """
+        within, end = self._history.released_within_us, call.end
+        if within is None or end is None or call.worker in self._history.killed:
+            return NEVER
+        due = end + within
+        is_disturbed = any(start <= due and call.start <= stop for start, stop in self._history.faults)
+        return NEVER if is_disturbed else due
+
+    def _interval(self, call: HistoryCall) -> tuple[int, int]:
+        slack = self._history.slack_us
+        return call.start - slack, NEVER if call.end is None else call.end + slack
+
+    def _forget(self, charge: Charge) -> None:
+        """Reckon with what the store may have lost: what it counted, and what was given back."""
+        for loss in self._history.losses:
+            if charge.low <= loss.until and charge.high >= loss.since:
+                charge.gone_low = min(charge.gone_low, loss.at)
+            if charge.gone_high < NEVER and charge.gone_low <= loss.until and charge.gone_high >= loss.since:
+                charge.gone_high = NEVER
+
+
+# --- Rules that count a unit for so long ------------------------------------------------------------------------------
+
+Found = tuple[str, HistoryCall, str]
+"""Kind of a violation, the call that shows it, and the figures."""
+
+
+def expiry_of(rule: RuleSpec) -> Callable[[int], int]:
+    """Return the function that says when a unit of a moment counts no more."""
+    period = rule.period_us
+    if rule.kind == "fixed_window":
+        return lambda t: (t // period + 1) * period
+    if rule.kind == "sliding_window":
+        width = -(-period // rule.buckets)
+        return lambda t: (t // width + 1) * width + period
+    return lambda t: t + period
+
+
+class Sums:
+    """Sums of units by time."""
+
+    def __init__(self, entries: Iterable[tuple[int, int]]) -> None:
+        ordered = sorted(entries)
+        self.times = [time for time, _ in ordered]
+        self._sums = [0, *accumulate(units for _, units in ordered)]
+
+    def before(self, time: int) -> int:
+        """Return the sum of everything before a time."""
+        return self._sums[bisect_left(self.times, time)]
+
+    def until(self, time: int) -> int:
+        """Return the sum of everything up to a time, and at it."""
+        return self._sums[bisect_right(self.times, time)]
+
+
+class WindowCount:
+    """The bounds of what a rule has counted at a moment."""
+
+    def __init__(self, charges: list[Charge], expiry: Callable[[int], int]) -> None:
+        self._expiry = expiry
+        # The last moment at which a charge surely counts is before the first of these, and the first one at which it surely
+        # counts no more is the second.
+        ends = [(self.end_low(charge), self.end_high(charge)) for charge in charges]
+        sure = [
+            (charge, low)
+            for charge, (low, _) in zip(charges, ends, strict=True)
+            if charge.certain and low > charge.high
+        ]
+        sure.sort(key=lambda entry: entry[0].high)
+        self._sure = sure
+        self._sure_begun = Sums((charge.high, charge.units) for charge, _ in sure)
+        self._sure_ended = Sums((low, charge.units) for charge, low in sure)
+        self._maybe_begun = Sums((charge.low, charge.units) for charge in charges)
+        self._maybe_ended = Sums(
+            (high, charge.units) for charge, (_, high) in zip(charges, ends, strict=True)
+        )
+        self._by_low = sorted(charges, key=lambda charge: charge.low)
+        self._lows = [charge.low for charge in self._by_low]
+        self._open_ended = [charge for charge in charges if charge.high == NEVER]
+        self._longest = max(
+            (expiry(charge.high) - charge.low for charge in charges if charge.high < NEVER), default=0
+        )
+
+    def end_low(self, charge: Charge) -> int:
+        return min(self._expiry(charge.low), charge.gone_low)
+
+    def end_high(self, charge: Charge) -> int:
+        return min(self._expiry(charge.high), charge.gone_high + 1)
+
+    def certain(self, low: int, high: int) -> int:
+        """Return what every order of events counts at a moment of an interval."""
+        total = self._sure_begun.before(low) - self._sure_ended.until(high)
+        first, last = bisect_left(self._sure_begun.times, low), bisect_right(self._sure_begun.times, high)
+        return total + sum(charge.units for charge, end in self._sure[first:last] if end <= high)
+
+    def possible(self, low: int, high: int) -> int:
+        """Return the most that some order of events counts at a moment of an interval."""
+        return self._maybe_begun.until(high) - self._maybe_ended.until(low)
+
+    def alive(self, moment: int) -> list[Charge]:
+        """Return the admissions that are certainly counted, all at once, at a moment."""
+        near = self._sure[
+            bisect_right(self._sure_begun.times, moment - self._longest - 1) : bisect_right(
+                self._sure_begun.times, moment
+            )
+        ]
+        return [charge for charge, end in near if end > moment and charge.admits]
+
+    def near(self, low: int, high: int) -> Iterator[Charge]:
+        """Yield all charges that may be counted at a moment of an interval, and some others."""
+        first, last = bisect_left(self._lows, low - self._longest - 1), bisect_right(self._lows, high)
+        yield from self._by_low[first:last]
+        yield from (charge for charge in self._open_ended if charge.low < low - self._longest - 1)
+
+
+def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+    """Yield what cannot be explained of the decisions of a rule that counts a unit for so long."""
+    expiry = expiry_of(rule)
+    count = WindowCount(charges, expiry)
+    admissions = WindowCount([charge for charge in charges if charge.admits and charge.certain], expiry)
+    smallest = min(rule.limits)
+    for question in questions:
+        call, _, high, verdict, charged, _, _ = question
+        if verdict.limit not in rule.limits:
+            yield "unknown limit", call, f"{verdict.limit} is none of {rule.limits}"
+        elif found := explain(question, *bounds(count, question)):
+            yield found
+        elif not verdict.allowed and call.number % RETRIES_CHECKED == 0:
+            yield from check_retry(question, count, expiry)
+        if charged and admissions.certain(high + 1, high) > smallest:
+            together = admissions.alive(high)
+            units = sum(charge.units for charge in together)
+            if units > max((charge.limit for charge in together), default=0):
+                yield (
+                    "too many",
+                    call,
+                    f"{units} units are counted at once, admitted by a limit of {verdict.limit}",
+                )
+
+
+def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
+    """Return the least and the most that can have been counted before a decision, without what it replaced."""
+    _, low, high, _, charged, _, replaced = question
+    least, most = count.certain(low, high), count.possible(low, high) - charged
+    for charge in replaced:
+        end_low, end_high = count.end_low(charge), count.end_high(charge)
+        if end_high > low and charge.low <= high:
+            most -= charge.units
+        if charge.certain and charge.high < low and end_low > high:
+            least -= charge.units
+    return least, most
+
+
+def explain(question: Question, least: int, most: int) -> Found | None:
+    """Return what no count between two bounds explains of a decision, if anything."""
+    call, _, _, verdict, _, shown, replaced = question
+    limit, cost = verdict.limit, call.cost
+    if verdict.allowed and least + cost > limit:
+        return "too many", call, f"{cost} admitted, though at least {least} of {limit} were counted"
+    if not verdict.allowed and most + cost <= limit:
+        return "refused with room", call, f"{cost} refused, though at most {most} of {limit} were counted"
+    if replaced and not shown:
+        return None  # a refusal leaves what was to be replaced, so what is left says nothing about the rest
+    if verdict.remaining > max(0, limit - least - shown):
+        detail = f"{verdict.remaining} of {limit} left, though at least {least + shown} were counted"
+        return "forgotten units", call, detail
+    if verdict.remaining < max(0, limit - most - shown):
+        detail = f"{verdict.remaining} of {limit} left, though at most {most + shown} were counted"
+        return "unexplained units", call, detail
+    return None
+
+
+def check_retry(question: Question, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Found]:
+    """Yield a waiting time that is too short or too long, whatever the order of events."""
+    call, low, high, verdict, _, _, replaced = question
+    wait, limit = verdict.retry_us, verdict.limit
+    if wait is None:
+        if call.cost <= limit:
+            yield "never admitted", call, f"a cost of {call.cost} fits into {limit}"
+        return
+    still, perhaps = call.cost, call.cost
+    for charge in count.near(low, high):
+        if charge in replaced:
+            continue
+        if (
+            charge.certain
+            and charge.high < low
+            and charge.gone_low > high
+            and expiry(charge.low) > high + wait
+        ):
+            still += charge.units
+        if charge.gone_high >= low and expiry(charge.high) > low + wait - 1:
+            perhaps += charge.units
+    if still > limit:
+        yield "waiting too short", call, f"after {wait} us still {still} of {limit}"
+    elif perhaps <= limit:
+        yield "waiting too long", call, f"1 us before {wait} us at most {perhaps} of {limit}"
+
+
+# --- Token buckets ----------------------------------------------------------------------------------------------------
+
+
+class Level:
+    """The least that a token bucket can have counted, as time goes on.
+
+    The earlier a charge comes, and the faster it flows out, the less is left of it.
+    """
+
+    def __init__(self, rule: RuleSpec, charges: list[Charge]) -> None:
+        self._period, self._rate = rule.period_us, max(rule.limits)
+        # What was given back, or may be lost, need not have been counted.
+        sure = [charge for charge in charges if charge.certain and charge.gone_low == NEVER]
+        self._coming = sorted(sure, key=lambda charge: charge.high, reverse=True)
+        self._level, self._at = 0, 0
+
+    def at(self, known_by: int, moment: int) -> int:
+        """Return the level at a moment, of what was charged for sure by a time; both never go back."""
+        while self._coming and self._coming[-1].high < known_by:
+            charge = self._coming.pop()
+            parts, late = charge.units * self._period, self._at - charge.low
+            if late > 0:  # others came first, and flowed out together with it
+                self._level += max(0, parts - self._rate * late)
+            else:
+                self._level = max(0, self._level + self._rate * late) + parts
+                self._at = charge.low
+        return max(0, self._level - self._rate * (moment - self._at))
+
+
+def check_bucket(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+    """Yield what cannot be explained of the decisions of a token bucket.
+
+    Units are reckoned in parts. A unit has as many as the period has microseconds, and as many as the limit flow out in one
+    microsecond.
+    """
+    yield from too_many(rule, charges, questions)
+    yield from too_few(rule, charges, questions)
+
+
+def too_many(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+    """Yield admissions for which there was no room, whatever the order of events, and answers with too much left."""
+    period, rate = rule.period_us, max(rule.limits)
+    level = Level(rule, charges)
+    for question in sorted(questions, key=lambda question: question.low):
+        call, low, high, verdict, _, shown, replaced = question
+        least = level.at(low, high) - rate  # a tick may be rounded
+        if replaced:
+            continue
+        room = (verdict.limit * period - least) // period
+        if verdict.allowed and call.cost > room:
+            yield "too many", call, f"at least {least / period:.3f} of {verdict.limit} were counted"
+        elif verdict.remaining > max(0, room - shown):
+            yield (
+                "forgotten units",
+                call,
+                f"{verdict.remaining} left, at least {least / period:.3f} were counted",
+            )
+    admitted = Level(rule, [charge for charge in charges if charge.admits])
+    for question in sorted(questions, key=lambda question: question.high):
+        if question.charged:
+            over = admitted.at(question.high + 1, question.high) - rate - max(rule.bursts) * period
+            if over > 0:
+                yield (
+                    "too many",
+                    question.call,
+                    f"{over / period:.3f} more than the burst are counted at once",
+                )
+
+
+def too_few(rule: RuleSpec, charges: list[Charge], questions: list[Question]) -> Iterator[Found]:
+    """Yield refusals for which there was room, whatever the order of events, and answers with too little left."""
+    period, limit = rule.period_us, min(rule.limits)
+    begun = Sums((charge.low, charge.units * period) for charge in charges)
+    ended = Sums((charge.high, charge.units * period) for charge in charges)
+    arrivals = sorted(((charge.high, charge.units * period) for charge in charges), reverse=True)
+    level, at = 0, 0
+    for question in sorted(questions, key=lambda question: question.low):
+        call, low, high, verdict, charged, shown, _ = question
+        while arrivals and arrivals[-1][0] < low:
+            time, parts = arrivals.pop()
+            level = max(0, level - limit * (time - at)) + parts
+            at = time
+        most = max(0, level - limit * (low - at)) + begun.until(high) - ended.before(low)
+        most -= charged * period
+        full = verdict.limit * period
+        if not verdict.allowed and most + call.cost * period <= full:
+            yield "refused with room", call, f"at most {most / period:.3f} of {verdict.limit} were counted"
+        elif verdict.remaining < (full - most - shown * period) // period - 1:
+            yield (
+                "unexplained units",
+                call,
+                f"{verdict.remaining} left, at most {most / period:.3f} were counted",
+            )
+        elif not verdict.allowed and verdict.retry_us is not None:
+            longest = -(-(most + call.cost * period - full) // limit) + 2
+            if verdict.retry_us > longest:
+                yield "waiting too long", call, f"{verdict.retry_us} us, where {longest} are enough"

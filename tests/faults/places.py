@@ -1,0 +1,391 @@
+"""The stores under test, each with its servers and with what can be done to them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import Kind, RedisServer, answers_ping, find_binary, find_free_port
+from tests.faults.history import Loss
+from tests.faults.proxy import FaultProxy
+from tests.faults.traffic import Subject, subjects
+from tests.integration.redis.cluster import Cluster, running_cluster
+from tests.integration.waiting import until
+from tests.server.loopback import ServerProcess
+
+AOF = ("--appendonly", "yes", "--appendfsync", "always")
+"""So that a server keeps what it has acknowledged."""
+
+UNREPLICATED_US = 5_000_000
+"""How far a replica may be behind when it is promoted, on a busy machine."""
+
+ASYNC_COMMIT_US = 3_000_000
+"""The last moments that asynchronous commit may lose: half a second, and more on a busy machine."""
+
+OTHER_LIMITS: dict[str, tuple[int, ...]] = {"log": (45,), "fixed": (170,)}
+"""Limits of the policy that the server is told to use instead, now and then."""
+
+Fault = Callable[[random.Random], None]
+
+
+def now_us() -> int:
+    """Return the time by the wall clock of the machine."""
+    return time.time_ns() // 1000
+
+
+@dataclass
+class Place:
+    """A store that workers hammer.
+
+    Attributes:
+        name: What it is called.
+        urls: Where workers find it; there may be several ways to it.
+        options: Arguments of the store.
+        scale: Of the limits.
+        shared: Whether workers count together.
+        skewed: Whether the clocks of workers may be wrong, because the store has its own.
+        quotas: Whether calls may bring their own quotas.
+        full_disk: Whether workers write to files themselves.
+        slack_us: How far the store's clock may be from the wall clock.
+        deadline_us: How long a call may take by itself.
+        more_limits: Limits that calls may be decided by, besides the usual ones.
+        faults: What can be done to it, by name. Each repairs what it has broken before it returns.
+        losses: What it may have forgotten, as it declares.
+    """
+
+    name: str
+    urls: list[str]
+    options: dict[str, Any] = field(default_factory=dict)
+    scale: int = 1
+    shared: bool = True
+    skewed: bool = True
+    quotas: bool = True
+    full_disk: bool = False
+    slack_us: int = 0
+    deadline_us: int = 1_000_000
+    more_limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    faults: dict[str, Fault] = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def memory() -> Iterator[Place]:
+    """Memory of each worker."""
+    yield Place("memory", ["memory://"], scale=8, shared=False, skewed=False)
+
+
+@contextlib.contextmanager
+def sqlite() -> Iterator[Place]:
+    """A file that all workers use."""
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/limits.db"
+        yield Place("sqlite", [url], skewed=False, full_disk=True, deadline_us=5_000_000)
+
+
+@contextlib.contextmanager
+def one_redis(kind: Kind) -> Iterator[Place]:
+    """A server that writes everything to disk before it answers, and a way to it that breaks."""
+    with RedisServer(kind, AOF) as server, FaultProxy(server.port) as proxy:
+        urls = [server.url, f"redis://127.0.0.1:{proxy.port}/0"]
+        place = Place(kind, urls, scale=3)
+        place.faults = {
+            **server_faults(server),
+            **proxy_faults(proxy),
+            "fill the disk": lambda rng: fill_disk(server),
+        }
+        yield place
+
+
+@contextlib.contextmanager
+def redis_cluster() -> Iterator[Place]:
+    """Three nodes, of which one may be away, and slots that move from one to another."""
+    with running_cluster("redis") as cluster:
+        for node in cluster.nodes:
+            node.command("CONFIG", "SET", "appendfsync", "always")
+            node.command("CONFIG", "SET", "appendonly", "yes")
+            node.options = (*node.options, *AOF)
+        place = Place(
+            "cluster", [f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}?hash_tag=limiter"], scale=2
+        )
+
+        def stop_node(rng: random.Random) -> None:
+            stop_server(rng.choice(cluster.nodes), rng)
+
+        def kill_node(rng: random.Random) -> None:
+            kill_server(rng.choice(cluster.nodes), rng)
+            await_cluster(cluster)
+
+        place.faults = {
+            "stop a node": stop_node,
+            "kill a node": kill_node,
+            "move a slot": lambda rng: move_slot(cluster, rng),
+        }
+        yield place
+
+
+@contextlib.contextmanager
+def sentinel() -> Iterator[Place]:
+    """A primary, its replica, and a sentinel that makes one the other's successor."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(RedisServer("valkey")) for _ in range(2)]
+        servers[0].command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+        servers[1].command("REPLICAOF", "127.0.0.1", str(servers[0].port))
+        until(lambda: b"state=online" in servers[0].command("INFO", "replication"))
+        port = stack.enter_context(running_sentinel(servers[0]))
+        place = Place("sentinel", [f"redis+sentinel://127.0.0.1:{port}/primary/0"], scale=2)
+
+        def promote(rng: random.Random) -> None:
+            began = now_us()
+            until(lambda: all(_role(server) for server in servers))
+            fail_over(port, servers)
+            # Until the primary of before has been demoted, some may go on asking it; what it counts is lost.
+            place.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
+
+        def stop_any(rng: random.Random) -> None:
+            began = now_us()
+            stop_server(rng.choice(servers), rng)
+            place.losses.append(Loss(began - UNREPLICATED_US, began, now_us()))
+
+        place.faults = {"promote the replica": promote, "stop a server": stop_any}
+        yield place
+
+
+@contextlib.contextmanager
+def postgres(*, durable: bool = True) -> Iterator[Place]:
+    """A database, and a way to it that breaks."""
+    with PostgresServer() as server, FaultProxy(server.port) as proxy:
+        from headgate.stores.postgres import migrate
+
+        migrate(server.url)
+        urls = [server.url, server.url.replace(f":{server.port}/", f":{proxy.port}/")]
+        place = Place("postgres" if durable else "postgres-async", urls, {"durable": durable})
+        place.faults = {**server_faults(server), **proxy_faults(proxy)}
+        if not durable:
+            place.faults["kill the server"] = losing(place, place.faults["kill the server"], ASYNC_COMMIT_US)
+        yield place
+
+
+@contextlib.contextmanager
+def headgate_server() -> Iterator[Place]:
+    """Our server on a file, whose policy changes."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "headgate.toml"
+        store = f"sqlite:///{folder}/limits.db"
+        usual, other = policy_text(store, {}), policy_text(store, OTHER_LIMITS)
+        config.write_text(usual)
+        with (
+            ServerProcess(config, is_logged=False) as server,
+            FaultProxy(int(server.url.rpartition(":")[2])) as proxy,
+        ):
+            urls = [server.url, f"http://127.0.0.1:{proxy.port}"]
+            place = Place("server", urls, quotas=False, more_limits=OTHER_LIMITS)
+
+            def reload(rng: random.Random) -> None:
+                config.write_text(rng.choice((usual, other)))
+                server.signal(signal.SIGHUP)
+
+            def stop(rng: random.Random) -> None:
+                server.signal(signal.SIGSTOP)
+                time.sleep(rng.uniform(0.05, 1.5))
+                server.signal(signal.SIGCONT)
+
+            def kill(rng: random.Random) -> None:
+                server.kill()
+                time.sleep(rng.uniform(0, 0.3))
+                server.start()
+
+            place.faults = {
+                **proxy_faults(proxy),
+                "reload the policy": reload,
+                "stop the server": stop,
+                "kill the server": kill,
+            }
+            yield place
+
+
+PLACES: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "redis": lambda: one_redis("redis"),
+    "valkey": lambda: one_redis("valkey"),
+    "cluster": redis_cluster,
+    "sentinel": sentinel,
+    "postgres": postgres,
+    "postgres-async": lambda: postgres(durable=False),
+    "server": headgate_server,
+}
+
+
+# --- What can be done to servers --------------------------------------------------------------------------------------
+
+
+def server_faults(server: Any) -> dict[str, Fault]:
+    """Return what can be done to a server."""
+    return {
+        "stop the server": lambda rng: stop_server(server, rng),
+        "kill the server": lambda rng: kill_server(server, rng),
+    }
+
+
+def proxy_faults(proxy: FaultProxy) -> dict[str, Fault]:
+    """Return what can be done to the way to a server."""
+
+    def be(mode: Any) -> Fault:
+        def fault(rng: random.Random) -> None:
+            proxy.mode = mode
+            time.sleep(rng.uniform(0.02, 0.3))
+            proxy.mode = "forward"
+
+        return fault
+
+    return {
+        "drop connections": lambda rng: proxy.drop_connections(),
+        "lose replies": be("lose replies"),
+        "cut requests": be("cut halfway"),
+    }
+
+
+def stop_server(server: Any, rng: random.Random) -> None:
+    """Let a server hang for a while, at times for longer than a deadline."""
+    server.pause()
+    time.sleep(rng.uniform(0.05, 1.5))
+    server.resume()
+
+
+def kill_server(server: Any, rng: random.Random) -> None:
+    """End a server as `kill -9` does, and start it again."""
+    server.kill()
+    time.sleep(rng.uniform(0, 0.3))
+    server.start()
+
+
+def fill_disk(server: RedisServer) -> None:
+    """Let a server find no room for its file, at which it gives up; then start it again."""
+    size = max((path.stat().st_size for path in server.folder.rglob("*.aof")), default=0)
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (size + 2000, resource.RLIM_INFINITY))
+    deadline = time.monotonic() + 2
+    while answers_ping(server.port) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    server.kill()
+    server.start()
+
+
+def losing(place: Place, fault: Fault, span_us: int) -> Fault:
+    """Return a fault at which the store may lose what it has counted in the last moments."""
+
+    def declared(rng: random.Random) -> None:
+        began = now_us()
+        fault(rng)
+        place.losses.append(Loss(began - span_us, began, now_us()))
+
+    return declared
+
+
+def move_slot(cluster: Cluster, rng: random.Random) -> None:
+    """Move a slot that is in use from one node to another."""
+    source, target = rng.sample(range(len(cluster.nodes)), 2)
+    key: Any = cluster.clients[source].randomkey()
+    if key is None:
+        return
+    slot = int(cluster.clients[source].cluster("KEYSLOT", key))
+
+    def is_moved() -> bool:
+        try:
+            cluster.move(slot, source, target)
+        except redis.ResponseError:  # a node that has just started takes the cluster to be down for a moment
+            return False
+        return True
+
+    await_cluster(cluster)
+    until(is_moved)
+
+
+def await_cluster(cluster: Cluster) -> None:
+    """Return when all nodes take the cluster to be well."""
+    until(lambda: all(b"cluster_state:ok" in node.command("CLUSTER", "INFO") for node in cluster.nodes))
+
+
+def _role(server: RedisServer) -> bool:
+    """Return whether a server is a primary, or a replica whose primary it reaches."""
+    about = server.command("INFO", "replication")
+    return b"role:master" in about or b"master_link_status:up" in about
+
+
+@contextlib.contextmanager
+def running_sentinel(primary: RedisServer) -> Iterator[int]:
+    """Run a sentinel as long as a block does, and return its port."""
+    with tempfile.TemporaryDirectory() as folder:
+        port, config = find_free_port(), Path(folder) / "sentinel.conf"
+        config.write_text(
+            f"port {port}\nbind 127.0.0.1\nsentinel monitor primary 127.0.0.1 {primary.port} 1\n"
+        )
+        command = [str(find_binary(primary.kind)), str(config), "--sentinel"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) as process:
+            try:
+                until(lambda: answers_ping(port))
+                with redis.Redis(port=port) as client:
+                    client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100", "PUBLISH-PERIOD", "100")
+                yield port
+            finally:
+                process.kill()
+
+
+def fail_over(port: int, servers: list[RedisServer]) -> None:
+    """Have the sentinel make the replica the primary, and return when the primary of before is its replica."""
+    primaries = [b"role:master" in server.command("INFO", "replication") for server in servers]
+    successor, before = servers[primaries.index(False)], servers[primaries.index(True)]
+    with redis.Redis(port=port) as client:
+
+        def accepts() -> bool:
+            try:
+                return bool(client.execute_command("SENTINEL", "FAILOVER", "primary"))
+            except (redis.ResponseError, redis.ConnectionError):  # not yet, or it is short of time
+                return False
+
+        until(accepts)
+    until(lambda: b"role:master" in successor.command("INFO", "replication"))
+    until(lambda: b"master_link_status:up" in before.command("INFO", "replication"))
+
+
+# --- Our server's policy ----------------------------------------------------------------------------------------------
+
+
+def policy_text(store: str, others: dict[str, tuple[int, ...]]) -> str:
+    """Return a policy file with the limiters of the traffic."""
+    lines = [f'[store]\nurl = "{store}"\n']
+    for name, subject in subjects().items():
+        limits = others.get(name)
+        lines.append(f"[limiters.{name}]\nrules = [{', '.join(_rules(subject, limits))}]\n")
+    return "\n".join(lines)
+
+
+def _rules(subject: Subject, limits: tuple[int, ...] | None) -> Iterator[str]:
+    for rule in subject.rules:
+        quota: Any = rule.quota if limits is None else type(rule.quota)(limits[0], rule.quota.period_us)
+        parts = {"kind": f'"{rule.kind}"', "name": f'"{rule.name}"'}
+        parts["quota"] = str(quota.limit) if rule.kind == "concurrent" else f'"{quota}"'
+        if rule.kind == "concurrent":
+            parts["lease"] = f'"{rule.quota.period_us // 1000}ms"'
+        if rule.kind == "sliding_window":
+            parts["buckets"] = str(rule.buckets)
+        if rule.scope:
+            parts["scope"] = f'"{rule.scope}"'
+        if rule.tiers:
+            tiers = (
+                f"{tier} = {own.limit if rule.kind == 'concurrent' else chr(34) + str(own) + chr(34)}"
+                for tier, own in rule.tiers.items()
+            )
+            parts["tiers"] = "{ " + ", ".join(tiers) + " }"
+        yield "{ " + ", ".join(f"{name} = {value}" for name, value in parts.items()) + " }"

@@ -1,0 +1,58 @@
+"""Bugs that were put into a store on purpose: the checker finds each, and finds nothing in the same store without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.checker import check
+from tests.faults.history import History
+from tests.faults.recording import read_calls
+from tests.faults.traffic import specs
+from tests.faults.worker import Orders, Worker
+
+SCALE = 10
+CALLS = 30_000
+
+
+def violations(folder: Path, bug: str, calls: int, seed: int, *, tasks: bool = False) -> set[str]:
+    """Return the kinds of what is found in the calls of one worker on a store in memory.
+
+    The clock goes on by the call, and one thread or event loop makes all calls: so the same is found each time.
+    """
+    path = folder / "0"
+    orders = Orders(
+        "memory://",
+        str(path),
+        seed,
+        SCALE,
+        tasks=tasks,
+        actors=4 if tasks else 1,
+        calls=calls,
+        capacity=calls + 1000,
+        cancels=3,
+        broken=bug,
+    )
+    Worker(orders).run()
+    limiters = specs(SCALE)
+    history = History(limiters, list(read_calls(path, 0, list(limiters))), released_within_us=0)
+    assert len(history.calls) > calls * 0.9
+    return {found.kind for found in check(history)}
+
+
+def test_one_charge_in_ten_thousand_that_is_forgotten_is_found(tmp_path: Path) -> None:
+    assert "forgotten units" in violations(tmp_path, "forgets", CALLS, seed=1)
+
+
+def test_one_cancelled_hold_in_a_thousand_that_leaks_is_found(tmp_path: Path) -> None:
+    assert "unexplained units" in violations(tmp_path, "leaks", CALLS, seed=1, tasks=True)
+
+
+def test_a_store_that_fails_open_once_is_found(tmp_path: Path) -> None:
+    assert "too many" in violations(tmp_path, "fails open", CALLS, seed=1)
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_nothing_is_found_without_a_bug(tmp_path: Path, tasks: bool) -> None:
+    assert violations(tmp_path, "", 10_000, seed=1, tasks=tasks) == set()

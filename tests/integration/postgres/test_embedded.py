@@ -1,0 +1,57 @@
+"""A server whose files are kept: the embedded database of a program."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import ServerError
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Provide a folder that the user who runs the server can reach: for root that is another one."""
+    folder = Path(tempfile.mkdtemp(prefix="headgate-kept-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_what_it_holds_outlives_it(folder: Path) -> None:
+    with PostgresServer(folder=folder) as server, psycopg.connect(server.url) as connection:
+        connection.execute("CREATE TABLE kept ()")
+    assert not (folder / "data" / "postmaster.pid").exists()  # it was shut down in good order
+    with PostgresServer(folder=folder) as server, psycopg.connect(server.url) as connection:
+        connection.execute("SELECT FROM kept")
+
+
+def test_a_second_one_with_the_same_folder_uses_the_server_of_the_first(folder: Path) -> None:
+    with PostgresServer(folder=folder) as first:
+        with PostgresServer(folder=folder) as second:
+            psycopg.connect(second.url).close()
+        psycopg.connect(first.url).close()
+
+
+def test_it_starts_again_after_it_was_killed(folder: Path) -> None:
+    server = PostgresServer(folder=folder).start()
+    pids = (folder / "data" / "postmaster.pid").read_text()
+    server.stop()
+    (folder / "data" / "postmaster.pid").write_text(pids)
+    with PostgresServer(folder=folder) as again:
+        psycopg.connect(again.url).close()
+
+
+def test_it_listens_on_no_port(folder: Path) -> None:
+    with PostgresServer(folder=folder) as server, psycopg.connect(server.url) as connection:
+        row = connection.execute("SHOW listen_addresses").fetchone()
+    assert row == ("",)
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused(folder: Path) -> None:
+    with pytest.raises(ServerError, match="at most 80 characters"):
+        PostgresServer(folder=folder / ("x" * 80)).start()

@@ -1,0 +1,214 @@
+"""Confirmed and renewed holds, on every store that keeps notes: racing calls, lost answers, workers that die in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import warnings
+from contextlib import aclosing
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+from headgate import AsyncHold, AsyncLimiter, Decision, concurrent, sliding_window
+from headgate.testing import FakeClock
+from headgate.testing.contract.races import in_processes
+from headgate_server import hold_notes
+from headgate_server.hold_notes import MOVE_US, Claim, HoldBusy, end_of
+from headgate_server.holds import MOST_RENEWALS, HoldBook, UnknownHold
+from headgate_server.restored_holds import RestoredHold
+from tests.server.hold_places import NotingStore, OpenStore, Place
+
+RULES = (
+    sliding_window("10/hour", name="requests"),
+    sliding_window("1000/hour", name="tokens", unit="tokens"),
+    concurrent(3, lease="1h", name="in flight"),
+)
+
+
+def book_on(store: NotingStore, clock: FakeClock | None = None) -> HoldBook:
+    return HoldBook({"llm": AsyncLimiter(*RULES, name="llm", store=store)}, clock=clock)
+
+
+async def take(book: HoldBook, tokens: int = 800, key: str = "alice") -> str:
+    decision, hold_id, _ = await book.take("llm", key, {"tokens": tokens})
+    assert decision
+    assert hold_id is not None
+    return hold_id
+
+
+async def left_on(store: NotingStore, key: str = "alice") -> list[int]:
+    """Return what each rule has left."""
+    decision = await AsyncLimiter(*RULES, name="llm", store=store).check(key, 0)
+    return [result.remaining for result in decision.results]
+
+
+async def test_of_racing_confirms_one_moves_the_units_and_all_return_it(open_store: OpenStore) -> None:
+    store = open_store()
+    books = [book_on(store), book_on(open_store())]
+    for number in range(5):
+        key = f"user {number}"
+        hold_id = await take(books[0], key=key)
+        decisions = await asyncio.gather(
+            *(books[i % 2].confirm(hold_id, {"tokens": 300}) for i in range(6)),
+        )
+        assert all(decisions)
+        assert await left_on(store, key) == [9, 700, 3]
+        assert (await books[1].finish(hold_id, 0)).first is False
+
+
+async def test_of_racing_confirms_that_are_refused_none_is_admitted(open_store: OpenStore) -> None:
+    store = open_store()
+    books = [book_on(store), book_on(open_store())]
+    hold_id = await take(books[0])
+    await take(books[0], 200)
+    before = await left_on(store)
+    decisions = await asyncio.gather(*(books[i % 2].confirm(hold_id, {"tokens": 801}) for i in range(4)))
+    assert not any(decisions)
+    assert await left_on(store) == before
+    assert await books[1].confirm(hold_id, {"tokens": 700})
+
+
+async def test_a_release_beside_a_confirm_is_told_what_stands(open_store: OpenStore) -> None:
+    store = open_store()
+    books = [book_on(store), book_on(open_store())]
+    for number in range(5):
+        key = f"user {number}"
+        hold_id = await take(books[0], key=key)
+        confirmed, released = await asyncio.gather(books[0].confirm(hold_id), books[1].finish(hold_id, 0))
+        assert bool(confirmed) is not released.first
+        assert await left_on(store, key) == ([10, 1000, 3] if released.first else [9, 200, 3])
+
+
+async def test_an_old_id_stands_for_the_renewed_hold(open_store: OpenStore) -> None:
+    """So an answer that got lost costs nothing: the caller sends its renewal again."""
+    store = open_store()
+    books = [book_on(store), book_on(open_store())]
+    first = await take(books[0])
+    taken = await asyncio.gather(*(books[i % 2].renew(first) for i in range(4)))
+    assert len({one.hold for one in taken}) == 4
+    assert await left_on(store) == [9, 200, 2]
+    assert await books[1].confirm(first, {"tokens": 300})
+    assert await left_on(store) == [9, 700, 3]
+
+
+async def test_an_id_is_followed_through_so_many_renewals(open_store: OpenStore) -> None:
+    book = book_on(open_store())
+    first = await take(book)
+    for _ in range(MOST_RENEWALS):
+        newest = (await book.renew(first)).hold
+    assert newest is not None
+    with pytest.raises(UnknownHold, match="use the id of the last renewal"):
+        await book.renew(first)
+    assert (await book.finish(newest, 0)).first
+
+
+async def test_processes_that_confirm_move_each_hold_once(place: Place, open_store: OpenStore) -> None:
+    if not place.is_shared:
+        pytest.skip("memory is not shared by processes")
+    store = open_store()
+    ids = [await take(book_on(store), key=f"user {number}") for number in range(8)]
+
+    async def confirm_all() -> int:
+        async with aclosing(place.open()) as own:
+            return sum([bool(await book_on(own).confirm(hold_id, {"tokens": 300})) for hold_id in ids])
+
+    assert await asyncio.to_thread(in_processes, 4, lambda _: asyncio.run(confirm_all())) == [8] * 4
+    assert [await left_on(store, f"user {number}") for number in range(8)] == [[9, 700, 3]] * 8
+
+
+# --- A worker that dies between claim and move ------------------------------------------------------------------------
+
+
+async def killed_in_between(place: Place, hold_id: str, clock: FakeClock, operation: str) -> None:
+    """Let a process claim the outcome of a hold, and kill it before it asks for the move."""
+
+    async def run() -> None:
+        async with aclosing(place.open()) as own:
+            book = book_on(own, clock)
+            await (book.confirm(hold_id) if operation == "confirm" else book.renew(hold_id))
+
+    def die(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        RestoredHold.hold = die  # type: ignore[method-assign,assignment]
+        asyncio.run(run())
+
+    process = get_context("fork").Process(target=work)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside other threads
+        process.start()
+    await asyncio.to_thread(process.join)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("operation", ["confirm", "renew"])
+async def test_a_move_that_died_with_its_worker_leaves_the_units_counted(
+    place: Place, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    if not place.is_shared:
+        pytest.skip("memory is gone with its process")
+    monkeypatch.setattr(hold_notes, "PAUSES", ())
+    store, clock = open_store(), FakeClock()
+    book = book_on(store, clock)
+    hold_id = await take(book, 400)
+    await killed_in_between(place, hold_id, clock, operation)
+    for attempt in (book.confirm(hold_id), book.finish(hold_id, 0), book.renew(hold_id)):
+        with pytest.raises(HoldBusy, match="send the call again"):
+            await attempt
+    clock.advance_us(MOVE_US)
+    # No one knows whether the units were moved, so the next call takes them in addition.
+    if operation == "confirm":
+        assert await book.confirm(hold_id)
+        assert await left_on(store) == [8, 200, 2]
+        assert await book.confirm(hold_id)
+        assert (await book.finish(hold_id, 0)).first is False
+        assert await left_on(store) == [8, 200, 2]
+    else:
+        renewed = (await book.renew(hold_id)).hold
+        assert renewed is not None
+        assert await left_on(store) == [9, 600, 1]
+        assert (await book.finish(renewed, 0)).first
+        assert await left_on(store) == [9, 600, 2]
+
+
+async def test_a_hold_whose_move_was_lost_gives_nothing_back(open_store: OpenStore) -> None:
+    store, clock = open_store(), FakeClock()
+    book = book_on(store, clock)
+    hold_id = await take(book, 400)
+    await store.note(end_of(hold_id), Claim.new(400, clock.now_us()).text(), 60)
+    clock.advance_us(MOVE_US)
+    assert (await book.finish(hold_id, {"tokens": 100})).first
+    assert await left_on(store) == [9, 600, 2]
+
+
+async def test_a_move_that_was_slow_and_not_lost_is_admitted_all_the_same(open_store: OpenStore) -> None:
+    """Its units count, and those that another call took meanwhile: rather too few are admitted than too many."""
+    store, clock = open_store(), FakeClock()
+    book, other = book_on(store, clock), book_on(open_store(), clock)
+    hold_id = await take(book, 400)
+    asked = RestoredHold.hold
+    overtaken: list[bool] = []
+
+    def overtake(self: RestoredHold, *, calls_hooks: bool) -> AsyncHold:
+        hold = asked(self, calls_hooks=calls_hooks)
+        if overtaken:
+            return hold
+        overtaken.append(True)
+        move = hold.confirm
+
+        async def slow(*arguments: Any) -> Decision:
+            clock.advance_us(MOVE_US)
+            assert await other.confirm(hold_id)
+            return await move(*arguments)
+
+        hold.confirm = slow  # type: ignore[method-assign,assignment]
+        return hold
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RestoredHold, "hold", overtake)
+        assert await book.confirm(hold_id)
+    assert await left_on(store) == [8, 200, 3]

@@ -1,0 +1,327 @@
+"""What carries requests: bounds on connections, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from headgate_server import http_server
+from headgate_server.http_server import (
+    FILES_KEPT_FREE,
+    HEAD_BYTES,
+    MOST_CONNECTIONS,
+    MOST_PIPELINED,
+    BoundedProtocol,
+    ConnectionCap,
+    HttpServer,
+)
+from headgate_server.startup import listen
+from tests.server.support import READ_SECONDS, Server
+
+
+@asynccontextmanager
+async def http_server_of(server: Server) -> AsyncIterator[int]:
+    """Serve for the length of a block; give the port."""
+    listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
+    port: int = listener.getsockname()[1]
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
+    running = HttpServer(config, server.app, has_started.set)
+    task = asyncio.ensure_future(running.serve([listener]))
+    await has_started.wait()
+    try:
+        yield port
+    finally:
+        running.should_exit = True
+        await task
+
+
+async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    async with http_server_of(Server()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: loc")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_connection_on_which_nothing_arrives_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every byte of it ends uvicorn's own timer for idle connections."""
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        assert b" 415 " in await reader.readuntil(b"}")
+        writer.write(b"x")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_connection_that_has_sent_all_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    async with http_server_of(Server()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        seen = b""
+        # Which takes longer than the time between two looks for stalled heads.
+        while seen.count(b"event: tick") < 2:
+            seen += await reader.read(65536)
+        writer.close()
+
+
+async def test_heads_on_one_connection_are_bounded_each() -> None:
+    async with http_server_of(Server()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        filler = b"X-Filler: " + b"x" * 20_000
+        for _ in range(3):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + filler)
+            await writer.drain()
+            writer.write(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert await reader.readexactly(15) == b'{"status":"ok"}'
+        writer.close()
+
+
+@asynccontextmanager
+async def connected(
+    port: int, sent: bytes = b""
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect for the length of a block."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(sent)
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def healthy(port: int) -> bytes:
+    """Ask for health on a new connection, and return the status."""
+    async with asyncio.timeout(READ_SECONDS), connected(port, HEALTH) as (reader, _):
+        return (await reader.readuntil(b"\r\n")).split()[1]
+
+
+@pytest.mark.parametrize("size", [HEAD_BYTES + 1, 60_000])
+async def test_a_large_head_in_one_piece_is_refused_too(size: int) -> None:
+    async with http_server_of(Server()) as port:
+        large = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Filler: %b\r\n\r\n" % (b"x" * size)
+        async with connected(port, large) as (reader, _):
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+        async with connected(port, request_with_body(b'{"key":"a"}') + large) as (reader, _):
+            answers = await reader.read()
+            assert b" 431 " in answers
+
+
+def request_with_body(body: bytes) -> bytes:
+    fields = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: %d" % len(body)
+    return b"POST /v1/limiters/login/hit HTTP/1.1\r\n%b\r\n\r\n%b" % (fields, body)
+
+
+async def test_pipelined_requests_are_all_answered_in_order() -> None:
+    hits = [request_with_body(b'{"key":"%d","cost":%d}' % (number, number % 5)) for number in range(50)]
+    bodies_with_ends = request_with_body(b'{"key":"a\\r\\n","tier":null}' + b"\r\n\r\n" * 9)
+    async with (
+        http_server_of(Server()) as port,
+        asyncio.timeout(READ_SECONDS),
+        connected(port) as (reader, writer),
+    ):
+        writer.write(
+            b"".join(hits) + bodies_with_ends + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        )
+        answers = (await reader.read()).split(b"HTTP/1.1 ")[1:]
+    assert [each[:3] for each in answers] == [b"200"] * 52
+    remaining = [json.loads(each.split(b"\r\n\r\n")[1])["remaining"] for each in answers[:50]]
+    assert remaining == [5 - number % 5 for number in range(50)]
+
+
+async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a client that pipelines and never reads: what it has sent stays bytes, and reading from it stops."""
+    running: set[asyncio.Task[Any]] = set()
+    server, let_go = Server(), asyncio.Event()
+
+    async def never(*_: Any) -> None:
+        running.add(asyncio.current_task())  # type: ignore[arg-type]
+        await let_go.wait()
+
+    monkeypatch.setattr(server.app, "_http", never)
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state, transport = ServerState(), Mock(spec=asyncio.Transport)
+    transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
+    transport.is_closing.return_value = False
+    connection = BoundedProtocol(config, state, {})
+    connection.connection_made(transport)
+    connection.data_received(HEALTH * 10_000)
+    assert len(connection.pipeline) == MOST_PIPELINED
+    assert transport.pause_reading.called
+    assert not transport.resume_reading.called
+    let_go.set()
+    await asyncio.gather(*state.tasks, return_exceptions=True)
+
+
+async def test_a_reader_that_takes_nothing_is_cut(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_server, "UNREAD_SECONDS", 0.0)
+    ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        with suppress(ConnectionError):
+            while True:
+                writer.write(ask * 100)
+                await writer.drain()
+        assert await healthy(port) == b"200"
+    assert caplog.messages == []
+
+
+async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
+    async with http_server_of(Server()) as port, AsyncExitStack() as stack:
+        first, second, _ = [
+            await stack.enter_async_context(connected(port, sent)) for sent in (b"", HEALTH, b"GET /healthz")
+        ]
+        await second[0].readuntil(b"}")
+        for _ in range(3):
+            assert await healthy(port) == b"200"
+        assert await first[0].read() == b""  # it had waited for longest
+
+
+async def test_above_the_cap_only_health_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(http_server, "MOST_SURPLUS", 1)
+    events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with http_server_of(Server()) as port, AsyncExitStack() as stack:
+        for _ in range(2):
+            reader, _ = await stack.enter_async_context(connected(port, events))
+            await reader.readuntil(b"history")
+        assert await healthy(port) == b"200"
+        async with connected(port, request_with_body(b'{"key":"a"}')) as (reader, _):
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 503 ")
+        async with connected(port, events[:-2]) as (waits, _):
+            await asyncio.sleep(0)
+            assert await healthy(port) == b"200"
+            assert await waits.read() == b""
+
+
+async def test_the_cap_leaves_files_for_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(256, 256)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
+    assert ConnectionCap().most == 256 - FILES_KEPT_FREE
+    assert limits == [(256, 256)]
+    limits[:] = [(256, 4096)]
+    assert ConnectionCap().most == 4096 - FILES_KEPT_FREE
+    assert limits[-1] == (4096, 4096)
+    limits[:] = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
+    assert ConnectionCap().most == MOST_CONNECTIONS
+
+
+async def test_when_it_stops_every_answer_ends_its_connection() -> None:
+    """Connections that are kept alive are not closed under a request that was just sent."""
+    server = Server()
+    listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
+    running = HttpServer(config, server.app, has_started.set)
+    task = asyncio.ensure_future(running.serve([listener]))
+    await has_started.wait()
+    async with AsyncExitStack() as stack, asyncio.timeout(READ_SECONDS):
+        connections = [await stack.enter_async_context(connected(port, HEALTH)) for _ in range(8)]
+        for reader, _ in connections:
+            assert b"connection: close" not in await reader.readuntil(b"}")
+        running.should_exit = True
+        while running.servers[0].is_serving():  # noqa: ASYNC110  # uvicorn tells nobody
+            await asyncio.sleep(0)
+        for _, writer in connections:
+            writer.write(HEALTH)
+        for reader, _ in connections:
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: close" in answer
+        await task
+
+
+async def test_the_body_before_a_head_is_not_counted_to_it() -> None:
+    server = Server()
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state, transport = ServerState(), Mock(spec=asyncio.Transport)
+    transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
+    transport.is_closing.return_value = False
+    connection = BoundedProtocol(config, state, {})
+    connection.connection_made(transport)
+    body = b'{"key": "a"}'.ljust(40_000)
+    connection.data_received(
+        b"POST /v1/limiters/login/hit HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 40000\r\n\r\n" + body + b"GET /healthz HTTP/1.1\r\nHost: loc"
+    )
+    await asyncio.gather(*state.tasks)
+    connection.data_received(b"alhost\r\n\r\n")
+    await asyncio.gather(*state.tasks)
+    written = b"".join(call.args[0] for call in transport.write.mock_calls)
+    assert written.count(b"HTTP/1.1 200 ") == 2
+    assert not transport.close.called
+
+
+async def test_a_reader_that_was_dropped_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection is aborted, although what was written before has not been taken."""
+    caplog.set_level(logging.INFO, "headgate")
+    server, dropped = Server(), asyncio.Event()
+    send_stream = server.app._stream
+
+    async def stream(*arguments: Any) -> None:
+        await send_stream(*arguments)
+        dropped.set()
+
+    monkeypatch.setattr(server.app, "_stream", stream)
+    tick = server.statistics.tick(server.live, 1)
+    for number in range(3000):
+        tick.totals[f"limiter {number} {'x' * 3000}"] = tick.totals["login"]
+    monkeypatch.setattr("headgate_server.app.STALLED", 0.5)
+    async with http_server_of(server) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        server.app._events.publish(tick)
+        writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"\r\n")
+        # Nothing more is read until the server has given up; then there is no end of the stream, only of the connection.
+        await dropped.wait()
+        received = await reader.read()
+        writer.close()
+    assert len(received) < 9_000_000
+    assert not received.endswith(b"0\r\n\r\n")
+    assert caplog.messages == ["a reader of events was dropped: it took nothing for 0.5 s"]
+
+
+async def test_signals_are_handled_only_while_it_serves() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    async with http_server_of(Server()):
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,406 @@
+"""The server as a process, and as several: starting, stopping, being killed, reloading, refusing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headgate.errors import ConfigError
+from headgate.policy import parse_policy
+from headgate.testing.servers import RedisServer, find_free_port
+from headgate_server import supervisor
+from headgate_server.startup import check_address, check_workers, listen
+from headgate_server.supervisor import WorkersFailed, run_workers
+from tests.server.support import READ_SECONDS, Process, eventually, is_alive, refusal, serving
+
+MEMORY = '[limiters.login]\nrules = ["5/minute"]\n'
+SHARED = """
+[store]
+url = "sqlite:///limits.db"
+[limiters.login]
+rules = ["50/hour"]
+[limiters.llm]
+rules = ["1000/hour"]
+"""
+
+
+def hit(server: Process, key: str = "alice") -> bool:
+    response = httpx.post(f"{server.url}/v1/limiters/login/hit", json={"key": key}, timeout=READ_SECONDS)
+    assert response.status_code == 200, response.text
+    return bool(response.json()["allowed"])
+
+
+def limit(server: Process) -> int:
+    response = httpx.get(f"{server.url}/v1/limiters/login", timeout=READ_SECONDS)
+    return int(response.json()["rules"][0]["limit"])
+
+
+def connect(server: Process) -> socket.socket:
+    address = urlsplit(server.url)
+    return socket.create_connection((address.hostname, address.port), timeout=READ_SECONDS)
+
+
+def request(body: bytes, path: str = "/v1/limiters/login/hit", length: int | None = None) -> bytes:
+    return (
+        b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+        % (path.encode(), len(body) if length is None else length, body)
+    )
+
+
+def answer(connection: socket.socket) -> bytes:
+    """Return one whole answer; the connection stays open."""
+    with connection.makefile("rb") as lines:
+        head = b"".join(iter(lines.readline, b"\r\n"))
+        return head + lines.read(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Return all that is sent until the connection is closed."""
+    received = b""
+    while piece := connection.recv(65536):
+        received += piece
+    return received
+
+
+# One process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_answers_and_stops_with_exit_code_0(tmp_path: Path, number: int) -> None:
+    with serving(tmp_path, MEMORY) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        assert [hit(server) for _ in range(6)] == [True] * 5 + [False]
+        assert server.stop(number) == 0
+        assert server.process.stdout is not None
+        assert server.process.stdout.read() == "headgate: stopped\n"
+        assert server.log == ""
+
+
+def test_requests_under_way_are_finished_and_streams_are_ended(tmp_path: Path) -> None:
+    body = b'{"key": "alice"}'
+    with serving(tmp_path, MEMORY) as server:
+        with connect(server) as under_way, connect(server) as stream, connect(server) as idle:
+            idle.sendall(request(body))
+            assert b'"remaining":4' in answer(idle)
+            stream.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200 OK" in stream.recv(65536)
+            under_way.sendall(request(body[:5], length=len(body)))
+            # The server has begun with it: of two requests on two connections, the later one is answered.
+            assert hit(server)
+            server.process.send_signal(signal.SIGTERM)
+            assert everything(stream).endswith(b"0\r\n\r\n")
+            assert everything(idle) == b""
+            under_way.sendall(body[5:])
+            finished = everything(under_way)
+        assert b"200 OK" in finished
+        assert b'"remaining":2' in finished
+        assert server.process.wait(READ_SECONDS) == 0
+        assert server.log == ""
+
+
+def test_it_reloads_on_sighup_and_when_the_file_changes(tmp_path: Path) -> None:
+    with serving(tmp_path, MEMORY) as server:
+        config = tmp_path / "headgate.toml"
+        config.write_text(MEMORY.replace("5/minute", "7/minute"))
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: limit(server) == 7, "a reload by signal")
+        config.write_text("nonsense")
+        eventually(lambda: "the policy stays as it was" in server.log, "a complaint")
+        assert limit(server) == 7
+        config.write_text(MEMORY.replace("5/minute", "9/minute"))
+        eventually(lambda: limit(server) == 9, "a reload by itself")
+        assert server.stop() == 0
+
+
+def test_a_head_without_end_is_cut_off(tmp_path: Path) -> None:
+    with serving(tmp_path, MEMORY) as server, connect(server) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        connection.sendall(b"x" * 40_000)
+        assert everything(connection).startswith(b"HTTP/1.1 431 ")
+        assert hit(server)
+
+
+def test_a_long_head_that_ends_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path, MEMORY) as server, connect(server) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: ")
+        for _ in range(20):
+            connection.sendall(b"x" * 1000)
+        connection.sendall(b"\r\n\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_without_end_is_cut_off(tmp_path: Path) -> None:
+    with serving(tmp_path, MEMORY) as server, connect(server) as connection:
+        head = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + head)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            send_for_ever(connection, b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
+        assert hit(server)
+
+
+def send_for_ever(connection: socket.socket, piece: bytes) -> None:
+    for _ in range(100_000):
+        connection.sendall(piece)
+
+
+def test_what_is_no_http_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    with serving(tmp_path, MEMORY) as server:
+        with connect(server) as connection:
+            connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+            assert everything(connection).startswith(b"HTTP/1.1 400 ")
+        assert hit(server)
+
+
+# Several processes
+
+
+def test_workers_share_the_port_and_the_counts(tmp_path: Path) -> None:
+    with serving(tmp_path, SHARED, workers=2) as server:
+        assert len(server.workers) == 2
+        with ThreadPoolExecutor(8) as pool:
+            admitted = sum(pool.map(lambda _: hit(server), range(80)))
+        assert admitted == 50
+        eventually(
+            lambda: totals(server) == {"admitted": 50, "refused": 30, "degraded": 0, "degraded_refused": 0},
+            "all figures",
+        )
+        assert tick(server)["workers"] == 2
+        assert decisions(server) == {"admitted": 50, "refused": 30}
+        pids = server.workers
+        assert server.stop() == 0
+        assert not [pid for pid in pids if is_alive(pid)]
+        assert list((tmp_path / "tmp").iterdir()) == []
+        assert server.log == ""
+
+
+def tick(server: Process) -> dict[str, object]:
+    """Return the newest tick."""
+    with httpx.stream("GET", f"{server.url}/v1/events", timeout=READ_SECONDS) as response:
+        for line in response.iter_lines():
+            if line.startswith('data: {"time"'):
+                return dict(httpx.Response(200, text=line.removeprefix("data: ")).json())
+    raise AssertionError("no tick")
+
+
+def totals(server: Process) -> object:
+    return tick(server)["totals"]["login"]  # type: ignore[index]
+
+
+def decisions(server: Process) -> dict[str, int]:
+    """Return admissions and refusals as the metrics tell them."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text):
+        for sample in family.samples:
+            if sample.name == "headgate_decisions_total":
+                found[sample.labels["outcome"]] += int(sample.value)
+    return dict(found)
+
+
+def test_a_killed_worker_is_replaced_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    with serving(tmp_path, SHARED, workers=2) as server:
+        for _ in range(20):
+            hit(server)
+        eventually(
+            lambda: totals(server) == {"admitted": 20, "refused": 0, "degraded": 0, "degraded_refused": 0},
+            "all figures",
+        )
+        killed = server.workers[0]
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: len(set(server.workers) - {killed}) == 2, "another worker")
+        eventually(lambda: tick(server)["workers"] == 2, "its figures")
+        eventually(
+            lambda: totals(server) == {"admitted": 20, "refused": 0, "degraded": 0, "degraded_refused": 0},
+            "all figures",
+        )
+        assert decisions(server) == {"admitted": 20}
+        assert sum(hit(server) for _ in range(40)) == 30
+        assert "ended with SIGKILL; another one takes its place" in server.log
+        assert server.stop() == 0
+
+
+def test_units_that_a_killed_worker_held_are_settled_by_others(tmp_path: Path) -> None:
+    with serving(tmp_path, SHARED, workers=2) as server:
+        held = httpx.post(f"{server.url}/v1/limiters/login/hold", json={"key": "alice", "cost": 7}).json()[
+            "hold"
+        ]
+        assert held_units(server) == 7
+        killed = server.workers
+        for worker in killed:  # one of them took it
+            os.kill(worker, signal.SIGKILL)
+        eventually(lambda: len(set(server.workers) - set(killed)) == 2, "other workers")
+        assert held_units(server) == 7
+        assert httpx.post(f"{server.url}/v1/holds/{held}/release", json={}).json()["first"]
+        assert held_units(server) == 0
+
+
+def held_units(server: Process) -> float:
+    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+    return sum(
+        sample.value
+        for family in families
+        if family.name == "headgate_held_units"
+        for sample in family.samples
+    )
+
+
+def test_a_reload_reaches_every_worker(tmp_path: Path) -> None:
+    with serving(tmp_path, SHARED, workers=2) as server:
+        (tmp_path / "headgate.toml").write_text(SHARED.replace("50/hour", "60/hour"))
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: server.log.count("is in force") == 2, "two reloads")
+        assert {limit(server) for _ in range(8)} == {60}
+        (tmp_path / "headgate.toml").write_text("allow_removal = true\n" + MEMORY)
+        server.process.send_signal(signal.SIGHUP)
+        eventually(
+            lambda: server.log.count("now count: login; give them a shared store") == 2, "two warnings"
+        )
+        assert server.stop() == 0
+
+
+def test_a_worker_that_cannot_start_ends_it_all(tmp_path: Path) -> None:
+    with pytest.raises(WorkersFailed, match=r"could not start .it ended with exit code 1"):
+        run_workers(tmp_path / "missing.toml", listen("127.0.0.1", 0), 2, pytest.fail)
+
+
+def test_workers_that_end_again_and_again_end_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "WORKER", ("-c", "import sys; print('ready', flush=True); sys.exit(3)"))
+    begun: list[bool] = []
+    with pytest.raises(WorkersFailed, match=r"end as soon as they start .the last one with exit code 3"):
+        run_workers(tmp_path / "any.toml", listen("127.0.0.1", 0), 1, lambda: begun.append(True))
+    assert begun == [True]
+    assert caplog.text.count("another one takes its place") == supervisor.MOST_YOUNG_DEATHS - 1
+
+
+def test_a_worker_that_does_not_stop_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
+    monkeypatch.setattr(supervisor, "WORKER", ("-c", stubborn))
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.1)
+    run_workers(tmp_path / "any.toml", listen("127.0.0.1", 0), 2, lambda: signal.raise_signal(signal.SIGTERM))
+    assert "2 workers did not stop within 0.1 s and are killed" in caplog.text
+
+
+def test_workers_stop_when_their_parent_was_killed(tmp_path: Path) -> None:
+    with serving(tmp_path, SHARED, workers=2) as server:
+        orphans = server.workers
+        server.process.kill()
+        server.process.wait()
+        eventually(lambda: not any(is_alive(pid) for pid in orphans), "the end of the workers")
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_hold_settled_in_two_workers_at_once_is_settled_once(tmp_path: Path) -> None:
+    with serving(tmp_path, SHARED, workers=2) as server:
+        asyncio.run(settle_races(server))
+        assert server.stop() == 0
+
+
+async def settle_races(server: Process) -> None:
+    """Each hold is settled eight times at once, on connections that the workers share between them."""
+    limits = httpx.Limits(max_connections=16, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=READ_SECONDS) as client:
+        for number in range(10):
+            held = (await client.post("/v1/limiters/llm/hold", json={"key": "a", "cost": 100})).json()
+            path = f"/v1/holds/{held['hold']}/settle"
+            costs = [number * 10 + i for i in range(8)]
+            answers = await asyncio.gather(*(client.post(path, json={"cost": cost}) for cost in costs))
+            outcomes = [answer.json() for answer in answers]
+            assert sum(outcome["first"] for outcome in outcomes) == 1
+            (cost,) = {outcome["cost"] for outcome in outcomes}
+            assert cost in costs
+            used = (await client.post("/v1/inspect", json={"key": "a"})).json()["limiters"][1]["results"][0][
+                "used"
+            ]
+            assert used == cost
+            await client.post("/v1/limiters/llm/reset", json={"key": "a"})
+
+
+# What it refuses
+
+
+def test_a_public_address_needs_tokens(tmp_path: Path) -> None:
+    message = refusal(tmp_path, MEMORY, host="0.0.0.0", port=0)
+    assert message.startswith(
+        "headgate: 0.0.0.0 can be reached from other machines and the policy has no tokens"
+    )
+    assert "[server.tokens.NAME]" in message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_a_loopback_address_does_not(host: str) -> None:
+    check_address(parse_policy(MEMORY), host)
+
+
+def test_with_tokens_any_address_will_do() -> None:
+    token = f'[server.tokens.gateway]\nsha256 = "{"0" * 64}"\nmay = ["decide"]'
+    check_address(parse_policy(MEMORY + token), "0.0.0.0")
+
+
+def test_limiters_in_memory_do_not_go_with_workers(tmp_path: Path) -> None:
+    policy = SHARED + '[limiters.own]\nrules = ["5/minute"]\nstore = "memory://"\n'
+    message = refusal(tmp_path, policy, workers=2, port=0)
+    assert "but in memory count: own;" in message
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, 100_000])
+def test_workers_are_a_number(number: object) -> None:
+    with pytest.raises(ConfigError, match="workers is a whole number"):
+        check_workers(parse_policy(MEMORY), number, None)  # type: ignore[arg-type]
+
+
+def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        message = refusal(tmp_path, MEMORY, port=port)
+    assert message == (
+        f"headgate: cannot listen on 127.0.0.1:{port}: address already in use; choose another --port or --host"
+    )
+
+
+def test_a_port_that_there_is_not_is_said_in_one_line(tmp_path: Path) -> None:
+    message = refusal(tmp_path, MEMORY, port=65_536)
+    assert message == "headgate: cannot listen on 127.0.0.1:65536: ports go from 0 to 65535"
+
+
+def test_a_bad_policy_is_said_in_one_line(tmp_path: Path) -> None:
+    assert "headgate.toml:1:9" in refusal(tmp_path, "nonsense", port=0)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no address"):
+        check_address(parse_policy(MEMORY), "no such host")
+
+
+def test_a_store_that_there_is_not_is_said_in_one_line(tmp_path: Path) -> None:
+    message = refusal(tmp_path, SHARED.replace("sqlite:", "nosuch:"), workers=2, port=0)
+    assert "no store is known for 'nosuch'" in message
+
+
+# What is asked of stores before anything is served
+
+
+def test_a_store_that_refuses_is_refused(tmp_path: Path) -> None:
+    with RedisServer(options=("--requirepass", "s3cret")) as redis:
+        said = refusal(tmp_path, f'[limiters.login]\nrules = ["5/minute"]\nstore = "{redis.url}"\n')
+    assert "cannot be used" in said
+    assert "Authentication required" in said
+
+
+def test_a_store_that_is_down_keeps_nothing_from_starting(tmp_path: Path) -> None:
+    policy = f'[limiters.login]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:{find_free_port()}"\n'
+    with serving(tmp_path, policy) as server:
+        assert hit(server)
+        assert httpx.get(f"{server.url}/readyz", timeout=READ_SECONDS).status_code == 503

@@ -34,6 +34,8 @@ from headgate.stores import AsyncStore
 with needing("headgate.http.aiohttp", "aiohttp"):
     from aiohttp import web
 
+__all__ = ["HandlerLimit", "decision", "exempt", "install", "limit"]
+
 EXCHANGE = web.RequestKey("headgate", ASGIExchange)
 """Where a request has its exchange."""
 

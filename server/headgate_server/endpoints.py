@@ -57,10 +57,12 @@ def endpoints(
     do = operations
     limiter, hold = "/v1/limiters/{name}", "/v1/holds/{id}"
     table = [
-        Route("POST", f"{limiter}/hit", "decide", do.hit, HitAsk, DecisionAnswer),
+        Route("POST", f"{limiter}/hit", "decide", do.hit, HitAsk, DecisionAnswer, charges=True),
         Route("POST", f"{limiter}/check", "decide", do.check, HitAsk, DecisionAnswer),
-        Route("POST", f"{limiter}/record", "decide", do.record, RecordAsk, RecordAnswer),
-        Route("POST", f"{limiter}/hold", "decide", do.hold, HitAsk, HoldAnswer, wants_request=True),
+        Route("POST", f"{limiter}/record", "decide", do.record, RecordAsk, RecordAnswer, charges=True),
+        Route(
+            "POST", f"{limiter}/hold", "decide", do.hold, HitAsk, HoldAnswer, wants_request=True, charges=True
+        ),
         Route("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, HitAsk, WaitAnswer),
         Route("POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True),
         Route(

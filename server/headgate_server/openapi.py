@@ -35,7 +35,8 @@ A refusal is an answer, not an error: it has status 200 and `"allowed": false`. 
 problem document (RFC 9457) whose `detail` says what to do. Times are seconds, exact to the microsecond; `null` means that
 nothing applies. Bodies are JSON, with `Content-Type: application/json`.
 
-Send a call that charges (hit, record, hold, settle) at most once: if its answer is lost, it may have counted."""
+A call that charges (hit, record, hold) and whose answer is lost may have counted. With an `Idempotency-Key` it can be sent
+again: it counts once. To settle, confirm, renew or release a hold counts once anyway."""
 
 
 @dataclass(frozen=True)
@@ -378,6 +379,8 @@ def _operation(endpoint: Route, told: Told) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "example": value}
             for name, value in told.values.items()
         ]
+    if endpoint.charges:
+        operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
     if endpoint.takes is not None:
         content = {"schema": {"$ref": _REF.format(name=endpoint.takes.__name__)}, "example": told.ask}
         operation["requestBody"] = {"required": True, "content": {JSON: content}}
@@ -388,6 +391,16 @@ def _operation(endpoint: Route, told: Told) -> dict[str, Any]:
             endpoint, told, "A store does not answer.", _not_ready(told.answer)
         )
     return operation
+
+
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Sent again with the same key within ten minutes, the call is not made again: the answer is that of the "
+    "first call, refusals included, with the header field Idempotency-Replayed.",
+    "schema": {"type": "string", "maxLength": 255},
+    "example": "0b6f3d5e-order-66",
+}
 
 
 def _tag(path: str) -> str:
@@ -430,6 +443,8 @@ def _problems(endpoint: Route, told: Told) -> Iterator[int]:
         yield from (401, 403)
     if "{" in endpoint.path:
         yield 404
+    if endpoint.charges:
+        yield from (409, 422, 429, 501)
 
 
 _DETAILS = {
@@ -443,6 +458,7 @@ _DETAILS = {
     415: "send JSON, with the header Content-Type: application/json",
     421: "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
     422: "a cost of 9 can never be admitted: rule 'sliding_window/1m' holds 5 at most; split the work or raise the limit",
+    429: "10000 holds of this caller are open; settle or release some, or let them expire",
     501: "the store of limiter 'llm' cannot remember holds",
     503: "the store cannot be asked: connection refused",
 }

@@ -34,6 +34,7 @@ class Route:
         takes: The type of the body; `None` if there is none.
         gives: The type of the answer.
         wants_request: Whether `handle` is given the request.
+        charges: Whether it charges a limiter, so that it takes an `Idempotency-Key`.
     """
 
     method: str
@@ -43,6 +44,7 @@ class Route:
     takes: type[Struct] | None = None
     gives: Any = None
     wants_request: bool = False
+    charges: bool = False
 
 
 class ApiRequest(NamedTuple):

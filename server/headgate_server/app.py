@@ -54,7 +54,7 @@ _TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest
 
 
 class _Gone(Exception):
-    """Whoever asked is gone, and nobody is there to be answered."""
+    """The client has disconnected, so there is no one to answer."""
 
 
 class App:
@@ -187,11 +187,11 @@ class App:
     # What runs beside them
 
     def _heed_tokens(self) -> None:
-        """Say so when a reload has taken the last token out of the policy: nobody may do anything from then on."""
+        """Say so when a reload has taken the last token out of the policy: no request is permitted from then on."""
         has_tokens = bool(self.live.policy.server.tokens)
         if self._had_tokens and not has_tokens:
             logger.error(
-                "there are no tokens in the policy any more: nobody may ask until there are, or until a restart"
+                "there are no tokens in the policy any more: no request is permitted until there are, or until a restart"
             )
         self._had_tokens |= has_tokens
 

@@ -118,7 +118,7 @@ def endpoints(
         ).documented(
             "hold",
             "Take units that are not final yet",
-            "Settle the hold at its true cost, confirm it, or release it. If nobody does, its units count until they "
+            "Settle the hold at its true cost, confirm it, or release it. Otherwise its units count until they "
             "expire, and its places in a concurrent rule until their lease ends.",
             {"name": "llm"},
             {"key": "alice", "cost": 800},
@@ -128,7 +128,7 @@ def endpoints(
         Route("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, HitAsk, WaitAnswer).documented(
             "wait_hint",
             "Say how long until a hit would be admitted",
-            "0 is now, null is never. Nobody is queued: somebody else may come first.",
+            "0 is now, null is never. Calls are not queued: another caller may come first.",
             _LOGIN,
             {"key": "alice"},
             {"allowed": True, "wait": 0.0},
@@ -166,7 +166,7 @@ def endpoints(
             "settle",
             "Make a hold final at its true cost",
             "What was held beyond the cost is given back; what the cost is above it is counted, even beyond the limit. The "
-            "first settle or release stands, whoever sends it; later ones return its outcome.",
+            "first settle or release stands; later ones return its outcome.",
             {"id": _HOLD},
             {"cost": 300},
             FinishAnswer(_HOLD, "llm", held=800, cost=300, first=True),
@@ -208,7 +208,7 @@ def endpoints(
             ask={
                 "calls": [
                     {"limiter": "login", "operation": "hit", "key": "alice"},
-                    {"limiter": "nobody", "operation": "check", "key": "alice"},
+                    {"limiter": "lgoin", "operation": "check", "key": "alice"},
                 ]
             },
             answer=BatchAnswers(
@@ -217,7 +217,7 @@ def endpoints(
                     BatchAnswer(
                         404,
                         ApiProblem(
-                            404, "there is no limiter 'nobody'; GET /v1/limiters lists them all"
+                            404, "there is no limiter 'lgoin'; GET /v1/limiters lists them all"
                         ).document,
                     ),
                 ]
@@ -298,7 +298,7 @@ def endpoints(
 def _readyz(operations: Operations) -> Callable[[ApiRequest], Awaitable[Reply]]:
     async def readyz(request: ApiRequest) -> Reply:
         readiness = await operations.readyz()
-        if not request.may:  # nobody has to show a token here, so strangers are told whether, not what
+        if not request.may:  # without a token: status only
             readiness.stores = []
         return json_reply(readiness, 200 if readiness.status == "ready" else 503)
 

@@ -25,10 +25,15 @@ from headgate.stores.base import ImmediateGate
 from headgate.stores.request import Request
 
 Scope = MutableMapping[str, Any]
+"""An ASGI scope: what is known of a request or connection."""
 Message = MutableMapping[str, Any]
+"""An ASGI message."""
 Receive = Callable[[], Awaitable[Message]]
+"""The ASGI callable that returns the next message of the client."""
 Send = Callable[[Message], Awaitable[None]]
+"""The ASGI callable that sends a message to the client."""
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
 
 EXCHANGE = "headgate"
 """Where a scope has its exchange."""

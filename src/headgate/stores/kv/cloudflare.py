@@ -29,9 +29,10 @@ from headgate.clock import MICROSECONDS, Clock, SteadyClock, to_microseconds
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
 
-__all__ = ["API_BASE", "CloudflareKV"]
+__all__ = ["CloudflareKV"]
 
 API_BASE = "https://api.cloudflare.com/client/v4"
+"""The address of Cloudflare's API."""
 STALE_FOR = 60.0
 """Seconds for which a read may bring back a value that has been replaced."""
 

@@ -87,7 +87,7 @@ format: $(READY) ## format, fix what lint can fix, regenerate the sync code
 	$(BIN)/ruff format $(CHECKED)
 
 docs: $(READY) ## build the documentation site into build/site; a dead link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 docs-serve: $(READY) ## serve the site at http://127.0.0.1:8000, built anew when a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -27,7 +27,7 @@ Operation = Literal["hit", "check", "hold", "move", "record", "refund", "reset"]
 
 
 class Call(NamedTuple):
-    """What a limiter was asked.
+    """The arguments of a call, as hooks get them.
 
     Attributes:
         limiter: The limiter's name; empty if it has none.
@@ -45,22 +45,22 @@ class Call(NamedTuple):
 
 
 class Hook:
-    """The callbacks of a hook. Subclass it and override what is of interest; everything else is ignored."""
+    """Base class of hooks: subclass it and override the methods that you need; the others do nothing."""
 
     def attached(self, limiter: Any) -> None:
-        """Hear of a limiter (`Limiter` or `AsyncLimiter`) that has been made with this hook."""
+        """Called once for every limiter (`Limiter` or `AsyncLimiter`) that is made with this hook."""
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
-        """Hear the answer to a hit, a check, a hold or a move, and how long the store took for it."""
+        """Called after a hit, a check, a hold or a move, with the decision and the seconds that the store took."""
 
     def completed(self, call: Call, seconds: float) -> None:
-        """Hear that units were recorded, refunded or reset, and how long the store took for it."""
+        """Called after units were recorded, refunded or reset, with the seconds that the store took."""
 
     def settled(self, call: Call, cost: Cost | None) -> None:
-        """Called when a hold is over, with its cost; `None` if it was never settled, so that it counts as it was taken."""
+        """Called when a hold has ended, with its final cost; `None` if it was never settled and counts as it was taken."""
 
     def failed(self, call: Call, error: Exception, seconds: float) -> None:
-        """Hear that a call raised instead of answering, and after how long."""
+        """Called when a call raised an exception, with the seconds that it took."""
 
 
 class Hooks:

@@ -14,7 +14,9 @@ from headgate.errors import ConfigError
 from headgate.rules import SHARED, Rule
 
 PlainKey = str | bytes
+"""A key for one scope. Text and bytes are different keys."""
 Key = PlainKey | Mapping[str, PlainKey]
+"""The key of a call: one for all rules, or a mapping with one for each scope."""
 
 LONGEST_KEY = 128
 """Bytes up to which a key is stored as it is."""

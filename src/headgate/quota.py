@@ -25,9 +25,10 @@ MAX_UNITS = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis scripts count in doubles)."""
 
 MILLISECOND = 1_000
+"""Microseconds in a millisecond."""
 MIN_PERIOD_US = MILLISECOND
 MAX_PERIOD_US = 366 * 24 * 3_600_000_000
-"""The longest period, in microseconds: 366 days."""
+"""The longest period of a quota, in microseconds: a leap year."""
 
 _UNITS_US = {
     "ms": MILLISECOND,

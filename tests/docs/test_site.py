@@ -1,6 +1,9 @@
 """Build the documentation site and check it: every link and anchor leads somewhere, every public name is documented.
 
 The build itself is strict: a page without a place in the navigation, a dead link and a name that cannot be found are errors.
+
+To bring the lists of public names up to date: `python -m tests.docs.test_site`. A new module needs a section in
+docs/reference/api.md, and a line `::: module` on a page in docs/reference/api.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+API = ROOT / "docs" / "reference" / "api.md"
 PACKAGES = {"headgate": ROOT / "src", "headgate_server": ROOT / "server"}
 INTERNAL = {
     "headgate.testing.contract",  # its names are those of headgate.testing
@@ -49,7 +53,7 @@ class Page(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
     """The pages of the site by their paths; files that are not pages have neither links nor anchors."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     build = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert build.returncode == 0, build.stdout + build.stderr
@@ -111,8 +115,7 @@ def public_names() -> dict[str, list[str]]:
 
 def listed_names() -> dict[str, dict[str, str]]:
     """Return the names on the page of public names with what they link to, by module."""
-    text = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
-    _, *parts = re.split(r"^## `(.+)`$", text, flags=re.MULTILINE)
+    _, *parts = re.split(r"^## `(.+)`$", API.read_text("utf-8"), flags=re.MULTILINE)
     return {
         module: dict(re.findall(r"\[`(\w+)`\]\[([\w.]+)\]", body))
         for module, body in zip(parts[::2], parts[1::2], strict=True)
@@ -149,3 +152,19 @@ def test_examples_import_public_names_only() -> None:
         if alias.name not in public.get(str(node.module), ())
     }
     assert private == set()
+
+
+def with_lists(text: str) -> str:
+    """Return the page of public names with the list of each module as it is now; links stay as they are."""
+    public, listed = public_names(), listed_names()
+
+    def list_of(section: re.Match[str]) -> str:
+        module = section[2]
+        names = [f"[`{name}`][{listed[module].get(name, f'{module}.{name}')}]" for name in public[module]]
+        return section[1] + ",\n".join(names) + ".\n"
+
+    return re.sub(r"(^## `(.+)`\n\n.+\n\n)\[`(?:.+\n)+", list_of, text, flags=re.MULTILINE)
+
+
+if __name__ == "__main__":
+    API.write_text(with_lists(API.read_text("utf-8")), "utf-8")

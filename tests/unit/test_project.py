@@ -91,6 +91,7 @@ THIRD_PARTIES = {
     "headgate.stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
     "headgate_server.hosting": {"uvicorn"},
     "headgate.http.fastapi": {"fastapi", "starlette"},
+    "headgate.http.aiohttp": {"aiohttp"},
     "headgate.http.flask": {"flask", "werkzeug"},
     "headgate.http.django": {"asgiref", "django"},
     "headgate.http.rest_framework": {"rest_framework"},

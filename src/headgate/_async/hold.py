@@ -181,7 +181,7 @@ class AsyncHold:
         return decision
 
     def forget(self) -> None:
-        """Take the hold to be settled elsewhere, by its receipts: it does nothing more, and hooks hear no more of it."""
+        """Detach the hold, because it is settled elsewhere by its receipts: it does nothing more and calls no hooks."""
         self._final = self.cost
 
     async def _ask(

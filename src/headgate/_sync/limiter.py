@@ -158,7 +158,7 @@ class Limiter(Asking):
         quota: QuotaValue | None = None,
         now: float | None = None,
     ) -> Request:
-        """Return what the gate is asked for a call, for those who ask it themselves.
+        """Return the request that a call sends to the gate, for code that calls the gate itself.
 
         Raises:
             ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
@@ -316,7 +316,7 @@ class Limiter(Asking):
         return self
 
     def on_change(self, notify: Callable[[], None]) -> None:
-        """Have a method called whenever `current` has become another one, for as long as its object lives."""
+        """Register a method to be called whenever `current` was replaced; its object is referenced weakly."""
 
     def close(self) -> None:
         """Close the store, if it is the limiter's own."""

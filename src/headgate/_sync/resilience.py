@@ -125,7 +125,7 @@ class Circuit:
         self._is_tight = is_tight
 
     def call(self, charges: bool, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Return what a function returns that asks the store.
+        """Call a function that asks the store, through the breaker, and return its result.
 
         Raises:
             StoreUnavailable: The store was not asked, because it is known to be down.
@@ -145,7 +145,7 @@ class Circuit:
         return result
 
     def ping(self, ask: Asker) -> None:
-        """Ask the store whatever is known of it, by its own deadline, and take note of what comes of that."""
+        """Ask the store even if the breaker is open, within the store's own deadline, and record the outcome."""
         ticket = self.breaker.ticket
         try:
             ask()

@@ -1,4 +1,4 @@
-"""The pure middle: what a rule decides, given a state and a time."""
+"""The pure functions that decide: given a rule, a state and a time, they return the new state and a verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HOUR_US = 3_600_000_000
 
 
 def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
-    """Return what decides a rule, with its own quota or the given one (that of a tier).
+    """Return the algorithm of a rule, for its own quota or the given one (that of a tier).
 
     Raises:
         ConfigError: The quota cannot be counted exactly by this rule.

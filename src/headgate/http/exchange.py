@@ -25,17 +25,13 @@ from headgate.stores.base import ImmediateGate
 from headgate.stores.request import Request
 
 Scope = MutableMapping[str, Any]
-"""What an ASGI server says about a connection."""
-
+"""An ASGI scope: what is known of a request or connection."""
 Message = MutableMapping[str, Any]
-"""An event between server and application."""
-
+"""An ASGI message."""
 Receive = Callable[[], Awaitable[Message]]
-"""Gives an application the next event of the client."""
-
+"""The ASGI callable that returns the next message of the client."""
 Send = Callable[[Message], Awaitable[None]]
-"""Sends an event of the application to the client."""
-
+"""The ASGI callable that sends a message to the client."""
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 

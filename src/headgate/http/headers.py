@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
@@ -151,7 +152,7 @@ class Writer:
         return self._policy_of_tier.get(tier, self._own_policy)
 
     def costs(self, cost: Cost, count: int) -> list[int]:
-        """Return what a call costs each of the rules that decided."""
+        """Return the cost of a call for each rule, in the order of the decision."""
         if isinstance(cost, int) or count != len(self._rules):  # a server decides by its own rules
             return [cost if isinstance(cost, int) else 0] * count
         return [cost.get(rule.unit, 0) for rule in self._rules]
@@ -220,6 +221,16 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
     if not any(_is_legacy(name) for name, _ in fields):
         return [*headers, *fields]
     return [*(header for header in headers if not _is_legacy(header[0])), *fields]
+
+
+def text_fields(fields: Iterable[Field]) -> list[tuple[str, str]]:
+    """Return fields as text, with names as they are usually written."""
+    return [(_written(name), value.decode()) for name, value in fields]
+
+
+@lru_cache(maxsize=64)
+def _written(name: bytes) -> str:
+    return name.decode().title()
 
 
 def _is_legacy(name: bytes | str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh
-from headgate.http.headers import Field, retry_seconds, wire_name
+from headgate.http.headers import Field, retry_seconds, text_fields, wire_name
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
@@ -39,11 +39,16 @@ _LONGEST_ACCEPT = 1024
 
 
 class Answer(NamedTuple):
-    """A response of ours, complete but for the fields that say how much is left."""
+    """A refusal as an HTTP response; the `RateLimit` fields are added by `Writer`."""
 
     status: int
     fields: list[Field]
     body: bytes
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The fields as text, as most frameworks take them."""
+        return text_fields(self.fields)
 
 
 def refusal(decision: Decision, names: tuple[str, ...], accept: bytes | None = None) -> Answer:

@@ -27,6 +27,8 @@ with needing("headgate.observe.opentelemetry", "opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import SpanKind, StatusCode, TracerProvider
 
+__all__ = ["OpenTelemetryHook"]
+
 BOUNDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Of the latency histogram, in seconds: those of the one for Prometheus."""
 

@@ -83,7 +83,7 @@ class LimiterPolicy:
 
     @property
     def decides_alike(self) -> bool:
-        """Whether a call is decided under the tier that it names, for every key."""
+        """Whether every call is decided under the tier that it names: no override and no default tier applies."""
         return not self.overrides and (self.default_tier is None or self.default_tier not in self._known)
 
     def tier_for(self, key: Key | None, tier: str | None) -> str | None:

@@ -80,7 +80,7 @@ class Breaker:
 
     @property
     def ticket(self) -> int:
-        """A ticket for a probe, which asks the store in any case."""
+        """A ticket for a probe, which asks the store even while the breaker is open."""
         return self._epoch
 
     def admit(self, charges: bool = True) -> int | None:

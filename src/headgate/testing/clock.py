@@ -8,7 +8,7 @@ from headgate.clock import to_microseconds
 
 
 class FakeClock:
-    """A clock that moves only by `advance`; sleeping on it moves it.
+    """A clock for tests: it stands still until `advance` or `set` moves it; sleeping on it moves it, too.
 
     Args:
         now: Where it starts, in seconds since the epoch.

@@ -31,8 +31,10 @@ from headgate.testing.servers import ServerError, find_free_port
 
 __all__ = ["PostgresServer"]
 
-OLDEST, NEWEST = 16, 18
-"""The versions in the wheel."""
+OLDEST = 16
+"""The older PostgreSQL in the wheel."""
+NEWEST = 18
+"""The newer PostgreSQL in the wheel."""
 
 _FOLDERS = {16: "pginstall", 18: "pginstall18"}
 _PATIENCE = 30.0  # seconds until a server has to be up; it takes a fraction of one

@@ -115,11 +115,11 @@ class AsyncLivePolicy(AsyncWatched, Mapping[str, AsyncPolicyLimiter]):
         return self._file is not None
 
     def on_change(self, tell: Callable[[], None]) -> None:
-        """Have a function called after every reload that changed something, on the thread that reloads."""
+        """Register a function to be called after every reload that changed something, on the thread that reloads."""
         self._listeners.append(tell)
 
     def watch_beside(self, rules_for: Callable[[str, tuple[Rule, ...]], Iterable[Rule]]) -> None:
-        """Have shadow rules that are not in the file, from now on and after every reload.
+        """Add shadow rules that are not in the file; a reload keeps them.
 
         Args:
             rules_for: Called with the name and the live rules of each limiter; returns the shadow rules to add. Those that

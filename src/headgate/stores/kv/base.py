@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 
 class KV(Protocol):
-    """What is asked of every key-value store.
+    """The interface of a key-value store.
 
     One that also has a `guarantees` attribute says there what it keeps; without it, the least is assumed.
     """

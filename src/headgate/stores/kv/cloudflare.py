@@ -32,6 +32,7 @@ from headgate.stores.base import Guarantees
 __all__ = ["CloudflareKV"]
 
 API_BASE = "https://api.cloudflare.com/client/v4"
+"""The address of Cloudflare's API."""
 STALE_FOR = 60.0
 """Seconds for which a read may bring back a value that has been replaced."""
 

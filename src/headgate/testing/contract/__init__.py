@@ -33,13 +33,13 @@ class StoreContract(
     FeatureRaceTests,
     ProcessRaceTests,
 ):
-    """What every store must do. Subclass it and write `make_store`."""
+    """The conformance tests of a store. Subclass it and write `make_store`."""
 
 
 class AsyncStoreContract(
     NoteTests, ReplayTests, TimeTests, HoldTests, KeyTests, FeatureTests, ProcessRaceTests
 ):
-    """What every asynchronous store must do. Subclass it and write `make_store`, which returns an `AsyncStore`.
+    """The conformance tests of an asynchronous store. Subclass it and write `make_store`, which returns an `AsyncStore`.
 
     It is the same contract: every call is awaited on an event loop, and the races are between tasks. A store that keeps
     notes (`AsyncNotes`) is held to these too.

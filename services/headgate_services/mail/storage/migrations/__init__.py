@@ -37,7 +37,9 @@ async def migrate(connection: AsyncConnection, migrations: Sequence[Migration]) 
         return rows
 
     dialect = cast(Literal["postgresql", "sqlite"], connection.dialect.name)
-    return await apply_async(execute, migrations, "headgate_mail_migrations", dialect, refuse_newer=True)
+    return await apply_async(
+        execute, migrations, "headgate_mail_migrations", dialect, refuse_newer=True, must_write=True
+    )
 
 
 def statements_of(text: str) -> Iterator[str]:

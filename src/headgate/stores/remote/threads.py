@@ -280,9 +280,9 @@ class Crew:
     def close(self) -> None:
         """Close the connections that are idle, and the others when they are."""
         self.is_closed = True
-        nobody = ThreadCall(None, 0.0, "", False, None, self.answered)
-        nobody.state = OVER
-        self.step(nobody)
+        no_call = ThreadCall(None, 0.0, "", False, None, self.answered)
+        no_call.state = OVER
+        self.step(no_call)
 
     def _step(self, call: ThreadCall) -> ThreadLane | None:
         batcher = self._batcher
@@ -393,7 +393,7 @@ class Crew:
             self._lose(lane, cause)
 
     def _hand_on(self, call: ThreadCall, now: float) -> None:
-        """Have another thread lead where this one did, or where nobody does."""
+        """Have another thread lead where this one did, or where no thread does."""
         if call.has_given_up and call.reply is not None and call.abandoned is not None:
             call.abandoned(call.reply)  # it has come, and the caller has not seen it
             call.abandoned = None

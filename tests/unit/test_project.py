@@ -113,6 +113,7 @@ THIRD_PARTIES = {
     "headgate_services.common.health": {"fastapi"},
     "headgate_services.common.metrics": {"prometheus_client"},
     "headgate_services.common.postgres": {"psycopg"},
+    "headgate_services.common.text": {"pydantic"},
     "headgate_services.mail": {
         "aiosmtplib",
         "fastapi",

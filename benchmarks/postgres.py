@@ -2,8 +2,9 @@
 
 The floors are what a careful user writes without any library: one prepared upsert of a counter per decision, with psycopg
 from one thread and from one task, and over a pool of 32 connections from many; with asyncpg beside it. They keep no time,
-refuse nobody and answer with a number. `coalesced upsert` is one statement for the counters of all tasks that wait: what
-batching can bring at best. Every contender goes through 1,000 keys, all of which are there before it begins, and nobody is
+refuse nobody and answer with a number. `coalesced window` is one statement for all tasks that wait, and does what ours must
+do too: it takes the time, decides by the limit of a fixed window, writes only what is admitted, and locks keys in order.
+Every contender goes through 1,000 keys, all of which are there before it begins, and nobody is
 ever refused. Rounds are interleaved, so that a slow spell of the machine hits all alike.
 
 Then a bucket table: the check on a million rows beside a bare indexed `SELECT` of the same rows, and beside `SELECT 1`, on
@@ -62,17 +63,23 @@ LIMIT = 1_000_000_000
 TASKS = (1, 64)
 CROWD = 32
 COMMITS = {"off": False, "on": True}
-COALESCED = "floor: coalesced upsert, asyncpg"
+COALESCED = "floor: coalesced window, asyncpg"
 STEPS = len(COMMITS) + 1 + len(TASKS) + 1
 
 KINDS = ("fixed_window", "sliding_window", "sliding_log", "token_bucket")
 UPSERT = (
     "INSERT INTO floor VALUES ({}, 1) ON CONFLICT (key) DO UPDATE SET count = floor.count + 1 RETURNING count"
 )
-UPSERT_MANY = """
-    INSERT INTO floor SELECT key, count(*) FROM unnest($1::text[]) AS key GROUP BY key
-    ON CONFLICT (key) DO UPDATE SET count = floor.count + excluded.count RETURNING key, count
+COUNT_MANY = f"""
+    INSERT INTO windows
+    SELECT key, floor(extract(epoch FROM clock_timestamp()) / 3600), count(*)
+    FROM unnest($1::text[]) AS key GROUP BY key ORDER BY key
+    ON CONFLICT (key) DO UPDATE SET number = excluded.number,
+        count = CASE WHEN windows.number = excluded.number THEN windows.count ELSE 0 END + excluded.count
+    WHERE CASE WHEN windows.number = excluded.number THEN windows.count ELSE 0 END + excluded.count <= {LIMIT}
+    RETURNING key, {LIMIT} - count
 """
+"""Returns what is left of each key that was admitted."""
 
 
 class Caller(NamedTuple):
@@ -106,7 +113,8 @@ def database_url() -> Iterator[str]:
         migrate(url)
         with psycopg.connect(url) as connection:
             connection.execute(
-                "CREATE TABLE floor (key text PRIMARY KEY, count bigint) WITH (fillfactor = 50)"
+                "CREATE TABLE floor (key text PRIMARY KEY, count bigint) WITH (fillfactor = 50);"
+                "CREATE TABLE windows (key text PRIMARY KEY, number bigint, count bigint) WITH (fillfactor = 50)"
             )
         yield url
 
@@ -442,12 +450,12 @@ async def upsert_psycopg_pool(url: str) -> Caller:
     return Caller(hit, pool.close)
 
 
-async def upsert_many(url: str) -> Caller:
+async def count_many(url: str) -> Caller:
     """Build what batching can bring at best: one statement for all tasks that wait, and no more than that."""
     import asyncpg
 
     connection = await asyncpg.connect(url, server_settings={"synchronous_commit": "off"})
-    statement = await connection.prepare(UPSERT_MANY)
+    statement = await connection.prepare(COUNT_MANY)
     waiting: list[tuple[str, asyncio.Future[Any]]] = []
     is_busy = False
     tasks: set[asyncio.Task[None]] = set()
@@ -456,9 +464,9 @@ async def upsert_many(url: str) -> Caller:
         nonlocal waiting, is_busy
         while waiting:
             batch, waiting = waiting, []
-            counts = dict(await statement.fetch([key for key, _ in batch]))
+            left = dict(await statement.fetch([key for key, _ in batch]))
             for key, future in batch:
-                future.set_result(counts[key])
+                future.set_result(left.get(key))
         is_busy = False
 
     def hit(key: str) -> asyncio.Future[Any]:
@@ -489,7 +497,7 @@ TASKS_CALLERS: dict[str, Callable[[str], Any]] = {
     "floor: upsert, asyncpg": upsert_asyncpg,
     POOLED[0]: upsert_asyncpg_pool,
     POOLED[1]: upsert_psycopg_pool,
-    COALESCED: upsert_many,
+    COALESCED: count_many,
     **{f"{HEADGATE}: {kind}": partial(headgate_async, kind) for kind in (*KINDS, "three rules")},
 }
 

@@ -12,8 +12,8 @@
    which one drains per tick. README.md in this folder says what is left out. */
 
 #define CLIENTS 3
-#define LAST    4  /* the last moment */
-#define PERIOD  3  /* of the log, in ticks */
+#define LAST    2  /* the last moment */
+#define PERIOD  2  /* of the log, in ticks */
 #define BURST   4  /* of the bucket, for one tier; the other has SMALL */
 #define SMALL   2
 #define LIMIT   5  /* of the log, at first; then LOWER, then again LIMIT */
@@ -23,19 +23,23 @@ byte now;
 byte limit = LIMIT;
 
 /* --- the states that a store keeps --- */
-byte birth = 1;         /* of the bucket: a new one whenever it was empty, or its shape has changed */
 byte level;
 byte since;             /* the time that the level is of */
 byte refunded;
 byte shape = BURST;
 byte counted[LAST + 1]; /* the log: units by the moment they were taken at */
+bool valid[CLIENTS];    /* whether the receipt of a client has the birth of the bucket */
 
 /* --- the ledger: units that stand, by the moment they were held at, and by the moment they count from --- */
 byte by_hold[LAST + 1];
 byte by_confirm[LAST + 1];
 
-byte steps[CLIENTS];
+/* For reckoning within a step; zero between steps, so that they make no more states. */
+byte i;
+short sum, sum2, gone, back;
 
+mtype = { holds, is_refused, releases, confirms, cannot_confirm_and_releases }
+#define SAY(what) printf("t=%d: client %d %e %d, the level is %d\n", now, me, what, cost, level)
 #define DRAINED(l, t) ((l > now - t) -> l - (now - t) : 0)
 #define MIN(a, b) ((a < b) -> a : b)
 #define MAX0(a) ((a > 0) -> a : 0)
@@ -47,7 +51,16 @@ inline count_log(sum) {
     do
     :: i <= now -> sum = sum + ((i + PERIOD > now) -> counted[i] : 0); i++
     :: else -> break
-    od
+    od;
+    i = 0
+}
+
+inline clean() {
+    i = 0;
+    sum = 0;
+    sum2 = 0;
+    gone = 0;
+    back = 0
 }
 
 /* In any span the bucket admits no more than its largest burst and what drains, and the log no more than its largest limit. */
@@ -64,19 +77,27 @@ inline check_ledger() {
         assert(sum2 <= BURST + (now - i));
         assert(i + PERIOD <= now || (sum <= LIMIT && sum2 <= LIMIT))
     :: else -> break
-    od
+    od;
+    clean()
 }
 
-/* Bring the bucket to now and to the shape of whoever asks. Receipts of another shape, or of a bucket that was empty, are void. */
+/* A new birth: no receipt from before gives anything back. */
+inline bear() {
+    refunded = 0;
+    i = 0;
+    do
+    :: i < CLIENTS -> valid[i] = false; i++
+    :: else -> break
+    od;
+    i = 0
+}
+
+/* Bring the bucket to now and to the shape of the call. Receipts of another shape, or of a bucket that was empty, are void. */
 inline drain(burst) {
+    level = DRAINED(level, since);
     if
-    :: DRAINED(level, since) == 0 -> birth++; level = 0; refunded = 0
-    :: else ->
-        level = level - (now - since);
-        if
-        :: shape != burst -> birth++; refunded = 0
-        :: else -> skip
-        fi
+    :: level == 0 || shape != burst -> bear()
+    :: else -> skip
     fi;
     since = now;
     shape = burst
@@ -93,8 +114,7 @@ inline take(burst, cost, ok) {
         drain(burst);
         before = level;
         refunded_before = refunded;
-        receipt = birth;
-        receipt_shape = burst;
+        valid[me] = true;
         at = now;
         level = level + cost;
         counted[now] = counted[now] + cost;
@@ -107,7 +127,7 @@ inline take(burst, cost, ok) {
 inline back_to_bucket(cost) {
     back = 0;
     if
-    :: receipt == birth && receipt_shape == shape ->
+    :: valid[me] ->
 #ifdef REFUND_FORGETS
         gone = (now - at) - before;
 #else
@@ -133,7 +153,7 @@ inline release(cost) {
     since = now;
     refunded = refunded + back;
     if
-    :: level == 0 -> birth++; refunded = 0
+    :: level == 0 -> bear()
     :: else -> skip
     fi;
     by_hold[at] = by_hold[at] - cost;
@@ -146,12 +166,12 @@ inline confirm(cost, ok) {
     count_log(sum);
     sum = sum - ((at + PERIOD > now) -> cost : 0);
     if
-    :: DRAINED(level, since) - back + cost <= receipt_shape && sum + cost <= limit ->
+    :: DRAINED(level, since) - back + cost <= burst && sum + cost <= limit ->
         back_to_log(cost);
         level = DRAINED(level, since) - back;
         since = now;
         refunded = refunded + back;
-        drain(receipt_shape);
+        drain(burst);
         level = level + cost;
         counted[now] = counted[now] + cost;
         by_confirm[at] = by_confirm[at] - cost;
@@ -161,43 +181,50 @@ inline confirm(cost, ok) {
     fi
 }
 
-proctype Client(byte me) {
-    byte burst, cost, at, before, refunded_before, receipt, receipt_shape, i;
-    short sum, sum2, gone, back;
+/* A client of a tier, who takes so many holds, one after the other. */
+proctype Client(byte me; byte burst; byte holds_left) {
+    byte cost, at, before, refunded_before;
     bool ok;
     do
-    :: steps[me] < 2 ->
+    :: holds_left > 0 ->
         atomic {
-            steps[me]++;
-            if :: burst = BURST :: burst = SMALL fi;
             if :: cost = 1 :: cost = 2 fi;
-            take(burst, cost, ok);
-            if
-            :: ok -> by_hold[now] = by_hold[now] + cost; by_confirm[now] = by_confirm[now] + cost; check_ledger()
-            :: else -> skip
-            fi
-        }
+            d_step {
+                holds_left--;
+                take(burst, cost, ok);
+                if
+                :: ok ->
+                    by_hold[now] = by_hold[now] + cost;
+                    by_confirm[now] = by_confirm[now] + cost;
+                    SAY(holds);
+                    check_ledger()
+                :: else -> SAY(is_refused); clean()
+                fi
+            }
+        };
         if
         :: !ok -> skip
-        :: ok -> atomic { release(cost); check_ledger() }
-        :: ok -> atomic {
+        :: ok -> d_step { release(cost); SAY(releases); check_ledger() }
+        :: ok -> d_step {
             confirm(cost, ok);
             if
-            :: ok -> check_ledger()
-            :: else -> ok = true; release(cost); check_ledger()
-            fi
+            :: ok -> SAY(confirms)
+            :: else -> release(cost); SAY(cannot_confirm_and_releases)
+            fi;
+            check_ledger()
           }
         :: ok -> skip    /* what was held is kept: a hit is no more than that */
         :: ok -> break   /* a crash: no one ends the hold */
-        fi
-    :: break
+        fi;
+        d_step { ok = false; cost = 0; at = 0; before = 0; refunded_before = 0; valid[me] = false }
+    :: holds_left == 0 -> break
     od
 }
 
 proctype Clock() {
+end:
     do
     :: now < LAST -> now++
-    :: break
     od
 }
 
@@ -207,9 +234,10 @@ proctype Owner() {
 }
 
 init {
-    byte i;
     atomic {
-        for (i : 0 .. CLIENTS - 1) { run Client(i) }
+        run Client(0, BURST, 2);
+        run Client(1, BURST, 2);
+        run Client(2, SMALL, 1);
         run Clock();
         run Owner()
     }

@@ -116,17 +116,25 @@ def _check_local(scope: Mapping[str, Any]) -> None:
             403,
             "there are no tokens in the policy, so only this machine may ask; add [server.tokens.NAME] to it",
         )
-    if any(name in _PASSED_ON for name, _ in scope["headers"]):
-        raise ApiProblem(
-            403,
-            "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
-            "add [server.tokens.NAME] to it",
-        )
-    if not _is_loopback_authority(_field(scope["headers"], b"host")):
+    host, hosts = b"", 0
+    for name, value in scope["headers"]:
+        if name == b"host":
+            host, hosts = value, hosts + 1
+        elif name in _PASSED_ON:
+            raise _passed_on()
+    if hosts != 1 or not _is_loopback_authority(host):
         raise ApiProblem(
             421,
             "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
         )
+
+
+def _passed_on() -> ApiProblem:
+    return ApiProblem(
+        403,
+        "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
+        "add [server.tokens.NAME] to it",
+    )
 
 
 @lru_cache(maxsize=256)

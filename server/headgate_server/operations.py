@@ -60,16 +60,18 @@ from headgate_server.wire import (
 
 logger = logging.getLogger("headgate.server")
 audit = logging.getLogger("headgate.audit")
-"""Who has taken away what was counted, and whose token was refused."""
+"""The log of resets and refused tokens."""
 
 MOST_TOGETHER = 100
 """Calls of a batch that are under way at once."""
 
 LONGEST_WORK = 0.002
-"""Seconds that a batch may keep the loop for itself."""
+"""Seconds that a batch may block the event loop."""
 
 _TOGETHER = frozenset({"hit", "check", "record", "wait-hint"})
 """Operations that may be under way together: stores answer them in the order in which they were asked."""
+
+_OF_HOLDS = frozenset({"settle", "release", "confirm", "renew"})
 
 
 class Operations:
@@ -81,6 +83,11 @@ class Operations:
     def __init__(self, live: AsyncLivePolicy, book: HoldBook) -> None:
         self._live = live
         self._book = book
+        self._decisions: dict[str, Callable[[HitAsk, str], Awaitable[Struct]]] = {
+            "hit": self.hit,
+            "check": self.check,
+            "wait-hint": self.wait_hint,
+        }
 
     async def hit(self, ask: HitAsk, name: str) -> DecisionAnswer:
         limiter = self._limiter(name)
@@ -119,7 +126,9 @@ class Operations:
     async def reset(self, request: ApiRequest, ask: ResetAsk, name: str) -> ResetAnswer:
         key = key_from(ask.key)
         await self._limiter(name).reset(key)
-        audit.info("%s has reset %r in limiter %r", request.name or "somebody here", shown_key(key), name)
+        audit.info(
+            "%s has reset %r in limiter %r", request.name or "a caller without a token", shown_key(key), name
+        )
         return ResetAnswer()
 
     async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
@@ -196,14 +205,15 @@ class Operations:
         together: list[asyncio.Task[BatchAnswer]] = []
         rested = perf_counter()
         for call in ask.calls:
-            if len(together) >= MOST_TOGETHER or (together and not self._may_join(call)):
+            may_join = self._may_join(call)
+            if together and (not may_join or len(together) >= MOST_TOGETHER):
                 answers += await asyncio.gather(*together)
                 together = []
-            if self._may_join(call):
+            if may_join:
                 together.append(asyncio.ensure_future(self._answer(call, request)))
                 continue
             answers.append(await self._answer(call, request))
-            if perf_counter() - rested > LONGEST_WORK:  # what never waits would keep everybody else waiting
+            if perf_counter() - rested > LONGEST_WORK:  # calls that never wait would block all other requests
                 await asyncio.sleep(0)
                 rested = perf_counter()
         return BatchAnswers(answers + await asyncio.gather(*together))
@@ -223,44 +233,35 @@ class Operations:
             return BatchAnswer(problem.status, problem.document)
 
     async def _one(self, call: BatchCall, request: ApiRequest) -> Struct:
+        name, operation = call.limiter, call.operation
+        if operation in _OF_HOLDS:
+            return await self._end(call)
+        if name is None or call.hold is not None:
+            raise ApiProblem(400, f"{operation} needs the name of a limiter, and no hold")
+        if name not in self._live:  # without near names: to look for a thousand of them takes seconds
+            raise ApiProblem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
         cost = 1 if call.cost is None else call.cost
+        if operation == "record":
+            return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), name)
         if isinstance(cost, list):
-            if call.operation != "record" or call.limiter is None:
-                raise ApiProblem(400, "only record takes a cost for each rule; write an object by unit")
-            return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), call.limiter)
-        match call:
-            case BatchCall(
-                operation="settle" | "release" | "confirm" | "renew",
-                hold=str(hold),
-                limiter=None,
-                key=None,
-                tier=None,
-                quota=None,
-            ):
-                return await self._end(call, None if call.cost is None else cost, hold)
-            case BatchCall(operation="settle" | "release" | "confirm" | "renew"):
-                raise ApiProblem(400, f"{call.operation} needs the id of a hold, and nothing of a limiter")
-            case BatchCall(limiter=str(name), hold=None):
-                if name not in self._live:  # without near names: to look for a thousand of them takes seconds
-                    raise ApiProblem(
-                        404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all"
-                    )
-                if call.operation == "reset":
-                    return await self._reset_one(call, name, request)
-                if call.operation == "record":
-                    return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), name)
-                one = HitAsk(call.key, cost, call.tier, call.quota)
-                if call.operation == "hold":
-                    return await self.hold(request, one, name)
-                return await self._by_name(call.operation)(one, name)
-        raise ApiProblem(400, f"{call.operation} needs the name of a limiter, and no hold")
+            raise ApiProblem(400, "only record takes a cost for each rule; write an object by unit")
+        if operation == "reset":
+            return await self._reset_one(call, name, request)
+        one = HitAsk(call.key, cost, call.tier, call.quota)
+        if operation == "hold":
+            return await self.hold(request, one, name)
+        return await self._decisions[operation](one, name)
 
-    async def _end(self, call: BatchCall, cost: int | dict[str, int] | None, hold: str) -> Struct:
-        if call.operation == "confirm":
+    async def _end(self, call: BatchCall) -> Struct:
+        hold, cost, operation = call.hold, call.cost, call.operation
+        of_limiter = (call.limiter, call.key, call.tier, call.quota)
+        if hold is None or isinstance(cost, list) or of_limiter != (None, None, None, None):
+            raise ApiProblem(400, f"{operation} needs the id of a hold, and nothing of a limiter")
+        if operation == "confirm":
             return await self.confirm(ConfirmAsk(cost, call.anew), hold)
-        if (cost is None) is (call.operation == "settle"):
+        if (cost is None) is (operation == "settle"):
             raise ApiProblem(400, "settle needs a cost, and release takes none, nor does renew")
-        if call.operation == "renew":
+        if operation == "renew":
             return await self.renew(RenewAsk(call.anew), hold)
         return await self.settle(SettleAsk(0 if cost is None else cost), hold)
 
@@ -271,13 +272,6 @@ class Operations:
             raise ApiProblem(400, "reset takes a key, but neither cost nor tier nor quota")
         return await self.reset(request, ResetAsk(call.key), name)
 
-    def _by_name(self, operation: str) -> Callable[[HitAsk, str], Awaitable[Struct]]:
-        return {
-            "hit": self.hit,
-            "check": self.check,
-            "wait-hint": self.wait_hint,
-        }[operation]
-
     def _limiter(self, name: str) -> AsyncPolicyLimiter:
         try:
             return self._live[name]
@@ -286,7 +280,7 @@ class Operations:
 
 
 def problem_from(error: Exception) -> ApiProblem:
-    """Return what to answer to a request that raised; what nobody expected is logged, and not shown."""
+    """Return what to answer to a request that raised; an unexpected error is logged, not shown."""
     match error:
         case ApiProblem():
             return error

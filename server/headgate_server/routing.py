@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -15,6 +16,9 @@ from msgspec import Struct
 from headgate.policy.model import Permission
 from headgate_server.access import Needed
 from headgate_server.problems import ApiProblem
+
+LONGEST_CACHED = 128
+"""Bytes of the longest path whose route is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,9 @@ class Router:
                 else:
                     node = node.named.setdefault(part, _Node())
             node.endpoints[endpoint.method] = endpoint
+        self._cached = lru_cache(maxsize=256)(self._find)
 
-    def find(self, method: str, path: bytes) -> tuple[Route, list[str]]:
+    def find(self, method: str, path: bytes) -> tuple[Route, tuple[str, ...]]:
         """Return the endpoint and the values of its placeholders.
 
         Args:
@@ -86,6 +91,12 @@ class Router:
         Raises:
             ApiProblem: 404 if there is none, 405 if there is one for other methods.
         """
+        # Names of limiters are few and asked for again and again; ids of holds are not.
+        if len(path) <= LONGEST_CACHED and not path.startswith(b"/v1/holds/"):
+            return self._cached(method, path)
+        return self._find(method, path)
+
+    def _find(self, method: str, path: bytes) -> tuple[Route, tuple[str, ...]]:
         node: _Node | None = self._root
         values: list[str] = []
         for part in path.decode("latin-1").split("/")[1:]:
@@ -102,7 +113,7 @@ class Router:
         found = node.endpoints.get("GET" if method == "HEAD" else method)
         if found is None:
             raise _not_allowed(node.endpoints)
-        return found, values
+        return found, tuple(values)
 
 
 def _not_allowed(endpoints: dict[str, Route]) -> ApiProblem:

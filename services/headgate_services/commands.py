@@ -57,7 +57,7 @@ def _add_demo(commands: Commands) -> None:
         help="of the dashboard; 0 for any free one (default: 8080)",
     )
     demo.add_argument(
-        "--no-traffic", action="store_true", help="let nobody call until the page switches the callers on"
+        "--no-traffic", action="store_true", help="no calls until the page switches the callers on"
     )
     demo.add_argument("--keep", metavar="FOLDER", help="keep all data there, for the next start")
 
@@ -215,7 +215,7 @@ def _add_tiers(commands: Commands) -> None:
         examples=["headgate tiers load-test", "headgate tiers load-test --seconds 60 --clients 32"],
     )
     action.add_argument(
-        "--redis-url", metavar="URL", help="a Redis that nobody else is using (default: one of its own)"
+        "--redis-url", metavar="URL", help="a Redis without other clients (default: one of its own)"
     )
     action.add_argument(
         "--seconds", type=float, default=10.0, metavar="N", help="for each mode (default: %(default)s)"
@@ -240,7 +240,7 @@ def _add_petitions(commands: Commands) -> None:
         lambda options: _service("petitions").halt(options.reason),
         examples=["headgate petitions halt 'back at noon'"],
     )
-    action.add_argument("reason", metavar="REASON", help="what clients are told")
+    action.add_argument("reason", metavar="REASON", help="the reason that clients get")
     actions.add(
         "resume",
         "let petitions be submitted again",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import httpx
@@ -36,6 +37,8 @@ class Program:
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self._printed = {"stdout": "", "stderr": ""}
+        self._open_streams = 2
+        self._changed = threading.Condition()
         self._readers = [
             threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._printed
         ]
@@ -52,7 +55,10 @@ class Program:
 
     def wait_for_output(self, text: str) -> str:
         """Return what it has printed once that has a text in it."""
-        eventually(lambda: text in self.output, lambda: self._ended_without(text))
+        with self._changed:
+            found = self._changed.wait_for(lambda: text in self.output or self._open_streams == 0, PATIENCE)
+        assert found, f"did not print {text!r}:\n{self.output}\n{self.problems}"
+        assert text in self.output, f"ended without {text!r}:\n{self.output}\n{self.problems}"
         return self.output
 
     def descendants(self) -> list[int]:
@@ -89,12 +95,12 @@ class Program:
 
     def _read(self, name: str) -> None:
         for line in getattr(self.process, name):
-            self._printed[name] += line
-
-    def _ended_without(self, text: str) -> str | None:
-        if self.process.poll() is None:
-            return None
-        return f"ended with {self.process.returncode} without {text!r}:\n{self.output}\n{self.problems}"
+            with self._changed:
+                self._printed[name] += line
+                self._changed.notify_all()
+        with self._changed:
+            self._open_streams -= 1
+            self._changed.notify_all()
 
 
 def demo(*options: str, environment: dict[str, str] | None = None) -> Program:
@@ -102,15 +108,26 @@ def demo(*options: str, environment: dict[str, str] | None = None) -> Program:
     return Program("demo", *(options or ("--port", "0")), environment=environment)
 
 
-def eventually(happened: Callable[[], T], given_up: Callable[[], str | None] = lambda: None) -> T:
-    """Return what becomes true, asking again and again."""
+def eventually(answer: Callable[[], T]) -> T:
+    """Return what a server answers once that is true, asking it again and again."""
     deadline = time.monotonic() + PATIENCE
-    while not (value := happened()):
-        reason = given_up()
-        assert reason is None, reason
+    while not (value := answer()):
         assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
     return value
+
+
+def until_ended(pids: Iterable[int]) -> None:
+    """Wait until all of these processes have ended, whoever started them."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            ended, _, _ = select.select([descriptor], [], [], PATIENCE)
+        finally:
+            os.close(descriptor)
+        assert ended, f"process {pid} is still there"
 
 
 class Block:
@@ -159,11 +176,3 @@ def first_tick(url: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, 
             return tick
         assert time.monotonic() < deadline, f"not so: {tick}"
     raise AssertionError("the stream has ended")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

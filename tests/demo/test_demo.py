@@ -20,8 +20,8 @@ from tests.demo.support import (
     demo,
     eventually,
     first_tick,
-    is_alive,
     ticks,
+    until_ended,
 )
 
 SERVICES = ["mail", "telegram", "tiers", "petitions"]
@@ -139,7 +139,7 @@ def test_ctrl_c_stops_everything(running: Program, block: Block) -> None:
     watching.close()
     assert running.problems == ""
     assert running.output.endswith("\nStopping.\n")
-    eventually(lambda: not any(map(is_alive, processes)))
+    until_ended(processes)
     assert not Path(block.policy).parent.exists()
 
 

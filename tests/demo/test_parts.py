@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from headgate_services.demo.environment import environment
-from headgate_services.demo.errors import DemoError, missing_packages_told
+from headgate_services.demo.errors import DemoError, naming_missing_packages
 from headgate_services.demo.hosting import Hosted
 from headgate_services.demo.ports import PortTaken, check_loopback, listen, listen_near, url_of
 from headgate_services.demo.services_only import variables_of
 from headgate_services.demo.stand_ins import BotApiStandIn, MailSink
-from headgate_services.demo.traffic import Caller, Traffic
+from headgate_services.demo.traffic import Caller, DemoTraffic
 
 
 class TestPorts:
@@ -80,12 +80,12 @@ def test_an_environment_is_replaced_and_restored() -> None:
 
 def test_a_missing_package_is_told_with_what_to_install() -> None:
     wanted = r"no_such_package is not installed: pip install 'headgate-services\[all\]'"
-    with pytest.raises(DemoError, match=wanted), missing_packages_told():
+    with pytest.raises(DemoError, match=wanted), naming_missing_packages():
         import no_such_package  # noqa: F401
 
 
 def test_a_missing_module_of_ours_is_a_bug() -> None:
-    with pytest.raises(ModuleNotFoundError), missing_packages_told():
+    with pytest.raises(ModuleNotFoundError), naming_missing_packages():
         import headgate.no_such_module  # noqa: F401
 
 
@@ -123,16 +123,22 @@ async def test_the_bot_api_counts_refusals() -> None:
 
 
 class TestTraffic:
-    async def test_callers_call_only_while_it_is_on(self) -> None:
+    async def test_callers_call_only_while_it_is_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         called = asyncio.Event()
 
         async def call() -> None:
             called.set()
 
-        traffic = Traffic([Caller("eager", 10_000, call)], on=False)
+        traffic = DemoTraffic([Caller("eager", 10_000, call)], on=False)
+        wait, is_waiting = traffic._switch.wait, asyncio.Event()
+
+        async def watched() -> bool:
+            is_waiting.set()
+            return await wait()
+
+        monkeypatch.setattr(traffic._switch, "wait", watched)
         task = asyncio.create_task(traffic.run())
-        for _ in range(20):
-            await asyncio.sleep(0.001)
+        await asyncio.wait_for(is_waiting.wait(), 30)
         assert not called.is_set()
         traffic.on = True
         await asyncio.wait_for(called.wait(), 30)
@@ -148,7 +154,7 @@ class TestTraffic:
         async def call() -> None:
             calls.release()
 
-        traffic = Traffic([Caller("unlucky", 10_000, fail), Caller("lucky", 1_000, call)], on=True)
+        traffic = DemoTraffic([Caller("unlucky", 10_000, fail), Caller("lucky", 1_000, call)], on=True)
         task = asyncio.create_task(traffic.run())
         for _ in range(5):
             await asyncio.wait_for(calls.acquire(), 30)

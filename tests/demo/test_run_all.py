@@ -12,7 +12,7 @@ import pytest
 from headgate_services.demo import run_all, services_only
 from headgate_services.demo.errors import DemoError
 from headgate_services.demo.ports import listen
-from tests.demo.support import Program, eventually, is_alive
+from tests.demo.support import Program, until_ended
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_all_four_run_and_stop_together(environment: dict[str, str]) -> None:
         processes = program.descendants()
         assert processes  # the PostgreSQL of the petitions service
         assert program.tell(signal.SIGTERM) == 0
-        eventually(lambda: not any(map(is_alive, processes)))
+        until_ended(processes)
     assert "Traceback" not in program.problems
 
 

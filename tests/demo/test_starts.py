@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from headgate_services.demo.ports import listen
-from tests.demo.support import BLOCK_ENDS_WITH, Block, ask_like_curl, demo, eventually, first_tick, is_alive
+from tests.demo.support import BLOCK_ENDS_WITH, Block, ask_like_curl, demo, first_tick, until_ended
 
 
 def test_killed_it_leaves_no_process_and_what_was_kept_is_there_again(folder: Path) -> None:
@@ -21,7 +21,7 @@ def test_killed_it_leaves_no_process_and_what_was_kept_is_there_again(folder: Pa
             assert second.problems == f"headgate: {folder}: another demo is using this folder\n"
         processes = first.descendants()
         assert first.tell(signal.SIGKILL) == -signal.SIGKILL
-        eventually(lambda: not any(map(is_alive, processes)))
+        until_ended(processes)
 
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

@@ -2,7 +2,8 @@
 
 The blocks of a file run in order and share one namespace, as a reader would follow them, in an empty folder. `await`
 works at the top level, as in `python -m asyncio`; a `pycon` block must print what it shows. Blocks in other languages
-are not run, nor is one after a line `<!-- not run: the reason -->`.
+are not run, nor is one after a line `<!-- not run: the reason -->`. One after `<!-- needs: module -->` is run where that
+module is installed, as other limiters are with the extra `bench`.
 
 It is our own code because it is little to read, and does what we want of it together: top-level `await` in one event loop
 per page, a reason required for leaving a block out, and pages outside the folder of the tests.
@@ -16,6 +17,7 @@ import doctest
 import inspect
 import re
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ PAGES = sorted(
 
 FENCE = re.compile(
     r"(?P<left_out><!-- not run: \S.*?-->\n+)?"
+    r"(?:<!-- needs: (?P<needs>\w+) -->\n+)?"
     r"^(?P<indent> *)```(?P<language>python|pycon)\b.*\n(?P<code>(?:.*\n)*?)(?P=indent)```$",
     re.MULTILINE,
 )
@@ -48,7 +51,7 @@ def blocks_of(text: str) -> list[Block]:
     return [
         Block(match["language"], textwrap.dedent(match["code"]), text.count("\n", 0, match.start("code")) + 1)
         for match in FENCE.finditer(text)
-        if not match["left_out"]
+        if not match["left_out"] and (match["needs"] is None or find_spec(match["needs"]))
     ]
 
 
@@ -124,3 +127,8 @@ def test_a_wrong_example_fails(code: str) -> None:
 
 def test_leaving_out_needs_a_reason() -> None:
     assert len(blocks_of("<!-- not run: -->\n```python\n1\n```")) == 1
+
+
+def test_a_block_may_need_a_module() -> None:
+    code = "<!-- needs: {} -->\n```python\n1\n```"
+    assert [len(blocks_of(code.format(module))) for module in ("headgate", "no_such_module")] == [1, 0]

@@ -72,6 +72,31 @@ def test_fastapi() -> None:
         assert "ratelimit" not in client.get("/health").headers
 
 
+def test_aiohttp() -> None:
+    with running("aiohttp_app.py") as client:
+        assert client.get("/").text == "99 left\n"
+        words = ["open sesame", "open sesame", "a", "b", "c", "d"]
+        codes = [client.post("/login", data={"password": word}).status_code for word in words]
+        assert codes == [200, 200, 401, 401, 401, 429]
+        assert "ratelimit" not in client.get("/health").headers
+
+
+def test_litestar() -> None:
+    with running("litestar_app.py") as client:
+        words = ["open sesame", "open sesame", "a", "b", "c", "d"]
+        codes = [client.post("/login", params={"password": word}).status_code for word in words]
+        assert codes == [201, 201, 401, 401, 401, 429]
+        assert client.get("/").headers["x-ratelimit-remaining"] == "93"
+        assert "ratelimit" not in client.get("/health").headers
+
+
+def test_quart() -> None:
+    with running("quart_app.py") as client:
+        assert [client.get("/report").status_code for _ in range(4)] == [200, 200, 200, 429]
+        assert client.get("/").headers["x-ratelimit-remaining"] == "95"
+        assert "ratelimit" not in client.get("/health").headers
+
+
 def test_every_example_is_started() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tested] == []

@@ -255,6 +255,7 @@ async def test_text_is_every_scope_of_a_key() -> None:
     server = Server()
     await server.hit("submit", {"user": "42"}, cost=2)
     found = await inspected(server, "42")
+    about = {"kind": "sliding_window", "unit": "requests", "timezone": None, "shadow": False}
     assert found["submit"] == {
         "name": "submit",
         "error": None,
@@ -267,6 +268,7 @@ async def test_text_is_every_scope_of_a_key() -> None:
                 "reset_after": 3660.0 - server.clock.now_us() % 60_000_000 / 1_000_000,
                 "frees_after": 0,
                 "scope": "user",
+                **about,
             },
             {
                 "name": "sliding_window/1d/*",
@@ -276,6 +278,7 @@ async def test_text_is_every_scope_of_a_key() -> None:
                 "reset_after": found["submit"]["results"][1]["reset_after"],  # type: ignore[index]
                 "frees_after": 0,
                 "scope": "*",
+                **about,
             },
         ],
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import CostTooHigh, Quota, fixed_window, sliding_log, sliding_window, token_bucket
+from headgate import CostTooHigh, Quota, calendar, fixed_window, sliding_log, sliding_window, token_bucket
 from headgate.algorithms import Algorithm, Receipt, State, TokenBucket, algorithm_for, decide_all
 from headgate.decision import Verdict
 from headgate.quota import MAX_UNITS
@@ -496,3 +496,21 @@ def test_several_rules_and_a_cost_of_nothing_write_nothing() -> None:
     after, verdicts = decide_all([FIXED, LOG], states, T0, (0, 0), BIRTH)
     assert list(after) == states
     assert [verdict.remaining for verdict in verdicts] == [2, 3]
+
+
+# --- Calendar --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "cost"), [(5, 0), (0, 1)])
+def test_a_calendar_window_without_units_is_fresh_already(limit: int, cost: int) -> None:
+    state, verdict = algorithm_for(calendar(f"{limit}/day")).decide(None, T0, cost, BIRTH)
+    assert (state, verdict.reset_after_us, verdict.retry_after_us) == (None, 0, None)
+
+
+def test_a_calendar_window_that_was_counted_in_is_read_until_its_last_microsecond() -> None:
+    algorithm = algorithm_for(calendar("5/day"))
+    state, verdict = algorithm.decide(None, T0, 1, BIRTH)
+    assert state is not None
+    end = T0 + (verdict.reset_after_us or 0)
+    assert algorithm.fresh_at(state) == end
+    assert (algorithm.read(state, T0), algorithm.read(state, T0 - 86_400_000_000)) == (T0, end - 1)

@@ -91,6 +91,7 @@ THIRD_PARTIES = {
     "headgate.stores.postgres": {"asyncpg", "psycopg", "psycopg_pool"},
     "headgate_server.hosting": {"uvicorn"},
     "headgate.http.fastapi": {"fastapi", "starlette"},
+    "headgate.http.aiohttp": {"aiohttp"},
     "headgate.http.flask": {"flask", "werkzeug"},
     "headgate.http.django": {"asgiref", "django"},
     "headgate.http.rest_framework": {"rest_framework"},
@@ -110,6 +111,7 @@ THIRD_PARTIES = {
     "headgate_services.common.environment": {"pydantic", "pydantic_settings"},
     "headgate_services.common.guards": {"fastapi"},
     "headgate_services.common.health": {"fastapi"},
+    "headgate_services.common.metrics": {"prometheus_client"},
     "headgate_services.common.postgres": {"psycopg"},
     "headgate_services.mail": {
         "aiosmtplib",

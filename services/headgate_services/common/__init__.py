@@ -1,1 +1,1 @@
-"""What several services do in the same way; each service has its own package beside this one."""
+"""What several services have in common; each service has its own package beside this one."""

@@ -2,7 +2,7 @@
 
 A server that hangs accepts connections and answers nothing, and a statement that is waiting for it cannot be cancelled: that
 would need an answer too. So every exchange with the server has a deadline, after which the connection is closed. What was in
-a transaction that the server has not been told to commit is then undone by the server, whenever it goes on.
+a transaction that was not committed is then rolled back by the server, whenever it goes on.
 
     with within(5.0):                           # everything in the block together has five seconds
         async with pool.connection() as connection: ...

@@ -1,4 +1,4 @@
-"""Starting a service: settings, log, server; and one place where what keeps it from starting is said."""
+"""Starting a service: settings, log, server, and the message if it cannot start."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Launch(NamedTuple):
 
 
 def run(prepare: Callable[[], Launch], workers: int = 1) -> int:
-    """Serve what `prepare` makes until it is told to stop, and return the exit code.
+    """Serve what `prepare` returns until a signal stops it, and return the exit code.
 
-    Whatever keeps it from starting is said on standard error, before the port is opened, without credentials.
+    A reason not to start is printed on standard error before the port is opened, without credentials.
     """
     try:
         launch = prepare()
@@ -59,7 +59,7 @@ def _check_workers(workers: int, in_memory: str) -> None:
 
 
 def log_to_stderr(level: str) -> None:
-    """Log to standard error, everybody's credentials removed; the level is ours, and does not make libraries chatty."""
+    """Log to standard error with credentials removed; libraries log warnings only, whatever the level."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     set_up_log(handler, level)

@@ -26,9 +26,9 @@ def run_demo(
     Raises:
         DemoError: It cannot start; the message says why.
     """
-    from headgate_services.demo.errors import missing_packages_told
+    from headgate_services.demo.errors import naming_missing_packages
 
-    with missing_packages_told():
+    with naming_missing_packages():
         from headgate_services.demo.running import Options, run
 
     return run(Options(host, port, open_traffic, None if keep is None else Path(keep).absolute()))
@@ -45,9 +45,9 @@ def run_all(host: str | None = None) -> int:
     Raises:
         DemoError: A package is missing, or a port is taken; the message says which.
     """
-    from headgate_services.demo.errors import missing_packages_told
+    from headgate_services.demo.errors import naming_missing_packages
 
-    with missing_packages_told():
+    with naming_missing_packages():
         from headgate_services.demo.services_only import run
 
     return run(host)

@@ -84,7 +84,7 @@ class Customers:
         await self._ask("search", "hit", SCRAPER)
 
     async def _export(self) -> None:
-        """Half of the people are on the pro plan; the others are told that theirs has no exports."""
+        """Half of the people are on the pro plan; the others' plan has no exports."""
         person = self._random.randrange(len(PEOPLE))
         key = {"person": PEOPLE[person], "team": f"team-{person % 4}"}
         await self._ask("exports", "hit", key, tier="pro" if person % 2 else "free")
@@ -107,7 +107,7 @@ class Customers:
         return chat
 
     async def _nightly(self) -> None:
-        """Ask for many at once, for a while, then rest; a job that nobody watches."""
+        """Ask for many at once, for a while, then rest."""
         if time.monotonic() % _NIGHT_SECONDS < _BATCH_SECONDS:
             calls = [{"limiter": "api", "operation": "hit", "key": "nightly-batch"}] * _BATCH
             await self._post("/v1/batch", {"calls": calls})

@@ -13,7 +13,7 @@ class DemoError(HeadgateError):
 
 
 @contextmanager
-def missing_packages_told() -> Iterator[None]:
+def naming_missing_packages() -> Iterator[None]:
     """Say what to install if an import inside of the block finds a package missing.
 
     Raises:

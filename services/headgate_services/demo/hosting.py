@@ -1,7 +1,7 @@
 """Several ASGI applications in one event loop, each on a socket of its own.
 
 One process, because imports are most of what starting costs, and five processes would pay for most of them five times.
-An application that cannot start or ends is told of; the others go on.
+If one cannot start, or ends, that is reported and the others go on.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Hosted:
                 raise DemoError(f"{self.name} did not start")
             await asyncio.sleep(_POLL_SECONDS)
 
-    def on_end(self, tell: Callable[[Hosted], None]) -> None:
-        """Have somebody told when it ends before it was stopped."""
+    def on_end(self, callback: Callable[[Hosted], None]) -> None:
+        """Call a function if it ends before it was stopped."""
         assert self._task is not None
-        self._task.add_done_callback(lambda task: None if self._server.should_exit else tell(self))
+        self._task.add_done_callback(lambda task: None if self._server.should_exit else callback(self))
 
     async def stop(self) -> None:
         """Let requests under way finish for a moment, then end it. Safe to call at any time."""
@@ -86,7 +86,7 @@ class Hosted:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals alone; they are for whoever runs all of them."""
+    """A server that leaves signals alone; the process that runs all of them handles those."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

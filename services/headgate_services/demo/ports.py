@@ -1,6 +1,6 @@
 """Where to listen: on the port that people expect if it is free, on one of the next if it is not.
 
-The sockets are opened here and handed on, so that nobody can take a port between finding and using it.
+The sockets are opened here and handed on, so that no one else can take a port between finding and using it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def listen_near(host: str, port: int, reserved: Collection[int] = ()) -> socket.
     Args:
         host: An address of the loopback interface.
         port: The port wanted; 0 for any.
-        reserved: Ports that somebody else will ask for.
+        reserved: Ports that others will ask for.
 
     Raises:
         DemoError: There is no such address.
@@ -56,7 +56,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise DemoError(f"cannot listen on {host!r}: {error}") from error
     listener = socket.socket(family, kind, protocol)
     try:
-        # Connections of a demo that has just ended do not matter; somebody who still listens does.
+        # Connections of a demo that has just ended do not matter; one that still listens does.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(2048)
@@ -87,5 +87,5 @@ def check_loopback(host: str) -> None:
         is_loopback = False
     if not is_loopback:
         raise DemoError(
-            f"the demo asks nobody for a password, so it listens on this machine only: 127.0.0.1, not {host!r}"
+            f"the demo has no authentication, so it listens on this machine only: 127.0.0.1, not {host!r}"
         )

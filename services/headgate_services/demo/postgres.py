@@ -1,4 +1,4 @@
-"""A PostgreSQL for the demo, from a wheel, reached by nobody else on the machine; it does not outlive this process.
+"""A PostgreSQL for the demo, from a wheel, on a private socket; it does not outlive this process.
 
 It is a new one every time, so that no demo depends on the one before, and any number can run. To make its files takes
 half a second of a processor, though; so they are made once, kept in the user's cache as a template, and copied.
@@ -33,7 +33,7 @@ def running_postgres(keep: Path | None) -> Iterator[str]:
     Raises:
         DemoError: It does not start.
     """
-    # Not inside of the demo's own folder: for root it runs as nobody, who must be able to get there.
+    # Not inside of the demo's own folder: for root it runs as the user nobody, who must be able to reach it.
     folder = Path(tempfile.mkdtemp(prefix="headgate-demo-")) if keep is None else keep / "postgres"
     server = PostgresServer(folder=folder)
     try:
@@ -52,7 +52,7 @@ def running_postgres(keep: Path | None) -> Iterator[str]:
 
 
 def template_folder() -> Path | None:
-    """Return where the files of a new PostgreSQL are kept for the next one; `None` for somebody without a home."""
+    """Return where the files of a new PostgreSQL are kept for the next one; `None` without a home folder."""
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
@@ -95,7 +95,7 @@ def _keep(data: Path, template: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a folder, with the owner of everything in it: for root that is nobody.
+    """Copy a folder, with the owner of everything in it: for root that is the user nobody.
 
     Raises:
         OSError: It was not possible.

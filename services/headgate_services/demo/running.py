@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate_services.demo.data import data_folder, running_redis
-from headgate_services.demo.errors import missing_packages_told
+from headgate_services.demo.errors import naming_missing_packages
 from headgate_services.demo.ports import check_loopback
 from headgate_services.demo.screen import Progress, welcome
 from headgate_services.demo.signals import StopSignals
@@ -32,7 +32,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the demo until it is told to stop; return the exit code."""
+    """Run the demo until it gets a signal to stop; return the exit code."""
     check_loopback(options.host)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_run(options))
@@ -54,17 +54,17 @@ async def _run(options: Options) -> None:
             _start_postgres(servers, starter, options.keep, progress),
             _load_scene(starter, progress),
         )
-        if signals.told.is_set():
+        if signals.received.is_set():
             return
         stage = scene_module.Stage(
             options.host, options.port, options.open_traffic, folder, redis_url, postgres_url
         )
         scene = await stack.enter_async_context(scene_module.playing(stage))
         progress.ready("services and server")
-        if not signals.told.is_set():
+        if not signals.received.is_set():
             signals.listen()  # the server reads its policy again on SIGHUP; here it means that the terminal is gone
             _show(scene, progress)
-        await signals.told.wait()
+        await signals.received.wait()
         progress.say("\nStopping.")
 
 
@@ -105,7 +105,7 @@ async def _start_postgres(
 
 
 async def _load_scene(starter: asyncio.Task[Any], progress: Progress) -> Any:
-    await starter  # two threads do not import quicker than one, and PostgreSQL has the longer way to go
+    await starter  # two threads do not import quicker than one, and PostgreSQL takes longer to start
     scene = await _load("headgate_services.demo.scene")
     progress.ready("programs loaded")
     return scene
@@ -113,7 +113,7 @@ async def _load_scene(starter: asyncio.Task[Any], progress: Progress) -> Any:
 
 async def _load(module: str) -> Any:
     def load() -> Any:
-        with missing_packages_told():
+        with naming_missing_packages():
             return importlib.import_module(module)
 
     return await asyncio.to_thread(load)

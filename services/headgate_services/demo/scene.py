@@ -24,7 +24,7 @@ from headgate_services.demo.logs import log_problems
 from headgate_services.demo.ports import listen_near
 from headgate_services.demo.services import PAGES, PORTS, demo_settings, make_service
 from headgate_services.demo.stand_ins import BotApiStandIn, MailSink
-from headgate_services.demo.traffic import Traffic
+from headgate_services.demo.traffic import DemoTraffic
 from headgate_services.demo.visitors import Visitors
 from headgate_services.telegram.webhook import REFUSAL
 from headgate_services.tiers.config import Settings as TiersSettings
@@ -77,7 +77,7 @@ class Scene:
     policy: Path
     api_key: str
     submitter_id: str
-    traffic: Traffic
+    traffic: DemoTraffic
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _Page:
     """What the dashboard shows of the demo, and its switch. Filled in when everything runs."""
 
     hosted: Mapping[str, Hosted]
-    running_traffic: Traffic | None = None
+    running_traffic: DemoTraffic | None = None
     visitors: Visitors | None = None
 
     @property
@@ -142,7 +142,7 @@ async def playing(stage: Stage) -> AsyncIterator[Scene]:
         )
         customers = Customers(await stack.enter_async_context(_client(dashboard.url)))
         callers = [*customers.callers(), *page.visitors.callers()]
-        traffic = page.running_traffic = Traffic(callers, on=stage.open_traffic)
+        traffic = page.running_traffic = DemoTraffic(callers, on=stage.open_traffic)
         stack.push_async_callback(_cancelled, asyncio.create_task(traffic.run()))
         yield Scene(dashboard, tuple(services.values()), policy, keys["you"], str(uuid4()), traffic)
 
@@ -181,7 +181,7 @@ async def _start_all(stack: AsyncExitStack, hosted: list[Hosted]) -> None:
 
 
 async def _api_keys(database_url: str) -> dict[str, str]:
-    """Make a key for each tier, and one for whoever tries the demo."""
+    """Make a key for each tier, and one for the user of the demo."""
     table = KeyTable(TiersSettings(database_url=database_url).database)
     try:
         keys = {tier: (await table.create(f"{tier}-user", tier)).key for tier in _TIERS}

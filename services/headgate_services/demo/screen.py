@@ -22,7 +22,7 @@ class Progress:
         self._begin = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Print a line at once, also into a pipe. That nobody reads any more is no reason to stop halfway."""
+        """Print a line at once, also into a pipe. A closed pipe is ignored."""
         with suppress(OSError):
             print(line, flush=True)
 

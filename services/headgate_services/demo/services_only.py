@@ -24,7 +24,7 @@ __all__ = ["run", "variables_of"]
 
 
 def run(host: str | None = None) -> int:
-    """Run them until they are told to stop; see `headgate_services.demo.run_all`."""
+    """Run them until a signal stops them; see `headgate_services.demo.run_all`."""
     level = os.environ.get("LOG_LEVEL", "").strip().upper() or "INFO"
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         print("LOG_LEVEL: must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL", file=sys.stderr)
@@ -34,7 +34,7 @@ def run(host: str | None = None) -> int:
 
 
 async def _run(host: str | None) -> int:
-    stop = StopSignals().told
+    stop = StopSignals().received
     ended: list[str] = []
     hosted: list[Hosted] = []
     try:

@@ -87,7 +87,7 @@ class BotApiStandIn:
     """An ASGI application that answers every method of the Bot API with success.
 
     Attributes:
-        refusals: How many of the messages told a user of their limit.
+        refusals: How many of the messages were about the limit.
     """
 
     def __init__(self, refusal: str) -> None:

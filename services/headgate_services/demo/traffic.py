@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-_AFTER_A_FAILURE = 2.0  # seconds until somebody who got no answer comes back
+_AFTER_A_FAILURE = 2.0  # seconds until a caller without an answer calls again
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Caller:
     Attributes:
         name: Who.
         per_second: How often, on average, if calls took no time.
-        call: What they do; `httpx.HTTPError` means that nobody answered.
+        call: What they do; `httpx.HTTPError` means that there was no answer.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Caller:
     call: Callable[[], Awaitable[None]]
 
 
-class Traffic:
+class DemoTraffic:
     """Callers, at work while it is on. A caller waits for one answer before calling again, so that load is bounded.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Who uses the four services in the demo, and what came of it.
 
-The services refuse as their contracts say: with 429, or, for the Telegram bot, with a message to whoever wrote too many.
+The services refuse as their contracts say: with 429, or, for the Telegram bot, with a message to the sender.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONCERNS = (
 
 
 @dataclass(slots=True)
-class Tally:
+class VisitTally:
     """What one service has answered: all of it, and how much of that was a refusal for the limit."""
 
     sent: int = 0
@@ -75,12 +75,12 @@ class Visitors:
         self._bot_api = bot_api
         self._random = random.Random()
         self._update_ids = itertools.count(time.time_ns() // 1_000_000)  # new ones after every start
-        self._tallies = {name: Tally() for name in clients}
+        self._tallies = {name: VisitTally() for name in clients}
 
-    def tally(self, service: str) -> Tally:
+    def tally(self, service: str) -> VisitTally:
         """Return what a service has answered so far."""
         tally = self._tallies[service]
-        if service == "telegram":  # every update is answered with 200; whom the bot refused, it told so
+        if service == "telegram":  # every update is answered with 200; a refusal is a message of the bot
             tally.refused = self._bot_api.refusals
         return tally
 

@@ -22,7 +22,7 @@ from headgate.clock import Clock
 from headgate.migrations import MigrationError
 from headgate_services.common.databases import FAILURES, problem_with, try_sqlite
 from headgate_services.common.guards import SizeGuard, answer_invalid
-from headgate_services.common.health import add_health
+from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
 from headgate_services.common.starting import Launch, log_to_stderr, run
 from headgate_services.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, load_settings
@@ -51,7 +51,7 @@ def create_app(
     Args:
         settings: What to run with.
         clock: Where time comes from, for tests.
-        provider: Who sends, instead of the one that the settings name.
+        provider: Sends, instead of the one that the settings name.
 
     Raises:
         SettingsError: It cannot run like this; the message names the variable.
@@ -74,6 +74,7 @@ def create_app(
     app.include_router(api)
     if settings.email_provider == "demo":
         app.include_router(demo.router)
+    add_metrics(app, services.metrics.render)
     add_health(app, {"database": services.database.ping, "rate_limit_store": services.limiter.usage})
     app.add_exception_handler(StoreError, _store_unavailable)
     for failure in FAILURES:
@@ -84,7 +85,7 @@ def create_app(
 
 
 def _add_guards(app: FastAPI, settings: Settings) -> None:
-    """Add what stands before the routes, the innermost first; every refusal passes through CORS on its way out."""
+    """Add the middleware, the innermost first; every refusal passes through CORS, which comes last."""
     # Base64 makes four bytes of three; a megabyte on top is for everything else in the request.
     app.add_middleware(SizeGuard, max_bytes=(settings.attachment_max_total_size_mb * 4 // 3 + 2) * MEGABYTE)
     if key := settings.api_key.get_secret_value():
@@ -100,12 +101,13 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
             "RateLimit-Policy",
             "X-RateLimit-Limit",
             "X-RateLimit-Remaining",
+            "Idempotency-Replayed",
         ],
     )
 
 
 async def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
-    """Refuse to send while nobody can say how much was sent: a limit that fails open is none."""
+    """Refuse to send while the count is unknown: a limit that fails open is none."""
     logger.error("Rate limit store unavailable: %s", error)
     return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503)
 
@@ -144,7 +146,7 @@ async def _prepare(services: Services) -> None:
 
 
 def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it is told to stop, and return the exit code.
+    """Run the service until it gets a signal to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
 

@@ -30,7 +30,7 @@ _WHOLE_NUMBER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 def _whole_number(value: object) -> object:
-    """Refuse what pydantic would read as a whole number although nobody wrote one, such as 5.0 or 1_000."""
+    """Refuse text that pydantic would accept as a whole number although it is none, such as 5.0 or 1_000."""
     if isinstance(value, bool) or (isinstance(value, str) and not _WHOLE_NUMBER.fullmatch(value)):
         raise ValueError("must be a whole number")
     return value

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from headgate_services.mail.domain_filter import DomainFilter, bare_address
 from headgate_services.mail.providers import OutgoingAttachment
-from headgate_services.mail.storage.models import Attachment, Message, Thread
+from headgate_services.mail.storage.models import Attachment, StoredMessage, Thread
 from headgate_services.mail.storage.queries import inbox_of_address, thread_with
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """An e-mail, the same to whoever wrote it and to whoever gets it."""
+    """An e-mail as sender and recipients both see it."""
 
     message_id: str
     in_reply_to: str | None
@@ -37,14 +37,14 @@ class Envelope:
 
     @property
     def recipients(self) -> list[str]:
-        """Everybody who gets it, without their names, each once."""
-        everybody = [*self.to_addresses, *self.cc_addresses, *self.bcc_addresses]
-        return list(dict.fromkeys(bare_address(address).lower() for address in everybody))
+        """The address of every recipient, without names, each once."""
+        everyone = [*self.to_addresses, *self.cc_addresses, *self.bcc_addresses]
+        return list(dict.fromkeys(bare_address(address).lower() for address in everyone))
 
 
 async def add_message(
     session: AsyncSession,
-    message: Message,
+    message: StoredMessage,
     envelope: Envelope,
     inbox_id: str,
     thread_id: str | None,
@@ -55,7 +55,7 @@ async def add_message(
     The message comes with its id, direction and status; everything else is filled in from the envelope.
     """
     thread = await session.get(Thread, thread_id) if thread_id else None
-    if thread is None:  # also if it was deleted while the e-mail was on its way
+    if thread is None:  # also if it was deleted while the e-mail was being sent
         thread = Thread(
             id=str(uuid4()),
             inbox_id=inbox_id,
@@ -78,8 +78,8 @@ async def add_message(
 
 
 async def loop_back(session: AsyncSession, envelope: Envelope, inbound: DomainFilter, now: datetime) -> None:
-    """Deliver a copy into every recipient's inbox that is one of ours, as the demo has no other way for mail to come in."""
-    copy = replace(envelope, bcc_addresses=[])  # nobody sees those
+    """Deliver a copy to every recipient whose inbox is one of ours: the only inbound mail of the demo."""
+    copy = replace(envelope, bcc_addresses=[])  # hidden from recipients
     for recipient in envelope.recipients:
         inbox = await inbox_of_address(session, recipient)
         if inbox is None:
@@ -88,11 +88,11 @@ async def loop_back(session: AsyncSession, envelope: Envelope, inbound: DomainFi
             logger.info("Copy for %s not stored: domain_blocked", recipient)
             continue
         thread = await thread_with(session, inbox.id, [*envelope.references, envelope.message_id])
-        message = Message(id=str(uuid4()), direction="inbound", status="received")
+        message = StoredMessage(id=str(uuid4()), direction="inbound", status="received")
         await add_message(session, message, copy, inbox.id, thread.id if thread else None, now)
 
 
-def _fill_in(message: Message, envelope: Envelope) -> None:
+def _fill_in(message: StoredMessage, envelope: Envelope) -> None:
     message.message_id = envelope.message_id
     message.in_reply_to = envelope.in_reply_to
     message.reference_ids = envelope.references

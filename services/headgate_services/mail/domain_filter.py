@@ -2,7 +2,7 @@
 
 A pattern must match the whole domain, whatever its case. A hit in the blocklist refuses; then, if there is an allowlist,
 no hit in it refuses too. An address may have a name, as in `Ann <ann@example.com>`. What is not one address with a domain is
-refused even without any lists, since nobody can say where it would go: `ann@example.com,bob@example.org` would slip past a
+refused even without any lists, since its destination is unknown: `ann@example.com,bob@example.org` would slip past a
 list that looks at what follows the last `@`, and still reach the domain it names.
 """
 

@@ -4,9 +4,9 @@ The counting is Headgate's: one strict sliding window per configured limit, in b
 no hour ever holds more than its limit and a send counts at most a second longer than it must. A window without a limit is
 still counted, for the log, as long as the other one has a limit; if neither has, nothing is counted, logged or refused.
 
-Two ways to use it:
+It can be used in two forms:
 
-    check(), then record()   for plain code, as long as nobody else sends in between
+    check(), then record()   for plain code, as long as no one else sends in between
     await hold()             for the service: takes the unit before the provider is asked and gives it back if the provider
                              fails, so that slow and parallel sends cannot pass the limit together
 
@@ -28,6 +28,7 @@ from headgate import (
     AsyncHold,
     AsyncLimiter,
     Decision,
+    Hook,
     Limiter,
     MemoryStore,
     Quota,
@@ -47,7 +48,7 @@ MOST_BUCKETS = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SendWindow:
     """A rolling window.
 
     Attributes:
@@ -157,6 +158,7 @@ class GlobalRateLimiter:
         store: Where to count, as a URL; by default in this process.
         clock: Where time comes from, instead of the store's own clock.
         more: Further windows, enforced like the two.
+        hooks: Called for each decision of `hold`.
 
     `check` and `record` may be called from any thread; with a store other than memory they wait for it. `hold` and `usage`
     never block the event loop.
@@ -173,16 +175,22 @@ class GlobalRateLimiter:
         *,
         store: str = "memory://",
         clock: Clock | None = None,
-        more: Iterable[Window] = (),
+        more: Iterable[SendWindow] = (),
+        hooks: Iterable[Hook] = (),
     ) -> None:
-        windows = (Window("per-minute", 60, per_minute), Window("per-hour", 3600, per_hour), *more)
+        windows = (SendWindow("per-minute", 60, per_minute), SendWindow("per-hour", 3600, per_hour), *more)
         self._windows = windows if any(window.limit for window in windows) else ()
         self._rules = tuple(window.rule() for window in self._windows)
         in_memory = not self._rules or store.startswith("memory:")
         self._store: MemoryStore | str = MemoryStore(clock=clock) if in_memory else store
         self._clock = None if in_memory else clock
         self._async = AsyncLimiter(
-            *self._rules, name=NAME, store=self._store, clock=self._clock, on_store_error="raise"
+            *self._rules,
+            name=NAME,
+            store=self._store,
+            clock=self._clock,
+            on_store_error="raise",
+            hooks=hooks,
         )
 
     @cached_property
@@ -300,7 +308,7 @@ class _LimiterHold:
     async def release(self) -> None:
         try:
             await self._hold.release()
-        except StoreError as error:  # nobody else suffers but the budget, and only until the unit expires
+        except StoreError as error:  # only the budget is affected, and only until the unit expires
             logger.warning("A send that failed stays counted until it leaves the windows: %s", error)
 
 

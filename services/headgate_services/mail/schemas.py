@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from headgate_services.mail.rate_limiter import RateLimitResult
-from headgate_services.mail.storage.models import Attachment, DemoOutboxEntry, Inbox, Message, Thread
+from headgate_services.mail.storage.models import Attachment, DemoOutboxEntry, Inbox, StoredMessage, Thread
 
 PREVIEW_LENGTH = 100
 
@@ -56,14 +56,14 @@ class SendRequest(BaseModel):
     subject: Annotated[Text, Field(min_length=1)]
     body: Text = Field(description="Markdown; may be empty")
     html: Text | None = Field(default=None, description="the same as HTML, for readers that show it")
-    cc: list[Text] | None = Field(default=None, description="more recipients, whom everybody sees")
-    bcc: list[Text] | None = Field(default=None, description="more recipients, whom nobody sees")
+    cc: list[Text] | None = Field(default=None, description="further recipients, visible to all")
+    bcc: list[Text] | None = Field(default=None, description="hidden recipients")
     reply_to_thread_id: Text | None = None
     attachments: list[SendAttachment] | None = None
 
     @property
     def recipients(self) -> list[str]:
-        """Everybody who gets it."""
+        """All recipients."""
         return [*self.to, *(self.cc or ()), *(self.bcc or ())]
 
 
@@ -134,7 +134,7 @@ class MessageView(BaseModel):
     created_at: datetime
 
     @classmethod
-    def of(cls, message: Message) -> MessageView:
+    def of(cls, message: StoredMessage) -> MessageView:
         """Return the view of a row."""
         return cls(
             id=message.id,
@@ -202,7 +202,7 @@ class ThreadMessage(BaseModel):
     timestamp: datetime
 
     @classmethod
-    def of(cls, message: Message) -> ThreadMessage:
+    def of(cls, message: StoredMessage) -> ThreadMessage:
         """Return the view of a row: what the inbox wrote is the assistant's."""
         return cls(
             role="assistant" if message.direction == "outbound" else "user",

@@ -6,6 +6,7 @@ it is asked gives the held unit back and leaves no trace.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from headgate_services.mail.attachments import decode_attachments
 from headgate_services.mail.conversations import Envelope, add_message, loop_back
 from headgate_services.mail.domain_filter import domain_of
+from headgate_services.mail.idempotency import free_key, keep_answer, take_key
+from headgate_services.mail.markdown import to_html
 from headgate_services.mail.providers import EmailProvider, OutgoingAttachment, ProviderError
 from headgate_services.mail.rate_limiter import CheckAndRecord, RateLimitResult, SendHold, hold_for
 from headgate_services.mail.schemas import SendRequest, SendResponse
 from headgate_services.mail.services import Services
-from headgate_services.mail.storage.models import Inbox, Message, Status, Thread
+from headgate_services.mail.storage.models import Inbox, Status, StoredMessage, Thread
 from headgate_services.mail.storage.queries import newest_delivered
 from headgate_services.mail.storage.times import utc
 
@@ -32,7 +35,7 @@ MOST_REFERENCES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class MailDraft:
     """An e-mail that is ready to be handed to a provider."""
 
     id: str
@@ -42,6 +45,7 @@ class Draft:
     attachments: list[OutgoingAttachment]
     in_reply_to: str | None
     references: list[str]
+    html: str | None
 
     @property
     def message_id(self) -> str:
@@ -50,7 +54,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SendOutcome:
     """What the provider said."""
 
     status: Status
@@ -59,13 +63,46 @@ class Outcome:
 
 
 async def send_message(
-    request: SendRequest, services: Services, limiter: CheckAndRecord, provider: EmailProvider
+    request: SendRequest,
+    services: Services,
+    limiter: CheckAndRecord,
+    provider: EmailProvider,
+    key: str | None = None,
 ) -> tuple[SendResponse, dict[str, str]]:
-    """Send an e-mail, store what became of it, and return that with the header fields that say what is left.
+    """Send an e-mail, store the outcome, and return it with the header fields for the response.
+
+    Args:
+        request: The e-mail.
+        services: The parts of the service.
+        limiter: Says whether it may be sent.
+        provider: Sends it.
+        key: The request's `Idempotency-Key`.
 
     Raises:
         HTTPException: It was not even tried; nothing was counted or stored.
     """
+    if key is not None and (earlier := await take_key(key, request, services)) is not None:
+        return earlier, {"Idempotency-Replayed": "true"}
+    try:
+        draft, hold = await _admit(request, services, limiter)
+    except BaseException:  # also a cancelled request has sent nothing yet
+        if key is not None:
+            await free_key(key, services.database)
+        raise
+    outcome = await _deliver(draft, provider, hold)
+    services.metrics.count(outcome.status)
+    try:
+        response = await _store(draft, outcome, services, key)
+    except SQLAlchemyError as error:
+        logger.exception("Message %s (%s) could not be recorded", draft.id, outcome.status)
+        raise _not_recorded(outcome) from error
+    return response, hold.result.what_is_left(charged=0 if outcome.status == "failed" else 1)
+
+
+async def _admit(
+    request: SendRequest, services: Services, limiter: CheckAndRecord
+) -> tuple[MailDraft, SendHold]:
+    """Return an e-mail that may be sent, and the unit that is held for it."""
     inbox = await _find_inbox(request.inbox_id, services)
     if blocked := services.outbound.blocked(request.recipients):
         raise HTTPException(403, f"Recipient domain(s) blocked by outbound policy: {', '.join(blocked)}")
@@ -73,29 +110,13 @@ async def send_message(
     if not hold.result.allowed:
         raise _too_many(hold.result)
     try:
-        draft = await _prepare(request, inbox, services)
+        return await _prepare(request, inbox, services), hold
     except BaseException:  # also a cancelled request has sent nothing yet
         await hold.release()
         raise
-    outcome = await _deliver(draft, provider, hold)
-    try:
-        thread_id = await _store(draft, outcome, services)
-    except SQLAlchemyError as error:
-        logger.exception("Message %s (%s) could not be recorded", draft.id, outcome.status)
-        raise _not_recorded(outcome) from error
-    response = SendResponse.model_validate(
-        {
-            "id": draft.id,
-            "thread_id": thread_id,
-            "provider_message_id": outcome.provider_message_id,
-            "status": outcome.status,
-            "error": outcome.error,
-        }
-    )
-    return response, hold.result.what_is_left(charged=0 if outcome.status == "failed" else 1)
 
 
-def _not_recorded(outcome: Outcome) -> HTTPException:
+def _not_recorded(outcome: SendOutcome) -> HTTPException:
     """Return the answer when the provider was asked and the database then failed; a 503 would invite to send it twice."""
     if outcome.status == "failed":
         return HTTPException(500, "The message was neither sent nor recorded")
@@ -116,9 +137,9 @@ async def _find_inbox(inbox_id: str, services: Services) -> Inbox:
     return inbox
 
 
-async def _prepare(request: SendRequest, inbox: Inbox, services: Services) -> Draft:
+async def _prepare(request: SendRequest, inbox: Inbox, services: Services) -> MailDraft:
     thread, parent = await _find_parent(request.reply_to_thread_id, inbox, services)
-    return Draft(
+    return MailDraft(
         id=str(uuid4()),
         request=request,
         inbox=inbox,
@@ -126,12 +147,14 @@ async def _prepare(request: SendRequest, inbox: Inbox, services: Services) -> Dr
         attachments=decode_attachments(request.attachments or (), services.settings),
         in_reply_to=parent.message_id if parent else None,
         references=[*parent.reference_ids, parent.message_id][-MOST_REFERENCES:] if parent else [],
+        # In a thread: a long text takes its time.
+        html=await asyncio.to_thread(to_html, request.body) if request.html is None else request.html,
     )
 
 
 async def _find_parent(
     thread_id: str | None, inbox: Inbox, services: Services
-) -> tuple[Thread | None, Message | None]:
+) -> tuple[Thread | None, StoredMessage | None]:
     """Return the thread to add to, and the message in it to answer."""
     if thread_id is None:
         return None, None
@@ -142,10 +165,10 @@ async def _find_parent(
         return thread, await newest_delivered(session, thread_id)
 
 
-async def _deliver(draft: Draft, provider: EmailProvider, hold: SendHold) -> Outcome:
+async def _deliver(draft: MailDraft, provider: EmailProvider, hold: SendHold) -> SendOutcome:
     """Hand an e-mail to the provider; it counts exactly if the provider took it.
 
-    If this request is cancelled meanwhile, nobody knows whether it was taken, and it stays counted.
+    If this request is cancelled meanwhile, the outcome is unknown, and the unit stays counted.
     """
     try:
         provider_message_id = await provider.send_email(
@@ -159,16 +182,16 @@ async def _deliver(draft: Draft, provider: EmailProvider, hold: SendHold) -> Out
             cc=draft.request.cc,
             bcc=draft.request.bcc,
             attachments=draft.attachments,
-            html_body=draft.request.html,
+            html_body=draft.html,
         )
     except Exception as error:  # noqa: BLE001  # whatever a provider raises means that it did not take the e-mail
         await hold.release()
         return _failed(provider, draft, error)
     await _confirm(hold, draft)
-    return Outcome("sent" if provider_message_id else "pending", provider_message_id or None)
+    return SendOutcome("sent" if provider_message_id else "pending", provider_message_id or None)
 
 
-def _failed(provider: EmailProvider, draft: Draft, error: Exception) -> Outcome:
+def _failed(provider: EmailProvider, draft: MailDraft, error: Exception) -> SendOutcome:
     expected = isinstance(error, ProviderError)
     logger.error(
         "Provider %s failed to send message %s: %r",
@@ -178,21 +201,21 @@ def _failed(provider: EmailProvider, draft: Draft, error: Exception) -> Outcome:
         exc_info=None if expected else error,
     )
     reason = str(error) if expected else f"unexpected {type(error).__name__}"
-    return Outcome(
+    return SendOutcome(
         "failed",
         error=f"Provider {provider.name} failed ({reason}); the message was recorded but not delivered",
     )
 
 
-async def _confirm(hold: SendHold, draft: Draft) -> None:
+async def _confirm(hold: SendHold, draft: MailDraft) -> None:
     try:
         await hold.confirm()
-    except Exception:  # the e-mail has gone; that must still be stored and told
+    except Exception:  # whatever a limiter raises: the e-mail has gone, and must still be stored and reported
         logger.exception("Message %s was sent but could not be counted", draft.id)
 
 
-async def _store(draft: Draft, outcome: Outcome, services: Services) -> str:
-    """Store a message and what belongs to it, and return its thread's id."""
+async def _store(draft: MailDraft, outcome: SendOutcome, services: Services, key: str | None) -> SendResponse:
+    """Store a message, what belongs to it and, under the request's key, the answer; and return that."""
     now = utc(services.clock)
     envelope = Envelope(
         message_id=draft.message_id,
@@ -204,10 +227,10 @@ async def _store(draft: Draft, outcome: Outcome, services: Services) -> str:
         bcc_addresses=draft.request.bcc or [],
         subject=draft.request.subject,
         text=draft.request.body,
-        html=draft.request.html,
+        html=draft.html,
         attachments=draft.attachments,
     )
-    message = Message(
+    message = StoredMessage(
         id=draft.id,
         direction="outbound",
         status=outcome.status,
@@ -219,4 +242,15 @@ async def _store(draft: Draft, outcome: Outcome, services: Services) -> str:
         thread = await add_message(session, message, envelope, draft.inbox.id, thread_id, now)
         if services.settings.email_provider == "demo" and outcome.status != "failed":
             await loop_back(session, envelope, services.inbound, now)
-    return thread.id
+        response = SendResponse.model_validate(
+            {
+                "id": draft.id,
+                "thread_id": thread.id,
+                "provider_message_id": outcome.provider_message_id,
+                "status": outcome.status,
+                "error": outcome.error,
+            }
+        )
+        if key is not None:
+            await keep_answer(session, key, response)
+    return response

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, cast
 
 from fastapi import Depends, HTTPException, Request
 
-from headgate import HeadgateError
+from headgate import HeadgateError, Hook
 from headgate.clock import Clock, WallClock
+from headgate_services.common.metrics import LimiterMetrics
 from headgate_services.common.settings import SettingsError
 from headgate_services.mail.config import Settings
 from headgate_services.mail.domain_filter import DomainFilter, compile_patterns
 from headgate_services.mail.providers import EmailProvider, build_provider
 from headgate_services.mail.rate_limiter import CheckAndRecord, GlobalRateLimiter
 from headgate_services.mail.storage.database import MailDatabase
+
+STATUSES = ("sent", "pending", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Services:
     provider: EmailProvider | None
     outbound: DomainFilter
     inbound: DomainFilter
+    metrics: LimiterMetrics
 
     async def aclose(self) -> None:
         """Close what was opened."""
@@ -48,11 +53,14 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
     """
     times = WallClock() if clock is None else clock
     database = MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)
+    metrics = LimiterMetrics(
+        "mail_messages", "E-mails that a provider was asked to send, by status", "status", STATUSES
+    )
     return Services(
         settings=settings,
         clock=times,
         database=database,
-        limiter=build_limiter(settings, clock),
+        limiter=build_limiter(settings, clock, [metrics.hook]),
         provider=provider or build_provider(settings, database, times),
         outbound=DomainFilter(
             "outbound",
@@ -64,10 +72,13 @@ def build_services(settings: Settings, clock: Clock | None, provider: EmailProvi
             compile_patterns(settings.inbound_domain_allowlist),
             compile_patterns(settings.inbound_domain_blocklist),
         ),
+        metrics=metrics,
     )
 
 
-def build_limiter(settings: Settings, clock: Clock | None = None) -> GlobalRateLimiter:
+def build_limiter(
+    settings: Settings, clock: Clock | None = None, hooks: Iterable[Hook] = ()
+) -> GlobalRateLimiter:
     """Return the limiter that the settings ask for.
 
     Raises:
@@ -79,6 +90,7 @@ def build_limiter(settings: Settings, clock: Clock | None = None) -> GlobalRateL
             settings.global_send_rate_limit_per_hour,
             store=settings.rate_limit_store,
             clock=clock,
+            hooks=hooks,
         )
     except HeadgateError as error:
         raise SettingsError(f"RATE_LIMIT_STORE: {error}") from error

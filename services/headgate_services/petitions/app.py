@@ -117,7 +117,7 @@ async def _cleaning(parts: Parts) -> AsyncIterator[None]:
 
 
 def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it is told to stop, and return the exit code.
+    """Run the service until it gets a signal to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
 
@@ -173,13 +173,13 @@ def cleanup() -> CleanupReport:
 
 
 def halt(reason: str) -> None:
-    """Let nothing more be submitted, on any instance, until `resume`; the reason is what clients are told.
+    """Let nothing more be submitted, on any instance, until `resume`; clients get the reason.
 
     Raises:
         SettingsError: There is no reason, the settings cannot work, or the database cannot be reached.
     """
     if not reason.strip():
-        raise SettingsError("a halt needs a reason, which clients are told")
+        raise SettingsError("a halt needs a reason, which clients get")
 
     async def run() -> None:
         async with _reached(load_settings()) as parts:
@@ -199,7 +199,7 @@ def resume() -> None:
 
 
 def inspect_submitter(submitter_id: UUID) -> str:
-    """Return in two lines what was counted for somebody: petitions and co-signs. Raises as `halt` does."""
+    """Return in two lines what was counted for a submitter: petitions and co-signs. Raises as `halt` does."""
 
     async def run() -> str:
         async with _reached(load_settings()) as parts:
@@ -215,7 +215,7 @@ def inspect_submitter(submitter_id: UUID) -> str:
 
 
 def reset_submitter(submitter_id: UUID) -> int:
-    """Forget what was counted for somebody, and return how many petitions and co-signs that were; raises as `halt` does."""
+    """Forget what was counted for a submitter, and return how many units that were; raises as `halt` does."""
 
     async def run() -> int:
         async with _reached(load_settings()) as parts:
@@ -235,7 +235,7 @@ async def _check_database(settings: Settings) -> None:
 
 @asynccontextmanager
 async def _reached(settings: Settings) -> AsyncIterator[Parts]:
-    """Provide the parts, as `_running_parts`; whatever is wrong with the database is told by the variable's name."""
+    """Provide the parts, as `_running_parts`; errors of the database name the variable."""
     try:
         async with _running_parts(settings) as parts:
             yield parts

@@ -94,7 +94,7 @@ class PetitionQueueConfig:
         threshold: So many waiting petitions, and no more are taken.
         hysteresis: They are taken again once fewer than threshold - hysteresis wait.
         cache_ttl_seconds: How long the number of waiting petitions is believed before it is counted again.
-        retry_after_seconds: What a refused client is told to wait.
+        retry_after_seconds: `Retry-After` of a refusal.
     """
 
     threshold: int = 10_000
@@ -175,7 +175,7 @@ def load_petition_config(
     threshold = given.whole("PETITION_QUEUE_THRESHOLD", 10_000)
     queue = PetitionQueueConfig(
         threshold=threshold,
-        # Whoever sets a small threshold alone gets the same proportion, not a start that fails.
+        # A small threshold alone gets the same proportion instead of a start that fails.
         hysteresis=given.whole("PETITION_QUEUE_HYSTERESIS", min(500, max(0, threshold) // 20)),
         cache_ttl_seconds=given.number("PETITION_QUEUE_CACHE_TTL", 5.0),
         retry_after_seconds=given.whole(
@@ -210,10 +210,10 @@ class Settings:
         data_dir: Where the embedded one keeps its files.
         pool_size: Most connections to the database.
         database_timeout: Seconds that the database has, from asking for a connection to the end of the last statement.
-        outage_seconds: What clients are told to wait while the database cannot be reached.
+        outage_seconds: `Retry-After` while the database cannot be reached, in seconds.
         anonymous: By what petitions without a submitter are counted: by the client's address, all together, or not at
             all because they are refused.
-        proxies: Whose word about the client's address is taken.
+        proxies: Proxies that are trusted to name the client's address.
         default_realm: Where petitions go that name no realm.
         cleanup_interval_seconds: How often expired counters are removed.
         status_wait_seconds: How long a question for a new status waits for one.
@@ -320,7 +320,7 @@ def _proxies(text: str) -> Proxies | None:
 def _default_data_dir(variables: Mapping[str, str]) -> Path:
     """Return where a user's programs keep their data; for root, where those of the system do.
 
-    PostgreSQL does not run as root, and nobody else can reach into root's own folder.
+    PostgreSQL does not run as root, and other users cannot reach root's own folder.
     """
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         return Path("/var/lib/headgate/petitions")

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -18,16 +19,18 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from headgate import AsyncLimiter, ConfigError, Hook, StoreUnavailable
 from headgate.clock import Clock, SteadyClock
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
-from headgate.stores.kv.cloudflare import API_BASE, CloudflareKV
-from headgate_services.common.health import add_health
+from headgate.stores.kv.cloudflare import CloudflareKV
+from headgate_services.common.health import add_health, add_metrics
+from headgate_services.common.metrics import LimiterMetrics
 from headgate_services.common.starting import Launch, log_to_stderr, run
 from headgate_services.telegram.bot_api import BotApi
 from headgate_services.telegram.config import Settings
 from headgate_services.telegram.dispatch import Handler, HttpAgent, echo, load_handler
-from headgate_services.telegram.polling import Poller
+from headgate_services.telegram.polling import UpdatePoller
 from headgate_services.telegram.rate_limiter import user_limiter
+from headgate_services.telegram.seen import SeenUpdates
 from headgate_services.telegram.updates import read_update
-from headgate_services.telegram.webhook import Webhook
+from headgate_services.telegram.webhook import OUTCOMES, Webhook
 
 WEBHOOK_PATH = "/telegram/webhook"
 _PROBE = "ratelimit:readyz"  # never put, so that asking for it finds nothing
@@ -41,6 +44,7 @@ def create_app(
     settings: Settings | None = None,
     *,
     kv: KV | None = None,
+    updates_kv: KV | None = None,
     handler: Handler | None = None,
     clock: Clock | None = None,
     hooks: Iterable[Hook] = (),
@@ -49,10 +53,12 @@ def create_app(
 
     Args:
         settings: By default those of the environment.
-        kv: Where counts are kept, instead of what `RATE_LIMIT_KV` names; it stays the caller's to close.
+        kv: Where counts are kept, instead of what `RATE_LIMIT_KV` names; it stays the caller's to close. Ids of updates
+            are then in memory, unless there is an `updates_kv`.
+        updates_kv: Where the ids of dispatched updates are kept, instead of what `SEEN_UPDATES_KV` names; likewise.
         handler: Where messages go, instead of what `AGENT_URL` or `AGENT_HANDLER` names.
         clock: Where time comes from, and what pauses are made with.
-        hooks: Who is told what the limiter decides, for metrics and the like.
+        hooks: Called for each decision of the limiter, besides those of `/metrics`.
 
     Raises:
         ConfigError: A setting is missing or cannot be meant.
@@ -61,13 +67,24 @@ def create_app(
     settings = Settings.from_env(os.environ) if settings is None else settings
     closing = AsyncExitStack()
     if kv is None:
-        own = _open_kv(settings, clock)
-        closing.push_async_callback(own.aclose)
-        kv = own
-    webhook, _ = _build(settings, kv, closing, handler, clock, hooks)
+        kv = _opened(_open_kv(settings, clock), closing)
+        if updates_kv is None:
+            updates_kv = _opened(open_kv(settings.updates_kv), closing)
+    metrics = LimiterMetrics(
+        "telegram_updates", "Updates of allowed users, by what became of them", "outcome", OUTCOMES
+    )
+    webhook, _ = _build(
+        settings, kv, closing, handler, clock, (metrics.hook, *hooks), updates_kv, metrics.count
+    )
     app = _application(settings.webhook_secret, webhook, closing)
+    add_metrics(app, metrics.render)
     add_health(app, {"rate_limit_kv": lambda: kv.get(_PROBE)})
     return app
+
+
+def _opened(kv: ListingKV, closing: AsyncExitStack) -> KV:
+    closing.push_async_callback(kv.aclose)
+    return kv
 
 
 def _build(
@@ -77,10 +94,12 @@ def _build(
     handler: Handler | None = None,
     clock: Clock | None = None,
     hooks: Iterable[Hook] = (),
+    updates_kv: KV | None = None,
+    count: Callable[[str], None] = lambda outcome: None,
 ) -> tuple[Webhook, BotApi]:
-    """Return what deals with updates, and what it answers with; `closing` closes what was opened."""
+    """Return the webhook, and the client that it answers with; `closing` closes what was opened."""
     if not settings.allowed_user_ids:
-        _logger.warning("ALLOWED_USER_IDS is empty: nobody may use the bot")
+        _logger.warning("ALLOWED_USER_IDS is empty: no one may use the bot")
     bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base, clock=clock)
     closing.push_async_callback(bot.aclose)
     webhook = Webhook(
@@ -89,6 +108,8 @@ def _build(
         bot,
         handler or _handler(settings, clock, closing),
         AsyncLimiter(settings.rate_limit_replies, clock=clock) if settings.rate_limit_replies else None,
+        SeenUpdates(updates_kv),
+        count,
     )
     return webhook, bot
 
@@ -129,13 +150,14 @@ def _open_kv(settings: Settings, clock: Clock | None = None) -> ListingKV:
     """Return the key-value store that the settings name."""
     if settings.rate_limit_kv.lower().partition(":")[0] != "cloudflare":
         return open_kv(settings.rate_limit_kv)
-    return CloudflareKV(
+    make = partial(
+        CloudflareKV,
         settings.cloudflare_account_id,
         settings.cloudflare_kv_namespace_id,
         settings.cloudflare_api_token,
-        api_base=settings.cloudflare_api_base or API_BASE,
         clock=clock,
     )
+    return make(api_base=settings.cloudflare_api_base) if settings.cloudflare_api_base else make()
 
 
 def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -> Handler:
@@ -240,11 +262,11 @@ def poll(settings: Settings | None = None) -> None:
 
 async def _poll(settings: Settings) -> None:
     async with AsyncExitStack() as closing:
-        kv = _open_kv(settings)
-        closing.push_async_callback(kv.aclose)
-        webhook, bot = _build(settings, kv, closing)
+        kv = _opened(_open_kv(settings), closing)
+        updates_kv = _opened(open_kv(settings.updates_kv), closing)
+        webhook, bot = _build(settings, kv, closing, updates_kv=updates_kv)
         _logger.info("polling; Ctrl-C stops")
-        await Poller(bot, webhook, SteadyClock()).run()
+        await UpdatePoller(bot, webhook, SteadyClock()).run()
 
 
 def purge_limits(settings: Settings | None = None) -> int:

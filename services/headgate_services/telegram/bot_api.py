@@ -88,7 +88,7 @@ class BotApi:
                 await self.call("sendMessage", message)
 
     async def answer_callback_query(self, query_id: str, text: str | None = None) -> None:
-        """Tell the client of somebody who pressed a button that it was noticed."""
+        """Confirm a pressed button, which ends its progress bar."""
         await self.call("answerCallbackQuery", {"callback_query_id": query_id, "text": (text or "")[:200]})
 
     async def set_webhook(self, url: str, secret: str) -> str:

@@ -6,16 +6,20 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
+from urllib.parse import parse_qsl, urlencode
 
-from headgate import ConfigError
-from headgate.quota import MAX_PERIOD_US, MAX_UNITS, MILLISECOND, Quota
+from headgate import ConfigError, Quota
+from headgate.quota import MAX_PERIOD_US, MAX_UNITS
 from headgate.urls import check_credentials
 
 Algorithm = Literal["fixed_window", "sliding_window"]
 
+MICROSECONDS_PER_MS = 1000
+
 DEFAULT_MAX = 20
 DEFAULT_WINDOW_MS = 3_600_000
 DEFAULT_KV = "sqlite:///telegram-ratelimit.db"
+DEFAULT_UPDATES_KV = "sqlite:///telegram-updates.db"
 DEFAULT_AGENT_TIMEOUT = 30
 _LONGEST_AGENT_TIMEOUT = 3600
 DEFAULT_HOST = "127.0.0.1"
@@ -42,6 +46,7 @@ class Settings:
     rate_limit_window_ms: int = DEFAULT_WINDOW_MS
     rate_limit_algorithm: Algorithm = "fixed_window"
     rate_limit_kv: str = field(default=DEFAULT_KV, repr=False)  # a Redis URL may hold a password
+    seen_updates_kv: str = field(default="", repr=False)
     rate_limit_replies: str | None = None
     telegram_api_base: str = "https://api.telegram.org"
     agent_url: str | None = None
@@ -59,7 +64,7 @@ class Settings:
             raise ConfigError("TELEGRAM_BOT_TOKEN is missing; it is what BotFather gave you for the bot")
         if not self.webhook_secret.strip():
             raise ConfigError(
-                "TELEGRAM_WEBHOOK_SECRET is missing, and without it anybody could send messages to the bot; "
+                "TELEGRAM_WEBHOOK_SECRET is missing, and without it anyone could send messages to the bot; "
                 "choose 1 to 256 of the characters A-Z, a-z, 0-9, _ and -"
             )
         if self.agent_url and self.agent_handler:
@@ -68,11 +73,29 @@ class Settings:
             Quota.parse(self.rate_limit_replies)
         for name, url in {
             "RATE_LIMIT_KV": self.rate_limit_kv,
+            "SEEN_UPDATES_KV": self.seen_updates_kv,
             "AGENT_URL": self.agent_url,
             "TELEGRAM_API_BASE": self.telegram_api_base,
             "CLOUDFLARE_API_BASE": self.cloudflare_api_base,
         }.items():
             _check_url(name, url)
+
+    @property
+    def updates_kv(self) -> str:
+        """Where the ids of dispatched updates are kept, as a URL.
+
+        By default as durable as the counts, where that is possible, and never among them: in memory beside memory, under
+        a prefix of its own in the same Redis, otherwise in a file.
+        """
+        if self.seen_updates_kv:
+            return self.seen_updates_kv
+        scheme = self.rate_limit_kv.lower().partition(":")[0]
+        if scheme in ("redis", "rediss", "unix"):
+            url, _, query = self.rate_limit_kv.partition("?")
+            prefix = "".join(value for name, value in parse_qsl(query) if name == "prefix")
+            others = [(name, value) for name, value in parse_qsl(query) if name != "prefix"]
+            return f"{url}?{urlencode([*others, ('prefix', f'{prefix}telegram-')])}"
+        return "memory://" if scheme == "memory" else DEFAULT_UPDATES_KV
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -83,10 +106,11 @@ class Settings:
             allowed_user_ids=_user_ids(env.get("ALLOWED_USER_IDS", "")),
             rate_limit_max=_whole(env, "RATE_LIMIT_MAX", DEFAULT_MAX, MAX_UNITS),
             rate_limit_window_ms=_whole(
-                env, "RATE_LIMIT_WINDOW_MS", DEFAULT_WINDOW_MS, MAX_PERIOD_US // MILLISECOND
+                env, "RATE_LIMIT_WINDOW_MS", DEFAULT_WINDOW_MS, MAX_PERIOD_US // MICROSECONDS_PER_MS
             ),
             rate_limit_algorithm=_algorithm(env),
             rate_limit_kv=env.get("RATE_LIMIT_KV", "").strip() or DEFAULT_KV,
+            seen_updates_kv=env.get("SEEN_UPDATES_KV", "").strip(),
             rate_limit_replies=env.get("RATE_LIMIT_REPLIES", "").strip() or None,
             telegram_api_base=env.get("TELEGRAM_API_BASE", "").strip() or "https://api.telegram.org",
             agent_url=env.get("AGENT_URL", "").strip() or None,
@@ -109,7 +133,7 @@ def _check_url(name: str, url: str | None) -> None:
 
 
 def _user_ids(text: str) -> frozenset[str]:
-    """Return the ids of a list with commas; an empty entry is nobody, not somebody with an empty name."""
+    """Return the ids of a list with commas; empty entries are skipped."""
     entries = frozenset(filter(None, (entry.strip() for entry in text.split(","))))
     names = sorted(entry for entry in entries if not (entry.isascii() and entry.isdigit()))
     if names:

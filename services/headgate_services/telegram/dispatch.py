@@ -1,4 +1,4 @@
-"""Where admitted messages go: to an HTTP endpoint, to a Python function, or back to whoever wrote them.
+"""Where admitted messages go: to an HTTP endpoint, to a Python function, or back to the sender.
 
 A handler gets a `Message` or a `ButtonPress` and returns the text to answer with, or `None` for no answer. It has done
 its work when it returns; when it raises, the message counts as not dispatched, its unit is given back, and Telegram
@@ -44,7 +44,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What somebody wrote.
+    """A message of a user.
 
     Attributes:
         update_id: Telegram's number for the update; the same one if it is delivered again.
@@ -68,7 +68,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ButtonPress:
-    """What somebody pressed.
+    """A button that a user pressed.
 
     Attributes:
         update_id: As in `Message`.

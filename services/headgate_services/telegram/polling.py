@@ -18,7 +18,7 @@ LONGEST_PAUSE = 30.0
 _logger = logging.getLogger(__name__)
 
 
-class Poller:
+class UpdatePoller:
     """Fetches updates and has them dealt with, one after the other.
 
     Args:

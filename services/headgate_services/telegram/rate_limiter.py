@@ -11,25 +11,23 @@ from collections.abc import Iterable
 
 from headgate import AsyncLimiter, Hook, Quota, Rule, fixed_window, sliding_window
 from headgate.clock import Clock
-from headgate.keys import PlainKey
-from headgate.quota import MILLISECOND
 from headgate.stores.kv import KV, KVStore
-from headgate_services.telegram.config import Settings
+from headgate_services.telegram.config import MICROSECONDS_PER_MS, Settings
 
 
 def user_limiter(
     settings: Settings, kv: KV, clock: Clock | None = None, hooks: Iterable[Hook] = ()
 ) -> AsyncLimiter:
     """Return the limiter whose keys are Telegram's user ids, as text; it raises what the store raises."""
-    quota = Quota(settings.rate_limit_max, settings.rate_limit_window_ms * MILLISECOND)
+    quota = Quota(settings.rate_limit_max, settings.rate_limit_window_ms * MICROSECONDS_PER_MS)
     rule = fixed_window(quota) if settings.rate_limit_algorithm == "fixed_window" else sliding_window(quota)
     store = KVStore(kv, stem=entry_stem, clock=clock)
     return AsyncLimiter(rule, name="telegram", store=store, on_store_error="raise", hooks=hooks)
 
 
-def entry_stem(limiter: str, rule: Rule, key: PlainKey) -> str:
+def entry_stem(limiter: str, rule: Rule, key: str | bytes) -> str:
     """Return the name of a user's entry; to that of a fixed window, the store adds `:{windowKey}`."""
     stem = f"ratelimit:{key!s}"
     if rule.kind == "fixed_window":
         return stem
-    return f"{stem}:{rule.kind}:{rule.quota.period_us // MILLISECOND}"
+    return f"{stem}:{rule.kind}:{rule.quota.period_us // MICROSECONDS_PER_MS}"

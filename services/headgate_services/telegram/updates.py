@@ -15,7 +15,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class User(_Part):
+class TelegramUser(_Part):
     """Somebody who writes or presses."""
 
     id: int
@@ -35,7 +35,7 @@ class SentMessage(_Part):
     """A message, as Telegram describes it."""
 
     message_id: int
-    sender: User | None = Field(None, alias="from")
+    sender: TelegramUser | None = Field(None, alias="from")
     chat: Chat
     message_thread_id: int | None = None
     text: str | None = None
@@ -48,7 +48,7 @@ class CallbackQuery(_Part):
     """A button pressed under a message."""
 
     id: str
-    sender: User = Field(alias="from")
+    sender: TelegramUser = Field(alias="from")
     message: SentMessage | None = None
     data: str | None = None
 

@@ -7,7 +7,7 @@ dispatched is never dispatched or counted again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headgate import AsyncHold, AsyncLimiter
 from headgate_services.telegram.bot_api import BotApi, BotApiError
@@ -17,19 +17,22 @@ from headgate_services.telegram.updates import CallbackQuery, SentMessage, Updat
 
 REFUSAL = "You've reached the message limit. Please try again later."
 
+OUTCOMES = ("dispatched", "refused", "repeated", "failed")
+
 _logger = logging.getLogger(__name__)
 
 
 class Webhook:
-    """Deals with updates.
+    """Processes updates.
 
     Args:
         allowed_user_ids: Who may use the bot.
         limiter: How many messages each of them may send.
         bot: What to answer with.
         handler: Where messages go.
-        replies: How many refusals each user is told of; `None` for all.
-        seen: Which updates have been dealt with.
+        replies: How many refusals each user gets a reply to; `None` for all.
+        seen: Which updates have been dispatched.
+        count: Called with the outcome of each update of an allowed user: one of `OUTCOMES`.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Webhook:
         handler: Handler,
         replies: AsyncLimiter | None = None,
         seen: SeenUpdates | None = None,
+        count: Callable[[str], None] = lambda outcome: None,
     ) -> None:
         self._allowed = allowed_user_ids
         self._limiter = limiter
@@ -47,9 +51,10 @@ class Webhook:
         self._handler = handler
         self._replies = replies
         self._seen = SeenUpdates() if seen is None else seen
+        self._count = count
 
     async def receive(self, update: Update) -> None:
-        """Deal with an update; most are none of the bot's business.
+        """Process an update; most kinds are ignored.
 
         Raises whatever the handler of a message raises, after the message's unit was given back.
         """
@@ -65,13 +70,16 @@ class Webhook:
             return
         async with self._seen.turn(message.update_id) as is_new:
             if not is_new:
+                self._count("repeated")
                 return
             hold = await self._take(message.user_id)
             if hold is not None and not hold.allowed:
+                self._count("refused")
                 await self._refuse(message)
                 return
             reply = await self._dispatch(message, hold)
-            self._seen.add(message.update_id)
+            await self._seen.add(message.update_id)
+            self._count("dispatched")
         if reply:
             await self._say(message, reply)
 
@@ -89,6 +97,7 @@ class Webhook:
         try:
             return await self._handler(message)
         except BaseException:  # also when the server is stopping: what was not dispatched is not counted
+            self._count("failed")
             if hold is not None:
                 await self._give_back(message.user_id, hold)
             raise
@@ -117,16 +126,19 @@ class Webhook:
         try:
             async with self._seen.turn(press.update_id) as is_new:
                 if not is_new:
+                    self._count("repeated")
                     return
                 text = await self._handler(press)
-                self._seen.add(press.update_id)
+                await self._seen.add(press.update_id)
+            self._count("dispatched")
             await self._bot.answer_callback_query(press.query_id, text)
-        except Exception:
-            _logger.exception("a button pressed by user %s could not be dealt with", press.user_id)
+        except Exception:  # a button that fails is not delivered again: there would be no end to it
+            self._count("failed")
+            _logger.exception("a button pressed by user %s could not be handled", press.user_id)
 
 
 def _message(update_id: int, sent: SentMessage) -> Message | None:
-    """Return the message of an update; `None` if nobody wrote it, or there is nothing to read."""
+    """Return the message of an update; `None` without a sender or without text."""
     text = sent.text or sent.caption
     if sent.sender is None or not text:
         return None

@@ -22,7 +22,7 @@ from headgate_services.tiers.config import Settings, load_settings
 from headgate_services.tiers.keys import KeyTable
 from headgate_services.tiers.limits import limits_by_tier
 from headgate_services.tiers.log import log
-from headgate_services.tiers.metrics import Metrics
+from headgate_services.tiers.metrics import TierMetrics
 from headgate_services.tiers.middleware import (
     EXCLUDED_PATHS,
     RateLimitMiddleware,
@@ -44,7 +44,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
     """
     settings = load_settings() if settings is None else settings
     keys = KeyTable(settings.database, timeout=settings.database_timeout)
-    metrics = Metrics(limits_by_tier(settings.rate_limits))
+    metrics = TierMetrics(limits_by_tier(settings.rate_limits))
     client = _client(settings)
 
     @asynccontextmanager
@@ -83,7 +83,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
 
 
 def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it is told to stop, and return the exit code.
+    """Run the service until it gets a signal to stop, and return the exit code.
 
     Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
 

@@ -19,7 +19,7 @@ from headgate_services.tiers.log import LimitedLog
 Credentials = Literal["none", "good", "wrong", "unchecked"]
 
 
-class Keys(Protocol):
+class KeyLookup(Protocol):
     """Where keys are looked up."""
 
     async def find(self, key: str) -> User | None: ...
@@ -31,7 +31,7 @@ class ApiKeyAuthentication:
     `X-API-Key` is looked at first, then `Authorization: Bearer`.
     """
 
-    def __init__(self, app: App, keys: Keys) -> None:
+    def __init__(self, app: App, keys: KeyLookup) -> None:
         self.app = app
         self._keys = keys
         self._complain = LimitedLog()

@@ -1,11 +1,11 @@
 """Where buckets are kept: three back ends that give the same answers.
 
     atomic    one script call on the server; `token_bucket.lua`
-    pipeline  reads, decides here, and writes in a transaction that fails if anybody else wrote in between
+    pipeline  reads, decides here, and writes in a transaction that fails if another wrote in between
     memory    this process, by Headgate's own token bucket
 
 The first two share their keys, so that a request may fall back from one to the other at any time. All three write only when
-they admit: a refusal costs nothing, and what nobody takes from expires by itself.
+they admit: a refusal costs nothing, and a bucket that is not used expires by itself.
 
 Whose clock: the server's. The script takes the caller's time as an argument, but believes it only for times that have long
 passed (see there); the pipeline asks the server. A limiter that is given a clock, by a test, uses that one.
@@ -66,7 +66,7 @@ class AtomicBackend:
     A server that has lost the script, by a restart, is given it again.
 
     Args:
-        client: The way to the server.
+        client: The client of the server.
         clock: Where time comes from instead of the server, for tests.
         monotonic: How long it is until registering is tried again.
     """
@@ -172,7 +172,7 @@ class AtomicBackend:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
-class Connection(Protocol):
+class RedisConnection(Protocol):
     """What is used of redis-py's connections."""
 
     def pack_commands(self, commands: Sequence[Sequence[object]]) -> Sequence[bytes]: ...
@@ -184,12 +184,12 @@ class Connection(Protocol):
 class PipelineBackend:
     """Reads and writes in two round trips, for servers without scripts.
 
-    WATCH makes the write fail if anybody else wrote in between; then everything is read and decided anew. Nobody writes for
-    a refusal, so each lost race is somebody else's admission, and there are no more of those than tokens. Requests of this
+    WATCH makes the write fail if another wrote in between; then everything is read and decided anew. A refusal writes
+    nothing, so each lost race is the admission of another, and there are no more of those than tokens. Requests of this
     process for one key take turns instead of racing.
 
     Args:
-        client: The way to the server.
+        client: The client of the server.
         clock: Where time comes from instead of the server, for tests.
     """
 
@@ -208,7 +208,7 @@ class PipelineBackend:
         async with self._turns[hash(key) % _TURNS]:
             # redis-py sends WATCH and what follows it one by one; on a connection, all go together.
             pool: Any = self._client.connection_pool
-            connection: Connection = await pool.get_connection()
+            connection: RedisConnection = await pool.get_connection()
             try:
                 return await self._decide(connection, bucket, key, cost)
             except BaseException:
@@ -217,7 +217,7 @@ class PipelineBackend:
             finally:
                 await pool.release(connection)
 
-    async def _decide(self, connection: Connection, bucket: Bucket, key: str, cost: int) -> Outcome:
+    async def _decide(self, connection: RedisConnection, bucket: Bucket, key: str, cost: int) -> Outcome:
         tokens_key, time_key = state_keys(key)
         refusal: Outcome | None = None
         for _ in range(MOST_TRIES):
@@ -244,7 +244,7 @@ class PipelineBackend:
         return refusal
 
 
-async def _ask(connection: Connection, commands: Sequence[Sequence[object]]) -> list[Any]:
+async def _ask(connection: RedisConnection, commands: Sequence[Sequence[object]]) -> list[Any]:
     """Send commands in one go, and return their replies."""
     await connection.send_packed_command(connection.pack_commands(commands))
     replies: list[Any] = []
@@ -308,6 +308,6 @@ def _remaining(bucket: Bucket, decision: Decision) -> float:
 def _quota(bucket: Bucket) -> Quota:
     if isinstance(bucket.per_us, int):
         return Quota.of(bucket.per_us, 60, burst=bucket.capacity)
-    # A decimal fraction of a second or less: so close to any rate that nobody can tell in a lifetime of requests.
+    # A decimal fraction of a second or less: closer to any rate than a lifetime of requests could show.
     rate = Fraction(bucket.refill_rate).limit_denominator(1_000_000)
     return Quota.of(rate.numerator, rate.denominator, burst=bucket.capacity)

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         allowed: Whether the tokens were taken.
-        retry_after: Whole seconds until the same call is admitted if nobody else comes; 0 if it was.
+        retry_after: Whole seconds until the same call is admitted if no one else comes; 0 if it was.
         remaining: Tokens left, with their fraction.
         reset_after: Whole seconds until the bucket is full again, rounded up.
         now_us: The moment.

@@ -1,7 +1,7 @@
 """API keys: who a request is from, and which tier they have.
 
-A key is 256 random bits as text, shown once when it is made. What is stored is its SHA-256: whoever reads the table cannot
-use it. A slow hash such as scrypt protects secrets that can be guessed; 2^256 cannot, however fast the hash, and what is
+A key is 256 random bits as text, shown once when it is made. What is stored is its SHA-256: the table alone is of
+no use. A slow hash such as scrypt protects secrets that can be guessed; 2^256 cannot, however fast the hash, and what is
 looked up on every request must not cost a tenth of a second.
 """
 

@@ -11,7 +11,7 @@ from headgate import ConfigError
 from headgate_services.tiers.bucket import MAX_CAPACITY, Bucket
 
 ANONYMOUS = "anonymous"
-"""The tier of whoever is not known, and of whoever has a tier that is not."""
+"""The tier of unknown callers, and of users with an unknown tier."""
 
 SIGNED_IN = "free"
 """The tier of a user who has none."""
@@ -90,5 +90,5 @@ def parse_rate_limits(text: str) -> dict[str, TierLimit]:
             raise ConfigError(f"{tier} is there twice")
         limits[tier] = TierLimit.of(int(limit) if burst is None else TierLimit(int(limit), int(burst)))
     if ANONYMOUS not in limits:
-        raise ConfigError(f"name a limit for {ANONYMOUS}, the tier of everybody who is not known")
+        raise ConfigError(f"name a limit for {ANONYMOUS}, the tier of unknown callers")
     return limits

@@ -90,7 +90,7 @@ def load_test(redis_url: str, *, seconds: float = 10.0, clients: int = 16) -> in
     """Run the plan, print what was seen, and return 0 if everything holds, otherwise 1.
 
     Args:
-        redis_url: A Redis that nobody else is using meanwhile; keys under `ratelimit:user:` are written to it.
+        redis_url: A Redis without other clients; keys under `ratelimit:user:` are written to it.
         seconds: How long each mode is under load.
         clients: How many requests are under way at any time.
     """

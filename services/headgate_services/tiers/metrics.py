@@ -11,7 +11,7 @@ from headgate_services.tiers.middleware import Standing
 _REMAINING = (0, 1, 2, 3, 4, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
 
 
-class Metrics:
+class TierMetrics:
     """The figures of one service. Tiers are those of the configuration, so there are only so many series."""
 
     def __init__(self, limits: dict[str, TierLimit]) -> None:

@@ -4,7 +4,7 @@
 
 Every response that passes through carries `X-RateLimit-Limit`, `-Remaining` and `-Reset`; those to refused requests
 `Retry-After` as well. Their figures are of one moment, that of the decision. What an application raises is answered here,
-with the fields, unless something inside has answered already; and raised again, for whoever logs it.
+with the fields, unless something inside has answered already; and raised again, for the log.
 
 Who is limited: `request.state.user`, which authentication must have put there before the limiter runs, in a middleware
 around it; without a user, the client's address. `exclude_paths` and everything that is not HTTP pass through.
@@ -136,7 +136,7 @@ class RateLimitMiddleware:
         address: How the client's address is found: `headgate.http.by_address(proxies=["10.0.0.0/8"])` behind proxies.
         clock: Where time comes from, for tests.
         deadline: Seconds that Redis has for an answer.
-        on_decision: Who is told how each request stands.
+        on_decision: Called with the standing of each request.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class RateLimitMiddleware:
 
 
 class _Response:
-    """A response on its way out, which is given the fields."""
+    """Adds the fields to a response."""
 
     def __init__(self, send: Send, fields: list[tuple[bytes, bytes]]) -> None:
         self.started = False
@@ -245,7 +245,7 @@ def setup_rate_limiting(redis_url: str | None, *, timeout: float = DEADLINE) -> 
         return None
     check_credentials(redis_url)
     try:
-        # Not sent again by itself: after a lost reply nobody knows whether a token was taken.
+        # Not sent again by itself: after a lost reply it is unknown whether a token was taken.
         pool = BlockingConnectionPool.from_url(
             redis_url,
             max_connections=MOST_CONNECTIONS,

@@ -38,7 +38,7 @@ class Backends:
     """All back ends of one service; the limiters of its tiers share them.
 
     Args:
-        client: The way to Redis; without, everything is in memory.
+        client: The client of Redis; without one, everything is in memory.
         atomic: Whether to use the script.
         clock: Where time comes from, for tests.
         deadline: Seconds that Redis has for an answer.
@@ -72,7 +72,7 @@ class Backends:
             return self.memory.take(bucket, key, cost)
 
     async def ping(self) -> None:
-        """Ask Redis whether it can be used, by taking a token from a bucket that is nobody's.
+        """Ask Redis whether it can be used, by taking a token from a bucket of its own.
 
         Raises:
             StoreUnavailable: It is down.
@@ -87,7 +87,9 @@ class Backends:
             async with asyncio.timeout(self._deadline):
                 outcome = None if self._atomic is None else await self._atomic.take(bucket, key, cost)
                 return await self._pipeline.take(bucket, key, cost) if outcome is None else outcome
-        except Exception as error:  # the client is anybody's; what it raises must not stop the service
+        except (
+            Exception
+        ) as error:  # the caller brings the client; whatever that raises must not stop the service
             raise self._error(error, key) from error
 
     def _error(self, error: Exception, key: str) -> StoreError:

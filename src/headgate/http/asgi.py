@@ -143,20 +143,34 @@ class RateLimitMiddleware:
         return not (outer.debug or SERVER_ERROR in handlers or Exception in handlers)
 
 
-def answer_refusal(request: Any, error: Any) -> App:
-    """Return the response to a refusal that was raised; for an application that has handlers of exceptions.
-
-    `Starlette(exception_handlers={RateLimited: answer_refusal})`. Outside of Starlette's own middlewares, which answer to
-    every exception with 500, a middleware would come too late.
-    """
-    scope: Scope = request.scope
+def raised_answer(scope: Scope, error: RateLimited | CostTooHigh) -> Answer:
+    """Return the answer to a refusal that was raised; the middleware adds the fields, if there is one."""
     exchange: ASGIExchange | None = scope.get(EXCHANGE)
     raised = exchange or ASGIExchange(nowhere)
     answer = raised.raised(error, accepted_by(scope))
     if exchange is None:
         answer.fields.extend(all_fields(raised.asked))
+    return answer
 
-    async def response(scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(scope, receive, send, answer)
 
-    return response
+class RefusalResponse:
+    """An answer of ours as an ASGI application, which is what a handler of exceptions returns."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(scope, receive, send, self.answer)
+
+    def to_asgi_response(self, *args: Any, **kwargs: Any) -> RefusalResponse:
+        """Return itself: Litestar asks every response for this."""
+        return self
+
+
+def answer_refusal(request: Any, error: Any) -> RefusalResponse:
+    """Return the response to a refusal that was raised; for Starlette, Litestar and others that have handlers of exceptions.
+
+    `Starlette(exception_handlers={RateLimited: answer_refusal})`. They answer to every exception themselves, with 500, so a
+    middleware around them would come too late.
+    """
+    return RefusalResponse(raised_answer(request.scope, error))

@@ -18,7 +18,7 @@ Functions of a limit take the request. Under async views they may be coroutine f
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
 
@@ -31,7 +31,7 @@ from headgate.http.declared import MARK, DeclaredLimit, in_force, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
-from headgate.http.headers import all_fields
+from headgate.http.headers import all_fields, text_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.steps import Steps, run, run_async
@@ -130,48 +130,57 @@ class DjangoLimit(DeclaredLimit):
 
 def handled(
     request: Any,
-    limits: Iterable[DjangoLimit],
+    limits: Sequence[DjangoLimit],
     respond: Callable[[], Any],
     kind: type[AnyExchange],
-    unrouted: Iterable[DjangoLimit] = (),
+    unrouted: Sequence[DjangoLimit] = (),
 ) -> Steps:
     """Ask limits about a request and let it be answered; the first to do so puts the fields on the response.
 
     Where no view was found, those of `unrouted` are asked: looking for what is not there is limited, too.
     """
-
-    def answered(exchange: AnyExchange) -> Steps:
-        response = (yield from asked(exchange, limits, request)) or (yield respond())
-        if request.resolver_match is None:
-            response = (yield from asked(exchange, unrouted, request)) or response
-        return response
-
     outer = _outer(request)
-    if isinstance(outer, kind):
-        return (yield from answered(outer))
-    exchange: Any = kind(nowhere)  # type: ignore[arg-type]  # nothing is sent: Django hands responses back
-    request.META[EXCHANGE] = exchange
-    if outer is not None:
-        exchange.asked = outer.asked
+    is_inner = isinstance(outer, kind)
+    exchange: Any = outer if is_inner else kind(nowhere)  # type: ignore[arg-type]  # Django hands responses back
+    if not is_inner:
+        request.META[EXCHANGE] = exchange
+        exchange.asked = [] if outer is None else outer.asked
     try:
-        response = yield from answered(exchange)
+        response = (yield from asked(exchange, limits, request)) if limits else None
+        if response is None:
+            response = yield respond()
+        if unrouted and request.resolver_match is None:
+            response = (yield from asked(exchange, unrouted, request)) or response
+        if is_inner:
+            return response
     except (RateLimited, CostTooHigh) as error:
+        if is_inner:
+            raise
         response = _response(exchange.raised(error, accepted_by(request.META)))
     except BaseException as error:
-        if isinstance(error, Exception):
-            yield exchange.settle(SERVER_ERROR)
-        yield exchange.end()
+        if not is_inner:
+            if isinstance(error, Exception):
+                yield exchange.settle(SERVER_ERROR)
+            yield exchange.end()
         raise
     finally:
         request.META[EXCHANGE] = outer
+    return (yield from _finished(response, exchange, outer is None))
+
+
+def _finished(response: Any, exchange: Any, is_first: bool) -> Steps:
+    """Settle what was held for a response, and put the fields on it."""
     if exchange.holds:
         yield exchange.settle(response.status_code)
     if exchange.places and getattr(response, "streaming", False):
-        streamed: Any = _streamed if kind is ASGIExchange else EndingBody
+        streamed: Any = _streamed if isinstance(exchange, ASGIExchange) else EndingBody
         response.streaming_content = streamed(response.streaming_content, exchange)
     elif exchange.places:
         yield exchange.end()
-    return response if outer is not None else _with_fields(response, exchange)
+    if is_first and exchange.asked:
+        for name, value in text_fields(all_fields(exchange.asked)):
+            response.headers[name] = value
+    return response
 
 
 def asked(exchange: AnyExchange, limits: Iterable[DjangoLimit], request: Any) -> Steps:
@@ -216,7 +225,8 @@ class SiteLimits:
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
         """Ask the limits of the site, now that the view is known."""
-        return run(asked(_outer(request), self.plan(view, request.method), request))
+        plan = self.plan(view, request.method) if self._site else ()
+        return run(asked(_outer(request), plan, request)) if plan else None
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answer a refusal that was raised."""
@@ -263,7 +273,7 @@ def scope_of(request: Any) -> WSGIScope:
 def _request_of(args: tuple[Any, ...]) -> Any:
     """Return the request among the arguments of a view, which may be a method."""
     for arg in args[:2]:
-        if isinstance(getattr(arg, "META", None), MutableMapping):
+        if hasattr(arg, "META"):
             return arg
     raise ConfigError("a limit is for views, whose first argument is the request")
 
@@ -274,14 +284,7 @@ def _outer(request: Any) -> Any:
 
 
 def _response(answer: Answer) -> HttpResponse:
-    headers = {name.decode().title(): value.decode() for name, value in answer.fields}
-    return HttpResponse(answer.body, status=answer.status, headers=headers)
-
-
-def _with_fields(response: Any, exchange: AnyExchange) -> Any:
-    for name, value in all_fields(exchange.asked) if exchange.asked else ():
-        response.headers[name.decode().title()] = value.decode()
-    return response
+    return HttpResponse(answer.body, status=answer.status, headers=dict(answer.headers))
 
 
 async def _streamed(content: AsyncIterator[bytes], exchange: ASGIExchange) -> AsyncIterator[bytes]:

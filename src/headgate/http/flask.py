@@ -204,8 +204,7 @@ def _exchange(environ: Environ) -> WSGIExchange:
 
 
 def _error(answer: Answer) -> HTTPException:
-    headers = [(name.decode(), value.decode()) for name, value in answer.fields]
-    return default_exceptions[answer.status](response=Response(answer.body, answer.status, headers))
+    return default_exceptions[answer.status](response=Response(answer.body, answer.status, answer.headers))
 
 
 def _answer_raised(error: Any) -> Any:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
@@ -220,6 +221,16 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
     if not any(_is_legacy(name) for name, _ in fields):
         return [*headers, *fields]
     return [*(header for header in headers if not _is_legacy(header[0])), *fields]
+
+
+def text_fields(fields: Iterable[Field]) -> list[tuple[str, str]]:
+    """Return fields as text, with names as they are usually written."""
+    return [(_written(name), value.decode()) for name, value in fields]
+
+
+@lru_cache(maxsize=64)
+def _written(name: bytes) -> str:
+    return name.decode().title()
 
 
 def _is_legacy(name: bytes | str) -> bool:

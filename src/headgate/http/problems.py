@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh
-from headgate.http.headers import Field, retry_seconds, wire_name
+from headgate.http.headers import Field, retry_seconds, text_fields, wire_name
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
@@ -44,6 +44,11 @@ class Answer(NamedTuple):
     status: int
     fields: list[Field]
     body: bytes
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The fields as text, as most frameworks take them."""
+        return text_fields(self.fields)
 
 
 def refusal(decision: Decision, names: tuple[str, ...], accept: bytes | None = None) -> Answer:

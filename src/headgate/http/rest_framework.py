@@ -5,19 +5,20 @@
     class ReportView(APIView):
         throttle_classes = [Reports]
 
-The body of a refusal is the framework's own. The middleware `headgate.http.django.rate_limits` puts the fields on all
-responses, and answers refusals that are raised, as by `guard`; without it a refusal has `Retry-After` alone.
+The body of a refusal is the framework's own; all responses of the view have the fields. Refusals that are raised, as by
+`guard`, are answered by the middleware `headgate.http.django.rate_limits`, which `count=` and `concurrent` rules need, too.
 """
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from headgate import Limiter, Rule
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.errors import ConfigError
 from headgate.http.django import limit
+from headgate.http.headers import all_fields, text_fields
 from headgate.http.limit import RequestOptions
 from headgate.http.problems import TOO_MANY_REQUESTS
 from headgate.http.wsgi import EXCHANGE, WSGIExchange
@@ -57,16 +58,22 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether a request is admitted."""
-        limit, exchange = self.limit, request.META.get(EXCHANGE)
+        limit, outer = self.limit, request.META.get(EXCHANGE)
         if limit.exempt is not None and limit.exempt(request):
             return True
-        if not isinstance(exchange, WSGIExchange):
+        if isinstance(outer, WSGIExchange):
+            exchange = outer
+            answer = exchange.ask(limit, request.META, request)
+        else:
             if limit.counts is not None or limit.version.limiter.units.has_places:
                 raise ConfigError(
                     "count= and concurrent rules need headgate.http.django.rate_limits in MIDDLEWARE"
                 )
-            exchange = WSGIExchange(lambda *start: lambda body: None)
-        answer = exchange.ask(limit, request.META, request)
+            exchange = view.headgate_exchange = getattr(view, "headgate_exchange", None) or WSGIExchange(
+                _never
+            )
+            answer = exchange.ask(limit, request.META, request)
+            view.headers.update(text_fields(all_fields(exchange.asked)))  # the view puts them on its response
         if answer is None:
             return True
         if answer.status != TOO_MANY_REQUESTS:
@@ -79,3 +86,7 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
     def wait(self) -> float | None:
         """Return the seconds to wait after a refusal; `None` if waiting does not help."""
         return self._wait
+
+
+def _never(*start: object) -> NoReturn:
+    raise AssertionError("the framework starts responses")

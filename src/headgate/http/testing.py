@@ -4,8 +4,8 @@
     with fresh_limits(clock=clock): ...         every limit counts from zero, in memory, by this clock
 
 With pytest, the fixture `headgate_limits` is such a block; without, `headgate.testing.frozen_limits` is. They reach every
-limit of the process, wherever it was made, also those made inside of the block; nothing in the application has to know. When
-the block ends, all is as it was before: whatever was counted inside is forgotten, and no store was asked.
+limit of the process, wherever it was made, also those made inside of the block; nothing in the application has to know.
+When the block ends, all is as it was before: whatever was counted inside is forgotten, and no store was asked.
 """
 
 from __future__ import annotations

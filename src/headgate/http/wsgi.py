@@ -16,7 +16,7 @@ from headgate import Limiter
 from headgate.errors import ConfigError, CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
-from headgate.http.headers import Field, Fields, all_fields, replaced
+from headgate.http.headers import Field, Fields, all_fields, replaced, text_fields
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, by_path, rule_of
 from headgate.http.problems import Answer, too_costly
 from headgate.rules import Rule
@@ -120,8 +120,7 @@ def respond(
 
 def send(environ: Environ, start_response: StartResponse, answer: Answer) -> list[bytes]:
     """Start a response of ours, and return its body."""
-    headers = [(name.decode().title(), value.decode()) for name, value in answer.fields]
-    start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
+    start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", answer.headers)
     # A body that a HEAD does not have would be taken for the next response.
     return [] if environ.get("REQUEST_METHOD") == "HEAD" else [answer.body]
 
@@ -172,8 +171,7 @@ class WSGIExchange(Exchange[Limiter]):
         self.started = True
         if self.holds:
             self.settle(int(status[:3]))
-        fields = [(name.decode().title(), value.decode()) for name, value in all_fields(self.asked)]
-        return self._start_response(status, replaced(headers, fields), *exc_info)
+        return self._start_response(status, replaced(headers, text_fields(all_fields(self.asked))), *exc_info)
 
     def settle(self, status: int) -> None:
         """Make final what was held."""

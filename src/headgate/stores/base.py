@@ -336,12 +336,26 @@ def check_deadline(seconds: float) -> float:
     return float(seconds)
 
 
-def release_down_to(lock: Any, taken: int) -> None:
-    """Release a lock until this thread has taken it only so often.
+def while_locked(lock: Any, work: Callable[..., T], *args: Any) -> T:
+    """Return what some work returns while a lock is held; it is released also if a signal handler raises, wherever that is.
 
-    A `with` statement does so itself, but not if a signal handler raises before its block begins. That can happen since
+    A `with` statement alone does not see to that if the handler raises before its block begins. This can happen since
     Python 3.14, where taking the lock is a call like any other.
     """
+    taken = lock._recursion_count()
+    try:
+        with lock:
+            return work(*args)
+    except BaseException:
+        try:
+            _release_down_to(lock, taken)
+        finally:  # once more, in case another signal handler raised meanwhile
+            _release_down_to(lock, taken)
+        raise
+
+
+def _release_down_to(lock: Any, taken: int) -> None:
+    """Release a lock until this thread has taken it only so often."""
     while lock._recursion_count() > taken:
         lock.release()
 

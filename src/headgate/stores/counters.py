@@ -29,13 +29,13 @@ from headgate.errors import StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
 from headgate.rules import SHARED, Rule
-from headgate.stores.base import RECORDED, REENTERED, Answer, Receipts, Tiers, check_costs, release_down_to
+from headgate.stores.base import RECORDED, REENTERED, Answer, Receipts, Tiers, check_costs, while_locked
 from headgate.stores.meters import Meter, MeterState, meter_for
 from headgate.stores.request import Request
 
 T = TypeVar("T")
 
-# A signal handler may run, and raise, wherever plain Python calls something; so it needs `with`, and `release_down_to`.
+# A signal handler may run, and raise, wherever plain Python calls something; so it needs `while_locked`.
 # Between two lines of compiled code none runs, and `acquire` and `release` take a third of the time.
 IS_COMPILED: bool = not __file__.endswith(".py")
 
@@ -63,7 +63,7 @@ class Counters:
 
     Attributes:
         lock: Held during every call.
-        busy: Whether a call is under way; whoever holds the lock and finds it so is inside that call.
+        busy: Whether a call is under way; a thread that holds the lock and finds it set is inside that call.
         keys: How many states are kept.
         max_keys: How many may be.
         overflowed: How many calls were counted in an overflow state.
@@ -122,23 +122,17 @@ class Counters:
 
     def alone(self, work: Callable[..., T], *args: Any) -> T:
         """Return what some work returns that no other call may interrupt."""
-        lock: Any = self.lock
-        taken = lock._recursion_count()
+        result: T = while_locked(self.lock, self._alone, work, args)
+        return result
+
+    def _alone(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+        if self.busy:
+            raise StoreUnavailable(REENTERED)
+        self.busy = True
         try:
-            with lock:
-                if self.busy:
-                    raise StoreUnavailable(REENTERED)
-                self.busy = True
-                try:
-                    return work(*args)
-                finally:
-                    self.busy = False
-        except BaseException:
-            try:
-                release_down_to(lock, taken)
-            finally:  # as in `charge`
-                release_down_to(lock, taken)
-            raise
+            return work(*args)
+        finally:
+            self.busy = False
 
     def states(self) -> dict[tuple[tuple[str, str], object], State]:
         """Return everything that is counted: by limiter and rule, and key, as the pure functions have it."""
@@ -313,17 +307,7 @@ class MemoryGate:
             meters = self.tiers.of(request.tier, request.quotas)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
         if not IS_COMPILED:
-            lock: Any = self.counters.lock
-            taken = lock._recursion_count()
-            try:
-                with lock:
-                    return self.ask_alone(request, meters, keys)
-            except BaseException:
-                try:
-                    release_down_to(lock, taken)
-                finally:  # as in `charge`
-                    release_down_to(lock, taken)
-                raise
+            return while_locked(self.counters.lock, self.ask_alone, request, meters, keys)
         release = self.counters.release  # after a fork in the middle, the counters have another lock
         self.counters.acquire()
         try:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import unquote
 
 from headgate._fork import watch
@@ -45,7 +45,7 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
     plain_tiers,
-    release_down_to,
+    while_locked,
 )
 from headgate.stores.breaker import stop_probes
 from headgate.stores.request import Request
@@ -228,26 +228,26 @@ class SQLiteStore:
         await self.aclose()
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
-        """Do work while nobody else writes, or at one moment of what others write; as a whole or not at all."""
-        # Both `with` end in C: a signal handler that raises (Ctrl-C, a worker's soft time-out) can come between no two
-        # steps of theirs, to leave the lock or the file locked for ever.
-        lock: Any = self._lock
-        taken = lock._recursion_count()
+        """Do work in one transaction: alone if it writes, else on one snapshot; as a whole or not at all."""
         try:
-            with lock:
-                if self._busy:
-                    raise StoreUnavailable(f"SQLite at {self.path}: {REENTERED}")
-                self._busy = True
-                try:
-                    with self._connection or self._connect() as connection:
-                        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                        return work(connection)
-                finally:
-                    self._busy = False
+            begin = "BEGIN IMMEDIATE" if write else "BEGIN"
+            result: T = while_locked(self._lock, self._transact, work, begin)
+            return result
         except sqlite3.Error as error:
             raise StoreUnavailable(f"SQLite at {self.path}: {error}") from error
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+        if self._busy:
+            raise StoreUnavailable(f"SQLite at {self.path}: {REENTERED}")
+        self._busy = True
+        try:
+            # It ends in C: a signal handler that raises (Ctrl-C, a worker's soft time-out) can come between no two steps
+            # of that, to leave the file locked for ever.
+            with self._connection or self._connect() as connection:
+                connection.execute(begin)
+                return work(connection)
         finally:
-            release_down_to(lock, taken)
+            self._busy = False
 
     def save(
         self,
@@ -321,7 +321,7 @@ class SQLiteStore:
         answer: asyncio.Future[T] = loop.create_future()
 
         def hand_over(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed, so nobody waits
+            with contextlib.suppress(RuntimeError):  # the event loop was closed, so no task waits
                 loop.call_soon_threadsafe(_hand_over, running, answer)
 
         running.add_done_callback(hand_over)

@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from headgate.testing.clock import FakeClock
-from headgate.testing.frozen import frozen_limits
 from headgate.testing.reference import ReferenceStore
 
 if TYPE_CHECKING:
     from headgate.testing.contract import AsyncStoreContract, StoreContract
+    from headgate.testing.frozen import frozen_limits
 
 __all__ = ["AsyncStoreContract", "FakeClock", "ReferenceStore", "StoreContract", "frozen_limits"]
 
@@ -23,6 +23,9 @@ _KIT = "headgate.testing.contract"
 
 
 def __getattr__(name: str) -> object:
+    # Every run of pytest loads this package, with the plugin; few need what comes from here.
+    if name == "frozen_limits":
+        return import_module("headgate.testing.frozen").frozen_limits
     if name not in ("AsyncStoreContract", "StoreContract"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _KIT not in sys.modules:

@@ -356,7 +356,7 @@ async def test_a_stored_message_has_all_its_fields(start: Start) -> None:
         "bcc_addresses": [],
         "reply_to_addresses": [],
         "text": "one\n\n two",
-        "html": None,
+        "html": "<p>one</p>\n<p>two</p>\n",
         "content_clean": "one\n\n two",
         "timestamp": "2023-11-14T22:14:00Z",
         "labels": [],

@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from headgate_services.mail import GlobalRateLimiter, RateLimitResult
 from headgate_services.mail.providers import ProviderError
-from headgate_services.mail.rate_limiter import Window
+from headgate_services.mail.rate_limiter import SendWindow
 from headgate_services.mail.services import get_rate_limiter
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import START, Service
@@ -159,7 +159,7 @@ async def test_n17_no_database_work_for_the_check(start: Start) -> None:
 @pytest.mark.requirement("N-19")
 async def test_n19_a_further_window_needs_no_change_in_the_route(start: Start) -> None:
     service = await start()
-    daily = GlobalRateLimiter(5, 50, more=[Window("per-day", 86_400, 3)], clock=service.clock)
+    daily = GlobalRateLimiter(5, 50, more=[SendWindow("per-day", 86_400, 3)], clock=service.clock)
     service.app.dependency_overrides[get_rate_limiter] = lambda: daily
     assert await service.send_many(3) == [201] * 3
     service.clock.advance(3601)

@@ -105,7 +105,7 @@ async def test_a_failed_send_is_not_said_to_be_recorded(
 async def test_n52_the_filter_logs_blocks_at_info_and_passes_at_debug(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "headgate_services")
     service = await start(global_send_rate_limit_per_minute=5, outbound_domain_blocklist=r"(.*\.)?evil\.com")
     assert (await service.send("x@mail.evil.com")).status_code == 403
     [line] = lines(caplog, FILTER, logging.INFO)

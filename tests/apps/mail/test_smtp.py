@@ -65,9 +65,11 @@ async def test_a_mail_arrives_as_it_was_written(start: Start) -> None:
         assert (
             message["Message-ID"] == sent.json()["provider_message_id"] == f"<{sent.json()['id']}@mail.test>"
         )
-        body = message.get_body()
-        assert body is not None
-        assert body.get_content().splitlines() == ["Hallo *Welt* ☀", "."]
+        text, html = message.get_body(("plain",)), message.get_body(("html",))
+        assert text is not None
+        assert html is not None
+        assert text.get_content().splitlines() == ["Hallo *Welt* ☀", "."]
+        assert html.get_content().splitlines() == ["<p>Hallo <em>Welt</em> ☀<br />", ".</p>"]
         [attachment] = message.iter_attachments()
         assert attachment.get_filename() == "Grüße.txt"
         assert attachment.get_content() == "schöne Grüße"

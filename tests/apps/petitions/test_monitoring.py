@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from headgate.testing import FakeClock
-from headgate_services.petitions.application.ports import Event, QueueMeasure, RateLimitResult
+from headgate_services.petitions.application.ports import LedgerEvent, QueueMeasure, RateLimitResult
 from headgate_services.petitions.application.services import QueueCapacityService, RefusalWitnessService
 from headgate_services.petitions.application.services.rate_limit_service import RefusalLines
 from headgate_services.petitions.config import PetitionQueueConfig, PetitionRateLimitConfig
@@ -161,15 +161,15 @@ class SlowLedger:
     """Writes when it is told to."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[LedgerEvent] = []
         self.gate = asyncio.Event()
         self.called = asyncio.Event()
         self.error: Exception | None = None
 
-    async def append(self, event: Event) -> int:
+    async def append(self, event: LedgerEvent) -> int:
         raise AssertionError("not for refusals")
 
-    async def append_unless_halted(self, event: Event) -> int | None:
+    async def append_unless_halted(self, event: LedgerEvent) -> int | None:
         self.called.set()
         await self.gate.wait()
         if self.error is not None:

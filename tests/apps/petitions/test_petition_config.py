@@ -139,7 +139,7 @@ async def test_a_database_that_may_only_be_read_stops_start_up(headgate_postgres
 async def test_commands_say_what_is_wrong() -> None:
     process = await launch("petitions", "halt", " ")
     _, error = await process.communicate()
-    assert (process.returncode, error) == (1, b"headgate: a halt needs a reason, which clients are told\n")
+    assert (process.returncode, error) == (1, b"headgate: a halt needs a reason, which clients get\n")
     variables = {"DATABASE_URL": "postgresql://127.0.0.1:1/none", "PETITION_DATABASE_TIMEOUT": 0.2}
     process = await launch("petitions", "cleanup", **variables)
     _, error = await process.communicate()

@@ -182,13 +182,19 @@ async def start(
     async with AsyncExitStack() as stack:
 
         async def start(
-            *, kv: KV | None = kv, handler: Any = None, clock: FakeClock | None = clock, **environment: str
+            *,
+            kv: KV | None = kv,
+            updates_kv: KV | None = None,
+            handler: Any = None,
+            clock: FakeClock | None = clock,
+            **environment: str,
         ) -> Service:
             own = Handler()
             chosen = own if handler is None else handler
             app = create_app(
                 make_settings(**environment),
                 kv=kv,
+                updates_kv=updates_kv,
                 handler=None if chosen == "configured" else chosen,
                 clock=clock,
             )

@@ -159,7 +159,7 @@ class TestRedelivery:
     async def test_the_memory_of_updates_is_bounded(self) -> None:
         seen = SeenUpdates(capacity=3)
         for update_id in range(5):
-            seen.add(update_id)
+            await seen.add(update_id)
         is_new = []
         for update_id in range(6):
             async with seen.turn(update_id) as new:

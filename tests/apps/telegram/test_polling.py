@@ -12,7 +12,7 @@ import pytest
 from headgate.testing import FakeClock
 from headgate_services.telegram import File
 from headgate_services.telegram.bot_api import BotApi, BotApiError
-from headgate_services.telegram.polling import Poller
+from headgate_services.telegram.polling import UpdatePoller
 from headgate_services.telegram.updates import read_update
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.apps.telegram.updates import message, photo_update, text_update, update
@@ -45,7 +45,7 @@ def api(bot_api: tuple[BotApiServer, str], token: str, clock: FakeClock) -> BotA
     return BotApi(token, api_base=bot_api[1], clock=clock)
 
 
-async def rounds(poller: Poller, count: int) -> None:
+async def rounds(poller: UpdatePoller, count: int) -> None:
     """Let a poller fetch so many times."""
     for _ in range(count):
         await poller._round()
@@ -53,7 +53,7 @@ async def rounds(poller: Poller, count: int) -> None:
 
 async def test_updates_are_fetched_in_order_and_once(api: BotApi, bot: Bot, clock: FakeClock) -> None:
     webhook: Any = Collecting()
-    poller = Poller(api, webhook, clock)
+    poller = UpdatePoller(api, webhook, clock)
     bot.updates = [text_update(), text_update()]
     expected = [each["update_id"] for each in bot.updates]
     await rounds(poller, 2)
@@ -68,7 +68,7 @@ async def test_updates_are_fetched_in_order_and_once(api: BotApi, bot: Bot, cloc
 
 async def test_an_update_that_failed_is_fetched_again(api: BotApi, bot: Bot, clock: FakeClock) -> None:
     webhook: Any = Collecting(failures=1)
-    poller = Poller(api, webhook, clock)
+    poller = UpdatePoller(api, webhook, clock)
     bot.updates = [text_update(), text_update()]
     expected = [each["update_id"] for each in bot.updates]
     await rounds(poller, 3)
@@ -82,7 +82,7 @@ async def test_polling_goes_on_after_a_failure_and_ends_when_telegram_refuses(
     webhook: Any = Collecting()
     bot.updates = [text_update()]
     bot.fail("getUpdates", 502, "Bad Gateway")
-    running = asyncio.create_task(Poller(api, webhook, clock).run())
+    running = asyncio.create_task(UpdatePoller(api, webhook, clock).run())
     async with asyncio.timeout(30):
         while not webhook.seen:
             clock.advance(1)

@@ -108,7 +108,7 @@ def test_a_bot_that_nobody_may_use_says_so(
     make_settings: Callable[..., Settings], caplog: pytest.LogCaptureFixture
 ) -> None:
     create_app(make_settings(ALLOWED_USER_IDS="", RATE_LIMIT_KV="memory://"))
-    assert "nobody may use the bot" in caplog.text
+    assert "no one may use the bot" in caplog.text
 
 
 @pytest.mark.parametrize("missing", sorted(REQUIRED))

@@ -94,10 +94,10 @@ Make = Callable[..., Limited]
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something that happens elsewhere has happened."""
+    """Ask a server again and again until it answers as wanted; background tasks have their turn in between."""
     async with asyncio.timeout(30):
         while not await condition():  # noqa: ASYNC110  # it happens in another process
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
 
 
 # --- The service in a process of its own -----------------------------------------------------------------------------

@@ -425,15 +425,22 @@ class TestThrottles:
         assert is_complete(first)
         assert is_complete(second)
 
-    def test_without_the_middleware_there_is_retry_after(self) -> None:
-        with site(self.view(clock=FakeClock()), middleware=()) as client:
-            client.get("/")
-            refused = client.get("/")
-        assert (refused.status_code, refused.headers["retry-after"]) == (
-            429,
-            "61",
-        )  # its last bucket ends then
-        assert "ratelimit" not in refused.headers
+    def test_the_fields_come_without_the_middleware_too(self) -> None:
+        day = throttle("9/day")
+
+        class Both(APIView):
+            throttle_classes = (day, throttle("1/minute"))
+
+            def get(self, request: Any) -> Any:
+                return Response({"ok": True})
+
+        with site(path("", Both.as_view()), middleware=()) as client:
+            first, second = [client.get("/") for _ in range(2)]
+        assert (first.status_code, second.status_code) == (200, 429)
+        assert is_complete(first)
+        assert is_complete(second)
+        assert left(first) == {"sliding_window/1d": 8, "sliding_window/1m": 0}
+        assert left(second) == {"sliding_window/1d": 7, "sliding_window/1m": 0}
 
     def test_functions_take_the_request(self) -> None:
         options = {

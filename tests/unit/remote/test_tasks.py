@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 import threading
 import time
@@ -75,6 +76,39 @@ async def test_what_takes_long_does_not_hold_up_others(monkeypatch: pytest.Monke
     assert len(peer.wires) == 2
     peer.open()
     assert await outcomes([slow, quick]) == ["slow", "quick"]
+    await engine.aclose()
+
+
+async def test_a_connection_carries_one_batch_at_a_time_however_many_limiters_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task that went on with the next queue left its lane to another one, and used it all the same."""
+    monkeypatch.setattr(batching, "SLOW", 0.0)
+    peer, rng = ScriptedPeer(lanes=4), random.Random(17)
+    usual = peer.connect_async
+
+    async def connect(seconds: float) -> Any:
+        wire = await usual(seconds)
+        send = wire._wire.send
+
+        async def exchange(message: Any) -> Any:
+            send(message)  # which fails if something is under way there
+            for _ in range(rng.randrange(8)):
+                await asyncio.sleep(0)
+            return wire._wire.receive()
+
+        wire.exchange = exchange
+        return wire
+
+    monkeypatch.setattr(peer, "connect_async", connect)
+    engine = AsyncEngine(peer, PATIENCE)
+    calls: list[asyncio.Future[Any]] = []
+    for i in range(500):
+        calls += [start(engine, f"{i} {source}", source=str(source)) for source in rng.sample(range(5), 2)]
+        for _ in range(rng.randrange(3)):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE):
+        assert [type(reply) for reply in await outcomes(calls)] == [str] * len(calls)
     await engine.aclose()
 
 

@@ -1,7 +1,7 @@
 """Sending through an SMTP server, one connection per e-mail.
 
 All recipients or none: if the server refuses one of them, nothing is handed over, so that "failed" always means that
-nobody was written to and the send can be tried again as it is.
+no one got the e-mail, and the same send can be tried again.
 """
 
 from __future__ import annotations

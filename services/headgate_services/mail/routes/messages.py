@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query, Response
+from fastapi import APIRouter, Header, HTTPException, Query, Response
 
 from headgate_services.mail.routes.parameters import PAGE, Id, Limit, Offset
 from headgate_services.mail.schemas import MessageList, MessageView, SendRequest, SendResponse, Text
 from headgate_services.mail.sending import send_message
 from headgate_services.mail.services import LimiterPart, ProviderPart, ServicesPart
-from headgate_services.mail.storage.models import Message
+from headgate_services.mail.storage.models import StoredMessage
 from headgate_services.mail.storage.queries import search_messages
 
 router = APIRouter(prefix="/messages", tags=["messages"])
@@ -22,6 +22,7 @@ router = APIRouter(prefix="/messages", tags=["messages"])
     responses={
         403: {"description": "A recipient's domain is blocked"},
         404: {"description": "No such inbox or thread"},
+        409: {"description": "A request with this `Idempotency-Key` is under way or was interrupted"},
         413: {"description": "An attachment, or all of them together, are too large"},
         429: {"description": "The send limit is reached; `Retry-After` says for how many seconds"},
     },
@@ -32,9 +33,13 @@ async def post_message(
     services: ServicesPart,
     limiter: LimiterPart,
     provider: ProviderPart,
+    idempotency_key: Annotated[str | None, Header(pattern=r"^[\x21-\x7e]{1,255}$")] = None,
 ) -> SendResponse:
-    """Send an e-mail. If the provider fails, the answer is still 201, with the status `failed`."""
-    sent, fields = await send_message(request, services, limiter, provider)
+    """Send an e-mail. If the provider fails, the answer is still 201, with the status `failed`.
+
+    With an `Idempotency-Key`, the same request can be repeated safely: it is answered again, and sent once.
+    """
+    sent, fields = await send_message(request, services, limiter, provider, idempotency_key)
     response.headers.update(fields)
     return sent
 
@@ -63,7 +68,7 @@ async def get_messages(
 async def get_message(message_id: Id, services: ServicesPart) -> MessageView:
     """Return a message."""
     async with services.database.reading() as session:
-        message = await session.get(Message, message_id)
+        message = await session.get(StoredMessage, message_id)
     if message is None:
         raise HTTPException(404, f"Message {message_id} not found")
     return MessageView.of(message)

@@ -58,7 +58,7 @@ class Thread(Base):
     created_at: Mapped[datetime]
 
 
-class Message(Base):
+class StoredMessage(Base):
     """An e-mail that was sent, or tried to be, or received.
 
     Attributes:
@@ -129,3 +129,20 @@ class DemoOutboxEntry(Base):
     in_reply_to: Mapped[str | None]
     reference_ids: Mapped[list[str]]
     attachment_names: Mapped[list[str]]
+
+
+class IdempotencyKey(Base):
+    """A request that carried a key.
+
+    Attributes:
+        fingerprint: A digest of the request.
+        response: Its answer; `None` while there is none.
+    """
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = (Index("idempotency_keys_created_at", "created_at"),)
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[str]
+    response: Mapped[dict[str, Any] | None]
+    created_at: Mapped[datetime]

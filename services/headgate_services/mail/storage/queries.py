@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from headgate_services.mail.storage.models import Attachment, DemoOutboxEntry, Inbox, Message, Thread
+from headgate_services.mail.storage.models import Attachment, DemoOutboxEntry, Inbox, StoredMessage, Thread
 
 
 async def list_inboxes(session: AsyncSession, limit: int, offset: int) -> Sequence[Inbox]:
@@ -28,10 +28,10 @@ async def list_threads(session: AsyncSession, inbox_id: str, limit: int, offset:
     return (await session.scalars(query)).all()
 
 
-async def messages_of_thread(session: AsyncSession, thread_id: str) -> Sequence[Message]:
+async def messages_of_thread(session: AsyncSession, thread_id: str) -> Sequence[StoredMessage]:
     """Return the messages of a thread, oldest first, and a message before the copy of it that came back."""
-    query = select(Message).where(Message.thread_id == thread_id)
-    query = query.order_by(Message.timestamp, Message.direction.desc(), Message.id)
+    query = select(StoredMessage).where(StoredMessage.thread_id == thread_id)
+    query = query.order_by(StoredMessage.timestamp, StoredMessage.direction.desc(), StoredMessage.id)
     return (await session.scalars(query)).all()
 
 
@@ -43,37 +43,39 @@ async def search_messages(
     text: str | None,
     limit: int,
     offset: int,
-) -> tuple[Sequence[Message], int]:
+) -> tuple[Sequence[StoredMessage], int]:
     """Return messages, newest first, and how many there are without limit and offset.
 
     `text` is looked for in the subject, the text and the sender, whatever its case.
     """
-    query = select(Message)
+    query = select(StoredMessage)
     if inbox_id is not None:
-        query = query.where(Message.inbox_id == inbox_id)
+        query = query.where(StoredMessage.inbox_id == inbox_id)
     if thread_id is not None:
-        query = query.where(Message.thread_id == thread_id)
+        query = query.where(StoredMessage.thread_id == thread_id)
     if text:
-        places = (Message.subject, Message.text, Message.from_address)
+        places = (StoredMessage.subject, StoredMessage.text, StoredMessage.from_address)
         query = query.where(or_(*(place.icontains(text, autoescape=True) for place in places)))
     total = await session.scalar(select(func.count()).select_from(query.subquery()))
-    page = query.order_by(Message.timestamp.desc(), Message.id).limit(limit).offset(offset)
+    page = query.order_by(StoredMessage.timestamp.desc(), StoredMessage.id).limit(limit).offset(offset)
     return (await session.scalars(page)).all(), total or 0
 
 
-async def newest_delivered(session: AsyncSession, thread_id: str) -> Message | None:
-    """Return the message that a reply in this thread answers: the newest that reached anybody."""
-    query = select(Message).where(Message.thread_id == thread_id, Message.status != "failed")
-    return await session.scalar(query.order_by(Message.timestamp.desc(), Message.id).limit(1))
+async def newest_delivered(session: AsyncSession, thread_id: str) -> StoredMessage | None:
+    """Return the message that a reply in this thread answers: the newest that was delivered."""
+    query = select(StoredMessage).where(
+        StoredMessage.thread_id == thread_id, StoredMessage.status != "failed"
+    )
+    return await session.scalar(query.order_by(StoredMessage.timestamp.desc(), StoredMessage.id).limit(1))
 
 
 async def thread_with(session: AsyncSession, inbox_id: str, message_ids: Sequence[str]) -> Thread | None:
     """Return the thread of an inbox that has one of these messages, found by their Message-ID."""
     query = (
         select(Thread)
-        .join(Message, Message.thread_id == Thread.id)
-        .where(Message.inbox_id == inbox_id, Message.message_id.in_(message_ids))
-        .order_by(Message.timestamp.desc())
+        .join(StoredMessage, StoredMessage.thread_id == Thread.id)
+        .where(StoredMessage.inbox_id == inbox_id, StoredMessage.message_id.in_(message_ids))
+        .order_by(StoredMessage.timestamp.desc())
         .limit(1)
     )
     return await session.scalar(query)

@@ -156,7 +156,7 @@ class CoSignResponse(BaseModel):
         )
 
 
-class Problem(BaseModel):
+class ProblemBody(BaseModel):
     """Why a request was refused (RFC 7807)."""
 
     type: str
@@ -167,7 +167,7 @@ class Problem(BaseModel):
     trace_id: str
 
 
-class CoSignLimitProblem(Problem):
+class CoSignLimitProblem(ProblemBody):
     """The limit on co-signs is reached; `Retry-After` says for how many seconds."""
 
     rate_limit_remaining: int
@@ -182,7 +182,7 @@ class CoSignLimitProblem(Problem):
     hardening_control: str
 
 
-class RateLimitProblem(Problem):
+class RateLimitProblem(ProblemBody):
     """The limit is reached; `Retry-After` says for how many seconds."""
 
     rate_limit_remaining: int

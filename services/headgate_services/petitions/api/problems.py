@@ -54,7 +54,7 @@ _JSON, _PROBLEM_JSON = "application/json", "application/problem+json"
 
 
 async def answer_refusal(request: Request, error: Exception) -> Response:
-    """Turn an error of the service into an answer; a refusal for a limit is counted and witnessed on the way."""
+    """Turn an error of the service into an answer; a refusal for a limit is counted and witnessed first."""
     assert isinstance(error, PetitionError)
     if isinstance(error, RateLimitExceededError):
         parts = get_parts(request)

@@ -24,7 +24,7 @@ from headgate_services.petitions.api.models import (
     CoSignRequest,
     CoSignResponse,
     PetitionResponse,
-    Problem,
+    ProblemBody,
     RateLimitProblem,
     StatusResponse,
     SubmissionRequest,
@@ -42,7 +42,7 @@ _POLL_SECONDS = 0.5
 
 def _refusals(**descriptions: str) -> dict[int | str, dict[str, Any]]:
     return {
-        int(status.removeprefix("on_")): {"model": Problem, "description": text}
+        int(status.removeprefix("on_")): {"model": ProblemBody, "description": text}
         for status, text in descriptions.items()
     }
 

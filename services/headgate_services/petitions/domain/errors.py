@@ -26,13 +26,13 @@ class PetitionError(Exception):
 
 
 class RateLimitExceededError(PetitionError):
-    """A submitter, a realm or everybody together has reached the limit (FR-1.5, HC-4). Nothing was counted.
+    """A submitter, a realm or all together have reached the limit (FR-1.5, HC-4). Nothing was counted.
 
     Attributes:
         submitter_id: Who was refused.
         current_count: What has been counted in the window.
         limit: How much may be.
-        reset_at: When the next petition is admitted if nobody else comes.
+        reset_at: When the next petition is admitted if no one else comes.
         retry_after_seconds: How long that is, in whole seconds, rounded up.
         scope: Whose limit it was: `submitter`, `realm` or `global`.
         window_minutes: How long the window is.
@@ -84,7 +84,7 @@ class SystemHaltedError(PetitionError):
 
 
 class DatabaseUnavailableError(PetitionError):
-    """Nobody can say how much was submitted, so nothing is admitted.
+    """The count is unknown, so nothing is admitted.
 
     Attributes:
         retry_after_seconds: When to come back.
@@ -96,7 +96,7 @@ class DatabaseUnavailableError(PetitionError):
 
 
 class CommitUnknownError(PetitionError):
-    """The database did not say whether it kept what it was told to keep.
+    """The database did not confirm a commit.
 
     Attributes:
         retry_after_seconds: When the database may be asked again.
@@ -125,7 +125,7 @@ class InvalidPetitionError(PetitionError):
 
 
 class NotYourPetitionError(PetitionError):
-    """Only whoever submitted a petition may withdraw it."""
+    """Only its submitter may withdraw a petition."""
 
 
 class AlreadyCoSignedError(PetitionError):

@@ -4,7 +4,7 @@ The series of the limit carry the submitter, of whom there may be millions; so o
 own at a time. The others share the one called `other`. A submitter's series are dropped when nothing has been heard of them
 for as long as the window, at the next scrape or when their place is needed. What remains is dropped as soon as it may have
 changed by itself: when the oldest counter leaves the window. With several processes, which share files that take additions
-only, it becomes NaN instead, and whoever has series keeps them.
+only, it becomes NaN instead, and no series is dropped.
 """
 
 from __future__ import annotations

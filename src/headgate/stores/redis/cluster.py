@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import AskError, MovedError
 
-from headgate._concurrency import call_later
 from headgate.costs import Costs
 from headgate.errors import HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
@@ -71,7 +72,7 @@ class SlotMap:
         """Return who has a slot.
 
         Raises:
-            StoreUnavailable: Nobody has it.
+            StoreUnavailable: No node has it.
         """
         try:
             return self._owners[slot]
@@ -179,7 +180,7 @@ class Cluster:
     ) -> T:
         """Go on with a route, given the outcome of its last step, and return what it returns."""
         is_ended = must_leave or abandoned is not None
-        given_up = partial(call_later, 0, self._end, route, source, abandoned) if is_ended else None
+        given_up = partial(self._end_in_thread, route, source, abandoned) if is_ended else None
         try:
             while True:
                 step = _next(route, outcome)
@@ -193,8 +194,12 @@ class Cluster:
             result: T = stop.value
             return result
 
+    def _end_in_thread(self, *args: Any) -> None:
+        """Carry on with a route whose thread was interrupted; the thread that has read the reply must not wait for that."""
+        with suppress(RuntimeError):  # there can be no more threads: the units count until they expire
+            threading.Thread(target=self._end, args=args, daemon=True, name="headgate ends").start()
+
     def _end(self, route: Route[T], source: str, abandoned: Abandoned | None, reply: Reply) -> None:
-        """Carry on with a route whose thread was interrupted, in a thread of its own because it may have to wait."""
         try:
             result = self._carry(route, reply, source, True, abandoned)
             if abandoned is not None:
@@ -205,7 +210,7 @@ class Cluster:
     def start(
         self, flow: Flow[T], due: float, source: str = "", must_leave: bool = False
     ) -> asyncio.Future[T]:
-        """Make the calls that a flow asks for, even if nobody waits for what it returns.
+        """Make the calls that a flow asks for, even if no caller waits for the result.
 
         So also those of a hit that was cancelled: in several slots, they are all or nothing only if they are ended.
         """

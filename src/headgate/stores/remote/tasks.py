@@ -164,10 +164,16 @@ class LoopEngine:
         """As `aclose`, without waiting for it."""
         self._closing = self._loop.create_task(self.aclose())
 
-    def _drive_free_lanes(self, now: float) -> None:
+    def _drive_free_lanes(self, now: float, own: TaskLane | None = None) -> bool:
+        """Have all lanes driven on which calls can leave; return whether this task is to go on with its own."""
+        is_own = False
         while (lane := self._batcher.next_lane(now)) is not None:
-            lane.driver = self._loop.create_task(self._drive(lane))
-            self._drivers.add(lane.driver)
+            if own is not None and lane is own:
+                lane.driver, is_own = _this_task(), True
+            else:
+                lane.driver = self._loop.create_task(self._drive(lane))
+                self._drivers.add(lane.driver)
+        return is_own
 
     async def _drive(self, lane: TaskLane) -> None:
         """Carry one batch after another, until there is nothing to carry."""
@@ -176,7 +182,8 @@ class LoopEngine:
             if self._keeper is None:
                 self._keeper = self._keep()
                 await anext(self._keeper)
-            while lane.queue is not None:
+            goes_on = True
+            while goes_on:
                 try:
                     await self._round_trip(lane, is_first)
                 except asyncio.CancelledError:
@@ -189,22 +196,11 @@ class LoopEngine:
                     self._batcher.give_up(lane)
                     await wire.close()
                 is_first = False
-                self._hand_on(lane)
+                # Not as long as the lane is busy: another task may have taken it since this one has left it.
+                goes_on = self._drive_free_lanes(time.monotonic(), lane)
         finally:
             # Here, and not when the task is done: a call that comes in between would wait for a driver that has left.
             self._drivers.discard(_this_task())
-
-    def _hand_on(self, lane: TaskLane) -> None:
-        """Go on with those that wait: on this lane, if it is as good as any; on others, if there is more to carry."""
-        now = time.monotonic()
-        following = self._batcher.next_lane(now)
-        if following is not None:
-            if following is lane:
-                lane.driver = _this_task()
-            else:
-                following.driver = self._loop.create_task(self._drive(following))
-                self._drivers.add(following.driver)
-            self._drive_free_lanes(now)
 
     async def _round_trip(self, lane: TaskLane, is_first: bool) -> None:
         wire = lane.wire

@@ -20,7 +20,7 @@ from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreUnavailable
-from headgate.stores.base import REENTERED, release_down_to
+from headgate.stores.base import REENTERED, while_locked
 from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
@@ -221,30 +221,25 @@ class Crew:
 
     def step(self, call: ThreadCall) -> ThreadLane | None:
         """Do all that can be done without waiting; return the lane on which the caller has to wait for all, if it leads."""
-        lock = self._lock
         if self.is_inherited:
             raise StoreUnavailable(f"{self._peer.name}: the process was forked in the middle of a call")
-        if self._is_busy and lock._is_owned():
+        if self._is_busy and self._lock._is_owned():
             raise StoreUnavailable(REENTERED)
         try:
-            with lock:
-                self._is_busy = True
-                try:
-                    return self._step(call)
-                finally:
-                    self._is_busy = False
-        except BaseException:
-            try:
-                release_down_to(lock, 0)
-            finally:  # once more, in case another signal handler raised meanwhile
-                release_down_to(lock, 0)
-            raise
+            return while_locked(self._lock, self._step_alone, call)
         finally:
             if call.state != OVER:
                 self.wake_next()
             while self._unclaimed:
                 abandoned, reply = self._unclaimed.pop()
                 abandoned(reply)
+
+    def _step_alone(self, call: ThreadCall) -> ThreadLane | None:
+        self._is_busy = True
+        try:
+            return self._step(call)
+        finally:
+            self._is_busy = False
 
     def wait(self, call: ThreadCall, lane: ThreadLane | None) -> None:
         """Wait until there is something to do: on a lane, or for the thread that does so. It is never for long."""
@@ -285,9 +280,9 @@ class Crew:
     def close(self) -> None:
         """Close the connections that are idle, and the others when they are."""
         self.is_closed = True
-        nobody = ThreadCall(None, 0.0, "", False, None, self.answered)
-        nobody.state = OVER
-        self.step(nobody)
+        no_call = ThreadCall(None, 0.0, "", False, None, self.answered)
+        no_call.state = OVER
+        self.step(no_call)
 
     def _step(self, call: ThreadCall) -> ThreadLane | None:
         batcher = self._batcher
@@ -398,7 +393,7 @@ class Crew:
             self._lose(lane, cause)
 
     def _hand_on(self, call: ThreadCall, now: float) -> None:
-        """Have another thread lead where this one did, or where nobody does."""
+        """Have another thread lead where this one did, or where no thread does."""
         if call.has_given_up and call.reply is not None and call.abandoned is not None:
             call.abandoned(call.reply)  # it has come, and the caller has not seen it
             call.abandoned = None

@@ -2,9 +2,9 @@
 
 from headgate_services.petitions.application.ports.persistence import (
     CoSignRepositoryPort,
-    Event,
     EventLedgerPort,
     HaltStatePort,
+    LedgerEvent,
     PetitionRepositoryPort,
     UnitOfWorkPort,
 )
@@ -30,9 +30,9 @@ from headgate_services.petitions.application.ports.rate_limiter import (
 __all__ = [
     "CleanupResult",
     "CoSignRepositoryPort",
-    "Event",
     "EventLedgerPort",
     "HaltStatePort",
+    "LedgerEvent",
     "PetitionRepositoryPort",
     "QueueCapacityPort",
     "QueueMeasure",

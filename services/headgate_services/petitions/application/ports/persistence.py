@@ -12,7 +12,7 @@ from headgate_services.petitions.domain.models import CoSign, Draft, Petition, P
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LedgerEvent:
     """Something that happened and must be provable later.
 
     Attributes:
@@ -34,7 +34,7 @@ class UnitOfWorkPort(Protocol):
     def transaction(self) -> AbstractAsyncContextManager[object]:
         """Open a transaction that everything inside the block takes part in: all of it is kept, or nothing.
 
-        Raises `CommitUnknownError` at the end if nobody knows which of the two it is.
+        Raises `CommitUnknownError` at the end if it is unknown which of the two it is.
         """
         ...
 
@@ -47,7 +47,7 @@ class PetitionRepositoryPort(Protocol):
         ...
 
     async def get(self, petition_id: UUID, *, for_update: bool = False) -> Petition | None:
-        """Return a petition; `for_update` lets nobody else change it until the transaction ends."""
+        """Return a petition; `for_update` locks it until the transaction ends."""
         ...
 
     async def change(self, petition_id: UUID, state: PetitionState, fate_reason: str) -> Petition:
@@ -66,11 +66,11 @@ class CoSignRepositoryPort(Protocol):
 class EventLedgerPort(Protocol):
     """Keeps events for ever, in order."""
 
-    async def append(self, event: Event) -> int:
+    async def append(self, event: LedgerEvent) -> int:
         """Write an event and return its number."""
         ...
 
-    async def append_unless_halted(self, event: Event) -> int | None:
+    async def append_unless_halted(self, event: LedgerEvent) -> int | None:
         """Write an event and return its number; write nothing and return `None` while the system is halted."""
         ...
 

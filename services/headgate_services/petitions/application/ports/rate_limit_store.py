@@ -40,7 +40,7 @@ class ScopeUsage:
         scope: Whose limit: `submitter`, `realm` or `global`.
         limit: How much may be counted.
         count: What was counted before this call.
-        next_allowed: When one more unit is admitted if nobody else comes.
+        next_allowed: When one more unit is admitted if no one else comes.
         oldest_expiry: When the oldest counter leaves the window; `None` if there is none.
     """
 

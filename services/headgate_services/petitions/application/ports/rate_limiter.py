@@ -17,7 +17,7 @@ class RateLimitResult:
     Attributes:
         allowed: Whether one more petition is admitted.
         remaining: How many are; of a refusal by a realm's or the global limit, how many that admits.
-        reset_at: Of a refusal, when the next petition is admitted if nobody else comes; else when the oldest counter
+        reset_at: Of a refusal, when the next petition is admitted if no one else comes; else when the oldest counter
             leaves the window.
         current_count: What was counted in the window.
         limit: How much may be.
@@ -35,7 +35,7 @@ class RateLimitResult:
 
     @property
     def retry_after_seconds(self) -> int:
-        """Whole seconds until `reset_at`, rounded up so that whoever obeys is not refused again; at least 1."""
+        """Whole seconds until `reset_at`, rounded up so that a client that obeys is not refused again; at least 1."""
         wait = self.reset_at - (self.checked_at or datetime.now(UTC))
         return max(1, -(-wait // _SECOND))
 

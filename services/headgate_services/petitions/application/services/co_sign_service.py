@@ -6,9 +6,9 @@ from uuid import UUID
 
 from headgate_services.petitions.application.ports import (
     CoSignRepositoryPort,
-    Event,
     EventLedgerPort,
     HaltStatePort,
+    LedgerEvent,
     PetitionRepositoryPort,
     RateLimiterPort,
     UnitOfWorkPort,
@@ -72,7 +72,7 @@ class CoSignService(LoggingMixin):
                 "correlation_id": trace_id,
             }
             await self._ledger.append(
-                Event("petition.co_sign.recorded", f"signer:{signer_id}", str(petition_id), payload)
+                LedgerEvent("petition.co_sign.recorded", f"signer:{signer_id}", str(petition_id), payload)
             )
             await limiter.record_submission(signer_id)
         self.log.info("petition_co_signed", petition_id=str(petition_id))

@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 from headgate_services.petitions.application.ports import (
-    Event,
     EventLedgerPort,
     HaltStatePort,
+    LedgerEvent,
     PetitionRepositoryPort,
     QueueCapacityPort,
     RateLimiterPort,
@@ -53,14 +53,14 @@ class PetitionSubmissionService(LoggingMixin):
         """Save a petition that has passed the check of the limit, count it, and give it its place in the queue.
 
         Counting comes last: until the transaction ends, others who count for the same submitter wait, so the wait is
-        as short as can be; and the place in the queue, for which everybody waits, comes after that.
+        as short as can be; and the place in the queue, for which all wait, comes after that.
 
         Raises:
             SystemHaltedError: Nothing is written at the moment.
             InvalidRealmError: There is no such realm.
             RateLimitExceededError: Others were faster since the check.
             QueueOverflowError: Likewise.
-            CommitUnknownError: Nobody knows whether it was kept; it names the petition.
+            CommitUnknownError: It is unknown whether it was kept; the error names the petition.
         """
         petition: Petition | None = None
         try:
@@ -69,7 +69,7 @@ class PetitionSubmissionService(LoggingMixin):
                 if draft.realm not in REALMS:
                     raise InvalidRealmError(draft.realm)
                 petition = await self._petitions.save(draft)
-                await self._tell("received", petition, _received(petition, trace_id))
+                await self._append_event("received", petition, _received(petition, trace_id))
                 await limiter.record_submission(draft.counted_as, realm=draft.realm)
                 await capacity.take_place()
         except CommitUnknownError as error:
@@ -94,7 +94,7 @@ class PetitionSubmissionService(LoggingMixin):
         Raises:
             SystemHaltedError: Nothing is written at the moment.
             PetitionNotFoundError: There is none.
-            NotYourPetitionError: Somebody else submitted it, or nobody knows who did.
+            NotYourPetitionError: Another submitted it, or it is anonymous.
             InvalidPetitionError: Its fate is settled.
         """
         async with self._work.transaction():
@@ -106,8 +106,8 @@ class PetitionSubmissionService(LoggingMixin):
                 raise InvalidPetitionError(f"A petition in state {petition.state} cannot be withdrawn")
             fate = f"WITHDRAWN: {reason or 'no reason given'}"
             petition = await self._petitions.change(petition_id, PetitionState.ACKNOWLEDGED, fate)
-            told = {"fate_reason": fate, "requester_id": str(requester_id), "correlation_id": trace_id}
-            await self._tell("withdrawn", petition, told)
+            payload = {"fate_reason": fate, "requester_id": str(requester_id), "correlation_id": trace_id}
+            await self._append_event("withdrawn", petition, payload)
         self.log.info("petition_withdrawn", petition_id=str(petition.id))
         return petition
 
@@ -116,8 +116,8 @@ class PetitionSubmissionService(LoggingMixin):
         if reason is not None:
             raise SystemHaltedError(reason)
 
-    async def _tell(self, verb: str, petition: Petition, payload: Mapping[str, Any]) -> None:
-        event = Event(
+    async def _append_event(self, verb: str, petition: Petition, payload: Mapping[str, Any]) -> None:
+        event = LedgerEvent(
             f"petition.submission.{verb}",
             ACTOR,
             str(petition.id),

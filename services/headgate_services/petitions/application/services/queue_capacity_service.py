@@ -67,7 +67,7 @@ class QueueCapacityService(LoggingMixin):
                 measure = await self._store.measure(ttl)
                 self._depth = measure.depth
                 self._good_until = self._clock() + ttl - measure.age
-                self._tell()
+                self._notify()
         return self._depth
 
     async def take_place(self) -> None:
@@ -81,7 +81,7 @@ class QueueCapacityService(LoggingMixin):
             self._depth = max(self._depth, self._config.threshold)
             raise self.refuse()
         self._depth = max(self._depth, depth)
-        self._tell()
+        self._notify()
 
     def refuse(self) -> QueueOverflowError:
         """Take note of a petition that is refused for lack of room, and return the error that says so."""
@@ -92,6 +92,6 @@ class QueueCapacityService(LoggingMixin):
             self._observer.queue_rejected()
         return QueueOverflowError(self._depth, self._config.threshold, self._config.retry_after_seconds)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._observer is not None:
             self._observer.queue_measured(self._depth, self._config.threshold)

@@ -69,6 +69,6 @@ class RateLimitCleanupService(LoggingMixin):
             try:
                 await self.cleanup_and_report()
             except Exception:
-                # Whatever it was, the service goes on, and so must this: nobody else cleans up.
+                # Any error: the service goes on, and so must the only task that cleans up.
                 self.log.exception("cleanup_failed")
             await sleep(seconds)

@@ -72,7 +72,7 @@ class RateLimitService(LoggingMixin):
     async def record_submission(self, submitter_id: UUID, *, realm: str | None = None) -> None:
         """Count a petition in the transaction under way, in which it has been saved.
 
-        The limit is looked at once more, now that nobody else can count for this submitter before the transaction ends:
+        The limit is checked once more, with the submitter locked until the transaction ends:
         of any number of petitions that passed the check at the same time, exactly as many as there is room for pass here.
 
         Raises:
@@ -142,7 +142,7 @@ class RateLimitService(LoggingMixin):
 
 
 class RefusalLines:
-    """Which refusals have a line at INFO: the first ten of somebody, then every hundredth, which stands for all of them.
+    """Which refusals have a line at INFO: the first ten of a submitter, then every hundredth, which stands for all of them.
 
     After a minute without one, the next refusal is a first one again.
     """

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from headgate_services.petitions.application.ports import Event, EventLedgerPort
+from headgate_services.petitions.application.ports import EventLedgerPort, LedgerEvent
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import RateLimitExceededError
 
@@ -170,7 +170,7 @@ class RefusalWitnessService(LoggingMixin):
         return sequence
 
 
-def _event(batch: _Batch) -> Event:
+def _event(batch: _Batch) -> LedgerEvent:
     refusal = batch.latest
     payload = {
         "submitter_id": str(refusal.submitter_id),
@@ -183,4 +183,4 @@ def _event(batch: _Batch) -> Event:
         "trace_ids": batch.traces[:_MOST_TRACES],
     }
     event_type = f"petition.{refusal.counter}.rate_limited"
-    return Event(event_type, f"submitter:{refusal.submitter_id}", batch.traces[0], payload)
+    return LedgerEvent(event_type, f"submitter:{refusal.submitter_id}", batch.traces[0], payload)

@@ -1,4 +1,4 @@
-"""A petition, and the way it takes."""
+"""A petition and its states."""
 
 from __future__ import annotations
 

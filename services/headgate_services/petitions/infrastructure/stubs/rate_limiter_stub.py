@@ -1,4 +1,4 @@
-"""A limiter to command, for tests only. It knows no time: nothing it counts ever expires."""
+"""A limiter whose answers a test sets. It has no clock: what it counts never expires."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headgate_services.petitions.domain.errors import RateLimitExceededError
 
 
 class RateLimiterStub:
-    """Admits or refuses as it is told.
+    """Admits or refuses as configured.
 
     Args:
         limit: How many petitions of one submitter it admits.
@@ -32,16 +32,16 @@ class RateLimiterStub:
 
     @classmethod
     def at_limit(cls, limit: int = 10) -> RateLimiterStub:
-        """Return one whose limit everybody has reached."""
+        """Return one at whose limit every submitter is."""
         return cls(limit, count=limit)
 
     @classmethod
     def over_limit(cls, limit: int = 10, excess: int = 5) -> RateLimiterStub:
-        """Return one whose limit everybody has exceeded."""
+        """Return one above whose limit every submitter is."""
         return cls(limit, count=limit + excess)
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
-        """Return what it was told."""
+        """Return the configured answer."""
         count = self.get_count(submitter_id)
         return RateLimitResult(
             allowed=count < self._limit,

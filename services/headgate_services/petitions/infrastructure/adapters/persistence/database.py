@@ -40,7 +40,7 @@ class Database:
         url: Where PostgreSQL is.
         pool_size: Most connections.
         timeout: Seconds that a block has, from asking for a connection to the end of its last statement.
-        outage_seconds: What clients are told to wait while the database cannot be reached.
+        outage_seconds: `Retry-After` while the database cannot be reached, in seconds.
     """
 
     def __init__(

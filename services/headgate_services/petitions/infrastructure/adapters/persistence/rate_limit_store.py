@@ -122,7 +122,7 @@ class PostgresRateLimitStore:
     def _key(self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None) -> dict[str, UUID | str]:
         submitter_id = self._id(submitter_id)
         if (policy.realm_limit or policy.global_limit) and submitter_id.version == 8:
-            # Such ids are what the table calls realms and everybody together; a submitter must not pose as one.
+            # Such ids are what the table calls realms and the global counter; a submitter must not pose as one.
             submitter_id = uuid5(_STAND_INS, str(submitter_id))
         key: dict[str, UUID | str] = {"submitter": submitter_id}
         if policy.realm_limit and realm is not None:

@@ -8,7 +8,7 @@ from uuid import UUID
 from blake3 import blake3
 from psycopg.types.json import Jsonb
 
-from headgate_services.petitions.application.ports import Event, QueueMeasure
+from headgate_services.petitions.application.ports import LedgerEvent, QueueMeasure
 from headgate_services.petitions.domain.models import CoSign, Draft, Petition, PetitionState, PetitionType
 from headgate_services.petitions.infrastructure.adapters.persistence.database import Database
 
@@ -90,7 +90,7 @@ class PostgresPetitionRepository(_Records):
         return _petition(row)
 
     async def get(self, petition_id: UUID, *, for_update: bool = False) -> Petition | None:
-        """Return a petition; `for_update` lets nobody else change it until the transaction ends."""
+        """Return a petition; `for_update` locks it until the transaction ends."""
         row = await self._row(f"{_GET} FOR UPDATE" if for_update else _GET, petition_id)
         return None if row is None else _petition(row)
 
@@ -122,7 +122,7 @@ class PostgresQueueStore(_Records):
         if row[1] < max_age:
             return QueueMeasure(row[0], row[1])
         async with self._database.transaction():
-            # Whoever has a place holds this lock until the petition is committed, so the count misses none. It is a
+            # A petition that takes a place holds this lock until it is committed, so the count misses none. It is a
             # statement of its own, or it would be as old as the wait for the lock.
             await self._row(_LOCK_QUEUE)
             return QueueMeasure(await self._number(_RECOUNT), 0.0)
@@ -136,11 +136,11 @@ class PostgresQueueStore(_Records):
 class PostgresEventLedger(_Records):
     """Events in `ledger.governance_events`, which takes additions only."""
 
-    async def append(self, event: Event) -> int:
+    async def append(self, event: LedgerEvent) -> int:
         """Write an event and return its number."""
         return await self._number(_APPEND, *_columns(event))
 
-    async def append_unless_halted(self, event: Event) -> int | None:
+    async def append_unless_halted(self, event: LedgerEvent) -> int | None:
         """Write an event and return its number; write nothing and return `None` while the system is halted."""
         row = await self._row(_APPEND_UNLESS_HALTED, *_columns(event))
         return None if row is None else int(row[0])
@@ -173,5 +173,5 @@ def _petition(row: tuple[Any, ...] | None) -> Petition:
     return Petition(id_, PetitionType(type_), PetitionState(state), bytes(content_hash), *rest)
 
 
-def _columns(event: Event) -> tuple[str, str, str, Jsonb]:
+def _columns(event: LedgerEvent) -> tuple[str, str, str, Jsonb]:
     return event.type, event.actor_id, event.trace_id, Jsonb(dict(event.payload))

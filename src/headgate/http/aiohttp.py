@@ -1,0 +1,161 @@
+"""Limits for aiohttp's server.
+
+    install(app, limit("100/minute", default=True))
+
+    @limit("5/minute", count={401})
+    async def login(request): ...
+
+    @exempt
+    async def health(request): ...
+
+A limit counts all requests to the handlers that have it: to share one between handlers, use the same object. Functions of a
+limit take the request, and may be coroutine functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, Unpack
+
+from headgate import AsyncLimiter, Rule
+from headgate._extras import needing
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.errors import ConfigError, CostTooHigh, RateLimited
+from headgate.http.declared import MARK, DeclaredLimit, limits_around
+from headgate.http.declared import exempt as exempt
+from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
+from headgate.http.headers import all_fields, text_fields
+from headgate.http.limit import RequestOptions, on_scope
+from headgate.http.problems import Answer
+from headgate.stores import AsyncStore
+
+with needing("headgate.http.aiohttp", "aiohttp"):
+    from aiohttp import web
+
+EXCHANGE = web.RequestKey("headgate", ASGIExchange)
+"""Where a request has its exchange."""
+
+Handler = Callable[..., Awaitable[web.StreamResponse]]
+
+
+def limit(
+    *rules: str | Rule | AsyncLimiter,
+    default: bool = False,
+    name: str | None = None,
+    store: AsyncStore | str | None = None,
+    clock: Clock | None = None,
+    **options: Unpack[RequestOptions],
+) -> HandlerLimit:
+    """Return a decorator that limits the handlers that have it; also a limit for `install`.
+
+    The arguments are those of `headgate.http.flask.limit`.
+    """
+    return HandlerLimit(rules, default, name, store, clock, on_scope(options, scope_of))
+
+
+def decision(request: web.Request) -> Decision | None:
+    """Return what the limit that was asked last has decided about a request; `None` if none was asked."""
+    exchange: ASGIExchange | None = request.get(EXCHANGE)
+    return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
+
+
+class HandlerLimit(DeclaredLimit):
+    """A decorator that asks a limiter; made by `limit`."""
+
+    def __call__(self, handler: Handler) -> Handler:
+        if self.default:
+            raise ConfigError("default=True is for limits of applications, given to install")
+        self.named(f"{handler.__module__}.{handler.__qualname__}")
+
+        @wraps(handler)
+        async def limited(*args: Any) -> web.StreamResponse:  # of a method, the request comes last
+            await self.ask(args[-1])
+            return await handler(*args)
+
+        setattr(limited, MARK, (*getattr(handler, MARK, ()), self))
+        return limited
+
+    async def ask(self, request: web.Request) -> None:
+        """Ask about a request, and raise a response if it is refused."""
+        exchange: ASGIExchange | None = request.get(EXCHANGE)
+        if exchange is None:
+            raise ConfigError("a handler has a limit, but the application has none: call install(app) once")
+        own = self.limit_for(AsyncLimiter)
+        if own.exempt is None or not own.exempt(request):
+            answer = await exchange.ask(own, scope_of(request), request)
+            if answer is not None:
+                raise Refused(answer)
+
+
+class Refused(Exception):
+    """A request that was refused, on its way to the middleware."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLimit) -> None:
+    """Put the fields on every response of an application, answer refusals, and ask limits about all its requests.
+
+    Call it after adding the middlewares that have to run first, as authentication.
+    """
+    outer = [found if isinstance(found, HandlerLimit) else limit(found) for found in limits]
+    for found in outer:
+        found.named("application")
+
+    @web.middleware
+    async def rate_limits(request: web.Request, handler: Handler) -> web.StreamResponse:
+        exchange = request[EXCHANGE] = ASGIExchange(nowhere)
+        route_handler = request.match_info.handler
+        own = getattr(route_handler, request.method.lower(), None) or route_handler  # of a View, its method
+        try:
+            for found in limits_around(outer, own, None):
+                await found.ask(request)
+            return await handler(request)
+        except Refused as refused:
+            return _response(refused.answer)
+        except (RateLimited, CostTooHigh) as error:
+            accept = request.headers.get("Accept", "").encode("latin-1", "replace")
+            return _response(exchange.raised(error, accept))
+        except web.HTTPException:
+            raise  # a response, with a status of its own
+        except Exception:
+            await exchange.settle(SERVER_ERROR)
+            raise
+        finally:
+            await exchange.end()
+
+    async def put_fields(request: web.Request, response: web.StreamResponse) -> None:
+        exchange: ASGIExchange | None = request.get(EXCHANGE)
+        if exchange is not None:
+            await exchange.settle(response.status)
+            response.headers.update(text_fields(all_fields(exchange.asked)))
+
+    app.middlewares.append(rate_limits)
+    app.on_response_prepare.append(put_fields)
+
+
+def scope_of(request: web.Request) -> dict[str, Any]:
+    """Return a request as an ASGI scope, for key functions that take one."""
+    resource = request.match_info.route.resource
+    return {
+        "type": "http",
+        "method": request.method,
+        "path": request.path,
+        "query_string": request.query_string.encode(),
+        "headers": [(name.lower(), value) for name, value in request.raw_headers],
+        "client": (request.remote, 0) if request.remote else None,
+        "route": None if resource is None else _Template(resource.canonical),
+    }
+
+
+class _Template:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+def _response(answer: Answer) -> web.Response:
+    return web.Response(body=answer.body, status=answer.status, headers=answer.headers)

@@ -1,0 +1,222 @@
+"""Limits in aiohttp, and what the how-to page says about Litestar and Quart, which have no module of their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer as AiohttpServer
+from litestar import Litestar, get
+from litestar.middleware import DefineMiddleware
+from quart import Quart, Response, request
+
+from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, RateLimited, concurrent
+from headgate.http import by_address, by_all, by_header, by_route
+from headgate.http.aiohttp import decision, exempt, install, limit, scope_of
+from headgate.http.asgi import RateLimitMiddleware, answer_refusal, raised_answer
+from headgate.http.testing import FreshLimits
+from tests.integration.http.clients import client_of, is_complete, left, policies
+
+USER = web.RequestKey("user", str)
+
+
+async def ok(request: web.Request) -> web.StreamResponse:
+    return web.Response(text="ok")
+
+
+@asynccontextmanager
+async def aiohttp_client(
+    *limits: Any, middlewares: Any = (), **handlers: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of an application with these handlers, by name; `_n` at the end is a part of the path."""
+    app = web.Application(middlewares=middlewares)
+    install(app, *limits)
+    for name, handler in handlers.items():
+        app.router.add_route("*", f"/{name.replace('_n', '/{n}')}", handler)
+    async with AiohttpServer(app) as server, httpx.AsyncClient(base_url=str(server.make_url("/"))) as client:
+        yield client
+
+
+class TestAiohttp:
+    async def test_every_response_has_the_fields(self) -> None:
+        async def broken(request: web.Request) -> web.StreamResponse:
+            raise RuntimeError("broken")
+
+        async def gone(request: web.Request) -> web.StreamResponse:
+            raise web.HTTPGone
+
+        async def stream(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(b"part")
+            return response
+
+        async with aiohttp_client("5/minute", ok=ok, broken=broken, gone=gone, stream=stream) as client:
+            responses = [
+                await client.get(path) for path in ("ok", "broken", "gone", "stream", "nowhere", "ok")
+            ]
+        assert [response.status_code for response in responses] == [200, 500, 410, 200, 404, 429]
+        assert all(map(is_complete, responses))
+        assert responses[-1].json()["violated-policies"] == ["sliding_window/1m"]
+
+    async def test_handlers_have_limits_of_their_own(self) -> None:
+        shared = limit("2/minute")
+
+        class Pages(web.View):
+            @limit("1/minute")
+            async def get(self) -> web.StreamResponse:
+                return web.Response(text="got")
+
+        @exempt
+        async def free(request: web.Request) -> web.StreamResponse:
+            return web.Response(text=str(decision(request)))
+
+        @limit("7/day")
+        async def told(request: web.Request) -> web.StreamResponse:
+            found = decision(request)
+            assert found is not None
+            return web.Response(text=str(found.remaining))
+
+        default = limit("9/hour", default=True)
+        async with aiohttp_client(
+            default, a=shared(ok), b=shared(ok), other=ok, free=free, told=told
+        ) as client:
+            assert [(await client.get(path)).status_code for path in "aba"] == [200, 200, 429]
+            assert policies(await client.get("other")) == {"sliding_window/1h": 9}
+            response = await client.get("free")
+            assert (response.text, "ratelimit" in response.headers) == ("None", False)
+            response = await client.get("told")
+            assert (response.text, policies(response)) == ("6", {"sliding_window/1d": 7})
+
+    async def test_functions_take_the_request(self) -> None:
+        @web.middleware
+        async def authenticate(request: web.Request, handler: Any) -> web.StreamResponse:
+            request[USER] = request.headers.get("x-user", "nobody")
+            response: web.StreamResponse = await handler(request)
+            return response
+
+        async def quota(request: web.Request) -> str | None:
+            return f"{request.query['quota']}/minute" if "quota" in request.query else None
+
+        limited = limit(
+            "1/minute",
+            key=by_all(lambda request: request[USER], lambda request: by_route()(scope_of(request))),
+            quota=quota,
+            cost=lambda request: int(request.query.get("cost", 1)),
+            exempt=lambda request: "free" in request.query,
+        )(ok)
+        by_key = limit("1/minute", key=by_header("x-key"), address=by_address(proxies=["127.0.0.1"]))(ok)
+        async with aiohttp_client(middlewares=[authenticate], item_n=limited, keyed=by_key) as client:
+            codes = [
+                (await client.get(path, headers={"x-user": user})).status_code
+                for path, user in (("item/1", "a"), ("item/2", "a"), ("item/1", "b"))
+            ]
+            assert codes == [200, 429, 200]
+            assert policies(await client.get("item/1?quota=5&cost=2", headers={"x-user": "c"})) == {
+                "sliding_window/1m": 5
+            }
+            assert (await client.get("item/1?cost=2")).status_code == 413
+            assert "ratelimit" not in (await client.get("item/1?free")).headers
+            sent: list[dict[str, str]] = [
+                {"x-key": "a"},
+                {"x-key": "a"},
+                {"x-forwarded-for": "192.0.2.1"},
+                {},
+            ]
+            assert [(await client.get("keyed", headers=one)).status_code for one in sent] == [
+                200,
+                429,
+                200,
+                200,
+            ]
+
+    async def test_outcomes_and_places(self) -> None:
+        async def status(request: web.Request) -> web.StreamResponse:
+            if request.match_info["n"] == "500":
+                raise RuntimeError("broken")
+            return web.Response(status=int(request.match_info["n"]))
+
+        places = limit(concurrent(1, lease="1m"))(ok)
+        async with aiohttp_client(status_n=limit("1/minute", count={401})(status), places=places) as client:
+            codes = [(await client.get(f"status/{n}")).status_code for n in (200, 500, 401, 200)]
+            assert codes == [200, 500, 401, 429]
+            assert [(await client.get("places")).status_code for _ in range(2)] == [200, 200]
+
+    async def test_a_raised_refusal_is_answered(self) -> None:
+        async with aiohttp_client("9/minute", report=AsyncLimiter("1/hour").guard("x")(ok)) as client:
+            assert (await client.get("report")).status_code == 200
+            refused = await client.get("report")
+        assert refused.status_code == 429
+        assert is_complete(refused)
+        assert left(refused) == {"sliding_window/1m": 7, "sliding_window/1h": 0}
+
+    async def test_names_on_a_given_store(self) -> None:
+        store = MemoryStore()
+        limited = limit("9/minute", store=store)(ok)
+        async with aiohttp_client(limit("9/minute", store=store), limited=limited) as client:
+            await client.get("limited")
+        for name in ("application", f"{__name__}.ok"):
+            assert Limiter("9/minute", name=name, store=store).check("127.0.0.1", 0).remaining == 8
+
+    async def test_mistakes_say_what_to_write(self) -> None:
+        with pytest.raises(ConfigError, match="install"):
+            limit("1/minute", default=True)(ok)
+        app = web.Application()
+        app.router.add_get("/", limit("1/minute")(ok))
+        async with AiohttpServer(app) as server, httpx.AsyncClient() as client:
+            assert (await client.get(str(server.make_url("/")))).status_code == 500
+
+    async def test_help_for_tests_reaches_aiohttp(self, headgate_limits: FreshLimits) -> None:
+        async with aiohttp_client(ok=limit("1/minute")(ok)) as client:
+            assert [(await client.get("ok")).status_code for _ in range(2)] == [200, 429]
+            headgate_limits.advance(61)
+            assert (await client.get("ok")).status_code == 200
+
+
+async def test_litestar() -> None:
+    @get("/login", middleware=[DefineMiddleware(RateLimitMiddleware, limiter="1/minute")])
+    async def login() -> str:
+        return "login"
+
+    @get("/report")
+    @AsyncLimiter("1/hour").guard("report")
+    async def report() -> str:
+        return "report"
+
+    app = Litestar([login, report], exception_handlers={RateLimited: answer_refusal})  # type: ignore[dict-item]
+    async with client_of(RateLimitMiddleware(app, "9/day")) as client:  # type: ignore[arg-type]
+        responses = [
+            await client.get(path) for path in ("/login", "/login", "/report", "/report", "/nowhere")
+        ]
+    assert [response.status_code for response in responses] == [200, 429, 200, 429, 404]
+    assert all(map(is_complete, responses))
+    assert left(responses[0]) == {"sliding_window/1d": 8, "sliding_window/1m": 0}
+
+
+async def test_quart() -> None:
+    app = Quart("service")
+    reports = AsyncLimiter("1/minute")
+
+    @app.get("/")
+    async def home() -> str:
+        return "home"
+
+    @app.get("/report")
+    @reports.guard(lambda: request.remote_addr)
+    async def report() -> str:
+        return "report"
+
+    @app.errorhandler(RateLimited)
+    async def refused(error: RateLimited) -> Response:
+        answer = raised_answer(request.scope, error)
+        return Response(answer.body, answer.status, dict(answer.headers))
+
+    app.asgi_app = RateLimitMiddleware(app.asgi_app, "9/day")  # type: ignore[method-assign, assignment, arg-type]
+    async with client_of(app) as client:
+        responses = [await client.get(path) for path in ("/", "/report", "/report", "/nowhere")]
+    assert [response.status_code for response in responses] == [200, 200, 429, 404]
+    assert all(map(is_complete, responses))

@@ -142,9 +142,10 @@ def test_a_reply_that_nobody_waited_for_is_not_taken_for_that_to_the_next_call(
 
 def test_a_connection_that_stays_silent_beyond_the_stores_deadline_is_given_up(peer: ScriptedPeer) -> None:
     engine = ThreadEngine(peer, 0.05)
+    call(engine, "warm")
     peer.is_open = False
     with pytest.raises(StoreTimeout):
-        call(engine, "a", 0.05)
+        call(engine, "a", 0.1)
     until(lambda: _given_up(engine, peer))
     peer.open()
     assert call(engine, "b") == "b"

@@ -63,7 +63,7 @@ class Counters:
 
     Attributes:
         lock: Held during every call.
-        busy: Whether a call is under way; whoever holds the lock and finds it so is inside that call.
+        busy: Whether a call is under way; a thread that holds the lock and finds it set is inside that call.
         keys: How many states are kept.
         max_keys: How many may be.
         overflowed: How many calls were counted in an overflow state.

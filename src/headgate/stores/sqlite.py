@@ -228,7 +228,7 @@ class SQLiteStore:
         await self.aclose()
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
-        """Do work while nobody else writes, or at one moment of what others write; as a whole or not at all."""
+        """Do work in one transaction: alone if it writes, else on one snapshot; as a whole or not at all."""
         try:
             begin = "BEGIN IMMEDIATE" if write else "BEGIN"
             result: T = while_locked(self._lock, self._transact, work, begin)
@@ -321,7 +321,7 @@ class SQLiteStore:
         answer: asyncio.Future[T] = loop.create_future()
 
         def hand_over(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed, so nobody waits
+            with contextlib.suppress(RuntimeError):  # the event loop was closed, so no task waits
                 loop.call_soon_threadsafe(_hand_over, running, answer)
 
         running.add_done_callback(hand_over)

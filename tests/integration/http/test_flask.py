@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import flask
@@ -337,9 +338,9 @@ def test_a_request_can_be_handled_without_the_application_around_it() -> None:
         assert app.full_dispatch_request().status_code == 429
 
 
-def test_help_for_tests_reaches_flask() -> None:
+def test_help_for_tests_reaches_flask(tmp_path: Path) -> None:
     clock = FakeClock()
-    app = application(limit("1/minute", store="sqlite:///never-opened.db", name="x"))
+    app = application(limit("1/minute", store=f"sqlite:///{tmp_path}/limits.db", name="x"))
     app.add_url_rule("/", view_func=ok)
     with client_of(app) as client, fresh_limits(clock=clock):
         assert [client.get("/").status_code for _ in range(2)] == [200, 429]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headgate import ConfigError, Limiter
@@ -9,8 +11,8 @@ from headgate.http.limit import RequestLimit
 from headgate.http.testing import FreshLimits, fresh_limits, limits_off
 
 
-def test_the_fixture_reaches_every_limit(headgate_limits: FreshLimits) -> None:
-    limit = RequestLimit(Limiter("1/minute", name="x", store="sqlite:///never-opened.db"))
+def test_the_fixture_reaches_every_limit(headgate_limits: FreshLimits, tmp_path: Path) -> None:
+    limit = RequestLimit(Limiter("1/minute", name="x", store=f"sqlite:///{tmp_path}/limits.db"))
     assert [bool(limit.version.limiter.hit("a")) for _ in range(2)] == [True, False]
     headgate_limits.advance(61)
     assert limit.version.limiter.hit("a")

@@ -69,7 +69,7 @@ class Usage:
 
     @property
     def next_allowed(self) -> datetime | None:
-        """The first instant at which the same call is admitted if nobody else comes.
+        """The first instant at which the same call is admitted if no other call comes.
 
         That of the call if it is admitted, `None` if no waiting helps.
         """
@@ -134,7 +134,7 @@ class BucketDecision:
 
     @property
     def next_allowed(self) -> datetime | None:
-        """The first instant at which all rules admit the same call if nobody else comes; `None` if none ever does."""
+        """The first instant at which all rules admit the same call if no other call comes; `None` if none ever does."""
         return self.binding.next_allowed
 
     @property
@@ -210,8 +210,8 @@ class Buckets:
 
     How keys are encoded. A rule without a scope counts by the plain key, as it is. Of rules with scopes, those of the scope
     `plain` do so. The value v of another scope s stands in the same column as the text `@s:v` (`@*` for the shared one), and
-    in a column of UUIDs as a UUID of version 8 that is made of the BLAKE2 digest of that text. So that nobody can choose a
-    key that is another scope's, plain keys that begin with `@` or have version 8 are refused in such a table. In a column
+    in a column of UUIDs as a UUID of version 8 that is made of the BLAKE2 digest of that text. So that no caller can choose
+    a key that is another scope's, plain keys that begin with `@` or have version 8 are refused in such a table. In a column
     of numbers there is no room for more scopes: give them a table of their own.
     """
 

@@ -64,7 +64,7 @@ _FOUR_NUMBERS = Struct(">iqiqiqiq")
 
 
 class Shapes(NamedTuple):
-    """What the database is told of a limiter's rules.
+    """The parameters that describe a limiter's rules to the database.
 
     Attributes:
         packed: Of each rule, as it follows the key in a program.
@@ -284,8 +284,8 @@ class Plan:
 
     Attributes:
         algorithms: What decides each.
-        shapes: What the database was last told of them.
-        is_timeless: Whether it is always told the same.
+        shapes: Their parameters, as last sent.
+        is_timeless: Whether these are always the same.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class Plan:
         self.shapes = self._shapes_at(0)
 
     def shapes_at(self, now: int) -> Shapes:
-        """Return what the database is told of the rules at a time."""
+        """Return the parameters of the rules at a time."""
         shapes = self.shapes
         if not shapes.since <= now < shapes.until:
             shapes = self.shapes = self._shapes_at(now)

@@ -83,7 +83,7 @@ class Endpoint:
             )
         if sqlstate == _FORBIDDEN:
             return StoreMisconfigured(
-                f"{self.name}: {text}; whoever ran 'headgate migrate' can GRANT SELECT, INSERT, UPDATE, DELETE "
+                f"{self.name}: {text}; the user who ran 'headgate migrate' can GRANT SELECT, INSERT, UPDATE, DELETE "
                 f"ON headgate_states, headgate_chunks, headgate_notes"
             )
         if sqlstate == _WRONG_ISOLATION:

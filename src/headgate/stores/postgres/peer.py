@@ -1,7 +1,7 @@
 """What is sent to a database for some calls, over which connection, and how the replies are read.
 
 Connections are libpq's, through psycopg's wrapper of it (`psycopg.pq`): a statement is sent once, and nothing is repeated
-behind our back. After a lost reply nobody knows whether a call was counted.
+behind our back. After a lost reply it is unknown whether a call was counted.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class SlotMap:
         """Return who has a slot.
 
         Raises:
-            StoreUnavailable: Nobody has it.
+            StoreUnavailable: No node has it.
         """
         try:
             return self._owners[slot]
@@ -210,7 +210,7 @@ class Cluster:
     def start(
         self, flow: Flow[T], due: float, source: str = "", must_leave: bool = False
     ) -> asyncio.Future[T]:
-        """Make the calls that a flow asks for, even if nobody waits for what it returns.
+        """Make the calls that a flow asks for, even if no caller waits for the result.
 
         So also those of a hit that was cancelled: in several slots, they are all or nothing only if they are ended.
         """

@@ -2,7 +2,7 @@
 
 Connections are redis-py's, made by its classes with its settings; what it would add on top of them is left out. Its pools,
 because a call here has a connection to itself or shares one with everybody; and its retries, because a call that charges
-must not be sent twice: after a lost reply nobody knows whether it was counted.
+must not be sent twice: after a lost reply it is unknown whether it was counted.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Endpoint:
         return cast(Connection, made)
 
     def async_connection(self, deadline: float) -> AsyncConnection:
-        """Return a new connection, to be connected. Whoever reads from it keeps the time."""
+        """Return a new connection, to be connected. Its reader keeps the deadline."""
         if self.for_tasks is None:
             raise ConfigError(
                 f"{self.name} was given as a client of redis, which AsyncLimiter cannot use; "

@@ -104,7 +104,7 @@ class RedisPeer:
         requests = [call.request for call in calls]
         [reply] = yield Message(call_by_name(requests)[0], 1)
         if isinstance(reply, NoScriptError):
-            # A new server, or one that was told to forget the script: nothing was done yet.
+            # A new server, or one after SCRIPT FLUSH: nothing was done yet.
             [reply] = yield Message(call_by_text(requests)[0], 1)
         return self._answer(calls, reply)
 

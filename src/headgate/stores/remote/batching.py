@@ -9,8 +9,8 @@ The rules, for tasks and threads alike:
 - **Lanes.** A lane is a connection, or room for one, with at most one batch under way. There are few. Normally all calls
   share one lane; the others are for what would hold up everybody.
 - **Slow limiters.** A batch that takes much longer than usual makes the limiters in it *slow*. A slow limiter has a queue of
-  its own, which leaves on another lane, so that nobody else waits for it. It is slow until a batch of its own is quick. One
-  lane is kept for those that are not.
+  its own, which leaves on another lane, so that no other limiter waits for it. It is slow until a batch of its own is
+  quick. One lane is kept for those that are not.
 - **Deadlines.** Each call has its own, which counts from the call to its answer, whatever it waits for. When it passes, that
   call fails, and no other: a connection is given up only after the store's own deadline.
 - **Not sent, not to blame.** A call that was not sent by its deadline has charged nothing. If the server was silent all that
@@ -315,7 +315,7 @@ class Batcher:
         """Fail what is under way on a lane.
 
         If the server has said nothing to anybody since that left, those that wait fail too: they would only find out once
-        more that nobody answers.
+        more that is not answered.
         """
         is_silent = self._heard < lane.sent
         self.lose(lane, None)
@@ -355,7 +355,7 @@ class Batcher:
         return unconnected
 
     def _stays(self, call: Call, queue: Queue, now: float) -> bool:
-        """Tell whether the next call of a queue does not leave, and see to it that nobody waits for it there."""
+        """Return whether the next call of a queue stays behind, and see to it that none waits for it there."""
         if call.state != WAITING or self._is_expired(call, now):
             return True
         if call.is_abandoned() and not call.must_leave:
@@ -423,7 +423,7 @@ class Batcher:
                 self._slow[call.source] = Queue()
         if lane.queue is not None and lane.queue.lane is lane:
             lane.queue.lane = None
-            lane.queue = Queue()  # nobody's: it is busy until its batch is answered
+            lane.queue = Queue()  # of no limiter: it is busy until its batch is answered
 
     def _mix_again(self, source: str) -> None:
         """Let a limiter that is quick again leave with all others."""

@@ -105,7 +105,7 @@ class Peer(Protocol):
     def connect(self, seconds: float) -> Wire:
         """Return a new connection for threads. It is called in a thread of its own.
 
-        After so many seconds nobody waits for it any more, and it had better end soon.
+        After so many seconds no caller waits for it any more, and it should end soon.
         """
 
     async def connect_async(self, seconds: float) -> AsyncWire:

@@ -168,7 +168,7 @@ class LoopEngine:
         """Have all lanes driven on which calls can leave; return whether this task is to go on with its own."""
         is_own = False
         while (lane := self._batcher.next_lane(now)) is not None:
-            if lane is own:
+            if own is not None and lane is own:
                 lane.driver, is_own = _this_task(), True
             else:
                 lane.driver = self._loop.create_task(self._drive(lane))

@@ -259,12 +259,15 @@ class Crew:
 
         Were all woken together, they would only fight for the interpreter, which takes twice the time.
         """
-        try:
-            while (call := self.answered.popleft()).is_awake or call.baton is None:
-                pass
-        except IndexError:
-            return  # all are awake
-        call.baton.set()
+        answered = self.answered
+        while answered:
+            try:
+                call = answered.popleft()
+            except IndexError:
+                return  # another thread was quicker
+            if not call.is_awake and call.baton is not None:
+                call.baton.set()
+                return
 
     def leave(self, call: ThreadCall) -> None:
         """Let others go on without the thread of a call that was interrupted."""
@@ -280,9 +283,9 @@ class Crew:
     def close(self) -> None:
         """Close the connections that are idle, and the others when they are."""
         self.is_closed = True
-        nobody = ThreadCall(None, 0.0, "", False, None, self.answered)
-        nobody.state = OVER
-        self.step(nobody)
+        no_call = ThreadCall(None, 0.0, "", False, None, self.answered)
+        no_call.state = OVER
+        self.step(no_call)
 
     def _step(self, call: ThreadCall) -> ThreadLane | None:
         batcher = self._batcher
@@ -393,7 +396,7 @@ class Crew:
             self._lose(lane, cause)
 
     def _hand_on(self, call: ThreadCall, now: float) -> None:
-        """Have another thread lead where this one did, or where nobody does."""
+        """Have another thread lead where this one did, or where no thread does."""
         if call.has_given_up and call.reply is not None and call.abandoned is not None:
             call.abandoned(call.reply)  # it has come, and the caller has not seen it
             call.abandoned = None

@@ -70,7 +70,7 @@ FROM headgate_time, unnest($3::{type}[]) AS asked
 ON CONFLICT ({key}, {bucket}) DO UPDATE SET {count} = old.{count} + excluded.{count}
 
 -- name: buckets_lock
--- Wait until nobody else holds units of these keys, in an order that everybody keeps; and tell the isolation level. It is
+-- Lock these keys, in the order that all callers keep, and return the isolation level. It is
 -- a statement of its own, so that the next one sees what those committed whom it has waited for.
 SELECT
     current_setting('transaction_isolation'),
@@ -88,7 +88,7 @@ SELECT
     )
 
 -- name: buckets_cleanup
--- Remove up to $2 buckets that began before $1 seconds ago, the oldest first, if nobody else is doing so.
+-- Remove up to $2 buckets that began before $1 seconds ago, the oldest first, if no other session is doing so.
 WITH headgate_turn AS MATERIALIZED (
     SELECT
         pg_try_advisory_xact_lock(hashtextextended('cleanup', -('{table_text}'::regclass::oid::bigint))) AS mine,

@@ -19,7 +19,7 @@ PROJECTS := pyproject.toml server/pyproject.toml services/pyproject.toml
 CHECKED := hatch_build.py src server services tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tour test check format docs docs-serve dist test-versions constraints bench mutate clean test-browser test-cloudflare faults
+.PHONY: help setup run tour test check format docs docs-serve dist test-versions constraints bench mutate clean test-browser test-cloudflare faults fuzz model
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,12 @@ mutate: $(MUTATE_READY) ## break the core, place by place: how much of it do tes
 
 faults: $(READY) ## every store under faults for ten minutes (FAULT_MINUTES=60 for more), every call explained
 	$(BIN)/python -m tests.faults
+
+fuzz: $(READY) ## strange quotas, policies, fields, keys, arguments and bodies, ten minutes each (FUZZ_MINUTES=)
+	FUZZ_MINUTES=$${FUZZ_MINUTES:-10} $(BIN)/pytest -q tests/fuzz
+
+model: $(READY) ## the model of holds and limit changes, checked with Spin (needs spin and gcc)
+	$(BIN)/python tools/model.py
 
 constraints: ## pin today's versions of everything that dev, bench and browser need
 	$(PYTHON) tools/pin.py

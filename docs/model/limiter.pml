@@ -16,7 +16,7 @@
 #define PERIOD  2  /* of the log, in ticks */
 #define BURST   4  /* of the bucket, for one tier; the other has SMALL */
 #define SMALL   2
-#define LIMIT   5  /* of the log, at first; then LOWER, then again LIMIT */
+#define LIMIT   5  /* of the log, until it is changed to LOWER */
 #define LOWER   2
 
 byte now;
@@ -188,7 +188,7 @@ proctype Client(byte me; byte burst; byte holds_left) {
     do
     :: holds_left > 0 ->
         atomic {
-            if :: cost = 1 :: cost = 2 fi;
+            cost = ((me == 1 && holds_left == 1) -> 1 : 2);
             d_step {
                 holds_left--;
                 take(burst, cost, ok);
@@ -229,8 +229,7 @@ end:
 }
 
 proctype Owner() {
-    limit = LOWER;
-    limit = LIMIT
+    limit = LOWER
 }
 
 init {

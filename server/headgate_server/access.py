@@ -1,10 +1,10 @@
 """Who may do what.
 
-With tokens in the policy, their bearers may do what the policy says, and only what any visitor may see is open. Without
-tokens everything is open, but to this machine alone: the request must have arrived at a loopback address, and be addressed
-to one. The latter keeps out web pages that have had their own name resolved to 127.0.0.1 (DNS rebinding); that bodies must
-be `application/json` keeps out what a page may send without asking. What a proxy has passed on may come from anywhere, and
-is refused.
+With tokens in the policy, a caller may do what the policy permits its token, and without one only read what is public.
+Without tokens in the policy, requests are unauthenticated on loopback and remote clients are refused: the request must
+have arrived at a loopback address, and its `Host` must name one. The latter keeps out web pages whose own name was
+resolved to 127.0.0.1 (DNS rebinding); that bodies must be `application/json` keeps out what a page may send without
+asking. A request that a proxy has passed on may come from anywhere, and is refused.
 
 All of it is read from the newest policy, so a token that was taken out of the file ends with the reload. A server that has
 had tokens is never open without them.
@@ -30,7 +30,7 @@ Needed = Literal["nothing", "token", "decide", "administer"]
 """What a request needs: `token` is any valid one."""
 
 _PASSED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
-"""Fields by which proxies say that they have passed on a request of somebody else."""
+"""Fields by which proxies say that they have passed on a request."""
 
 _CHALLENGE: Field = (b"www-authenticate", b'Bearer realm="headgate"')
 _BAD_TOKEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="invalid_token"')
@@ -54,7 +54,7 @@ class Access(NamedTuple):
 def check_access(
     policy: Policy, needed: Needed, scope: Mapping[str, Any], *, had_tokens: bool = False
 ) -> Access:
-    """Refuse a request that may not be made; return all that whoever made it may do.
+    """Refuse a request that may not be made; return the access of its caller.
 
     Args:
         policy: What holds now.

@@ -20,6 +20,7 @@ from headgate_server.candidates import Candidates
 from headgate_server.endpoints import endpoints
 from headgate_server.events import STALLED, Events
 from headgate_server.holds import HoldBook
+from headgate_server.idempotency import IdempotentCalls
 from headgate_server.metrics import ServerMetrics
 from headgate_server.operations import Operations, problem_from
 from headgate_server.problems import ApiProblem, Field
@@ -53,7 +54,7 @@ _TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest
 
 
 class _Gone(Exception):
-    """Whoever asked is gone, and nobody is there to be answered."""
+    """The client has disconnected, so there is no one to answer."""
 
 
 class App:
@@ -83,6 +84,7 @@ class App:
         self._events = Events(statistics)
         self._candidates = Candidates(live, statistics.candidates_file)
         self._operations = Operations(live, self._book)
+        self._idempotent = IdempotentCalls(problem_from)
         self._had_tokens = bool(live.policy.server.tokens)
         live.on_change(self._heed_tokens)
         table = endpoints(self._operations, self._events, statistics.history, self._candidates, metrics, demo)
@@ -127,6 +129,17 @@ class App:
         if endpoint.takes is not None:
             body = await read_body(scope, receive, policy.server.largest_body)
             arguments.append(self._decoded(endpoint, body))
+            if endpoint.charges and (key := _idempotency_key(scope)) is not None:
+                limiter = self.live.get(values[0])
+                if limiter is not None:
+                    return await self._idempotent.answer(
+                        limiter.store.notes,
+                        key,
+                        access.caller,
+                        scope["path"],
+                        body,
+                        lambda: endpoint.handle(*arguments, *values),
+                    )
         answer = await endpoint.handle(*arguments, *values)
         return answer if isinstance(answer, (Reply, Stream)) else json_reply(answer)
 
@@ -174,11 +187,11 @@ class App:
     # What runs beside them
 
     def _heed_tokens(self) -> None:
-        """Say so when a reload has taken the last token out of the policy: nobody may do anything from then on."""
+        """Say so when a reload has taken the last token out of the policy: no request is permitted from then on."""
         has_tokens = bool(self.live.policy.server.tokens)
         if self._had_tokens and not has_tokens:
             logger.error(
-                "there are no tokens in the policy any more: nobody may ask until there are, or until a restart"
+                "there are no tokens in the policy any more: no request is permitted until there are, or until a restart"
             )
         self._had_tokens |= has_tokens
 
@@ -275,6 +288,12 @@ async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
     except TimeoutError:
         raise ApiProblem(408, f"the body did not arrive within {BODY_SECONDS:g} s", _TOO_LARGE) from None
     raise _too_large(largest)
+
+
+def _idempotency_key(scope: Scope) -> bytes | None:
+    """Return the `Idempotency-Key` of a request; several of them are none that could be used."""
+    keys = [value for name, value in scope["headers"] if name == b"idempotency-key"]
+    return b" ".join(keys) if keys else None
 
 
 def _too_large(largest: int) -> ApiProblem:

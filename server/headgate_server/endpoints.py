@@ -1,10 +1,13 @@
-"""All endpoints of the server."""
+"""All endpoints of the server, with the documentation and an example of each."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from headgate import sliding_window
+from headgate.usage import RuleUsage
 from headgate_server.candidates import Candidates
+from headgate_server.describe import rule_shown
 from headgate_server.events import Events
 from headgate_server.history import DecisionHistory
 from headgate_server.metrics import CONTENT_TYPE, ServerMetrics
@@ -16,6 +19,7 @@ from headgate_server.replies import PRIVATE, Reply, Stream, json_reply
 from headgate_server.routing import ApiRequest, Route
 from headgate_server.statistics import Demo
 from headgate_server.wire import (
+    BatchAnswer,
     BatchAnswers,
     BatchAsk,
     CandidateAnswer,
@@ -31,6 +35,7 @@ from headgate_server.wire import (
     InspectAsk,
     LimiterShown,
     LimitersShown,
+    LimiterState,
     Readiness,
     RecordAnswer,
     RecordAsk,
@@ -38,11 +43,35 @@ from headgate_server.wire import (
     RenewAsk,
     ResetAnswer,
     ResetAsk,
+    RuleAnswer,
     SettleAsk,
+    StoreShown,
     TrafficAnswer,
     TrafficAsk,
     WaitAnswer,
 )
+
+_HOLD = "txuqFretGu8XE5rfpxGmBfnPdy7K"
+_LOGIN = {"name": "login"}
+_LIMITER = LimiterShown(
+    name="login",
+    rules=[rule_shown(sliding_window("5/minute", tiers={"pro": "50/minute"}))],
+    shadow=[],
+    store="redis://***@db:6379/0",
+    on_store_error="open",
+    default_tier=None,
+    headers="both",
+)
+
+
+def _admitted(remaining: int, limit: int, rule: str) -> DecisionAnswer:
+    result = RuleAnswer(rule, True, limit, remaining, None, 60.5)
+    return DecisionAnswer(True, limit, remaining, None, 60.5, rule, None, False, [result])
+
+
+_ADMITTED = _admitted(4, 5, "sliding_window/1m")
+_CANNOT = (422, 503)
+_CANNOT_END = (409, *_CANNOT)
 
 
 def endpoints(
@@ -57,12 +86,65 @@ def endpoints(
     do = operations
     limiter, hold = "/v1/limiters/{name}", "/v1/holds/{id}"
     table = [
-        Route("POST", f"{limiter}/hit", "decide", do.hit, HitAsk, DecisionAnswer),
-        Route("POST", f"{limiter}/check", "decide", do.check, HitAsk, DecisionAnswer),
-        Route("POST", f"{limiter}/record", "decide", do.record, RecordAsk, RecordAnswer),
-        Route("POST", f"{limiter}/hold", "decide", do.hold, HitAsk, HoldAnswer, wants_request=True),
-        Route("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, HitAsk, WaitAnswer),
-        Route("POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True),
+        Route("POST", f"{limiter}/hit", "decide", do.hit, HitAsk, DecisionAnswer, charges=True).documented(
+            "hit",
+            "Ask for units, and take them if all rules admit",
+            "A refusal takes nothing, in no rule.",
+            _LOGIN,
+            {"key": "alice", "cost": 1},
+            _ADMITTED,
+            problems=_CANNOT,
+        ),
+        Route("POST", f"{limiter}/check", "decide", do.check, HitAsk, DecisionAnswer).documented(
+            "check",
+            "Say what a hit would be answered, and take nothing",
+            values=_LOGIN,
+            ask={"key": "alice"},
+            answer=_ADMITTED,
+            problems=_CANNOT,
+        ),
+        Route(
+            "POST", f"{limiter}/record", "decide", do.record, RecordAsk, RecordAnswer, charges=True
+        ).documented(
+            "record",
+            "Count units that have been used already, even beyond the limit",
+            values=_LOGIN,
+            ask={"key": "alice", "cost": 2},
+            answer={"recorded": 2},
+            problems=_CANNOT,
+        ),
+        Route(
+            "POST", f"{limiter}/hold", "decide", do.hold, HitAsk, HoldAnswer, wants_request=True, charges=True
+        ).documented(
+            "hold",
+            "Take units that are not final yet",
+            "Settle the hold at its true cost, confirm it, or release it. Otherwise its units count until they "
+            "expire, and its places in a concurrent rule until their lease ends.",
+            {"name": "llm"},
+            {"key": "alice", "cost": 800},
+            HoldAnswer(_admitted(200, 1000, "tokens"), _HOLD, 61.0),
+            problems=(*_CANNOT, 501),
+        ),
+        Route("POST", f"{limiter}/wait-hint", "decide", do.wait_hint, HitAsk, WaitAnswer).documented(
+            "wait_hint",
+            "Say how long until a hit would be admitted",
+            "0 is now, null is never. Calls are not queued: another caller may come first.",
+            _LOGIN,
+            {"key": "alice"},
+            {"allowed": True, "wait": 0.0},
+            problems=_CANNOT,
+        ),
+        Route(
+            "POST", f"{limiter}/reset", "administer", do.reset, ResetAsk, ResetAnswer, wants_request=True
+        ).documented(
+            "reset",
+            "Forget what was counted for a key",
+            "In every rule of the limiter; of a rule that counts everybody together, for everybody.",
+            _LOGIN,
+            {"key": "alice"},
+            {"reset": True},
+            problems=_CANNOT,
+        ),
         Route(
             "POST",
             f"{limiter}/candidate",
@@ -70,21 +152,138 @@ def endpoints(
             _candidate(candidates),
             CandidateAsk,
             CandidateAnswer,
+        ).documented(
+            "candidate",
+            "Watch what a live rule would do with another quota",
+            "It becomes a shadow rule, which refuses nothing, until the server ends; a quota of null ends it at once. "
+            "What it would have refused is among the figures.",
+            values=_LOGIN,
+            ask={"rule": "sliding_window/1m", "quota": "3/minute"},
+            answer={"limiter": "login", "rule": "sliding_window/1m", "quota": "3/minute"},
+            problems=(404, 422),
         ),
-        Route("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer),
-        Route("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer),
-        Route("POST", f"{hold}/confirm", "decide", do.confirm, ConfirmAsk, DecisionAnswer),
-        Route("POST", f"{hold}/renew", "decide", do.renew, RenewAsk, HoldAnswer),
-        Route("POST", "/v1/batch", "decide", do.batch, BatchAsk, BatchAnswers, wants_request=True),
-        Route("POST", "/v1/inspect", "decide", do.inspect, InspectAsk, InspectAnswer),
-        Route("GET", "/v1/limiters", "token", do.limiters, gives=LimitersShown),
-        Route("GET", limiter, "token", do.limiter, gives=LimiterShown),
-        Route("GET", "/v1/events", "token", _events(events)),
-        Route("GET", "/v1/history/{range}", "token", _history(history), gives=HistoryAnswer),
-        Route("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, TrafficAnswer),
-        Route("GET", "/healthz", "nothing", do.healthz, gives=HealthAnswer),
-        Route("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True),
-        Route("GET", "/metrics", "token", _metrics(metrics)),
+        Route("POST", f"{hold}/settle", "decide", do.settle, SettleAsk, FinishAnswer).documented(
+            "settle",
+            "Make a hold final at its true cost",
+            "What was held beyond the cost is given back; what the cost is above it is counted, even beyond the limit. The "
+            "first settle or release stands; later ones return its outcome.",
+            {"id": _HOLD},
+            {"cost": 300},
+            FinishAnswer(_HOLD, "llm", held=800, cost=300, first=True),
+            problems=_CANNOT_END,
+        ),
+        Route("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer).documented(
+            "release",
+            "Give all units of a hold back",
+            "As settle with a cost of 0.",
+            {"id": _HOLD},
+            {},
+            FinishAnswer(_HOLD, "llm", held=800, cost=0, first=True),
+            problems=_CANNOT_END,
+        ),
+        Route("POST", f"{hold}/confirm", "decide", do.confirm, ConfirmAsk, DecisionAnswer).documented(
+            "confirm",
+            "Make a hold final as of now",
+            "Its units are given back and taken anew, at their true cost if one is given, in one step. If there is no "
+            "room for them now it is refused, and the hold is still open. Its places in a concurrent rule are free.",
+            {"id": _HOLD},
+            {"cost": 300},
+            _admitted(700, 1000, "tokens"),
+            problems=_CANNOT_END,
+        ),
+        Route("POST", f"{hold}/renew", "decide", do.renew, RenewAsk, HoldAnswer).documented(
+            "renew",
+            "Extend the lease of a hold's places in a concurrent rule",
+            "The hold goes on under the id of the answer; the old id stands for it. A refusal changes nothing.",
+            {"id": _HOLD},
+            {},
+            HoldAnswer(_admitted(4, 5, "in flight"), _HOLD, 60.0),
+            problems=_CANNOT_END,
+        ),
+        Route("POST", "/v1/batch", "decide", do.batch, BatchAsk, BatchAnswers, wants_request=True).documented(
+            "batch",
+            "Make several calls at once",
+            "Each is answered on its own, in order, as if it had been sent alone; at most 1000. A reset among them "
+            "needs the permission to administer.",
+            ask={
+                "calls": [
+                    {"limiter": "login", "operation": "hit", "key": "alice"},
+                    {"limiter": "lgoin", "operation": "check", "key": "alice"},
+                ]
+            },
+            answer=BatchAnswers(
+                [
+                    BatchAnswer(200, _ADMITTED),
+                    BatchAnswer(
+                        404,
+                        ApiProblem(
+                            404, "there is no limiter 'lgoin'; GET /v1/limiters lists them all"
+                        ).document,
+                    ),
+                ]
+            ),
+        ),
+        Route("POST", "/v1/inspect", "decide", do.inspect, InspectAsk, InspectAnswer).documented(
+            "inspect",
+            "Show the state of a key in every limiter",
+            "Nothing is taken. A limiter whose rules the key does not fit says so in `error`. `used` may exceed the limit.",
+            ask={"key": "alice"},
+            answer=InspectAnswer(
+                [LimiterState("login", [RuleUsage("sliding_window/1m", 5, 5, 0, 48.2, 12.345678, None)])]
+            ),
+        ),
+        Route("GET", "/v1/limiters", "token", do.limiters, gives=LimitersShown).documented(
+            "limiters", "List all limiters", answer=LimitersShown([_LIMITER])
+        ),
+        Route("GET", limiter, "token", do.limiter, gives=LimiterShown).documented(
+            "limiter", "Show one limiter", values=_LOGIN, answer=_LIMITER
+        ),
+        Route("GET", "/v1/events", "token", _events(events)).documented(
+            "events",
+            "Follow the figures, as server-sent events",
+            "First an event `history` with up to five minutes by the second (schema History), then the newest `tick` "
+            "and one every second (schema Tick), of all workers together.",
+            answer='event: tick\ndata: {"time":1763251200,"limiters":{},"totals":{},"stores":[],"shadow":[]}\n\n',
+            media_type="text/event-stream",
+            problems=(503,),
+        ),
+        Route("GET", "/v1/history/{range}", "token", _history(history), gives=HistoryAnswer).documented(
+            "history",
+            "Show what was decided in the last hour or day",
+            "`hour` in steps of a minute, `day` in steps of a quarter of an hour, of all workers together.",
+            values={"range": "hour"},
+            answer={
+                "step": 60,
+                "steps": [{"time": 1763251200, "seconds": 60, "limiters": {"login": [120, 3, 0, 0]}}],
+            },
+            problems=(404,),
+        ),
+        Route("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, TrafficAnswer).documented(
+            "demo_traffic",
+            "Let the demo's callers be busy, or rest",
+            "In the demo only.",
+            ask={"on": True},
+            answer={"on": True},
+            problems=(404,),
+        ),
+        Route("GET", "/healthz", "nothing", do.healthz, gives=HealthAnswer).documented(
+            "healthz", "Say that the process answers", answer={"status": "ok"}
+        ),
+        Route("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True).documented(
+            "readyz",
+            "Say whether every store can count",
+            "With status 503 if one cannot, and the reason: it is down, has no schema, may only be read. Decisions are then "
+            "made by the limiters' failure policies.",
+            answer=Readiness(
+                "ready", [StoreShown("login", "memory://", up=True, breaker="closed", failures=0)]
+            ),
+        ),
+        Route("GET", "/metrics", "token", _metrics(metrics)).documented(
+            "metrics",
+            "Show metrics for Prometheus, of all workers together",
+            answer='headgate_decisions_total{degraded="false",limiter="login",outcome="refused",rule="5/m"} 3.0\n',
+            media_type="text/plain",
+        ),
         Route("GET", "/", "nothing", _page, wants_request=True),
         Route("GET", "/static/{file}", "nothing", _file, wants_request=True),
     ]
@@ -99,7 +298,7 @@ def endpoints(
 def _readyz(operations: Operations) -> Callable[[ApiRequest], Awaitable[Reply]]:
     async def readyz(request: ApiRequest) -> Reply:
         readiness = await operations.readyz()
-        if not request.may:  # nobody has to show a token here, so strangers are told whether, not what
+        if not request.may:  # without a token: status only
             readiness.stores = []
         return json_reply(readiness, 200 if readiness.status == "ready" else 503)
 

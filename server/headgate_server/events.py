@@ -63,7 +63,7 @@ class Events:
         if self._open >= MOST_STREAMS:
             raise ApiProblem(503, "there are too many streams of events", ((b"retry-after", b"5"),))
         pieces = self._pieces()
-        await anext(pieces)  # which waits for nothing, so that nobody is let in between
+        await anext(pieces)  # it does not wait, so no other stream can be opened in between
         return pieces
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:

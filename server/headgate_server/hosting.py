@@ -24,7 +24,7 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 _OURS: dict[str, Any] = {
     "lifespan": "on",
-    "log_config": None,  # the log is set up by whoever starts the program
+    "log_config": None,  # the program that starts it sets up the log
     "server_header": False,
     "proxy_headers": False,
     "timeout_graceful_shutdown": GRACE_SECONDS,

@@ -113,7 +113,7 @@ class HttpServer(uvicorn.Server):
             connection.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                while self.server_state.connections and not self.force_exit:  # noqa: ASYNC110  # uvicorn tells nobody
+                while self.server_state.connections and not self.force_exit:  # noqa: ASYNC110  # uvicorn has no event for it
                     await asyncio.sleep(0.01)
         await super().shutdown(sockets)
 
@@ -252,7 +252,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._piece_bytes = len(data)
         super().data_received(data)
         if self._awaited_since is None and self.cycle is not None and self.cycle.response_complete:
-            # Neither a request nor uvicorn's own timer, which every byte ends: the rest of a body that nobody reads.
+            # Neither a request nor uvicorn's own timer, which every byte ends: the unread rest of a body.
             self._awaited_since = self.loop.time()
         # Where a head begins behind another request, what came with it is mostly not its own.
         if self._is_in_head and self._begun + had_more <= 1:

@@ -17,7 +17,7 @@ PERIOD = 60.0
 class SparingFilter(logging.Filter):
     """Lets only so many records of one kind through per minute; the next one that passes says how many did not.
 
-    Requests cause some of them, and nobody may fill a disk by sending requests. Records are of one kind if they come from
+    Requests cause some of them, and a client must not be able to fill a disk. Records are of one kind if they come from
     the same line of code, so there are few kinds.
     """
 
@@ -40,7 +40,7 @@ class SparingFilter(logging.Filter):
 
 
 def log_to_stderr(who: str = "") -> None:
-    """Log to standard error, credentials masked, unless whoever called has set up a log."""
+    """Log to standard error, credentials masked, unless the caller has set up a log."""
     if logging.getLogger().handlers:
         return
     prefix = f"{who}: " if who else ""

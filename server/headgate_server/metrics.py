@@ -1,9 +1,10 @@
 """Metrics for Prometheus, of all workers together.
 
-With several workers every process writes its counts into files of a folder that they share, and whoever is asked adds them
-up. `prometheus_client` decides which it is when it is imported, so a worker must have been started with `METRICS_FOLDER` in
-its environment. Those files are mapped into memory: to write to a page that the disk has no room for ends the process
-(SIGBUS), so room is made for all of it beforehand. If there is none, what cannot be counted is lost, and nothing else.
+With several workers every process writes its counts into files of a folder that they share, and the worker that is asked
+adds them up. `prometheus_client` decides which it is when it is imported, so a worker must have been started with
+`METRICS_FOLDER` in its environment. Those files are mapped into memory: to write to a page that the disk has no room for
+ends the process (SIGBUS), so room is made for all of it beforehand. If there is none, what cannot be counted is lost, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _ENTRY_BYTES = 64
 
 
 def _make(path: Path) -> None:
-    """Make a file with room for the first counts; an empty one must not stay, since nobody could read it."""
+    """Make a file with room for the first counts; an empty one must not stay, since it could not be read."""
     with path.open("ab") as file:
         try:
             _reserve(file.fileno(), _FIRST_BYTES)

@@ -6,7 +6,7 @@ The table of endpoints is a value: the router finds among them, and the OpenAPI 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -17,8 +17,35 @@ from headgate.policy.model import Permission
 from headgate_server.access import Needed
 from headgate_server.problems import ApiProblem
 
+JSON = "application/json"
+
 LONGEST_CACHED = 128
 """Bytes of the longest path whose route is remembered."""
+
+
+@dataclass(frozen=True)
+class EndpointDoc:
+    """The documentation of an endpoint.
+
+    Attributes:
+        name: Its name in generated clients.
+        summary: One line.
+        text: The rest.
+        values: Examples of the placeholders.
+        ask: Example of a body.
+        answer: Example of the answer to it.
+        media_type: Of the answer.
+        problems: Statuses besides those that follow from the endpoint's nature.
+    """
+
+    name: str
+    summary: str
+    text: str = ""
+    values: dict[str, str] = field(default_factory=dict)
+    ask: Any = None
+    answer: Any = None
+    media_type: str = JSON
+    problems: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +61,8 @@ class Route:
         takes: The type of the body; `None` if there is none.
         gives: The type of the answer.
         wants_request: Whether `handle` is given the request.
+        charges: Whether it charges a limiter, so that it takes an `Idempotency-Key`.
+        doc: For the OpenAPI document; `None` leaves it out there.
     """
 
     method: str
@@ -43,6 +72,12 @@ class Route:
     takes: type[Struct] | None = None
     gives: Any = None
     wants_request: bool = False
+    charges: bool = False
+    doc: EndpointDoc | None = None
+
+    def documented(self, *arguments: Any, **more: Any) -> Route:
+        """Return the route with its documentation; the arguments are those of `EndpointDoc`."""
+        return replace(self, doc=EndpointDoc(*arguments, **more))
 
 
 class ApiRequest(NamedTuple):

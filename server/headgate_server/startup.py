@@ -154,7 +154,7 @@ def _addresses(host: str) -> list[str]:
     try:
         return [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"cannot listen on {host!r}: it is no address, nor the name of one") from error
+        raise ConfigError(f"cannot listen on {host!r}: not an IP address or resolvable host name") from error
 
 
 def _greeting(listener: socket.socket, config: str | Path, policy: Policy, workers: int) -> str:

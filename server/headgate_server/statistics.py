@@ -117,7 +117,7 @@ class Statistics(Hook):
         if shared_folder is not None:
             self.history.keep_in(shared_folder.history)
 
-    # What a hook is told
+    # Events of a hook
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
         degraded = decision.degraded
@@ -288,7 +288,7 @@ class Statistics(Hook):
 class SharedFolder:
     """A folder in which workers show each other what they have counted.
 
-    Files are replaced whole, so nobody reads half of one. That of a worker that is gone ends in `.gone`.
+    Files are replaced whole, so none is read half-written. The file of a worker that has ended has the suffix `.gone`.
 
     Args:
         folder: The folder; private, because it may name keys.

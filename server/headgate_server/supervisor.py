@@ -32,7 +32,7 @@ logger = logging.getLogger("headgate.server")
 
 READY = b"ready\n"
 WORKER = ("-P", "-m", "headgate_server.worker")
-"""What Python is told to run; never something that happens to be in the current folder."""
+"""Arguments of Python; -P keeps modules in the current folder from being imported."""
 
 YOUNG_SECONDS = 5.0
 """A worker that ends sooner than this after its start ends for a reason that will not go away."""
@@ -88,7 +88,7 @@ class Supervisor:
         self._metrics = metrics
 
     async def run(self, number: int, started: Callable[[], None]) -> None:
-        """Keep so many workers running until told to stop."""
+        """Keep so many workers running until a signal stops it."""
         stop = asyncio.Event()
         ready = [asyncio.Event() for _ in range(number)]
         with _signals(stop.set, self._hang_up):
@@ -142,7 +142,7 @@ class Supervisor:
             stdout=PIPE,
             env=self._environment,
             pass_fds=[self._listener.fileno()],
-            start_new_session=True,  # Ctrl-C is for the parent, which tells the workers
+            start_new_session=True,  # Ctrl-C goes to the parent, which stops the workers
         )
         assert process.stdout is not None
         self._processes[name] = process
@@ -170,7 +170,7 @@ class Supervisor:
 
     async def _stop(self) -> None:
         self._is_stopping = True
-        self._listener.close()  # so that nobody waits at a port that nobody serves
+        self._listener.close()  # so that no client waits at a port that is no longer served
         stopping = list(self._processes.values())
         for process in stopping:
             _signal(process, signal.SIGTERM)

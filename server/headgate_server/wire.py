@@ -225,7 +225,7 @@ class ResetAnswer(Struct):
 
 
 class FinishAnswer(Struct):
-    """What stands for the hold; `first` is false if somebody had settled or released it before."""
+    """What stands for the hold; `first` is false if it was settled or released before."""
 
     hold: str
     limiter: str

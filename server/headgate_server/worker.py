@@ -24,7 +24,7 @@ logger = logging.getLogger("headgate.server")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve on an inherited socket until told to stop; return the exit code.
+    """Serve on an inherited socket until a signal stops it; return the exit code.
 
     Args:
         arguments: The policy file, the socket's number, the folder for figures, the worker's name.
@@ -39,9 +39,9 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     app.live.on_change(lambda: _warn_of_private(app))
     parent = Parent()
-    run(app, socket.socket(fileno=int(descriptor)), parent.tell)
+    run(app, socket.socket(fileno=int(descriptor)), parent.report_ready)
     if parent.is_gone:
-        shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
+        shutil.rmtree(folder, ignore_errors=True)  # the parent would have done it
     return 0
 
 
@@ -56,13 +56,13 @@ def _warn_of_private(app: App) -> None:
 
 
 class Parent:
-    """The process that has started this one: told when it serves, and followed when it is gone."""
+    """The parent process: it is notified when this worker serves, and when it ends the worker stops."""
 
     def __init__(self) -> None:
         self.is_gone = False
 
-    def tell(self) -> None:
-        """Say that requests are answered from now on."""
+    def report_ready(self) -> None:
+        """Tell the parent that requests are answered from now on."""
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
         # Nothing is ever sent to a worker, so what there is to read is the end.

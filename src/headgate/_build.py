@@ -20,6 +20,7 @@ COMPILED = (
     "headgate.stores.counters",
     "headgate.stores.meters",
     "headgate.stores.redis.codec",
+    "headgate.stores.redis.peer",
     "headgate.stores.remote.batching",
     "headgate.stores.remote.tasks",
     "headgate.stores.remote.threads",

@@ -13,6 +13,8 @@ from hashlib import blake2b
 from headgate.errors import ConfigError
 from headgate.rules import SHARED, Rule
 
+__all__ = ["Key", "PlainKey"]
+
 PlainKey = str | bytes
 """A key for one scope. Text and bytes are different keys."""
 Key = PlainKey | Mapping[str, PlainKey]

@@ -19,7 +19,7 @@ from typing import Literal
 from headgate.clock import to_microseconds
 from headgate.errors import ConfigError
 
-__all__ = ["MAX_PERIOD_US", "MAX_UNITS"]
+__all__ = ["MAX_PERIOD_US", "MAX_UNITS", "MILLISECOND", "Quota", "parse_quotas"]
 
 MAX_UNITS = 2**53 - 1
 """The largest whole number that every store counts exactly (Redis scripts count in doubles)."""

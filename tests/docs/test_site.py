@@ -25,10 +25,7 @@ API = ROOT / "docs" / "reference" / "api.md"
 PACKAGES = {"headgate": ROOT / "src", "headgate_server": ROOT / "server"}
 INTERNAL = {
     "headgate.testing.contract",  # its names are those of headgate.testing
-    "headgate.urls",  # for server and services, which are released together with the library
     "headgate_server.cli",  # documented as a command
-    "headgate_server.cli.common",  # for the services, as hosting
-    "headgate_server.hosting",
     "headgate_server.holds",
 }
 """Modules that have an `__all__` without being public."""

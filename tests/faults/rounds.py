@@ -30,7 +30,7 @@ BUSY_US = 20_000_000
 RELEASED_WITHIN_US = 700_000
 """A cancelled hold must be given back so soon, in the absence of faults."""
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a worker that should have ended hangs."""
 
 STEP_US = 1000

@@ -380,7 +380,7 @@ def test_a_bad_policy_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="not an IP address"):
         check_address(parse_policy(MEMORY), "no such host")
 
 

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         _forget_output()
-        return 0  # whoever read our output has had enough, as in `headgate check | head`
+        return 0  # the reader of our output has closed it, as in `headgate check | head`
 
 
 def make_parser() -> Parser:
@@ -100,7 +100,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        raise  # of standard output: those of connections are told as something else
+        raise  # of standard output; those of connections are other errors
     except (Failure, HeadgateError, OSError) as error:
         if options.debug:
             raise

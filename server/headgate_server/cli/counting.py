@@ -160,7 +160,7 @@ def _key(view: View, asked: Asked) -> Iterator[Key | None]:
 
 def _confirmed(asked: Asked, views: list[View]) -> bool:
     if not sys.stdin.isatty():
-        raise Failure("nobody can be asked here: add --yes to reset", code=2)
+        raise Failure("there is no terminal to confirm on: add --yes to reset", code=2)
     names = ", ".join(view.name for view in views)
     print(f"What was counted for {printable(str(asked))} will be forgotten in: {names}")
     for view in views:

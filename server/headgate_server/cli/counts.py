@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
         "reset",
         "forget what was counted for a key",
         _reset,
-        about="It asks before it does, unless --yes is given; where nobody can be asked, that is needed. A rule that counts "
+        about="It asks before it does, unless --yes is given; without a terminal, --yes is needed. A rule that counts "
         f"everybody together (scope *) forgets everybody's. {_WHO}",
         examples=[
             "headgate reset alice",

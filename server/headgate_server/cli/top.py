@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headgate.client import ServerStore
 
 Tick = Mapping[str, Any]
-"""One second, as `GET /v1/events` tells it."""
+"""One second, an event of `GET /v1/events`."""
 
 _SECONDS_SHOWN = 60
 _LONGEST_NAME = 24

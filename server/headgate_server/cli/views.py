@@ -68,7 +68,7 @@ class View(Protocol):
     """Names of the rules that count for everybody together."""
 
     def key(self, asked: Asked) -> Key | None:
-        """Return the key that the limiter knows somebody by.
+        """Return the key by which the limiter counts the caller that was named.
 
         Raises:
             Unseen: What it counts cannot be seen from here, or it is not said who is meant.

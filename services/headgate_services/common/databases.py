@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
-from typing import Any
+from typing import Any, Literal, cast
 
 from sqlalchemy import URL, Connection, NullPool, event, make_url, text
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
@@ -13,11 +14,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from headgate import StoreUnavailable
+from headgate.migrations import Migration, apply_async
 from headgate.urls import check_credentials
 from headgate_services.common.deadlines import DEFAULT_LIMIT, within
 from headgate_services.common.outages import Outages
 
 _SQLITE_WAIT_SECONDS = 15.0  # for other processes that are writing: they take turns, and do not hang
+_STATEMENT_END = re.compile(r";[ \t]*$", re.MULTILINE)
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql": "postgresql+psycopg",
@@ -94,6 +97,24 @@ class SqlDatabase:
                 async with self.engine.connect() as connection:
                     yield connection
 
+    async def apply(self, migrations: Sequence[Migration], record: str) -> list[Migration]:
+        """Bring the tables to the schema that this program needs, and return the migrations that were missing.
+
+        Raises:
+            MigrationError: The database has migrations that this program does not know: it is newer.
+        """
+        async with self.writing_engine.begin() as connection:
+
+            async def execute(text: str) -> Sequence[Any]:
+                rows: Sequence[Any] = ()
+                for statement in statements_of(text):
+                    result = await connection.exec_driver_sql(statement)
+                    rows = result.all() if result.returns_rows else ()
+                return rows
+
+            dialect = cast(Literal["postgresql", "sqlite"], connection.dialect.name)
+            return await apply_async(execute, migrations, record, dialect, refuse_newer=True, must_write=True)
+
     async def ping(self) -> None:
         """Ask the database for an answer; raises what SQLAlchemy raises if there is none."""
         async with self.connection() as connection:
@@ -114,6 +135,16 @@ class SqlDatabase:
             raise StoreUnavailable(problem_with(error)) from error
         finally:
             await engine.dispose()
+
+
+def statements_of(text: str) -> Iterator[str]:
+    """Yield the statements of a file, each closed by a semicolon at the end of a line.
+
+    No driver takes several at once on both databases.
+    """
+    for part in _STATEMENT_END.split(text):
+        if re.sub(r"--.*", "", part).strip():
+            yield part
 
 
 def create_engine(url: URL, timeout: float, **options: Any) -> AsyncEngine:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headgate import ConfigError, HeadgateError
 from headgate.observe import RedactingFilter, redact
@@ -49,6 +51,71 @@ def run(prepare: Callable[[], Launch], workers: int = 1) -> int:
     if app is not None:
         return serve(app, launch.host, launch.port, access_log=launch.access_log)
     return serve_with_workers(launch.factory, launch.host, launch.port, workers, access_log=launch.access_log)
+
+
+class RunnableSettings(Protocol):
+    """What a program reads of the settings of its service."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def log_level(self) -> str: ...
+
+
+S = TypeVar("S", bound=RunnableSettings)
+
+
+@dataclass(frozen=True)
+class Program(Generic[S]):
+    """A service as the command line runs it.
+
+    Attributes:
+        place: Where this object is, as `package.module:NAME`, for worker processes.
+        load: Reads the settings.
+        create_app: Makes the application.
+        checks: Raise `SettingsError` if the service cannot work; within the server that would end in a traceback.
+        in_memory: What each process would count for itself, and the setting that changes that; empty if there is nothing.
+    """
+
+    place: str
+    load: Callable[[], S]
+    create_app: Callable[[S], Any]
+    checks: tuple[Callable[[S], Coroutine[Any, Any, None]], ...] = ()
+    in_memory: Callable[[S], str] = lambda settings: ""
+
+    def main(self, host: str | None = None, port: int | None = None, workers: int = 1) -> int:
+        """Run the service until it gets a signal to stop, and return the exit code.
+
+        A reason not to start is printed on standard error, with the variable's name, before the port is opened.
+
+        Args:
+            host: Where to listen, instead of `HOST`.
+            port: Which port, instead of `PORT`; 0 for any free one.
+            workers: How many processes share the work.
+        """
+
+        def prepare() -> Launch:
+            settings = self.load()
+            log_to_stderr(settings.log_level)
+            for check in self.checks:
+                asyncio.run(check(settings))
+            return Launch(
+                lambda: self.create_app(settings),
+                f"{self.place}.make_worker",
+                settings.host if host is None else host,
+                settings.port if port is None else port,
+                in_memory=self.in_memory(settings),
+            )
+
+        return run(prepare, workers)
+
+    def make_worker(self) -> Any:
+        """Return the service for one of several processes, with its log set up."""
+        settings = self.load()
+        log_to_stderr(settings.log_level)
+        return self.create_app(settings)
 
 
 def _check_workers(workers: int, in_memory: str) -> None:

@@ -81,7 +81,7 @@ class Hosted:
             await self._server.serve(sockets=[self._listener])
         except SystemExit:  # how uvicorn says that an application's start-up failed
             logging.getLogger(__name__).debug("%s did not start", self.name)
-        except Exception:
+        except Exception:  # whatever it raises, the other applications go on
             logging.getLogger(__name__).exception("%s failed", self.name)
 
 

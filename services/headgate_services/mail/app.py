@@ -24,12 +24,12 @@ from headgate_services.common.databases import FAILURES, problem_with, try_sqlit
 from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
-from headgate_services.common.starting import Launch, log_to_stderr, run
+from headgate_services.common.starting import Program
 from headgate_services.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, load_settings
 from headgate_services.mail.guards import ApiKeyGuard
 from headgate_services.mail.providers import EmailProvider
 from headgate_services.mail.rate_limiter import GlobalRateLimiter
-from headgate_services.mail.routes import api, demo
+from headgate_services.mail.routes import api, demo_api
 from headgate_services.mail.services import Services, build_limiter, build_services
 from headgate_services.mail.storage.database import MailDatabase
 from headgate_services.mail.storage.models import Inbox
@@ -73,7 +73,7 @@ def create_app(
     app.state.services = services
     app.include_router(api)
     if settings.email_provider == "demo":
-        app.include_router(demo.router)
+        app.include_router(demo_api)
     add_metrics(app, services.metrics.render)
     add_health(app, {"database": services.database.ping, "rate_limit_store": services.limiter.usage})
     app.add_exception_handler(StoreError, _store_unavailable)
@@ -145,35 +145,6 @@ async def _prepare(services: Services) -> None:
         logger.debug("The demo inbox exists already")
 
 
-def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it gets a signal to stop, and return the exit code.
-
-    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
-
-    Args:
-        host: Where to listen, instead of `HOST`.
-        port: Which port, instead of `PORT`; 0 for any free one.
-        workers: How many processes share the work.
-    """
-
-    def prepare() -> Launch:
-        settings = load_settings()
-        log_to_stderr(settings.log_level)
-        asyncio.run(_check_database(settings))
-        asyncio.run(_check_store(settings))
-        return Launch(
-            lambda: create_app(settings),
-            "headgate_services.mail.app:make_worker",
-            settings.host if host is None else host,
-            settings.port if port is None else port,
-            in_memory="the send limit is in memory; RATE_LIMIT_STORE names a store that they share"
-            if settings.counts_in_memory
-            else "",
-        )
-
-    return run(prepare, workers)
-
-
 def inspect_limit() -> str:
     """Return in a line what was counted of the send limit; counts nothing.
 
@@ -207,13 +178,6 @@ async def _with_limiter(ask: Callable[[GlobalRateLimiter], Awaitable[T]]) -> T:
         await limiter.aclose()
 
 
-def make_worker() -> FastAPI:
-    """Return the service for one of several processes, with its log set up."""
-    settings = load_settings()
-    log_to_stderr(settings.log_level)
-    return create_app(settings)
-
-
 async def _check_database(settings: Settings) -> None:
     """Open the database and bring it up to date.
 
@@ -240,3 +204,18 @@ async def _check_store(settings: Settings) -> None:
         logger.warning("Rate limit store unavailable: %s", error)
     finally:
         await limiter.aclose()
+
+
+def _in_memory(settings: Settings) -> str:
+    store = "the send limit is in memory; RATE_LIMIT_STORE names a store that they share"
+    return store if settings.counts_in_memory else ""
+
+
+PROGRAM = Program(
+    "headgate_services.mail.app:PROGRAM",
+    load_settings,
+    create_app,
+    (_check_database, _check_store),
+    _in_memory,
+)
+main = PROGRAM.main

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from headgate_services.common.text import Text
 from headgate_services.mail.rate_limiter import RateLimitResult
-from headgate_services.mail.storage.models import Attachment, DemoOutboxEntry, Inbox, StoredMessage, Thread
-
-PREVIEW_LENGTH = 100
+from headgate_services.mail.storage.models import StoredMessage
 
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
-
-
-def _storable(text: str) -> str:
-    """Refuse what no database or mail server takes; found out after the e-mail has gone, that would be too late."""
-    if "\0" in text:
-        raise ValueError("must not contain a NUL character")
-    if _HALF_CHARACTER.search(text):
-        raise ValueError("must not contain half of a surrogate pair")
-    return text
 
 
 def _one_line(text: str) -> str:
@@ -32,8 +21,18 @@ def _one_line(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_storable)]
 Line = Annotated[Text, AfterValidator(_one_line)]
+
+
+class RowView(BaseModel):
+    """What is shown of a row of a table."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    @classmethod
+    def of(cls, row: object) -> Self:
+        """Return the view of a row."""
+        return cls.model_validate(row)
 
 
 class SendAttachment(BaseModel):
@@ -86,18 +85,13 @@ class InboxCreate(BaseModel):
     email_username: Annotated[Text, Field(min_length=1)]
 
 
-class InboxView(BaseModel):
+class InboxView(RowView):
     """An inbox."""
 
     id: str
     email_address: str
     name: str
     provider_config: dict[str, Any]
-
-    @classmethod
-    def of(cls, inbox: Inbox) -> InboxView:
-        """Return the view of a row."""
-        return cls.model_validate(inbox, from_attributes=True)
 
 
 class InboxList(BaseModel):
@@ -107,7 +101,7 @@ class InboxList(BaseModel):
     count: int
 
 
-class MessageView(BaseModel):
+class MessageView(RowView):
     """A stored message."""
 
     id: str
@@ -123,43 +117,15 @@ class MessageView(BaseModel):
     reply_to_addresses: list[str]
     text: str
     html: str | None
-    content_clean: str
+    content_clean: str = Field(validation_alias="text")
     timestamp: datetime
     labels: list[str]
     preview: str
     size: int
     in_reply_to: str | None
-    references: list[str]
-    metadata: dict[str, Any]
+    references: list[str] = Field(validation_alias="reference_ids")
+    metadata: dict[str, Any] = Field(validation_alias="delivery")
     created_at: datetime
-
-    @classmethod
-    def of(cls, message: StoredMessage) -> MessageView:
-        """Return the view of a row."""
-        return cls(
-            id=message.id,
-            thread_id=message.thread_id,
-            inbox_id=message.inbox_id,
-            direction=message.direction,
-            provider_message_id=message.provider_message_id,
-            subject=message.subject,
-            from_address=message.from_address,
-            to_addresses=message.to_addresses,
-            cc_addresses=message.cc_addresses,
-            bcc_addresses=message.bcc_addresses,
-            reply_to_addresses=message.reply_to_addresses,
-            text=message.text,
-            html=message.html,
-            content_clean=message.text,
-            timestamp=message.timestamp,
-            labels=message.labels,
-            preview=" ".join(message.text.split())[:PREVIEW_LENGTH],
-            size=message.size,
-            in_reply_to=message.in_reply_to,
-            references=message.reference_ids,
-            metadata={"status": message.status, "error": message.error, "message_id": message.message_id},
-            created_at=message.created_at,
-        )
 
 
 class MessageList(BaseModel):
@@ -170,7 +136,7 @@ class MessageList(BaseModel):
     total: int
 
 
-class ThreadView(BaseModel):
+class ThreadView(RowView):
     """A thread without its messages."""
 
     id: str
@@ -179,11 +145,6 @@ class ThreadView(BaseModel):
     summary: str | None
     last_message_at: datetime
     participant_hash: str
-
-    @classmethod
-    def of(cls, thread: Thread) -> ThreadView:
-        """Return the view of a row."""
-        return cls.model_validate(thread, from_attributes=True)
 
 
 class ThreadList(BaseModel):
@@ -221,7 +182,7 @@ class ThreadDetail(BaseModel):
     messages: list[ThreadMessage]
 
 
-class AttachmentView(BaseModel):
+class AttachmentView(RowView):
     """A stored file, without its content."""
 
     id: str
@@ -232,11 +193,6 @@ class AttachmentView(BaseModel):
     content_id: str | None
     size: int
 
-    @classmethod
-    def of(cls, attachment: Attachment) -> AttachmentView:
-        """Return the view of a row."""
-        return cls.model_validate(attachment, from_attributes=True)
-
 
 class AttachmentList(BaseModel):
     """The files of a message."""
@@ -245,7 +201,7 @@ class AttachmentList(BaseModel):
     count: int
 
 
-class OutboxEntryView(BaseModel):
+class OutboxEntryView(RowView):
     """An e-mail that the demo provider took."""
 
     id: str
@@ -256,24 +212,8 @@ class OutboxEntryView(BaseModel):
     body: str
     message_id: str | None
     in_reply_to: str | None
-    references: list[str]
-    attachments: list[str]
-
-    @classmethod
-    def of(cls, entry: DemoOutboxEntry) -> OutboxEntryView:
-        """Return the view of a row."""
-        return cls(
-            id=entry.id,
-            sent_at=entry.sent_at,
-            from_address=entry.from_address,
-            to_addresses=entry.to_addresses,
-            subject=entry.subject,
-            body=entry.body,
-            message_id=entry.message_id,
-            in_reply_to=entry.in_reply_to,
-            references=entry.reference_ids,
-            attachments=entry.attachment_names,
-        )
+    references: list[str] = Field(validation_alias="reference_ids")
+    attachments: list[str] = Field(validation_alias="attachment_names")
 
 
 class OutboxList(BaseModel):

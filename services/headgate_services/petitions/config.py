@@ -137,29 +137,18 @@ class PetitionRateLimitConfig:
     co_sign_limit_per_hour: int = 50
 
     def __post_init__(self) -> None:
-        _demand(
-            1 <= self.limit_per_hour <= LARGEST_LIMIT,
-            f"PETITION_RATE_LIMIT_PER_HOUR: must be from 1 to {LARGEST_LIMIT}",
-        )
-        _demand(
-            1 <= self.window_minutes <= LONGEST_WINDOW_MINUTES,
-            f"PETITION_RATE_LIMIT_WINDOW_MINUTES: must be from 1 to {LONGEST_WINDOW_MINUTES}",
-        )
+        bounds = {
+            "PETITION_RATE_LIMIT_PER_HOUR": (self.limit_per_hour, 1, LARGEST_LIMIT),
+            "PETITION_RATE_LIMIT_WINDOW_MINUTES": (self.window_minutes, 1, LONGEST_WINDOW_MINUTES),
+            "PETITION_RATE_LIMIT_PER_REALM": (self.realm_limit, 0, LARGEST_LIMIT),
+            "PETITION_RATE_LIMIT_GLOBAL": (self.global_limit, 0, LARGEST_LIMIT),
+            "PETITION_CO_SIGN_LIMIT_PER_HOUR": (self.co_sign_limit_per_hour, 1, LARGEST_LIMIT),
+        }
+        for name, (value, least, most) in bounds.items():
+            _demand(least <= value <= most, f"{name}: must be from {least} to {most}")
         _demand(
             self.bucket_ttl_hours * 60 > self.window_minutes,
             f"PETITION_RATE_LIMIT_TTL_HOURS: must be longer than the window of {self.window_minutes} minutes",
-        )
-        _demand(
-            0 <= self.realm_limit <= LARGEST_LIMIT,
-            f"PETITION_RATE_LIMIT_PER_REALM: must be from 0 to {LARGEST_LIMIT}",
-        )
-        _demand(
-            0 <= self.global_limit <= LARGEST_LIMIT,
-            f"PETITION_RATE_LIMIT_GLOBAL: must be from 0 to {LARGEST_LIMIT}",
-        )
-        _demand(
-            1 <= self.co_sign_limit_per_hour <= LARGEST_LIMIT,
-            f"PETITION_CO_SIGN_LIMIT_PER_HOUR: must be from 1 to {LARGEST_LIMIT}",
         )
 
 

@@ -22,7 +22,7 @@ from headgate.stores.kv import KV, ListingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.metrics import LimiterMetrics
-from headgate_services.common.starting import Launch, log_to_stderr, run
+from headgate_services.common.starting import Program, log_to_stderr
 from headgate_services.telegram.bot_api import BotApi
 from headgate_services.telegram.config import Settings
 from headgate_services.telegram.dispatch import Handler, HttpAgent, echo, load_handler
@@ -64,7 +64,7 @@ def create_app(
         ConfigError: A setting is missing or cannot be meant.
         StoreUnavailable: The file of the counts cannot be opened.
     """
-    settings = Settings.from_env(os.environ) if settings is None else settings
+    settings = settings or Settings.from_env(os.environ)
     closing = AsyncExitStack()
     if kv is None:
         kv = _opened(_open_kv(settings, clock), closing)
@@ -136,7 +136,7 @@ def _application(secret: str, webhook: Webhook, closing: AsyncExitStack) -> Fast
         if update is not None:
             try:
                 await webhook.receive(update)
-            except Exception:
+            except Exception:  # whatever a handler raises
                 _logger.exception(
                     "update %s could not be dispatched; Telegram will deliver it again", update.update_id
                 )
@@ -168,30 +168,6 @@ def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -
     return load_handler(settings.agent_handler) if settings.agent_handler else echo
 
 
-def main(host: str | None = None, port: int | None = None) -> int:
-    """Serve the bot with the settings of the environment until it is stopped, and return the exit code.
-
-    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
-
-    Args:
-        host: Where to listen, instead of `HOST`.
-        port: Which port, instead of `PORT`; 0 for any free one.
-    """
-
-    def prepare() -> Launch:
-        log_to_stderr("INFO")
-        settings = Settings.from_env(os.environ)
-        asyncio.run(_check_kv(settings))
-        return Launch(
-            lambda: create_app(settings),
-            "headgate_services.telegram.app:create_app",
-            settings.host if host is None else host,
-            settings.port if port is None else port,
-        )
-
-    return run(prepare)
-
-
 async def _check_kv(settings: Settings) -> None:
     """Refuse to start on a store that refuses us. One that is down may be back when the first update comes."""
     kv = _open_kv(settings)
@@ -215,7 +191,7 @@ def set_webhook(url: str, settings: Settings | None = None) -> str:
         ConfigError: The URL is not one that Telegram delivers to, or a setting is missing.
         BotApiError: Telegram refuses, or cannot be reached.
     """
-    settings = Settings.from_env(os.environ) if settings is None else settings
+    settings = settings or Settings.from_env(os.environ)
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise ConfigError(f"{url!r}: Telegram delivers to https:// addresses only")
@@ -230,14 +206,14 @@ def set_webhook(url: str, settings: Settings | None = None) -> str:
 
 def webhook_info(settings: Settings | None = None) -> str:
     """Return line by line what Telegram says about where updates are delivered, and how that goes; raises as above."""
-    settings = Settings.from_env(os.environ) if settings is None else settings
+    settings = settings or Settings.from_env(os.environ)
     info = asyncio.run(_with_bot(settings, BotApi.webhook_info))
     return "\n".join(f"{name}: {value or 'none'}" for name, value in info.items())
 
 
 def delete_webhook(settings: Settings | None = None) -> str:
     """Have updates delivered nowhere, so that they can be polled, and return what Telegram says; raises as above."""
-    settings = Settings.from_env(os.environ) if settings is None else settings
+    settings = settings or Settings.from_env(os.environ)
     return asyncio.run(_with_bot(settings, BotApi.delete_webhook))
 
 
@@ -257,7 +233,7 @@ def poll(settings: Settings | None = None) -> None:
         BotApiError: Telegram refuses, for instance because a webhook is set.
     """
     log_to_stderr("INFO")
-    asyncio.run(_poll(Settings.from_env(os.environ) if settings is None else settings))
+    asyncio.run(_poll(settings or Settings.from_env(os.environ)))
 
 
 async def _poll(settings: Settings) -> None:
@@ -271,7 +247,7 @@ async def _poll(settings: Settings) -> None:
 
 def purge_limits(settings: Settings | None = None) -> int:
     """Forget what was counted for every user, and return how many entries that were."""
-    settings = Settings.from_env(os.environ) if settings is None else settings
+    settings = settings or Settings.from_env(os.environ)
     return asyncio.run(_purge_limits(settings))
 
 
@@ -285,7 +261,7 @@ async def _purge_limits(settings: Settings) -> int:
 
 def inspect_user(user_id: str, settings: Settings | None = None) -> str:
     """Return in a line what was counted for a user, and counts nothing."""
-    settings = Settings.from_env(os.environ) if settings is None else settings
+    settings = settings or Settings.from_env(os.environ)
 
     async def look(limiter: AsyncLimiter) -> str:
         decision = await limiter.check(user_id)
@@ -300,7 +276,7 @@ def inspect_user(user_id: str, settings: Settings | None = None) -> str:
 
 def reset_user(user_id: str, settings: Settings | None = None) -> None:
     """Forget what was counted for a user."""
-    settings = Settings.from_env(os.environ) if settings is None else settings
+    settings = settings or Settings.from_env(os.environ)
     asyncio.run(_with_limiter(settings, lambda limiter: limiter.reset(user_id)))
 
 
@@ -314,3 +290,12 @@ async def _with_limiter(settings: Settings, ask: Callable[[AsyncLimiter], Awaita
         return await ask(user_limiter(settings, kv))
     finally:
         await kv.aclose()
+
+
+def _load_settings() -> Settings:
+    log_to_stderr("INFO")  # first: a number that cannot be read is logged
+    return Settings.from_env(os.environ)
+
+
+PROGRAM = Program("headgate_services.telegram.app:PROGRAM", _load_settings, create_app, (_check_kv,))
+main = PROGRAM.main

@@ -81,6 +81,11 @@ class Settings:
             _check_url(name, url)
 
     @property
+    def log_level(self) -> str:
+        """The level of our lines; the bot has no setting for it."""
+        return "INFO"
+
+    @property
     def updates_kv(self) -> str:
         """Where the ids of dispatched updates are kept, as a URL.
 

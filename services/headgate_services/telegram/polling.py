@@ -67,7 +67,7 @@ class UpdatePoller:
             return True  # not of a shape that we read, and never will be
         try:
             await self._webhook.receive(update)
-        except Exception:
+        except Exception:  # whatever a handler raises
             _logger.exception("update %s could not be dispatched; it is fetched again", update.update_id)
             return False
         return True

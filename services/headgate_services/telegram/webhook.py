@@ -87,7 +87,7 @@ class Webhook:
         """Return the answer of the limiter, or `None` if there is none: the message is then let through."""
         try:
             return await self._limiter.hold(user_id)
-        except Exception:
+        except Exception:  # a store of the caller's own may raise anything, and the bot fails open (TX-5)
             _logger.exception(
                 "the limit of user %s could not be checked; letting the message through", user_id
             )
@@ -105,7 +105,7 @@ class Webhook:
     async def _give_back(self, user_id: str, hold: AsyncHold) -> None:
         try:
             await hold.release()
-        except Exception:
+        except Exception:  # likewise; what the handler raised matters more
             _logger.exception("a unit of user %s could not be given back; it stays counted", user_id)
 
     async def _refuse(self, message: Message) -> None:

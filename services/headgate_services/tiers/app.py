@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ from headgate import ConfigError, StoreError, StoreMisconfigured
 from headgate.clock import Clock
 from headgate.http import by_address
 from headgate_services.common.health import PATHS, Check, add_health, add_metrics
-from headgate_services.common.starting import Launch, log_to_stderr, run
+from headgate_services.common.starting import Program
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.config import Settings, load_settings
 from headgate_services.tiers.keys import KeyTable
@@ -82,43 +81,6 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
     return app
 
 
-def main(host: str | None = None, port: int | None = None, workers: int = 1) -> int:
-    """Run the service until it gets a signal to stop, and return the exit code.
-
-    Whatever keeps it from starting is said on standard error, with the variable's name, before the port is opened.
-
-    Args:
-        host: Where to listen, instead of `HOST`.
-        port: Which port, instead of `PORT`; 0 for any free one.
-        workers: How many processes share the work.
-    """
-
-    def prepare() -> Launch:
-        settings = load_settings()
-        log_to_stderr(settings.log_level)
-        asyncio.run(_check_database(settings))
-        asyncio.run(_check_redis(settings))
-        is_in_memory = settings.saju_enable_rate_limiting and not settings.saju_redis_url
-        return Launch(
-            lambda: create_app(settings),
-            "headgate_services.tiers.app:make_worker",
-            settings.host if host is None else host,
-            settings.port if port is None else port,
-            in_memory="the buckets are in memory; SAJU_REDIS_URL names a Redis that they share"
-            if is_in_memory
-            else "",
-        )
-
-    return run(prepare, workers)
-
-
-def make_worker() -> FastAPI:
-    """Return the service for one of several processes, with its log set up."""
-    settings = load_settings()
-    log_to_stderr(settings.log_level)
-    return create_app(settings)
-
-
 def _client(settings: Settings) -> Redis | None:
     if not settings.saju_enable_rate_limiting:
         log(logging.WARNING, "Rate limiting is off; SAJU_ENABLE_RATE_LIMITING=true switches it on")
@@ -182,3 +144,18 @@ async def _whoami(request: Request) -> dict[str, Any]:
         "remaining": standing.remaining,
         "reset": standing.outcome.reset_at,
     }
+
+
+def _in_memory(settings: Settings) -> str:
+    is_in_memory = settings.saju_enable_rate_limiting and not settings.saju_redis_url
+    return "the buckets are in memory; SAJU_REDIS_URL names a Redis that they share" if is_in_memory else ""
+
+
+PROGRAM = Program(
+    "headgate_services.tiers.app:PROGRAM",
+    load_settings,
+    create_app,
+    (_check_database, _check_redis),
+    _in_memory,
+)
+main = PROGRAM.main

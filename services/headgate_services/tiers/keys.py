@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from headgate import ConfigError
 from headgate.clock import Clock, WallClock
+from headgate.migrations import MigrationError, read_migrations
 from headgate_services.common.databases import SqlDatabase, problem_with, try_sqlite
 from headgate_services.common.deadlines import DEFAULT_LIMIT
 from headgate_services.common.settings import SettingsError
@@ -27,7 +28,6 @@ from headgate_services.tiers.limits import SIGNED_IN
 PREFIX = "hg_"
 LONGEST_USER_ID = 200
 _KEY = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
-_LOCK = 0x7469_6572_6B65_7973  # an arbitrary number that no other program should use as its advisory lock
 
 _FIND = """
     SELECT tier_users.id, tier_users.tier FROM tier_keys JOIN tier_users ON tier_users.id = tier_keys.user_id
@@ -94,12 +94,9 @@ class KeyTable(SqlDatabase):
         """
         try:
             try_sqlite(self._url)
-            async with self.connection(writing=True) as connection:
-                if connection.dialect.name == "postgresql":  # SQLite's writers wait for each other anyway
-                    await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-                for statement in _schema():
-                    await connection.exec_driver_sql(statement)
-        except (OSError, sqlite3.Error, SQLAlchemyError) as error:
+            migrations = read_migrations(resources.files(__package__).joinpath("migrations"))
+            await self.apply(migrations, record="headgate_tier_migrations")
+        except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
             raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
 
     async def find(self, key: str) -> User | None:
@@ -149,8 +146,3 @@ class KeyTable(SqlDatabase):
 def digest_of(key: str) -> str:
     """Return what is stored of a key."""
     return sha256(key.encode()).hexdigest()
-
-
-def _schema() -> list[str]:
-    sql = resources.files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")
-    return [statement for statement in re.split(r";\s*$", sql, flags=re.MULTILINE) if statement.strip()]

@@ -177,7 +177,7 @@ class RateLimitMiddleware:
             if response.started:
                 raise
             await respond(scope, receive, response.send, refusal.answer(scope["path"]))
-        except Exception:
+        except Exception:  # of the application; it is answered here and raised again
             if not response.started:
                 await respond(scope, receive, response.send, _SERVER_ERROR)
             raise

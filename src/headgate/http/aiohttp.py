@@ -34,6 +34,8 @@ from headgate.stores import AsyncStore
 with needing("headgate.http.aiohttp", "aiohttp"):
     from aiohttp import web
 
+__all__ = ["HandlerLimit", "decision", "exempt", "install", "limit"]
+
 EXCHANGE = web.RequestKey("headgate", ASGIExchange)
 """Where a request has its exchange."""
 
@@ -52,7 +54,8 @@ def limit(
 
     The arguments are those of `headgate.http.flask.limit`.
     """
-    return HandlerLimit(rules, default, name, store, clock, on_scope(options, scope_of))
+    seen = on_scope(options, scope_of, lambda request: request.remote)
+    return HandlerLimit(rules, default, name, store, clock, seen)
 
 
 def decision(request: web.Request) -> Decision | None:

@@ -36,7 +36,18 @@ from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota
 from headgate.http.problems import Answer
 from headgate.rules import Rule
 
-__all__ = ["App", "Message", "RateLimitMiddleware", "Receive", "Scope", "Send", "respond"]
+__all__ = [
+    "App",
+    "Message",
+    "RateLimitMiddleware",
+    "Receive",
+    "RefusalResponse",
+    "Scope",
+    "Send",
+    "answer_refusal",
+    "raised_answer",
+    "respond",
+]
 
 KINDS = frozenset({"http", "websocket"})
 

@@ -73,7 +73,8 @@ def limit(
         options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
             `address`, `fields`.
     """
-    return DjangoLimit(rules, default, name, store, clock, on_scope(options, scope_of))
+    seen = on_scope(options, scope_of, lambda request: request.META.get("REMOTE_ADDR"))
+    return DjangoLimit(rules, default, name, store, clock, seen)
 
 
 def by_user(request: Any) -> Key | None:
@@ -280,7 +281,10 @@ def _request_of(args: tuple[Any, ...]) -> Any:
 
 def _outer(request: Any) -> Any:
     """Return the exchange that a request is in: a middleware's, or that of a limit around."""
-    return request.META.get(EXCHANGE) or getattr(request, "scope", {}).get(SCOPE_EXCHANGE)
+    exchange = request.META.get(EXCHANGE)
+    if exchange is None and (scope := vars(request).get("scope")) is not None:
+        return scope.get(SCOPE_EXCHANGE)  # of an ASGI middleware around it all
+    return exchange
 
 
 def _response(answer: Answer) -> HttpResponse:

@@ -70,7 +70,7 @@ with needing("headgate.http.fastapi", "fastapi"):
     from starlette.exceptions import WebSocketException
     from starlette.requests import HTTPConnection
 
-__all__ = ["Limit", "RequestRefused", "exempt", "install", "limit"]
+__all__ = ["Limit", "RequestRefused", "decision", "exempt", "install", "limit"]
 
 
 _FORGOTTEN = (

@@ -75,7 +75,8 @@ def limit(
         options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
             `address`, `fields`.
     """
-    made = ViewLimit(rules, default, name, store, clock, on_scope(options, scope_of))
+    seen = on_scope(options, scope_of, lambda request: request.environ.get("REMOTE_ADDR"))
+    made = ViewLimit(rules, default, name, store, clock, seen)
     if not made.lacks_name:
         made.limit_for(Limiter)  # so that what is wrong with it is said at once
     return made

@@ -145,14 +145,17 @@ def route_template(scope: Scope) -> str:
 
 
 def _by_peer(ipv6_prefix: int) -> Callable[[Scope], str]:
-    def address(scope: Scope) -> str:
-        client = scope.get("client")
-        if client is None:
+    def key_of_peer(host: str | None) -> str:
+        if not host:
             return UNKNOWN
-        host: str = client[0]
         # An IPv4 address is its own key; this is asked for every request.
         return host if ":" not in host and len(host) < 16 else peer_key(host, ipv6_prefix)
 
+    def address(scope: Scope) -> str:
+        client = scope.get("client")
+        return key_of_peer(client[0] if client else None)
+
+    address.key_of_peer = key_of_peer  # type: ignore[attr-defined]  # for frameworks whose requests are no scopes
     return address
 
 

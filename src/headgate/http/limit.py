@@ -207,16 +207,30 @@ def rule_of(limit: object, kind: type) -> str | Rule:
     )
 
 
-def on_scope(options: RequestOptions, scope_of: Callable[[Any], Any]) -> RequestOptions:
-    """Return options whose functions take a framework's request; those that take a scope are handed its scope."""
+def on_scope(
+    options: RequestOptions, scope_of: Callable[[Any], Any], peer_of: Callable[[Any], str | None]
+) -> RequestOptions:
+    """Return options whose functions take a framework's request; those that take a scope are handed its scope.
+
+    Args:
+        options: The options, as they were given.
+        scope_of: From a request to its scope.
+        peer_of: From a request to the address that is connected: mostly there is no more to look at.
+    """
 
     def seen(part: Any) -> Any:
         if isinstance(part, Mapping):
             return {scope: seen(function) for scope, function in part.items()}
-        return (lambda request: part(scope_of(request))) if takes_scope(part) else part
+        if not takes_scope(part):
+            return part
+        key_of = getattr(part, "key_of_peer", None)
+        return (
+            (lambda request: part(scope_of(request)))
+            if key_of is None
+            else lambda request: key_of(peer_of(request))
+        )
 
-    given: RequestOptions = {"address": by_address(), **options}
-    given["address"] = seen(given["address"] or by_address())
+    given: RequestOptions = {**options, "address": seen(options.get("address") or by_address())}
     if "key" in given:
         given["key"] = seen(given["key"])
     return given

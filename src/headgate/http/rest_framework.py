@@ -17,9 +17,10 @@ from headgate import Limiter, Rule
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.errors import ConfigError
-from headgate.http.django import limit
+from headgate.http.declared import DeclaredLimit
+from headgate.http.django import scope_of
 from headgate.http.headers import all_fields, text_fields
-from headgate.http.limit import RequestOptions
+from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import TOO_MANY_REQUESTS
 from headgate.http.wsgi import EXCHANGE, WSGIExchange
 from headgate.stores import Store
@@ -46,7 +47,8 @@ def throttle(
         raise ConfigError(
             "a throttle on a given store needs a name=, to tell its counts from those of others"
         )
-    own = limit(*rules, name=name, store=store, clock=clock, **options).limit_for(Limiter)
+    seen = on_scope(options, scope_of, lambda request: request._request.META.get("REMOTE_ADDR"))
+    own = DeclaredLimit(rules, False, name, store, clock, seen).limit_for(Limiter)
     return type("Throttle", (HeadgateThrottle,), {"limit": own})
 
 
@@ -58,12 +60,13 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether a request is admitted."""
-        limit, outer = self.limit, request.META.get(EXCHANGE)
+        limit, meta = self.limit, request._request.META  # its own is found by a detour
+        outer = meta.get(EXCHANGE)
         if limit.exempt is not None and limit.exempt(request):
             return True
         if isinstance(outer, WSGIExchange):
             exchange = outer
-            answer = exchange.ask(limit, request.META, request)
+            answer = exchange.ask(limit, meta, request)
         else:
             if limit.counts is not None or limit.version.limiter.units.has_places:
                 raise ConfigError(
@@ -72,7 +75,7 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
             exchange = view.headgate_exchange = getattr(view, "headgate_exchange", None) or WSGIExchange(
                 _never
             )
-            answer = exchange.ask(limit, request.META, request)
+            answer = exchange.ask(limit, meta, request)
             view.headers.update(text_fields(all_fields(exchange.asked)))  # the view puts them on its response
         if answer is None:
             return True

@@ -29,7 +29,7 @@ from psycopg.conninfo import make_conninfo
 
 from headgate.testing.servers import ServerError, find_free_port
 
-__all__ = ["PostgresServer"]
+__all__ = ["NEWEST", "OLDEST", "PostgresServer", "new_database", "with_database"]
 
 OLDEST = 16
 """The older PostgreSQL in the wheel."""

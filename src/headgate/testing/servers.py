@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["RedisServer", "ServerError"]
+__all__ = ["RedisServer", "ServerError", "find_free_port"]
 
 Kind = Literal["redis", "valkey"]
 

@@ -14,9 +14,10 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from headgate.migrations import Migration, MigrationError
+from headgate_services.common.databases import statements_of
 from headgate_services.mail import Settings
 from headgate_services.mail.storage.database import MailDatabase
-from headgate_services.mail.storage.migrations import all_migrations, statements_of
+from headgate_services.mail.storage.migrations import all_migrations
 from headgate_services.mail.storage.models import Base, Inbox
 from tests.apps.mail.conftest import Start
 

@@ -24,6 +24,7 @@ from headgate import (
 )
 from headgate.keys import storage_key, storage_prefix
 from headgate.migrations import Migration
+from headgate.migrations import apply as apply_migrations
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.sql import migrations, schema
 from headgate.testing.postgres_server import new_database
@@ -241,3 +242,27 @@ def test_a_database_that_cannot_be_reached_is_named_without_the_password() -> No
     with pytest.raises(StoreUnavailable, match=r"PostgreSQL at 127\.0\.0\.1:1/limits") as caught:
         migrate("postgresql://user:secret@127.0.0.1:1/limits")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("must_write", [False, True])
+def test_a_database_that_can_only_be_read_is_refused_if_it_must_be_written(
+    empty_url: str, must_write: bool
+) -> None:
+    found = [Migration(1, "one", "CREATE TABLE one ()")]
+
+    def run(url: str) -> list[Migration]:
+        with psycopg.connect(url) as connection:
+
+            def execute(statement: str) -> list[tuple[object, ...]]:
+                cursor = connection.execute(statement.encode())
+                return cursor.fetchall() if cursor.description else []
+
+            return apply_migrations(execute, found, "records", must_write=must_write)
+
+    assert run(empty_url) == found
+    read_only = make_conninfo(empty_url, options="-c default_transaction_read_only=on")
+    if not must_write:
+        assert run(read_only) == []
+        return
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        run(read_only)

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from headgate.migrations import Migration
 from headgate_services.common.databases import SqlDatabase
 from headgate_services.common.deadlines import DEFAULT_LIMIT
-from headgate_services.mail.storage.migrations import all_migrations, migrate
+from headgate_services.mail.storage.migrations import all_migrations
 
 
 class MailDatabase(SqlDatabase):
@@ -40,5 +40,5 @@ class MailDatabase(SqlDatabase):
         Raises:
             MigrationError: The database is newer than this program.
         """
-        async with self.writing_engine.begin() as connection:
-            return await migrate(connection, all_migrations() if migrations is None else migrations)
+        found = all_migrations() if migrations is None else migrations
+        return await self.apply(found, record="headgate_mail_migrations")

@@ -10,6 +10,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from headgate_services.mail.storage.times import UtcTime
 
+PREVIEW_LENGTH = 100
+
 Direction = Literal["inbound", "outbound"]
 Status = Literal["sent", "failed", "pending", "received"]
 
@@ -95,6 +97,16 @@ class StoredMessage(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     timestamp: Mapped[datetime]
     created_at: Mapped[datetime]
+
+    @property
+    def preview(self) -> str:
+        """The beginning of the text, in one line."""
+        return " ".join(self.text.split())[:PREVIEW_LENGTH]
+
+    @property
+    def delivery(self) -> dict[str, Any]:
+        """What became of it."""
+        return {"status": self.status, "error": self.error, "message_id": self.message_id}
 
 
 class Attachment(Base):

@@ -49,7 +49,7 @@ class TraceMiddleware:
         with structlog.contextvars.bound_contextvars(trace_id=trace_id):
             try:
                 await self.app(scope, receive, traced)
-            except Exception:
+            except Exception:  # whatever nothing inside has handled
                 structlog.get_logger().exception("request_failed", method=scope["method"], path=scope["path"])
                 if is_answered:
                     raise  # the connection has to be closed, or the client would wait for the rest

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, model_validator
 
+from headgate_services.common.text import Text
 from headgate_services.petitions.domain.models import CoSign, Petition, PetitionState, PetitionType
 
 
@@ -17,24 +18,12 @@ def zulu(instant: datetime) -> str:
     return instant.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
 
 
-def _storable(text: str) -> str:
-    """Refuse text that PostgreSQL cannot keep, or that no UTF-8 can say."""
-    if "\0" in text:
-        raise ValueError("must not have a NUL in it")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must not have half a surrogate pair in it") from None
-    return text
-
-
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("must not be only white space")
     return text
 
 
-Text = Annotated[str, AfterValidator(_storable)]
 Instant = Annotated[datetime, PlainSerializer(zulu, return_type=str)]
 
 

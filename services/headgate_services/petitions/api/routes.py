@@ -9,16 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from headgate_services.petitions.api.dependencies import (
-    CoSignLimiterPart,
-    CoSignServicePart,
-    QueueCapacityPart,
-    RateLimiterPart,
-    SettingsPart,
-    SubmissionServicePart,
-    TraceIdPart,
-    counted_as,
-)
+from headgate_services.petitions.api.dependencies import PartsPart, RateLimiterPart, counted_as
 from headgate_services.petitions.api.models import (
     CoSignLimitProblem,
     CoSignRequest,
@@ -79,13 +70,11 @@ async def submit_petition(
     submission: SubmissionRequest,
     request: Request,
     response: Response,
-    capacity: QueueCapacityPart,
     limiter: RateLimiterPart,
-    submissions: SubmissionServicePart,
-    settings: SettingsPart,
-    trace_id: TraceIdPart,
+    parts: PartsPart,
 ) -> SubmissionResponse:
     """Submit a petition: room in the queue first, then the limit, then everything else."""
+    capacity, settings = parts.queue_capacity, parts.settings
     if not await capacity.is_accepting_submissions():
         raise capacity.refuse()
     preferences = submission.notification_preferences
@@ -100,15 +89,15 @@ async def submit_petition(
     result = await limiter.check_rate_limit(draft.counted_as, realm=draft.realm)
     if not result.allowed:
         raise refusal_of(draft.counted_as, result, limiter.get_window_minutes())
-    petition = await submissions.submit(draft, limiter, capacity, trace_id)
+    petition = await parts.submissions.submit(draft, limiter, capacity, request.state.trace_id)
     response.headers.update(_what_is_left(result))
     return SubmissionResponse.of(petition)
 
 
 @router.get("/{petition_id}", responses=_refusals(on_404="No such petition"))
-async def get_petition(petition_id: UUID, submissions: SubmissionServicePart) -> PetitionResponse:
+async def get_petition(petition_id: UUID, parts: PartsPart) -> PetitionResponse:
     """Return a petition, also while the system is halted."""
-    return PetitionResponse.of(await submissions.get(petition_id))
+    return PetitionResponse.of(await parts.submissions.get(petition_id))
 
 
 @router.get(
@@ -120,13 +109,13 @@ async def get_petition(petition_id: UUID, submissions: SubmissionServicePart) ->
     },
 )
 async def get_status(
-    petition_id: UUID, submissions: SubmissionServicePart, settings: SettingsPart, token: str | None = None
+    petition_id: UUID, parts: PartsPart, token: str | None = None
 ) -> Response | StatusResponse:
     """Return how far a petition has come; given the token of a known status, as soon as there is another."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + settings.status_wait_seconds
+    deadline = loop.time() + parts.settings.status_wait_seconds
     while True:
-        petition = await submissions.get(petition_id)
+        petition = await parts.submissions.get(petition_id)
         if token is None or token != petition.status_token:
             return StatusResponse.of(petition)
         left = deadline - loop.time()
@@ -153,14 +142,13 @@ async def get_status(
     },
 )
 async def co_sign_petition(
-    petition_id: UUID,
-    co_sign: CoSignRequest,
-    limiter: CoSignLimiterPart,
-    co_signs: CoSignServicePart,
-    trace_id: TraceIdPart,
+    petition_id: UUID, co_sign: CoSignRequest, request: Request, parts: PartsPart
 ) -> CoSignResponse:
     """Co-sign a petition, once per identity; co-signs have a limit of their own."""
-    return CoSignResponse.of(await co_signs.co_sign(petition_id, co_sign.signer_id, limiter, trace_id))
+    signed = await parts.co_signs.co_sign(
+        petition_id, co_sign.signer_id, parts.co_sign_limiter, request.state.trace_id
+    )
+    return CoSignResponse.of(signed)
 
 
 @router.post(
@@ -173,11 +161,10 @@ async def co_sign_petition(
     ),
 )
 async def withdraw_petition(
-    petition_id: UUID,
-    withdrawal: WithdrawalRequest,
-    submissions: SubmissionServicePart,
-    trace_id: TraceIdPart,
+    petition_id: UUID, withdrawal: WithdrawalRequest, request: Request, parts: PartsPart
 ) -> PetitionResponse:
     """Take a petition back. What it counted stays counted."""
-    petition = await submissions.withdraw(petition_id, withdrawal.requester_id, withdrawal.reason, trace_id)
+    petition = await parts.submissions.withdraw(
+        petition_id, withdrawal.requester_id, withdrawal.reason, request.state.trace_id
+    )
     return PetitionResponse.of(petition)

@@ -29,7 +29,7 @@ from headgate.clock import MICROSECONDS, Clock, SteadyClock, to_microseconds
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
 
-__all__ = ["CloudflareKV"]
+__all__ = ["API_BASE", "CloudflareKV"]
 
 API_BASE = "https://api.cloudflare.com/client/v4"
 """The address of Cloudflare's API."""

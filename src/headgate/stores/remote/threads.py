@@ -259,12 +259,15 @@ class Crew:
 
         Were all woken together, they would only fight for the interpreter, which takes twice the time.
         """
-        try:
-            while (call := self.answered.popleft()).is_awake or call.baton is None:
-                pass
-        except IndexError:
-            return  # all are awake
-        call.baton.set()
+        answered = self.answered
+        while answered:
+            try:
+                call = answered.popleft()
+            except IndexError:
+                return  # another thread was quicker
+            if not call.is_awake and call.baton is not None:
+                call.baton.set()
+                return
 
     def leave(self, call: ThreadCall) -> None:
         """Let others go on without the thread of a call that was interrupted."""

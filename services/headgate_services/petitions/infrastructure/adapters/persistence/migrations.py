@@ -26,4 +26,6 @@ async def migrate(database: Database) -> list[Migration]:
             cursor = await connection.execute(statement.encode())
             return await cursor.fetchall() if cursor.description else []
 
-        return await apply_async(execute, all_migrations(), record="headgate_petition_migrations")
+        return await apply_async(
+            execute, all_migrations(), record="headgate_petition_migrations", must_write=True
+        )

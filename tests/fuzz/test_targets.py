@@ -1,0 +1,236 @@
+"""Anything that comes from outside is understood or refused with an error of ours: never a crash, a 5xx or a hang.
+
+`make fuzz` searches each of these for ten minutes, or `FUZZ_MINUTES=`; here a few examples are tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from headgate import (
+    ConfigError,
+    CostTooHigh,
+    Limiter,
+    MemoryStore,
+    Rule,
+    SQLiteStore,
+    concurrent,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
+from headgate.http.address import Proxies, client_address, split_forwarded
+from headgate.http.headers import wire_name
+from headgate.policy import PolicyError, parse_policy
+from headgate.quota import MAX_UNITS, Quota, parse_calendar, parse_quotas, period_from
+from headgate.stores.postgres import PostgresStore
+from headgate.stores.redis import RedisStore
+from tests.fuzz.searching import search
+from tests.server.support import POLICY, Server
+from tests.server.test_fuzz import PATHS, anything, bodies, calls, checked
+from tests.unit.policy.test_load import FULL
+
+words = st.sampled_from(
+    [
+        "5",
+        "/",
+        "minute",
+        "s",
+        "per",
+        "burst",
+        ";",
+        " ",
+        "-",
+        "0",
+        "1e9",
+        "9" * 30,
+        ".5",
+        "h",
+        "day",
+        "\x00",
+        "٣",
+        "µs",
+    ]
+)
+quota_texts = st.lists(words, max_size=8).map("".join) | st.text(max_size=40)
+
+header_texts = st.text(
+    alphabet="0123456789abcdef.:,;=\"'\\[]%_ \t/-forbyunknwx\x00\x7fé", max_size=120
+) | st.text(max_size=40)
+
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 2000),
+        st.integers(0, 40),
+        st.text(max_size=10)
+        | st.sampled_from(["[", "]", "=", '"', "\n", "[[limiters]]", "{}", "9" * 400, "nan", "1979-05-27"]),
+    ),
+    max_size=4,
+)
+
+plain_keys = st.text(max_size=300) | st.binary(max_size=300)
+any_keys = (
+    plain_keys
+    | st.none()
+    | st.integers()
+    | st.floats()
+    | st.dictionaries(st.text(max_size=5), plain_keys | st.none(), max_size=3)
+)
+
+
+def test_quotas() -> None:
+    def read(text: str) -> None:
+        with contextlib.suppress(ConfigError):
+            for quota in parse_quotas(text):
+                assert Quota.parse(str(quota)) == quota
+        for parse in (Quota.parse, parse_calendar, lambda text: period_from(text, "period")):
+            with contextlib.suppress(ConfigError):
+                parse(text)
+
+    search(quota_texts, read)
+
+
+def test_policy_files() -> None:
+    def read(changes: list[tuple[int, int, str]]) -> None:
+        for text in (FULL, POLICY):
+            for at, length, new in changes:
+                text = text[:at] + new + text[at + length :]
+            with contextlib.suppress(PolicyError):
+                parse_policy(text, environment={})
+
+    search(edits, read)
+
+
+def test_policy_texts() -> None:
+    def read(text: str) -> None:
+        with contextlib.suppress(PolicyError):
+            parse_policy(text, environment={})
+
+    search(st.text(max_size=200), read)
+
+
+def test_header_fields() -> None:
+    def read(example: tuple[list[str], str]) -> None:
+        lines, name = example
+        for header in ("x-forwarded-for", "forwarded"):
+            key = client_address("10.0.0.1", lines, Proxies(("10.0.0.0/8",), header=header))
+            assert 0 < len(key) <= 64
+            split_forwarded(lines, header)
+        assert wire_name(name).isascii()
+
+    search(st.tuples(st.lists(header_texts, max_size=3), st.text(max_size=30)), read)
+
+
+def test_keys() -> None:
+    """Two keys that are not equal never count together, and what is no key is refused."""
+    with MemoryStore() as memory, SQLiteStore(":memory:") as sqlite:
+
+        def count(keys: tuple[Any, Any]) -> None:
+            for store in (memory, sqlite):
+                limiter = Limiter(sliding_log("1/hour"), name=secrets.token_hex(8), store=store)
+                answers = [_answer(partial(limiter.hit, key)) for key in keys]
+                assert all(answer is ConfigError or answer.allowed for answer in answers) or _same(*keys)
+
+        search(st.tuples(any_keys, any_keys), count)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return _raw(one) == _raw(other)
+
+
+def _raw(key: Any) -> Any:
+    return key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+
+
+units = st.integers(1, 50) | st.sampled_from([1, 2**31, 2**52, MAX_UNITS - 1, MAX_UNITS])
+periods = st.sampled_from(["1us", "7ms", "1s", "60s", "1h", "61m", "1d", "400d"])
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["hit", "check", "record", "hold", "release", "confirm"]),
+        plain_keys,
+        st.integers(-1, 60) | units | st.sampled_from([0, -1, 2**53, 10**30]),
+        st.integers(0, 3) | st.sampled_from([-5, 10**6, 10**11, 8 * 10**15]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    quota = f"{draw(units)}/{draw(periods)}"
+    kind = draw(st.sampled_from([fixed_window, sliding_window, sliding_log, token_bucket, concurrent]))
+    with contextlib.suppress(ConfigError):
+        rule = concurrent(draw(units), lease=draw(periods)) if kind is concurrent else kind(quota)
+        Limiter(rule)  # which refuses what could not be counted exactly
+        return rule
+    return fixed_window("5/s")
+
+
+Trace = tuple[Rule, list[tuple[str, Any, int, int]]]
+
+
+def _trace(store: Any, trace: Trace) -> list[Any]:
+    """Return the answers to calls, one after the other, on a store; errors of ours are answers."""
+    rule, calls_made = trace
+    limiter = Limiter(
+        rule, name=secrets.token_hex(8), store=store, on_store_error=None if not store.remote else "raise"
+    )
+    now, holds, answers = 1_700_000_000 * 10**6, [], []
+    key = calls_made[0][1]
+    for operation, other, cost, pause in calls_made:
+        now = min(max(0, now + pause), 8 * 10**15)
+        key = key if cost % 3 else other
+        at = now / 10**6
+        if operation in ("release", "confirm"):
+            if holds:
+                hold = holds.pop()
+                answers.append(_answer(partial(getattr(hold, operation), now=at)))
+            continue
+        answer = _answer(partial(getattr(limiter, operation), key, cost, now=at))
+        if operation == "hold" and not isinstance(answer, type):
+            holds.append(answer)
+            answer = answer.decision
+        answers.append(answer)
+    return answers
+
+
+def _answer(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (ConfigError, CostTooHigh) as error:
+        return type(error)
+
+
+def test_arguments_of_lua(headgate_redis_url: str) -> None:
+    with RedisStore(headgate_redis_url, deadline=60) as store:
+        search(st.tuples(rules(), steps), lambda trace: _compare(store, trace))
+
+
+def test_arguments_of_sql(headgate_postgres_url: str) -> None:
+    with PostgresStore(headgate_postgres_url, deadline=60) as store:
+        search(st.tuples(rules(), steps), lambda trace: _compare(store, trace))
+
+
+def _compare(store: Any, trace: Trace) -> None:
+    """Any argument is answered as it is in memory, or refused as it is there."""
+    assert _trace(store, trace) == _trace(MemoryStore(), trace)
+
+
+def test_http_bodies() -> None:
+    def send(example: tuple[str, Any]) -> None:
+        path, body = example
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        asyncio.run(checked(Server(), path, content))
+
+    batches = st.tuples(st.just("/v1/batch"), st.lists(calls, max_size=6).map(lambda made: {"calls": made}))
+    search(st.tuples(st.sampled_from(PATHS), bodies | anything | st.binary(max_size=300)) | batches, send)

@@ -1,0 +1,146 @@
+"""Calls with an Idempotency-Key charge once, however often they are sent, on every store that keeps notes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from headgate.errors import StoreUnavailable
+from headgate.stores.base import AsyncNotes
+from headgate_server import idempotency
+from headgate_server.idempotency import KEPT_SECONDS, IdempotentCalls
+from headgate_server.operations import problem_from
+from headgate_server.problems import ApiProblem
+from tests.server.hold_places import OpenStore, Place
+from tests.server.support import Server, problem
+
+KEY = {"Idempotency-Key": "order-66"}
+
+
+async def hit(server: Server, cost: int = 1, **more: Any) -> httpx.Response:
+    return await server.post("/v1/limiters/login/hit", {"key": "alice", "cost": cost}, headers=KEY, **more)
+
+
+async def used(server: Server) -> int:
+    answer = await server.answer("/v1/inspect", {"key": "alice"})
+    return next(int(one["results"][0]["used"]) for one in answer["limiters"] if one["name"] == "login")
+
+
+async def test_a_call_sent_again_counts_once_and_gets_the_same_answer() -> None:
+    server = Server()
+    first, second = await hit(server), await hit(server)
+    assert first.content == second.content
+    assert ("idempotency-replayed" in first.headers, second.headers["idempotency-replayed"]) == (
+        False,
+        "true",
+    )
+    assert first.headers["content-type"] == second.headers["content-type"]
+    assert await used(server) == 1
+
+
+async def test_calls_at_the_same_time_count_once() -> None:
+    server = Server()
+    answers = await asyncio.gather(*(hit(server) for _ in range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert await used(server) == 1
+
+
+async def test_a_hold_sent_again_is_the_same_hold() -> None:
+    server = Server()
+    body = {"key": "alice", "cost": 4}
+    answers = [(await server.post("/v1/limiters/login/hold", body, headers=KEY)).json() for _ in range(2)]
+    assert answers[0]["hold"] == answers[1]["hold"]
+    assert await used(server) == 4
+
+
+async def test_what_is_refused_or_wrong_stays_so() -> None:
+    server = Server()
+    for _ in range(2):
+        assert problem(await hit(server, 6), 422).startswith("a cost of 6")
+    assert (
+        problem(await hit(server, 1), 422) == "this Idempotency-Key was used for another call; use a new one"
+    )
+    assert await used(server) == 0
+
+
+@pytest.mark.parametrize("key", ["", "two words", "x" * 256])
+async def test_what_is_no_key_is_said(key: str) -> None:
+    server = Server()
+    answer = await server.post("/v1/limiters/login/hit", {"key": "alice"}, headers={"Idempotency-Key": key})
+    assert "1 to 255 visible" in problem(answer, 400)
+    assert await used(server) == 0
+
+
+async def test_an_unknown_limiter_is_unknown_with_a_key_too() -> None:
+    answer = await Server().post("/v1/limiters/nowhere/hit", {"key": "alice"}, headers=KEY)
+    assert "there is no limiter 'nowhere'" in problem(answer, 404)
+
+
+class Work:
+    """A call that charges, and may fail or wait."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.made = 0
+        self._error = error
+
+    async def __call__(self) -> dict[str, int]:
+        self.made += 1
+        await asyncio.sleep(0)
+        if self._error is not None:
+            raise self._error
+        return {"made": self.made}
+
+
+async def made(calls: IdempotentCalls, notes: AsyncNotes | None, work: Work, caller: str = "") -> bytes:
+    return (await calls.answer(notes, b"key", caller, "/path", b"{}", work)).body
+
+
+async def test_workers_that_share_a_store_make_the_call_once(open_store: OpenStore) -> None:
+    stores, work = [open_store(), open_store()], Work()
+    answers = await asyncio.gather(
+        *(made(IdempotentCalls(problem_from), stores[i % 2], work) for i in range(6))
+    )
+    assert set(answers) == {b'{"made":1}'}
+    assert await made(IdempotentCalls(problem_from), stores[0], work, "another caller") == b'{"made":2}'
+
+
+async def test_a_call_whose_outcome_is_unknown_is_not_made_again(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "PAUSES", ())
+    store, calls = open_store(), IdempotentCalls(problem_from)
+    work = Work(StoreUnavailable("gone"))
+    with pytest.raises(ApiProblem) as first:
+        await made(calls, store, work)
+    with pytest.raises(ApiProblem) as second:
+        await made(calls, store, work)
+    assert (first.value.status, second.value.status, work.made) == (503, 409, 1)
+
+
+async def test_a_key_is_forgotten_in_the_end(place: Place, open_store: OpenStore) -> None:
+    store, calls, work = open_store(), IdempotentCalls(problem_from), Work()
+    await made(calls, store, work)
+    place.let_notes_expire()
+    assert await made(calls, store, work) == b'{"made":2}'
+
+
+async def test_a_caller_has_so_many_keys(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "MOST_KEYS", 2)
+    now = [0.0]
+    store, calls, work = open_store(), IdempotentCalls(problem_from, lambda: now[0]), Work()
+    for _ in range(2):
+        await made(calls, store, work, "shop")
+    with pytest.raises(ApiProblem, match="2 Idempotency-Keys"):
+        await made(calls, store, work, "shop")
+    await made(calls, store, work, "another")
+    now[0] = KEPT_SECONDS
+    await made(calls, store, work, "shop")
+
+
+async def test_a_store_without_notes_says_so() -> None:
+    with pytest.raises(ApiProblem, match="keeps no notes"):
+        await made(IdempotentCalls(problem_from), None, Work())

@@ -410,7 +410,9 @@ def test_everything_has_one_version() -> None:
 @pytest.mark.parametrize("name", [name for name in SOURCES if declares_all(name)])
 def test_all_is_true(name: str) -> None:
     """That it is sorted is ruff's business (RUF022)."""
-    if name == "headgate.http.rest_framework":  # it reads Django's settings, which a process can have once only
+    if (
+        name == "headgate.http.rest_framework"
+    ):  # it reads Django's settings, which a process can have once only
         program = f"import {name} as module; assert all(hasattr(module, name) for name in module.__all__)"
         settings = {**os.environ, "DJANGO_SETTINGS_MODULE": "django.conf.global_settings"}
         subprocess.run([sys.executable, "-c", program], env=settings, check=True)

@@ -415,7 +415,7 @@ def test_each_change_is_logged_once(server: RedisServer, caplog: pytest.LogCaptu
             server.start()
             until(lambda: is_back(limiter))
     messages = [record.getMessage() for record in caplog.records]
-    assert [("unavailable" in message, "back" in message) for message in messages] == [
+    assert [("is unavailable" in message, "is back after" in message) for message in messages] == [
         (True, False),
         (False, True),
     ] * 2

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate import StoreUnavailable
+from headgate import StoreMisconfigured
 from headgate.stores.kv import cloudflare, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate_services.telegram import ButtonPress, Message, Settings, create_app
@@ -88,18 +88,18 @@ async def test_the_time_to_live_is_kept(kv: CloudflareKV, api_base: str) -> None
 
 
 async def test_less_than_a_minute_is_refused(kv: CloudflareKV) -> None:
-    with pytest.raises(StoreUnavailable, match=r"400.*at least 60"):
+    with pytest.raises(StoreMisconfigured, match=r"400.*at least 60"):
         await kv.put("key", "1", 59)
 
 
 async def test_a_key_that_is_too_long_is_refused(kv: CloudflareKV) -> None:
-    with pytest.raises(StoreUnavailable, match="414"):
+    with pytest.raises(StoreMisconfigured, match="414"):
         await kv.put("x" * 513, "1", 60)
 
 
 async def test_a_wrong_token_is_refused(api_base: str) -> None:
     kv = CloudflareKV(ACCOUNT, NAMESPACE, "wrong", api_base=api_base)
-    with pytest.raises(StoreUnavailable, match="401"):
+    with pytest.raises(StoreMisconfigured, match="401"):
         await kv.get("key")
     await kv.aclose()
 

@@ -61,7 +61,10 @@ def by_address(
 
 
 def by_header(name: str) -> KeyFunction:
-    """Return a key function by a header field, `X-API-Key` for instance; without it, or empty, by address."""
+    """Return a key function by a header field, `X-API-Key` for instance; without it, or empty, by address.
+
+    Only for fields that have been checked: before authentication a client can invent a new key for every request.
+    """
     wanted = name.lower().encode("latin-1")
 
     def header(scope: Scope) -> Key | None:

@@ -63,12 +63,17 @@ async def echo(websocket: WebSocket) -> None:
     await websocket.close()
 
 
+async def own_fields(request: Request) -> Response:
+    return PlainTextResponse("", headers={"X-RateLimit-Limit": "7", "x-ratelimit-used": "3", "X-Own": "kept"})
+
+
 ROUTES = [
     Route("/", home),
     Route("/items/{id}", item),
     Route("/broken", broken),
     Route("/forbidden", forbidden),
     Route("/status/{status}", status),
+    Route("/own", own_fields),
     WebSocketRoute("/echo", echo),
     Mount("/tenants/{tenant}", routes=[Route("/users/{user}", home)]),
 ]
@@ -76,6 +81,14 @@ ROUTES = [
 
 def application(limiter: Any = "5/minute", **arguments: Any) -> RateLimitMiddleware:
     return RateLimitMiddleware(Starlette(routes=ROUTES), limiter, **arguments)  # type: ignore[arg-type]
+
+
+async def test_fields_of_the_application_are_replaced() -> None:
+    async with client_of(application()) as client:
+        response = await client.get("/own")
+    assert response.headers.get_list("x-ratelimit-limit") == ["5"]
+    assert "x-ratelimit-used" not in response.headers
+    assert response.headers["x-own"] == "kept"
 
 
 # --- Fields on every response -----------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ SCHEMA = (
 # The newest chunk that begins at or before an index, and the units of all before it.
 _BORDER = """
     SELECT start, entries, (
-        SELECT coalesce(sum(units), 0) FROM headgate_chunks WHERE id = ?1 AND start < border.start
-    ) FROM headgate_chunks AS border WHERE id = ?1 AND start <= ?2 ORDER BY start DESC LIMIT 1
+        SELECT coalesce(sum(units), 0) FROM headgate_chunks WHERE id = :row AND start < border.start
+    ) FROM headgate_chunks AS border WHERE id = :row AND start <= :floor ORDER BY start DESC LIMIT 1
 """
 _LATER = "SELECT start, units, entries FROM headgate_chunks WHERE id = ? AND start > ? ORDER BY start"
 _AT = "SELECT start, entries FROM headgate_chunks WHERE id = ? AND start <= ? ORDER BY start DESC LIMIT 1"
@@ -199,7 +199,7 @@ class LargeLog:
     def _look(self, floor: int) -> None:
         """Find out what has expired, up to an index. Nothing is written."""
         self._floor = floor
-        border = self._connection.execute(_BORDER, (self._row, floor)).fetchone()
+        border = self._connection.execute(_BORDER, {"row": self._row, "floor": floor}).fetchone()
         if border is None:
             return
         start, packed, older = border

@@ -281,8 +281,6 @@ class Interruption(Exception):
     """What a signal handler raises."""
 
 
-# An interrupt in the middle of `Thread.start` makes the new thread end with a KeyError of the standard library's own.
-@pytest.mark.filterwarnings("ignore:.*headgate connects:pytest.PytestUnraisableExceptionWarning")
 def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: World, store: Store) -> None:
     """A handler raises again and again in the main thread, while other threads count."""
     limiter = Limiter(sliding_window("1000000/day"), name=world.name, store=store, on_store_error="raise")

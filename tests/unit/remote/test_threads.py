@@ -225,10 +225,10 @@ def test_a_connection_that_cannot_be_made_is_an_error_of_ours(
 def test_a_process_that_can_have_no_more_threads_gets_an_error_of_ours(
     engine: ThreadEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(connecting.threading.Thread, "start", refuse)
+    monkeypatch.setattr(connecting, "start_new_thread", refuse)
     with pytest.raises(StoreUnavailable, match="can't start new thread"):
         call(engine, "a")
     monkeypatch.undo()
@@ -403,8 +403,6 @@ def test_a_call_out_of_the_middle_of_another_one_is_refused(engine: ThreadEngine
     assert found == [REENTERED]
 
 
-# An interrupt in the middle of `Thread.start` makes the new thread end with a KeyError of the standard library's own.
-@pytest.mark.filterwarnings("ignore:.*headgate connects:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(sys.gettrace() is not None, reason="an interrupt would leave a lock of coverage taken")
 def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor

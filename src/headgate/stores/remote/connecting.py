@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+from _thread import start_new_thread
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -34,7 +34,8 @@ class Connecting(Generic[W]):
         self._connect = connect
         self._on_over = on_over
         self._is_wanted = True
-        threading.Thread(target=self._run, daemon=True, name="headgate connects").start()
+        # One call of the interpreter: a signal handler that raises inside of `Thread.start` leaves `threading` in disorder.
+        start_new_thread(self._run, ())
 
     @property
     def is_over(self) -> bool:

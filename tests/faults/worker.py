@@ -312,8 +312,14 @@ class Worker:
         }
 
     def key(self, number: int) -> str:
-        """Return the key of a number: one that all workers share, or one of this worker alone."""
-        return f"k{number}" if number < SOLO else f"w{Path(self.orders.history).stem}-{number}"
+        """Return the key of a number: one that all workers share, or one of this worker alone.
+
+        Each round has its own: what the one before has counted on the same store may still count.
+        """
+        path = Path(self.orders.history)
+        return (
+            f"{path.parent.name} k{number}" if number < SOLO else f"{path.parent.name} w{path.stem}-{number}"
+        )
 
     def is_over(self) -> bool:
         """Return whether to end."""

@@ -113,7 +113,7 @@ fuzz: $(READY) ## strange quotas, policies, fields, keys, arguments and bodies, 
 model: $(READY) ## the model of holds and limit changes, checked with Spin (needs spin and gcc)
 	$(BIN)/python tools/model.py
 
-constraints: ## pin today's versions of everything that dev, bench and browser need
+constraints: ## pin today's versions of everything that any extra needs
 	$(PYTHON) tools/pin.py
 
 clean: ## remove everything that make has made

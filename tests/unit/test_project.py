@@ -434,7 +434,7 @@ PIN = re.compile(r"([A-Za-z0-9._-]+)==[A-Za-z0-9.]+")
 MACHINE_TEXT = re.compile(
     r"(?<![\w.$}~-])/(?:work|root|tmp|opt|home/\w+|Users/\w+)/[\w.]"  # paths of one machine
     r"|pypi\.org/simple|pythonhosted\.org|npmjs\.org|artifactor[y]|\bjfrog\b"  # registries
-    r"|(?:index-url|find-links)[ =]|@[ ]file:"
+    r"|(?:index-ur[l]|find-link[s])[ =]|@[ ]file:"
 )
 
 

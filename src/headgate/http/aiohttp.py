@@ -125,7 +125,7 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
             return _response(exchange.raised(error, accept))
         except web.HTTPException:
             raise  # a response, with a status of its own
-        except Exception:
+        except Exception:  # whatever it is, units that are held are settled as for a 500
             await exchange.settle(SERVER_ERROR)
             raise
         finally:

@@ -130,7 +130,7 @@ class RateLimitMiddleware:
             if exchange.started or scope["type"] != "http":
                 raise
             await respond(scope, receive, send, exchange.raised(error, accepted_by(scope)))
-        except Exception:
+        except Exception:  # whatever it is, units that are held are settled as for a 500
             if is_first and not exchange.started:
                 await exchange.settle(SERVER_ERROR)
                 if scope["type"] == "http" and self._answers_for(outer):

@@ -307,7 +307,7 @@ class _Exchanges:
         exchange = scope[EXCHANGE] = ASGIExchange(send)
         try:
             await self.app(scope, receive, exchange.send)
-        except Exception:
+        except Exception:  # whatever it is, units that are held are settled as for a 500
             if not exchange.started:
                 await exchange.settle(SERVER_ERROR)
             raise

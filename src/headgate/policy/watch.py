@@ -103,7 +103,17 @@ class Watching:
         self.stop()
 
 
-class AsyncWatched(ABC):
+class _Following(ABC):
+    """What a policy has that can be watched."""
+
+    @abstractmethod
+    def _followed(self) -> PolicyFile: ...
+
+    @abstractmethod
+    def _look(self, asked: bool) -> None: ...
+
+
+class AsyncWatched(_Following):
     """A policy that a task keeps up to date with its file."""
 
     async def watch(self, every: float = 1.0) -> None:
@@ -132,14 +142,8 @@ class AsyncWatched(ABC):
                 hung_up.clear()
                 self._look(asked)
 
-    @abstractmethod
-    def _followed(self) -> PolicyFile: ...
 
-    @abstractmethod
-    def _look(self, asked: bool) -> None: ...
-
-
-class Watched(ABC):
+class Watched(_Following):
     """A policy that a thread keeps up to date with its file."""
 
     def watch(self, every: float = 1.0) -> Watching:
@@ -157,12 +161,6 @@ class Watched(ABC):
         self._followed()
         _check_pause(every)
         return Watching(self._look, every)
-
-    @abstractmethod
-    def _followed(self) -> PolicyFile: ...
-
-    @abstractmethod
-    def _look(self, asked: bool) -> None: ...
 
 
 def _check_pause(every: float) -> None:

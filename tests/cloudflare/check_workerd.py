@@ -18,7 +18,7 @@ import pytest
 from headgate import StoreMisconfigured, StoreUnavailable
 from headgate.stores.kv import cloudflare, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
-from headgate_services.telegram import ButtonPress, Message, Settings, create_app
+from headgate_services.telegram import ButtonPress, Message, TelegramSettings, create_app
 
 HERE = Path(__file__).parent
 ACCOUNT = "023e105f4ecef8ad9ca31a8372d0c353"
@@ -122,7 +122,7 @@ async def test_the_bot_dispatches_exactly_the_maximum(
     async def handler(event: Message | ButtonPress) -> None:
         dispatched.append(event)
 
-    settings = Settings.from_env(
+    settings = TelegramSettings.from_env(
         {
             "TELEGRAM_BOT_TOKEN": "1:token",
             "TELEGRAM_WEBHOOK_SECRET": "s3cret",

@@ -27,7 +27,7 @@ from headgate_services.demo.stand_ins import BotApiStandIn, MailSink
 from headgate_services.demo.traffic import DemoTraffic
 from headgate_services.demo.visitors import Visitors
 from headgate_services.telegram.webhook import REFUSAL
-from headgate_services.tiers.config import Settings as TiersSettings
+from headgate_services.tiers.config import TiersSettings
 from headgate_services.tiers.keys import KeyTable
 
 __all__ = ["Scene", "Stage", "playing"]

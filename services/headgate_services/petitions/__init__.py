@@ -13,10 +13,10 @@ from headgate_services.petitions.app import (
     reset_submitter,
     resume,
 )
-from headgate_services.petitions.config import Settings
+from headgate_services.petitions.config import PetitionsSettings
 
 __all__ = [
-    "Settings",
+    "PetitionsSettings",
     "SettingsError",
     "cleanup",
     "create_app",

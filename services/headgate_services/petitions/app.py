@@ -28,7 +28,7 @@ from headgate_services.petitions.api.middleware import MetricsMiddleware, TraceM
 from headgate_services.petitions.api.problems import answer_refusal
 from headgate_services.petitions.api.routes import router
 from headgate_services.petitions.application.services import CleanupReport
-from headgate_services.petitions.config import Settings, load_settings
+from headgate_services.petitions.config import PetitionsSettings, load_settings
 from headgate_services.petitions.domain.errors import (
     CommitUnknownError,
     DatabaseUnavailableError,
@@ -43,7 +43,9 @@ MAX_BODY_BYTES = 256 * 1024
 """Of a request: 10,000 characters need no more than 120 kB, however they are written."""
 
 
-def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] | None = None) -> FastAPI:
+def create_app(
+    settings: PetitionsSettings | None = None, *, now: Callable[[], datetime] | None = None
+) -> FastAPI:
     """Return the service; by default with the settings of the environment.
 
     Args:
@@ -77,7 +79,9 @@ def create_app(settings: Settings | None = None, *, now: Callable[[], datetime] 
 
 @asynccontextmanager
 async def _running_parts(
-    settings: Settings, metrics: MetricsCollector | None = None, now: Callable[[], datetime] | None = None
+    settings: PetitionsSettings,
+    metrics: MetricsCollector | None = None,
+    now: Callable[[], datetime] | None = None,
 ) -> AsyncIterator[Parts]:
     """Provide the parts on a database that is up to date, embedded if there is no other."""
     async with AsyncExitStack() as stack:
@@ -224,7 +228,7 @@ def reset_submitter(submitter_id: UUID) -> int:
     return asyncio.run(run())
 
 
-async def _check_database(settings: Settings) -> None:
+async def _check_database(settings: PetitionsSettings) -> None:
     """Connect to the database and bring it up to date.
 
     The application does so by itself, but there, within the server, a failure would end in a traceback.
@@ -234,7 +238,7 @@ async def _check_database(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _reached(settings: Settings) -> AsyncIterator[Parts]:
+async def _reached(settings: PetitionsSettings) -> AsyncIterator[Parts]:
     """Provide the parts, as `_running_parts`; errors of the database name the variable."""
     try:
         async with _running_parts(settings) as parts:

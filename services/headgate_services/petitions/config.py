@@ -189,7 +189,7 @@ def _demand(holds: bool, otherwise: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PetitionsSettings:
     """The settings of the petition service.
 
     Attributes:
@@ -247,7 +247,7 @@ class Settings:
             raise SettingsError("PORT: must be at most 65535")
 
 
-def load_settings(variables: Mapping[str, str] | None = None) -> Settings:
+def load_settings(variables: Mapping[str, str] | None = None) -> PetitionsSettings:
     """Return the settings from these variables, by default the environment's.
 
     Raises:
@@ -257,7 +257,7 @@ def load_settings(variables: Mapping[str, str] | None = None) -> Settings:
     given = Environment(variables)
     queue, rate_limit = load_petition_config(variables)
     data_dir = given.text("PETITION_DATA_DIR", "")
-    return Settings(
+    return PetitionsSettings(
         queue=queue,
         rate_limit=rate_limit,
         database_url=_database_url(given.text("DATABASE_URL", "")),

@@ -17,7 +17,7 @@ from headgate_services.petitions.application.services import (
     RefusalWitnessService,
 )
 from headgate_services.petitions.application.services.co_sign_service import COUNTER as CO_SIGN
-from headgate_services.petitions.config import Settings
+from headgate_services.petitions.config import PetitionsSettings
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresCoSignRepository,
@@ -34,7 +34,7 @@ from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 class Parts:
     """Everything that requests and commands need."""
 
-    settings: Settings
+    settings: PetitionsSettings
     metrics: MetricsCollector
     database: Database
     rate_limiter: RateLimitService
@@ -48,7 +48,7 @@ class Parts:
     counters: tuple[PostgresRateLimitStore, ...]
 
 
-def build_metrics(settings: Settings) -> MetricsCollector:
+def build_metrics(settings: PetitionsSettings) -> MetricsCollector:
     """Return the metrics of a service with these settings."""
     return MetricsCollector(
         settings.service_name,
@@ -60,7 +60,7 @@ def build_metrics(settings: Settings) -> MetricsCollector:
 
 
 def build_parts(
-    settings: Settings,
+    settings: PetitionsSettings,
     url: str,
     metrics: MetricsCollector | None = None,
     now: Callable[[], datetime] | None = None,

@@ -14,7 +14,7 @@ from headgate_services.telegram.app import (
     set_webhook,
     webhook_info,
 )
-from headgate_services.telegram.config import Settings
+from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.dispatch import ButtonPress, File, Handler, Message
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "File",
     "Handler",
     "Message",
-    "Settings",
+    "TelegramSettings",
     "create_app",
     "delete_webhook",
     "inspect_user",

@@ -24,7 +24,7 @@ from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.metrics import LimiterMetrics
 from headgate_services.common.starting import Program, log_to_stderr
 from headgate_services.telegram.bot_api import BotApi
-from headgate_services.telegram.config import Settings
+from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.dispatch import Handler, HttpAgent, echo, load_handler
 from headgate_services.telegram.polling import UpdatePoller
 from headgate_services.telegram.rate_limiter import user_limiter
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def create_app(
-    settings: Settings | None = None,
+    settings: TelegramSettings | None = None,
     *,
     kv: KV | None = None,
     updates_kv: KV | None = None,
@@ -64,7 +64,7 @@ def create_app(
         ConfigError: A setting is missing or cannot be meant.
         StoreUnavailable: The file of the counts cannot be opened.
     """
-    settings = settings or Settings.from_env(os.environ)
+    settings = settings or TelegramSettings.from_env(os.environ)
     closing = AsyncExitStack()
     if kv is None:
         kv = _opened(_open_kv(settings, clock), closing)
@@ -88,7 +88,7 @@ def _opened(kv: ListingKV, closing: AsyncExitStack) -> KV:
 
 
 def _build(
-    settings: Settings,
+    settings: TelegramSettings,
     kv: KV,
     closing: AsyncExitStack,
     handler: Handler | None = None,
@@ -146,7 +146,7 @@ def _application(secret: str, webhook: Webhook, closing: AsyncExitStack) -> Fast
     return app
 
 
-def _open_kv(settings: Settings, clock: Clock | None = None) -> ListingKV:
+def _open_kv(settings: TelegramSettings, clock: Clock | None = None) -> ListingKV:
     """Return the key-value store that the settings name."""
     if settings.rate_limit_kv.lower().partition(":")[0] != "cloudflare":
         return open_kv(settings.rate_limit_kv)
@@ -160,7 +160,7 @@ def _open_kv(settings: Settings, clock: Clock | None = None) -> ListingKV:
     return make(api_base=settings.cloudflare_api_base) if settings.cloudflare_api_base else make()
 
 
-def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -> Handler:
+def _handler(settings: TelegramSettings, clock: Clock | None, closing: AsyncExitStack) -> Handler:
     if settings.agent_url:
         agent = HttpAgent(settings.agent_url, timeout=settings.agent_timeout, clock=clock)
         closing.push_async_callback(agent.aclose)
@@ -168,7 +168,7 @@ def _handler(settings: Settings, clock: Clock | None, closing: AsyncExitStack) -
     return load_handler(settings.agent_handler) if settings.agent_handler else echo
 
 
-async def _check_kv(settings: Settings) -> None:
+async def _check_kv(settings: TelegramSettings) -> None:
     """Refuse to start on a store that refuses us. One that is down may be back when the first update comes."""
     kv = _open_kv(settings)
     try:
@@ -179,7 +179,7 @@ async def _check_kv(settings: Settings) -> None:
         await kv.aclose()
 
 
-def set_webhook(url: str, settings: Settings | None = None) -> str:
+def set_webhook(url: str, settings: TelegramSettings | None = None) -> str:
     """Tell Telegram to deliver updates to this service, and return what it says.
 
     Args:
@@ -191,7 +191,7 @@ def set_webhook(url: str, settings: Settings | None = None) -> str:
         ConfigError: The URL is not one that Telegram delivers to, or a setting is missing.
         BotApiError: Telegram refuses, or cannot be reached.
     """
-    settings = settings or Settings.from_env(os.environ)
+    settings = settings or TelegramSettings.from_env(os.environ)
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise ConfigError(f"{url!r}: Telegram delivers to https:// addresses only")
@@ -204,20 +204,20 @@ def set_webhook(url: str, settings: Settings | None = None) -> str:
     return asyncio.run(_with_bot(settings, lambda bot: bot.set_webhook(url, settings.webhook_secret)))
 
 
-def webhook_info(settings: Settings | None = None) -> str:
+def webhook_info(settings: TelegramSettings | None = None) -> str:
     """Return line by line what Telegram says about where updates are delivered, and how that goes; raises as above."""
-    settings = settings or Settings.from_env(os.environ)
+    settings = settings or TelegramSettings.from_env(os.environ)
     info = asyncio.run(_with_bot(settings, BotApi.webhook_info))
     return "\n".join(f"{name}: {value or 'none'}" for name, value in info.items())
 
 
-def delete_webhook(settings: Settings | None = None) -> str:
+def delete_webhook(settings: TelegramSettings | None = None) -> str:
     """Have updates delivered nowhere, so that they can be polled, and return what Telegram says; raises as above."""
-    settings = settings or Settings.from_env(os.environ)
+    settings = settings or TelegramSettings.from_env(os.environ)
     return asyncio.run(_with_bot(settings, BotApi.delete_webhook))
 
 
-async def _with_bot(settings: Settings, ask: Callable[[BotApi], Awaitable[T]]) -> T:
+async def _with_bot(settings: TelegramSettings, ask: Callable[[BotApi], Awaitable[T]]) -> T:
     bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base)
     try:
         return await ask(bot)
@@ -225,7 +225,7 @@ async def _with_bot(settings: Settings, ask: Callable[[BotApi], Awaitable[T]]) -
         await bot.aclose()
 
 
-def poll(settings: Settings | None = None) -> None:
+def poll(settings: TelegramSettings | None = None) -> None:
     """Fetch updates and deal with them until interrupted: the bot without a public address, for development.
 
     Raises:
@@ -233,10 +233,10 @@ def poll(settings: Settings | None = None) -> None:
         BotApiError: Telegram refuses, for instance because a webhook is set.
     """
     log_to_stderr("INFO")
-    asyncio.run(_poll(settings or Settings.from_env(os.environ)))
+    asyncio.run(_poll(settings or TelegramSettings.from_env(os.environ)))
 
 
-async def _poll(settings: Settings) -> None:
+async def _poll(settings: TelegramSettings) -> None:
     async with AsyncExitStack() as closing:
         kv = _opened(_open_kv(settings), closing)
         updates_kv = _opened(open_kv(settings.updates_kv), closing)
@@ -245,13 +245,13 @@ async def _poll(settings: Settings) -> None:
         await UpdatePoller(bot, webhook, SteadyClock()).run()
 
 
-def purge_limits(settings: Settings | None = None) -> int:
+def purge_limits(settings: TelegramSettings | None = None) -> int:
     """Forget what was counted for every user, and return how many entries that were."""
-    settings = settings or Settings.from_env(os.environ)
+    settings = settings or TelegramSettings.from_env(os.environ)
     return asyncio.run(_purge_limits(settings))
 
 
-async def _purge_limits(settings: Settings) -> int:
+async def _purge_limits(settings: TelegramSettings) -> int:
     kv = _open_kv(settings)
     try:
         return await purge(kv, "ratelimit:")
@@ -259,9 +259,9 @@ async def _purge_limits(settings: Settings) -> int:
         await kv.aclose()
 
 
-def inspect_user(user_id: str, settings: Settings | None = None) -> str:
+def inspect_user(user_id: str, settings: TelegramSettings | None = None) -> str:
     """Return in a line what was counted for a user, and counts nothing."""
-    settings = settings or Settings.from_env(os.environ)
+    settings = settings or TelegramSettings.from_env(os.environ)
 
     async def look(limiter: AsyncLimiter) -> str:
         decision = await limiter.check(user_id)
@@ -274,13 +274,13 @@ def inspect_user(user_id: str, settings: Settings | None = None) -> str:
     return asyncio.run(_with_limiter(settings, look))
 
 
-def reset_user(user_id: str, settings: Settings | None = None) -> None:
+def reset_user(user_id: str, settings: TelegramSettings | None = None) -> None:
     """Forget what was counted for a user."""
-    settings = settings or Settings.from_env(os.environ)
+    settings = settings or TelegramSettings.from_env(os.environ)
     asyncio.run(_with_limiter(settings, lambda limiter: limiter.reset(user_id)))
 
 
-async def _with_limiter(settings: Settings, ask: Callable[[AsyncLimiter], Awaitable[T]]) -> T:
+async def _with_limiter(settings: TelegramSettings, ask: Callable[[AsyncLimiter], Awaitable[T]]) -> T:
     if settings.rate_limit_kv.lower().startswith("memory:"):
         raise ConfigError(
             "RATE_LIMIT_KV: counts are in the memory of the service, which no command can reach"
@@ -292,9 +292,9 @@ async def _with_limiter(settings: Settings, ask: Callable[[AsyncLimiter], Awaita
         await kv.aclose()
 
 
-def _load_settings() -> Settings:
+def _load_settings() -> TelegramSettings:
     log_to_stderr("INFO")  # first: a number that cannot be read is logged
-    return Settings.from_env(os.environ)
+    return TelegramSettings.from_env(os.environ)
 
 
 PROGRAM = Program("headgate_services.telegram.app:PROGRAM", _load_settings, create_app, (_check_kv,))

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TelegramSettings:
     """What the operator has set; docs/services/telegram.md says what each is for.
 
     Raises:
@@ -103,7 +103,7 @@ class Settings:
         return "memory://" if scheme == "memory" else DEFAULT_UPDATES_KV
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Settings:
+    def from_env(cls, env: Mapping[str, str]) -> TelegramSettings:
         """Return the settings of an environment; a number that is none is logged and its default taken."""
         return cls(
             bot_token=env.get("TELEGRAM_BOT_TOKEN", "").strip(),

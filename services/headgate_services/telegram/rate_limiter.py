@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from headgate import AsyncLimiter, Hook, Quota, Rule, fixed_window, sliding_window
 from headgate.clock import Clock
 from headgate.stores.kv import KV, KVStore
-from headgate_services.telegram.config import MICROSECONDS_PER_MS, Settings
+from headgate_services.telegram.config import MICROSECONDS_PER_MS, TelegramSettings
 
 
 def user_limiter(
-    settings: Settings, kv: KV, clock: Clock | None = None, hooks: Iterable[Hook] = ()
+    settings: TelegramSettings, kv: KV, clock: Clock | None = None, hooks: Iterable[Hook] = ()
 ) -> AsyncLimiter:
     """Return the limiter whose keys are Telegram's user ids, as text; it raises what the store raises."""
     quota = Quota(settings.rate_limit_max, settings.rate_limit_window_ms * MICROSECONDS_PER_MS)

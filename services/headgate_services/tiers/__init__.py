@@ -6,7 +6,7 @@
 from headgate_services.tiers.app import create_app, main
 from headgate_services.tiers.bucket import Outcome
 from headgate_services.tiers.commands import create_key, inspect_caller, list_keys, reset_caller, revoke_key
-from headgate_services.tiers.config import Settings
+from headgate_services.tiers.config import TiersSettings
 from headgate_services.tiers.limits import DEFAULT_RATE_LIMITS, TierLimit
 from headgate_services.tiers.load_test import load_test
 from headgate_services.tiers.log import _redact_redis_credentials
@@ -23,9 +23,9 @@ __all__ = [
     "Outcome",
     "RateLimitExceeded",
     "RateLimitMiddleware",
-    "Settings",
     "Standing",
     "TierLimit",
+    "TiersSettings",
     "TokenBucketRateLimiter",
     "_redact_redis_credentials",
     "create_app",

@@ -17,7 +17,7 @@ from headgate.http import by_address
 from headgate_services.common.health import PATHS, Check, add_health, add_metrics
 from headgate_services.common.starting import Program
 from headgate_services.tiers.authentication import ApiKeyAuthentication
-from headgate_services.tiers.config import Settings, load_settings
+from headgate_services.tiers.config import TiersSettings, load_settings
 from headgate_services.tiers.keys import KeyTable
 from headgate_services.tiers.limits import limits_by_tier
 from headgate_services.tiers.log import log
@@ -31,7 +31,7 @@ from headgate_services.tiers.middleware import (
 from headgate_services.tiers.rate_limiter import Backends
 
 
-def create_app(settings: Settings | None = None, *, clock: Clock | None = None) -> FastAPI:
+def create_app(settings: TiersSettings | None = None, *, clock: Clock | None = None) -> FastAPI:
     """Return the service; by default with the settings of the environment.
 
     Args:
@@ -81,7 +81,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock | None = None) 
     return app
 
 
-def _client(settings: Settings) -> Redis | None:
+def _client(settings: TiersSettings) -> Redis | None:
     if not settings.saju_enable_rate_limiting:
         log(logging.WARNING, "Rate limiting is off; SAJU_ENABLE_RATE_LIMITING=true switches it on")
         return None
@@ -91,7 +91,7 @@ def _client(settings: Settings) -> Redis | None:
         raise ConfigError(f"SAJU_REDIS_URL: {error}") from None
 
 
-async def _check_database(settings: Settings) -> None:
+async def _check_database(settings: TiersSettings) -> None:
     """Make the tables. The application does so by itself, but there a failure would end in a traceback."""
     keys = KeyTable(settings.database, timeout=settings.database_timeout)
     try:
@@ -100,7 +100,7 @@ async def _check_database(settings: Settings) -> None:
         await keys.aclose()
 
 
-async def _check_redis(settings: Settings) -> None:
+async def _check_redis(settings: TiersSettings) -> None:
     """Refuse to start on a Redis that refuses us. One that is down may be back; until then each process limits by itself."""
     if not settings.saju_enable_rate_limiting or not settings.saju_redis_url:
         return
@@ -146,7 +146,7 @@ async def _whoami(request: Request) -> dict[str, Any]:
     }
 
 
-def _in_memory(settings: Settings) -> str:
+def _in_memory(settings: TiersSettings) -> str:
     is_in_memory = settings.saju_enable_rate_limiting and not settings.saju_redis_url
     return "the buckets are in memory; SAJU_REDIS_URL names a Redis that they share" if is_in_memory else ""
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from headgate import ConfigError
 from headgate.clock import MICROSECONDS
 from headgate_services.tiers.backends import state_keys
-from headgate_services.tiers.config import Settings, load_settings
+from headgate_services.tiers.config import TiersSettings, load_settings
 from headgate_services.tiers.keys import KeyTable, StoredKey
 from headgate_services.tiers.limits import ANONYMOUS, SIGNED_IN, limits_by_tier
 from headgate_services.tiers.middleware import setup_rate_limiting
@@ -95,7 +95,7 @@ async def _reset(key: str) -> int:
     return 0
 
 
-async def _tier_of(key: str, settings: Settings) -> str:
+async def _tier_of(key: str, settings: TiersSettings) -> str:
     kind, _, name = key.partition(":")
     if kind not in ("user", "ip") or not name:
         raise ConfigError(f"a caller is user:ID or ip:ADDRESS, not {key!r}")
@@ -107,7 +107,7 @@ async def _tier_of(key: str, settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def _redis(settings: Settings) -> AsyncIterator[Redis]:
+async def _redis(settings: TiersSettings) -> AsyncIterator[Redis]:
     if not settings.saju_redis_url:
         raise ConfigError(
             "SAJU_REDIS_URL: buckets are in the memory of the service, which no command can reach"
@@ -155,7 +155,7 @@ async def _revoke_key(key_id: str) -> int:
 
 
 @asynccontextmanager
-async def _key_table(settings: Settings) -> AsyncIterator[KeyTable]:
+async def _key_table(settings: TiersSettings) -> AsyncIterator[KeyTable]:
     keys = KeyTable(settings.database, timeout=settings.database_timeout)
     try:
         await keys.prepare()

@@ -39,7 +39,7 @@ class AtomicSwitch(ServiceSettings):
     saju_enable_atomic_rate_limiter: bool = False
 
 
-class Settings(AtomicSwitch):
+class TiersSettings(AtomicSwitch):
     """The settings of the tiers service."""
 
     saju_enable_rate_limiting: bool = False
@@ -70,13 +70,13 @@ class Settings(AtomicSwitch):
         return database_url(self.database_url or DEFAULT_DATABASE)
 
 
-def load_settings() -> Settings:
+def load_settings() -> TiersSettings:
     """Return the settings of this process's environment.
 
     Raises:
         SettingsError: One of them is wrong; the message has a line for each, which begins with the variable's name.
     """
-    return load(Settings)
+    return load(TiersSettings)
 
 
 def atomic_by_environment() -> bool:

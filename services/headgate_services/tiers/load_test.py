@@ -27,7 +27,7 @@ import httpx
 from redis.asyncio import Redis
 
 from headgate_services.tiers.backends import state_keys
-from headgate_services.tiers.config import Settings
+from headgate_services.tiers.config import TiersSettings
 from headgate_services.tiers.keys import KeyTable
 from headgate_services.tiers.limits import TierLimit
 
@@ -37,7 +37,7 @@ _LIMITS = f"anonymous=5, steady={STEADY.limit} burst {STEADY.capacity}, single=1
 _AT_ONCE = 100
 _TTL_PAUSE = 0.2
 _REQUEST_TIMEOUT = 60.0
-_OUR_VARIABLES = frozenset(name.upper() for name in Settings.model_fields)
+_OUR_VARIABLES = frozenset(name.upper() for name in TiersSettings.model_fields)
 
 
 @dataclass
@@ -123,7 +123,7 @@ async def _run_mode(
         "DATABASE_URL": f"sqlite:///{folder / 'keys.db'}",
         "LOG_LEVEL": "debug",
     }
-    keys = KeyTable(Settings(database_url=variables["DATABASE_URL"]).database)
+    keys = KeyTable(TiersSettings(database_url=variables["DATABASE_URL"]).database)
     await keys.prepare()
     steady = await keys.create(f"steady-{secrets.token_hex(4)}", "steady")
     single = await keys.create(f"single-{secrets.token_hex(4)}", "single")

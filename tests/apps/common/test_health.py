@@ -56,7 +56,7 @@ async def test_mail_is_ready_while_its_stores_answer(tmp_path: Path) -> None:
 
 async def test_tiers_are_ready_while_their_stores_answer(tmp_path: Path) -> None:
     with RedisServer() as redis:
-        settings = tiers.Settings(
+        settings = tiers.TiersSettings(
             database_url=f"sqlite:///{tmp_path / 'keys.db'}",
             saju_enable_rate_limiting=True,
             saju_redis_url=redis.url,
@@ -71,7 +71,7 @@ async def test_tiers_are_ready_while_their_stores_answer(tmp_path: Path) -> None
 
 async def test_the_bot_is_ready_while_its_store_answers() -> None:
     with RedisServer() as redis:
-        settings = telegram.Settings(bot_token="1:x", webhook_secret="s", rate_limit_kv=redis.url)
+        settings = telegram.TelegramSettings(bot_token="1:x", webhook_secret="s", rate_limit_kv=redis.url)
         async with client_of(telegram.create_app(settings)) as client:
             assert await states(client) == (200, {"rate_limit_kv": "ok"})
             redis.kill()
@@ -80,7 +80,7 @@ async def test_the_bot_is_ready_while_its_store_answers() -> None:
 
 async def test_petitions_are_ready_while_the_database_answers() -> None:
     with PostgresServer() as postgres:
-        settings = petitions.Settings(database_url=postgres.url, database_timeout=0.5)
+        settings = petitions.PetitionsSettings(database_url=postgres.url, database_timeout=0.5)
         async with client_of(petitions.create_app(settings)) as client:
             assert await states(client) == (200, {"database": "ok"})
             postgres.pause()

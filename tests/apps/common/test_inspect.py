@@ -18,7 +18,7 @@ from headgate_services.petitions.infrastructure.adapters.persistence import (
     PostgresRateLimitStore,
     migrate,
 )
-from headgate_services.telegram import Settings as BotSettings
+from headgate_services.telegram import TelegramSettings
 from headgate_services.telegram.rate_limiter import user_limiter
 from headgate_services.tiers import TokenBucketRateLimiter, setup_rate_limiting
 
@@ -58,7 +58,7 @@ def test_telegram(
 
     async def write(count: int) -> None:
         kv = open_kv(url)
-        settings = BotSettings(bot_token="1:x", webhook_secret="s", rate_limit_max=3)
+        settings = TelegramSettings(bot_token="1:x", webhook_secret="s", rate_limit_max=3)
         for _ in range(count):
             await user_limiter(settings, kv).hit("42")
         await kv.aclose()

@@ -18,7 +18,7 @@ import httpx
 import psycopg
 from fastapi import FastAPI
 
-from headgate_services.petitions import Settings, create_app
+from headgate_services.petitions import PetitionsSettings, create_app
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
 from headgate_services.petitions.parts import Parts
 
@@ -136,7 +136,7 @@ async def running(url: str, **settings: Any) -> AsyncIterator[Service]:
     """Run the service with these settings in this process."""
     calendar = settings.pop("calendar", None) or Calendar()
     real_time = settings.pop("real_time", False)
-    app = create_app(Settings(database_url=url, **settings), now=None if real_time else calendar)
+    app = create_app(PetitionsSettings(database_url=url, **settings), now=None if real_time else calendar)
     transport = httpx.ASGITransport(app, client=(settings.pop("client_host", "192.0.2.1"), 1234))
     async with (
         app.router.lifespan_context(app),

@@ -13,7 +13,7 @@ from headgate_services.common.settings import SettingsError
 from headgate_services.petitions.config import (
     PetitionQueueConfig,
     PetitionRateLimitConfig,
-    Settings,
+    PetitionsSettings,
     load_petition_config,
     load_settings,
 )
@@ -106,7 +106,7 @@ def test_what_cannot_work_is_refused_by_name(variable: str, value: str) -> None:
 
 def test_where_the_embedded_database_is() -> None:
     assert load_settings({"PETITION_DATA_DIR": "here"}).data_dir == Path("here").absolute()
-    assert load_settings({}).data_dir == Settings().data_dir
+    assert load_settings({}).data_dir == PetitionsSettings().data_dir
 
 
 async def test_a_start_that_cannot_work_says_why() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from headgate.stores.kv import KV, MemoryKV
 from headgate.testing import FakeClock
-from headgate_services.telegram import ButtonPress, Message, Settings, create_app
+from headgate_services.telegram import ButtonPress, Message, TelegramSettings, create_app
 from tests.apps.telegram.bot_api_server import Bot, BotApiServer
 from tests.unit.kv.cloudflare_server import CloudflareServer
 from tests.unit.kv.http_server import few_authorities, served
@@ -155,9 +155,9 @@ def token() -> str:
 
 
 @pytest.fixture
-def make_settings(bot_api: tuple[BotApiServer, str], token: str) -> Callable[..., Settings]:
-    def make(**environment: str) -> Settings:
-        return Settings.from_env(
+def make_settings(bot_api: tuple[BotApiServer, str], token: str) -> Callable[..., TelegramSettings]:
+    def make(**environment: str) -> TelegramSettings:
+        return TelegramSettings.from_env(
             {
                 "TELEGRAM_BOT_TOKEN": token,
                 "TELEGRAM_WEBHOOK_SECRET": SECRET,
@@ -172,7 +172,7 @@ def make_settings(bot_api: tuple[BotApiServer, str], token: str) -> Callable[...
 
 @pytest.fixture
 async def start(
-    make_settings: Callable[..., Settings],
+    make_settings: Callable[..., TelegramSettings],
     bot_api: tuple[BotApiServer, str],
     token: str,
     kv: RecordingKV,

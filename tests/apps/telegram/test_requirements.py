@@ -11,7 +11,7 @@ import pytest
 
 from headgate.stores.kv import purge
 from headgate.testing import FakeClock
-from headgate_services.telegram import Settings
+from headgate_services.telegram import TelegramSettings
 from tests.apps.telegram.conftest import BEGINNING, HOUR, SECRET, Handler, RecordingKV, Service
 from tests.apps.telegram.updates import (
     FORUM,
@@ -232,7 +232,7 @@ class TestConfiguration:
         for name in (".env", "config.toml", "settings.json"):
             (tmp_path / name).write_text("RATE_LIMIT_MAX=3\n")
         caplog.set_level(logging.WARNING)
-        settings = Settings.from_env({"TELEGRAM_BOT_TOKEN": "1:a", "TELEGRAM_WEBHOOK_SECRET": "s"})
+        settings = TelegramSettings.from_env({"TELEGRAM_BOT_TOKEN": "1:a", "TELEGRAM_WEBHOOK_SECRET": "s"})
         assert (settings.rate_limit_max, settings.rate_limit_window_ms) == (20, 3_600_000)
         assert settings.rate_limit_algorithm == "fixed_window"
         assert caplog.text == ""

@@ -9,7 +9,7 @@ import pytest
 
 from headgate import StoreUnavailable
 from headgate.stores.kv import MemoryKV, open_kv
-from headgate_services.telegram.config import Settings
+from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.seen import SeenUpdates
 from tests.apps.telegram.conftest import Handler, Service
 from tests.apps.telegram.updates import text_update
@@ -76,7 +76,9 @@ async def test_while_the_store_is_down_memory_has_to_do(caplog: pytest.LogCaptur
     ],
 )
 def test_ids_are_kept_beside_the_counts_and_never_among_them(counts: str, given: str, updates: str) -> None:
-    settings = Settings(bot_token="1:x", webhook_secret="s", rate_limit_kv=counts, seen_updates_kv=given)
+    settings = TelegramSettings(
+        bot_token="1:x", webhook_secret="s", rate_limit_kv=counts, seen_updates_kv=given
+    )
     assert settings.updates_kv == updates
 
 

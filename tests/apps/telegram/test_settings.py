@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate import ConfigError
-from headgate_services.telegram import Settings, create_app
+from headgate_services.telegram import TelegramSettings, create_app
 
 REQUIRED = {"TELEGRAM_BOT_TOKEN": "1:token", "TELEGRAM_WEBHOOK_SECRET": "s3cret"}
 
@@ -39,7 +39,7 @@ def test_a_number_that_is_none_falls_back_to_the_default_with_a_warning(
     text: str, name: str, attribute: str, default: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """TX-4."""
-    settings = Settings.from_env(REQUIRED | {name: text})
+    settings = TelegramSettings.from_env(REQUIRED | {name: text})
     assert getattr(settings, attribute) == default
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -53,22 +53,22 @@ def test_a_number_that_is_none_falls_back_to_the_default_with_a_warning(
 def test_a_number_that_cannot_be_counted_with_falls_back_too(
     name: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings.from_env(REQUIRED | {name: text})
+    settings = TelegramSettings.from_env(REQUIRED | {name: text})
     assert (settings.rate_limit_max, settings.rate_limit_window_ms) == (20, 3_600_000)
     assert name in caplog.text
 
 
 def test_numbers_are_read(caplog: pytest.LogCaptureFixture) -> None:
     environment = {"RATE_LIMIT_MAX": " 3 ", "RATE_LIMIT_WINDOW_MS": "007", "AGENT_TIMEOUT": "5"}
-    settings = Settings.from_env(REQUIRED | environment)
+    settings = TelegramSettings.from_env(REQUIRED | environment)
     assert (settings.rate_limit_max, settings.rate_limit_window_ms, settings.agent_timeout) == (3, 7, 5)
     assert caplog.text == ""
 
 
 def test_an_address_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings.from_env(REQUIRED | {"HOST": " ::1 ", "PORT": "9000"})
+    settings = TelegramSettings.from_env(REQUIRED | {"HOST": " ::1 ", "PORT": "9000"})
     assert (settings.host, settings.port, caplog.text) == ("::1", 9000, "")
-    settings = Settings.from_env(REQUIRED | {"HOST": " ", "PORT": "65536"})
+    settings = TelegramSettings.from_env(REQUIRED | {"HOST": " ", "PORT": "65536"})
     assert (settings.host, settings.port) == ("127.0.0.1", 8000)
     assert "PORT='65536'" in caplog.text
 
@@ -77,10 +77,11 @@ def test_an_unknown_algorithm_falls_back_to_the_default_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert (
-        Settings.from_env(REQUIRED | {"RATE_LIMIT_ALGORITHM": "leaky"}).rate_limit_algorithm == "fixed_window"
+        TelegramSettings.from_env(REQUIRED | {"RATE_LIMIT_ALGORITHM": "leaky"}).rate_limit_algorithm
+        == "fixed_window"
     )
     assert "RATE_LIMIT_ALGORITHM='leaky'" in caplog.text
-    strict = Settings.from_env(REQUIRED | {"RATE_LIMIT_ALGORITHM": " Sliding_Window "})
+    strict = TelegramSettings.from_env(REQUIRED | {"RATE_LIMIT_ALGORITHM": " Sliding_Window "})
     assert strict.rate_limit_algorithm == "sliding_window"
 
 
@@ -95,17 +96,17 @@ def test_an_unknown_algorithm_falls_back_to_the_default_with_a_warning(
     ],
 )
 def test_the_list_of_users(text: str, ids: set[str]) -> None:
-    assert Settings.from_env(REQUIRED | {"ALLOWED_USER_IDS": text}).allowed_user_ids == ids
+    assert TelegramSettings.from_env(REQUIRED | {"ALLOWED_USER_IDS": text}).allowed_user_ids == ids
 
 
 @pytest.mark.parametrize("text", ["abc,@bob", "42,@bob", "42 43", "-42", "٤٢"])
 def test_a_user_who_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"ALLOWED_USER_IDS: .* is no user id"):
-        Settings.from_env(REQUIRED | {"ALLOWED_USER_IDS": text})
+        TelegramSettings.from_env(REQUIRED | {"ALLOWED_USER_IDS": text})
 
 
 def test_a_bot_that_nobody_may_use_says_so(
-    make_settings: Callable[..., Settings], caplog: pytest.LogCaptureFixture
+    make_settings: Callable[..., TelegramSettings], caplog: pytest.LogCaptureFixture
 ) -> None:
     create_app(make_settings(ALLOWED_USER_IDS="", RATE_LIMIT_KV="memory://"))
     assert "no one may use the bot" in caplog.text
@@ -116,7 +117,7 @@ def test_a_bot_that_nobody_may_use_says_so(
 def test_an_empty_secret_or_token_is_refused(missing: str, text: str | None) -> None:
     environment = {name: value for name, value in REQUIRED.items() if name != missing}
     with pytest.raises(ConfigError, match=missing):
-        Settings.from_env(environment if text is None else environment | {missing: text})
+        TelegramSettings.from_env(environment if text is None else environment | {missing: text})
 
 
 @pytest.mark.parametrize(
@@ -134,18 +135,18 @@ def test_an_empty_secret_or_token_is_refused(missing: str, text: str | None) -> 
 )
 def test_what_cannot_be_meant_is_refused_at_start(environment: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        create_app(Settings.from_env(REQUIRED | environment))
+        create_app(TelegramSettings.from_env(REQUIRED | environment))
 
 
 def test_secrets_are_not_shown() -> None:
     environment = {"RATE_LIMIT_KV": "redis://:sesame@host", "CLOUDFLARE_API_TOKEN": "cf-token"}
-    shown = repr(Settings.from_env(REQUIRED | environment))
+    shown = repr(TelegramSettings.from_env(REQUIRED | environment))
     for secret in ("1:token", "s3cret", "sesame", "cf-token"):
         assert secret not in shown
 
 
 def test_counts_are_kept_in_a_file_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., TelegramSettings]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     create_app(make_settings())

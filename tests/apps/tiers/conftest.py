@@ -10,12 +10,12 @@ import redis
 from redis.asyncio import Redis
 
 from headgate.testing.servers import RedisServer
-from headgate_services.tiers import Settings, setup_rate_limiting
+from headgate_services.tiers import TiersSettings, setup_rate_limiting
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for field in Settings.model_fields:
+    for field in TiersSettings.model_fields:
         monkeypatch.delenv(field.upper(), raising=False)
 
 

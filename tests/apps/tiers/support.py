@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from headgate.testing import FakeClock
-from headgate_services.tiers import RateLimitMiddleware, Settings
+from headgate_services.tiers import RateLimitMiddleware, TiersSettings
 
 
 async def _ok(request: Request) -> Response:
@@ -113,7 +113,7 @@ class ServiceProcess:
 
 def environment(**variables: object) -> dict[str, str]:
     """Return this process's environment, with the settings of the service taken out and these put in."""
-    names = {name.upper() for name in Settings.model_fields}
+    names = {name.upper() for name in TiersSettings.model_fields}
     kept = {name: value for name, value in os.environ.items() if name not in names}
     return {**kept, **{name: str(value) for name, value in variables.items()}}
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from headgate.testing.postgres_server import PostgresServer
-from headgate_services.tiers import Settings, create_app
+from headgate_services.tiers import TiersSettings, create_app
 from headgate_services.tiers.keys import KeyTable
 
 PATIENCE = 60
@@ -23,7 +23,9 @@ async def in_time(awaitable: Any) -> Any:
 
 async def test_keys_that_cannot_be_looked_up_are_a_503() -> None:
     with PostgresServer() as server:
-        settings = Settings(database_url=server.url, database_timeout=0.5, saju_enable_rate_limiting=True)
+        settings = TiersSettings(
+            database_url=server.url, database_timeout=0.5, saju_enable_rate_limiting=True
+        )
         table = KeyTable(settings.database)
         await table.prepare()
         key = (await table.create("ada", "pro")).key
@@ -51,7 +53,7 @@ async def test_keys_that_cannot_be_looked_up_are_a_503() -> None:
 
 async def test_a_database_that_hangs_ends_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     with PostgresServer() as server:
-        table = KeyTable(Settings(database_url=server.url).database, timeout=0.5)
+        table = KeyTable(TiersSettings(database_url=server.url).database, timeout=0.5)
         server.pause()
         try:
             with pytest.raises(Exception, match="DATABASE_URL: the server did not answer in time"):

@@ -17,7 +17,7 @@ from headgate.errors import ConfigError
 from headgate.testing import FakeClock
 from headgate.testing.postgres_server import new_database
 from headgate_server.cli import main
-from headgate_services.tiers import Settings, create_app
+from headgate_services.tiers import TiersSettings, create_app
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.keys import KeyTable
 
@@ -25,13 +25,15 @@ from headgate_services.tiers.keys import KeyTable
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def keys(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyTable]:
     if request.param == "sqlite":
-        table = KeyTable(Settings(database_url=f"sqlite:///{tmp_path / 'keys.db'}").database, FakeClock())
+        table = KeyTable(
+            TiersSettings(database_url=f"sqlite:///{tmp_path / 'keys.db'}").database, FakeClock()
+        )
         await table.prepare()
         yield table
         await table.aclose()
         return
     with new_database(request.getfixturevalue("headgate_postgres_server")) as url:
-        table = KeyTable(Settings(database_url=url).database, FakeClock())
+        table = KeyTable(TiersSettings(database_url=url).database, FakeClock())
         await table.prepare()
         yield table
         await table.aclose()
@@ -63,7 +65,7 @@ async def test_the_tables_can_be_prepared_by_many_at_once(keys: KeyTable) -> Non
 
 
 async def test_a_key_is_stored_as_a_digest_only(tmp_path: Path) -> None:
-    table = KeyTable(Settings(database_url=f"sqlite:///{tmp_path / 'keys.db'}").database)
+    table = KeyTable(TiersSettings(database_url=f"sqlite:///{tmp_path / 'keys.db'}").database)
     await table.prepare()
     created = await table.create("ada")
     await table.aclose()
@@ -116,7 +118,7 @@ def test_a_database_that_cannot_be_opened_is_named(
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, KeyTable]]:
     """The service in this process, limiting in memory, and its table of keys."""
-    settings = Settings(
+    settings = TiersSettings(
         saju_enable_rate_limiting=True,
         saju_rate_limits="anonymous=6 burst 3, free=10, pro=300",
         database_url=f"sqlite:///{tmp_path / 'keys.db'}",

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer
-from headgate_services.tiers import Settings, create_app, load_test, main
+from headgate_services.tiers import TiersSettings, create_app, load_test, main
 from tests.apps.tiers.support import service_process
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.requirement("S-32")
 async def test_s32_refusals_and_what_is_left_can_be_watched(tmp_path: Path) -> None:
-    settings = Settings(saju_enable_rate_limiting=True, database_url=f"sqlite:///{tmp_path / 'keys.db'}")
+    settings = TiersSettings(saju_enable_rate_limiting=True, database_url=f"sqlite:///{tmp_path / 'keys.db'}")
     app = create_app(settings, clock=FakeClock())
     async with (
         app.router.lifespan_context(app),
@@ -43,7 +43,7 @@ async def test_s32_refusals_and_what_is_left_can_be_watched(tmp_path: Path) -> N
 async def test_without_the_switch_nothing_is_limited(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'keys.db'}"))
+    app = create_app(TiersSettings(database_url=f"sqlite:///{tmp_path / 'keys.db'}"))
     assert "Rate limiting is off" in caplog.text
     async with (
         app.router.lifespan_context(app),
@@ -171,4 +171,4 @@ def test_s31_the_guide_says_staging_first() -> None:
 def test_every_setting_is_in_the_guide() -> None:
     guide = (ROOT / "docs" / "services" / "tiers.md").read_text("utf-8")
     rows = set(re.findall(r"`([A-Z][A-Z_]+)`", guide[guide.index("## Settings") :].partition("\n## ")[0]))
-    assert {field.upper() for field in Settings.model_fields} <= rows
+    assert {field.upper() for field in TiersSettings.model_fields} <= rows

@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 
 from headgate.http import client_address
 from headgate_services.petitions.application.ports import RateLimiterPort
-from headgate_services.petitions.config import Settings
+from headgate_services.petitions.config import PetitionsSettings
 from headgate_services.petitions.domain.errors import InvalidPetitionError
 from headgate_services.petitions.parts import Parts, get_parts
 
@@ -26,7 +26,7 @@ def get_rate_limiter(parts: PartsPart) -> RateLimiterPort:
 RateLimiterPart = Annotated[RateLimiterPort, Depends(get_rate_limiter)]
 
 
-def counted_as(request: Request, submitter_id: UUID | None, settings: Settings) -> UUID:
+def counted_as(request: Request, submitter_id: UUID | None, settings: PetitionsSettings) -> UUID:
     """Return who a petition counts for; without a submitter, an id derived from where it came from.
 
     Raises:

@@ -18,7 +18,7 @@ Functions of a limit take the request. Under async views they may be coroutine f
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
 
@@ -117,12 +117,11 @@ class DjangoLimit(DeclaredLimit):
         if iscoroutinefunction(view):
 
             async def limited(*args: Any, **kwargs: Any) -> Any:
-                steps = handled(_request_of(args), [self], lambda: view(*args, **kwargs), ASGIExchange)
-                return await run_async(steps)
+                return await run_async(handled(ASGIExchange, _request_of(args), self, view, args, kwargs))
         else:
 
             def limited(*args: Any, **kwargs: Any) -> Any:
-                return run(handled(_request_of(args), [self], lambda: view(*args, **kwargs), WSGIExchange))
+                return run(handled(WSGIExchange, _request_of(args), self, view, args, kwargs))
 
         limited = wraps(view)(limited)
         setattr(limited, MARK, (*getattr(view, MARK, ()), self))
@@ -130,13 +129,15 @@ class DjangoLimit(DeclaredLimit):
 
 
 def handled(
-    request: Any,
-    limits: Sequence[DjangoLimit],
-    respond: Callable[[], Any],
     kind: type[AnyExchange],
+    request: Any,
+    limit: DjangoLimit | None,
+    respond: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
     unrouted: Sequence[DjangoLimit] = (),
 ) -> Steps:
-    """Ask limits about a request and let it be answered; the first to do so puts the fields on the response.
+    """Ask a limit about a request and let it be answered; the first to do so puts the fields on the response.
 
     Where no view was found, those of `unrouted` are asked: looking for what is not there is limited, too.
     """
@@ -145,11 +146,11 @@ def handled(
     exchange: Any = outer if is_inner else kind(nowhere)  # type: ignore[arg-type]  # Django hands responses back
     if not is_inner:
         request.META[EXCHANGE] = exchange
-        exchange.asked = [] if outer is None else outer.asked
+        if outer is not None:
+            exchange.asked = outer.asked
     try:
-        response = (yield from asked(exchange, limits, request)) if limits else None
-        if response is None:
-            response = yield respond()
+        answer = None if limit is None else (yield ask(exchange, limit, request))
+        response = (yield respond(*args, **kwargs)) if answer is None else _response(answer)
         if unrouted and request.resolver_match is None:
             response = (yield from asked(exchange, unrouted, request)) or response
         if is_inner:
@@ -166,35 +167,44 @@ def handled(
         raise
     finally:
         request.META[EXCHANGE] = outer
-    return (yield from _finished(response, exchange, outer is None))
+    if exchange.holds or exchange.places:
+        yield from _settled(response, exchange)
+    if outer is None and exchange.asked:
+        _put_fields(response.headers, exchange)
+    return response
 
 
-def _finished(response: Any, exchange: Any, is_first: bool) -> Steps:
-    """Settle what was held for a response, and put the fields on it."""
-    if exchange.holds:
-        yield exchange.settle(response.status_code)
+def _put_fields(headers: Any, exchange: Any) -> None:
+    for name, value in text_fields(all_fields(exchange.asked)):
+        headers[name] = value
+
+
+def _settled(response: Any, exchange: Any) -> Steps:
+    """Settle what was held for a response."""
+    yield exchange.settle(response.status_code)
     if exchange.places and getattr(response, "streaming", False):
         streamed: Any = _streamed if isinstance(exchange, ASGIExchange) else EndingBody
         response.streaming_content = streamed(response.streaming_content, exchange)
     elif exchange.places:
         yield exchange.end()
-    if is_first and exchange.asked:
-        for name, value in text_fields(all_fields(exchange.asked)):
-            response.headers[name] = value
-    return response
 
 
 def asked(exchange: AnyExchange, limits: Iterable[DjangoLimit], request: Any) -> Steps:
     """Ask limits about a request, and return the response if one refuses."""
-    is_sync = isinstance(exchange, WSGIExchange)
     for one in limits:
-        limit = one.limit_for(Limiter if is_sync else AsyncLimiter)
-        if limit.exempt is None or not limit.exempt(request):
-            where = request.META if is_sync else WSGIScope(request.META)
-            answer = yield exchange.ask(limit, where, request)
-            if answer is not None:
-                return _response(answer)
+        answer = yield ask(exchange, one, request)
+        if answer is not None:
+            return _response(answer)
     return None
+
+
+def ask(exchange: AnyExchange, one: DjangoLimit, request: Any) -> Any:
+    """Ask a limit about a request, and return the step whose result is the answer if it refuses."""
+    is_sync = isinstance(exchange, WSGIExchange)
+    limit = one.limit_for(Limiter if is_sync else AsyncLimiter)
+    if limit.exempt is not None and limit.exempt(request):
+        return None
+    return exchange.ask(limit, request.META if is_sync else WSGIScope(request.META), request)
 
 
 def rate_limits(get_response: Callable[[HttpRequest], Any]) -> SiteLimits:
@@ -245,7 +255,7 @@ class SiteLimits:
         return plan
 
     def _handled(self, request: HttpRequest) -> Steps:
-        return handled(request, (), lambda: self.get_response(request), self.kind, self._unrouted)
+        return handled(self.kind, request, None, self.get_response, (request,), {}, self._unrouted)
 
 
 class AsyncSiteLimits(SiteLimits):

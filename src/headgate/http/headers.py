@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
@@ -225,12 +224,18 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
 
 def text_fields(fields: Iterable[Field]) -> list[tuple[str, str]]:
     """Return fields as text, with names as they are usually written."""
-    return [(_written(name), value.decode()) for name, value in fields]
+    return [(_WRITTEN[name], value.decode()) for name, value in fields]
 
 
-@lru_cache(maxsize=64)
-def _written(name: bytes) -> str:
-    return name.decode().title()
+class _Written(dict[bytes, str]):
+    """Names of fields as they are usually written; there are only so many."""
+
+    def __missing__(self, name: bytes) -> str:
+        written = self[name] = name.decode().title()
+        return written
+
+
+_WRITTEN = _Written()
 
 
 def _is_legacy(name: bytes | str) -> bool:

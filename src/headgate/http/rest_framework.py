@@ -72,9 +72,9 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
                 raise ConfigError(
                     "count= and concurrent rules need headgate.http.django.rate_limits in MIDDLEWARE"
                 )
-            exchange = view.headgate_exchange = getattr(view, "headgate_exchange", None) or WSGIExchange(
-                _never
-            )
+            exchange = WSGIExchange(_never)
+            # With what other throttles have decided. The view is garbage for a while: it keeps no more than this.
+            exchange.asked = view.headgate_asked = getattr(view, "headgate_asked", [])
             answer = exchange.ask(limit, meta, request)
             view.headers.update(text_fields(all_fields(exchange.asked)))  # the view puts them on its response
         if answer is None:

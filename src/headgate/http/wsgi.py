@@ -132,8 +132,10 @@ class WSGIExchange(Exchange[Limiter]):
         started: Whether the response has started.
     """
 
+    __slots__ = ("_start_response", "started")
+
     def __init__(self, start_response: StartResponse) -> None:
-        super().__init__()
+        self.asked, self.holds, self.places = [], [], {}
         self.started = False
         self._start_response = start_response
 

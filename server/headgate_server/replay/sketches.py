@@ -13,22 +13,26 @@ _EXACT_BITS = 13
 
 
 class Histogram:
-    """How often each value occurred: exact below 8192, within 0.03 % above, never too low."""
+    """How often each value occurred: exact below 8192, within 0.03 % above, never too low.
+
+    Attributes:
+        total: How many values there are.
+        highest: The highest of them, exactly; 0 if there are none.
+    """
 
     def __init__(self) -> None:
         self.total = 0
+        self.highest = 0
         self._counts: dict[int, int] = {}
 
     def add(self, value: int, count: int = 1) -> None:
         """Count a value."""
         self.total += count
+        if value > self.highest:
+            self.highest = value
         if value >= 1 << _EXACT_BITS:
             value = _rounded_up(value)
         self._counts[value] = self._counts.get(value, 0) + count
-
-    def above(self, value: int) -> int:
-        """Return how many values were above one; of large ones, as many as may have been."""
-        return sum(count for found, count in self._counts.items() if found > value)
 
     def smallest_with_at_most_above(self, count: int) -> int:
         """Return the smallest value that at most so many were above."""
@@ -36,17 +40,12 @@ class Histogram:
         for value in sorted(self._counts):
             left -= self._counts[value]
             if left <= count:
-                return value
+                return min(value, self.highest)
         return 0
 
     def percentile(self, percent: float) -> int:
         """Return the value that so many per cent were not above; 0 if there are none."""
         return self.smallest_with_at_most_above(int(self.total * (100 - percent) / 100))
-
-    @property
-    def highest(self) -> int:
-        """The highest value; 0 if there are none."""
-        return max(self._counts, default=0)
 
     def items(self) -> list[tuple[int, int]]:
         """Return the values and how often each occurred, in order."""

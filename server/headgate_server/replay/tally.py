@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 from headgate.decision import Decision
@@ -24,15 +25,16 @@ OTHER_ROUTES = "(other routes)"
 NO_ROUTE = "(unknown)"
 
 _USE_STEPS = 10
-_WAITS = (
+WAIT_STEPS = (
     (1, "up to 1 s"),
     (10, "up to 10 s"),
     (60, "up to 1 min"),
     (600, "up to 10 min"),
     (3600, "up to 1 h"),
+    (21_600, "up to 6 h"),
+    (86_400, "up to 1 day"),
 )
-_WAITS_MORE = ((21_600, "up to 6 h"), (86_400, "up to 1 day"))
-WAIT_STEPS = (*_WAITS, *_WAITS_MORE)
+_WAIT_ENDS = [seconds * 1000 for seconds, _ in WAIT_STEPS]
 LONGER = "longer"
 
 
@@ -71,6 +73,7 @@ class ReplayTally:
         self.keys: KeySample[KeyFigures] = KeySample(MOST_KEYS, KeyFigures)
         self.worst: TopKeys[str] = TopKeys(MOST_CALLERS)
         self.waits_ms = Histogram()
+        self.wait_steps = [0] * (len(WAIT_STEPS) + 1)
         self.said_no = [0] * len(self._rules)
         self.alone = [0] * len(self._rules)
         self.binding: dict[str, int] = dict.fromkeys(limiter.rule_names, 0)
@@ -113,7 +116,9 @@ class ReplayTally:
         if wait is None:
             self.never += 1
         else:
-            self.waits_ms.add(-(wait // -1000))
+            wait_ms = -(wait // -1000)
+            self.waits_ms.add(wait_ms)
+            self.wait_steps[bisect_left(_WAIT_ENDS, wait_ms)] += 1
         if decision.rule is not None:
             self.binding[decision.rule] += 1
         no = [index for index, fields in enumerate(decision.fields) if not fields[0]]
@@ -198,20 +203,17 @@ class ReplayTally:
 
     def _waits(self) -> dict[str, Any]:
         waits = self.waits_ms
-        steps = []
-        below = 0
-        for seconds, words in WAIT_STEPS:
-            up_to = waits.total - waits.above(seconds * 1000)
-            steps.append({"words": words, "refused": up_to - below})
-            below = up_to
-        steps.append({"words": LONGER, "refused": waits.total - below})
+        words = (*(words for _, words in WAIT_STEPS), LONGER)
         return {
             "p50": waits.percentile(50) / 1000,
             "p90": waits.percentile(90) / 1000,
             "p99": waits.percentile(99) / 1000,
             "longest": waits.highest / 1000,
             "never": self.never + self.too_costly,
-            "steps": steps,
+            "steps": [
+                {"words": up_to, "refused": refused}
+                for up_to, refused in zip(words, self.wait_steps, strict=True)
+            ],
         }
 
     def _headroom(self) -> dict[str, Any]:

@@ -61,6 +61,12 @@ def test_known_answers() -> None:
     assert result["headroom"]["most"] == 0.5
 
 
+def test_no_wait_is_said_to_be_longer_than_it_would_be() -> None:
+    result = replayed(logged([0, 0.1]), 'rules = [{ quota = "1/hour", kind = "sliding_log" }]')["result"]
+    assert {result["waits"][figure] for figure in ("p50", "p99", "longest")} == {3599.9}
+    assert {"words": "up to 1 h", "refused": 1} in result["waits"]["steps"]
+
+
 def test_a_refusal_is_counted_for_every_rule_that_said_no() -> None:
     result = replayed(logged([0, 0, 0, 0]), 'rules = ["1/second", "2/minute"]')["result"]
     by_name = {rule["name"]: (rule["refused"], rule["refused_alone"]) for rule in result["rules"]}

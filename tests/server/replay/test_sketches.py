@@ -16,15 +16,7 @@ def test_a_histogram_is_never_too_low_and_hardly_too_high(values: list[int], per
     left = int(len(values) * (100 - percent) / 100)
     exact = sorted(values)[max(0, len(values) - left - 1)]
     assert exact <= histogram.percentile(percent) <= exact * 1.0003 + 1
-    assert max(values) <= histogram.highest <= max(values) * 1.0003 + 1
-
-
-@given(st.lists(st.integers(0, 2_000)), st.integers(0, 2_000))
-def test_a_histogram_of_small_values_is_exact(values: list[int], value: int) -> None:
-    histogram = Histogram()
-    for found in values:
-        histogram.add(found)
-    assert histogram.above(value) == sum(found > value for found in values)
+    assert histogram.highest == histogram.percentile(100) == max(values)
 
 
 def test_a_histogram_of_very_many_values_stays_small() -> None:

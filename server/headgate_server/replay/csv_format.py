@@ -25,7 +25,10 @@ class CsvFormat:
 
     def __init__(self, columns: str, time: str | None = None) -> None:
         self._delimiter = max(_DELIMITERS, key=columns.count)
-        names = next(csv.reader([columns], delimiter=self._delimiter), [])
+        try:
+            names = next(csv.reader([columns], delimiter=self._delimiter), [])
+        except csv.Error:
+            names = []
         self._names = [name.strip().removeprefix("\ufeff") for name in names]
         self._time = (time,) if time else ANY["time"]
         if not self._names or len(set(self._names)) != len(self._names) or not all(self._names):

@@ -292,6 +292,19 @@ def test_a_broken_first_line_does_not_hide_the_format() -> None:
     assert choose_format("auto", ["garbage", COMBINED], "log", None)[0].name == "combined"
 
 
+@pytest.mark.parametrize("wanted", ["auto", "csv"])
+@pytest.mark.parametrize("first_line", ["a,b\rc,d", "x" * 200_000 + ",y"])
+def test_a_first_line_that_is_no_header_says_what_to_write(wanted: str, first_line: str) -> None:
+    with pytest.raises(ReplayError, match="--format"):
+        choose_format(wanted, [first_line], "log", None)
+
+
+@given(st.text(), st.sampled_from(["auto", "csv"]))
+def test_any_first_line_gives_a_format_or_says_what_to_write(first_line: str, wanted: str) -> None:
+    with suppress(ReplayError):
+        choose_format(wanted, [first_line], "log", None)
+
+
 @given(st.text(), st.sampled_from(["combined", "json", "csv:a,b,time", "headgate", NGINX_OWN, APACHE_OWN]))
 def test_no_line_is_more_than_a_bad_line(line: str, wanted: str) -> None:
     log_format, _ = choose_format(wanted, [], "log", None)

@@ -22,6 +22,8 @@ NOW = 1_700_000_000.0
         ({"retry-after": "Tue, 14 Nov 2023 22:00:00 GMT"}, 0),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "-5"}, None),
+        ({"retry-after": "14 Nov 9999999999999 22:14:20"}, None),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 -2999999999993"}, None),
         ({"retry-after": "99999999999"}, 86_400),
         ({"retry-after": "7", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "90"}, 7),
         ({"retry-after": "soon", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "90"}, 90),

@@ -175,7 +175,7 @@ def _retry_after(value: str, now: float) -> float | None:
         return seconds
     try:
         date = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # the second for numbers that no date has
         return None
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now
 

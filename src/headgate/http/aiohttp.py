@@ -8,8 +8,8 @@
     @exempt
     async def health(request): ...
 
-A limit counts all requests to the handlers that have it: to share one between handlers, use the same object. Functions of a
-limit take the request, and may be coroutine functions.
+A limit goes on functions and on methods, also those of a `web.View`. It counts all requests to the handlers that have it: to
+share one between handlers, use the same object. Functions of a limit take the request, and may be coroutine functions.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class HandlerLimit(DeclaredLimit):
         self.named(f"{handler.__module__}.{handler.__qualname__}")
 
         @wraps(handler)
-        async def limited(*args: Any) -> web.StreamResponse:  # of a method, the request comes last
-            await self.ask(args[-1])
+        async def limited(*args: Any) -> web.StreamResponse:
+            last = args[-1]  # of a method, the request comes last; that of a View has its request with it
+            await self.ask(last.request if isinstance(last, web.View) else last)
             return await handler(*args)
 
         setattr(limited, MARK, (*getattr(handler, MARK, ()), self))

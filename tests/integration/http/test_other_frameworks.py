@@ -71,6 +71,10 @@ class TestAiohttp:
             async def get(self) -> web.StreamResponse:
                 return web.Response(text="got")
 
+            @exempt
+            async def put(self) -> web.StreamResponse:
+                return web.Response(text="put")
+
         @exempt
         async def free(request: web.Request) -> web.StreamResponse:
             return web.Response(text=str(decision(request)))
@@ -83,7 +87,7 @@ class TestAiohttp:
 
         default = limit("9/hour", default=True)
         async with aiohttp_client(
-            default, a=shared(ok), b=shared(ok), other=ok, free=free, told=told
+            default, a=shared(ok), b=shared(ok), other=ok, free=free, told=told, pages=Pages
         ) as client:
             assert [(await client.get(path)).status_code for path in "aba"] == [200, 200, 429]
             assert policies(await client.get("other")) == {"sliding_window/1h": 9}
@@ -91,6 +95,9 @@ class TestAiohttp:
             assert (response.text, "ratelimit" in response.headers) == ("None", False)
             response = await client.get("told")
             assert (response.text, policies(response)) == ("6", {"sliding_window/1d": 7})
+            assert [(await client.get("pages")).status_code for _ in range(2)] == [200, 429]
+            response = await client.put("pages")
+            assert (response.text, "ratelimit" in response.headers) == ("put", False)
 
     async def test_functions_take_the_request(self) -> None:
         @web.middleware

@@ -37,7 +37,8 @@ _SECONDS_ON_TERMINAL = 0.2
 def replay(options: argparse.Namespace) -> None:
     """Replay logs, and print the report."""
     files = [options.config, *([options.compare] if options.compare else [])]
-    limiters = [_limiter(file, options.limiter) for file in files]
+    simulations = [Simulation(_limiter(file, options.limiter), options.model_retries) for file in files]
+    limiters = [simulation.limiter.policy for simulation in simulations]
     scopes = tuple(dict.fromkeys(scope for limiter in limiters for scope in scopes_of(limiter)))
     _check_scopes(options, limiters, scopes)
     selection = Selection(
@@ -54,7 +55,6 @@ def replay(options: argparse.Namespace) -> None:
         buffer=options.buffer,
     )
     counts = LogCounts()
-    simulations = [Simulation(limiter, options.model_retries) for limiter in limiters]
     with ExitStack() as stack:
         sources = stack.enter_context(opened(options.logs))
         decisions = stack.enter_context(_written(options.decisions)) if options.decisions else None

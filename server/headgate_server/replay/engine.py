@@ -15,9 +15,10 @@ from headgate.errors import CostTooHigh
 from headgate.hooks import Hooks
 from headgate.policy import LimiterPolicy, ShadowCount
 from headgate.policy._sync.limiter import Version
-from headgate.rules import SHARED
+from headgate.rules import SHARED, Rule
 from headgate.stores import MemoryStore
 from headgate.stores.request import new_request
+from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.requests import LoggedRequest
 
 MAX_KEYS = 20_000_000
@@ -42,11 +43,24 @@ class ReplayedLimiter:
         policy: What the file says of it. Its store and what happens when that is down play no part.
 
     Attributes:
-        policy: The same.
+        policy: The same, without the rules that are not replayed.
+        left_out: The names of these: `concurrent` ones, for most logs do not say how long requests were under way.
+
+    Raises:
+        ReplayError: It has no other rule.
     """
 
     def __init__(self, policy: LimiterPolicy) -> None:
-        self.policy = policy
+        self.left_out = tuple(rule.name for rule in (*policy.rules, *policy.shadow) if _is_left_out(rule))
+        rules, shadow = (
+            tuple(rule for rule in rules if not _is_left_out(rule)) for rules in (policy.rules, policy.shadow)
+        )
+        if not rules:
+            raise ReplayError(
+                f"{policy.name} counts only what is held at once, which is not replayed: most logs do not say how long "
+                f"requests were under way"
+            )
+        self.policy = policy = replace(policy, rules=rules, shadow=shadow)
         self._clock = ReplayClock()
         self._store = MemoryStore(max_keys=MAX_KEYS, clock=self._clock)
         alone = replace(policy, store="memory://", on_store_error="open", deadline=None)
@@ -83,6 +97,10 @@ class ReplayedLimiter:
     def shadow_counts(self) -> dict[str, ShadowCount]:
         """Return what each shadow rule would have refused of what the live rules admitted."""
         return {shadow.rule.name: shadow.tally.so_far() for shadow in self._version.shadows}
+
+
+def _is_left_out(rule: Rule) -> bool:
+    return rule.kind == "concurrent"
 
 
 def scopes_of(policy: LimiterPolicy) -> tuple[str, ...]:

@@ -113,6 +113,11 @@ def _notes(replayed: Replayed, counts: LogCounts, buffer: int) -> list[str]:
         "If the clock of the server was set meanwhile, times are off by as much."
     )
     for simulation in replayed.simulations:
+        if simulation.limiter.left_out:
+            notes.append(
+                f"Left out: {', '.join(simulation.limiter.left_out)}. What is held at once is not replayed: most logs do "
+                f"not say how long requests were under way."
+            )
         if simulation.limiter.overflowed:
             notes.append(
                 f"{simulation.limiter.overflowed:,} requests found the memory full, and shared one count instead of having "

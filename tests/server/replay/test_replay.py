@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headgate_server.replay import LogCounts, LoggedRequest, Simulation, make_report, report_text, run
+from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.page import report_page
 from headgate_server.replay.running import Retries
 from tests.server.replay.traces import policy
@@ -76,6 +77,18 @@ def test_a_refusal_is_counted_for_every_rule_that_said_no() -> None:
         "sliding_window/1s": (0, 0),
         "sliding_window/1m": (2, 2),
     }
+
+
+def test_rules_about_what_is_held_at_once_are_left_out() -> None:
+    places = '{ kind = "concurrent", quota = 1, lease = "1m"'
+    report = replayed(
+        logged([0, 0]),
+        f'rules = [{places}, name = "p" }}, "1/minute", {places}, name = "s", shadow = true }}]',
+    )
+    assert (report["result"]["refused"], len(report["result"]["rules"])) == (1, 1)
+    assert any(note.startswith("Left out: p, s.") for note in report["notes"])
+    with pytest.raises(ReplayError, match="not replayed"):
+        replayed(logged([0]), f"rules = [{places} }}]")
 
 
 def test_a_cost_that_is_never_admitted_is_a_refusal_for_ever() -> None:

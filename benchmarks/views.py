@@ -6,7 +6,8 @@ machine does meets them alike. Costs are those over the same application without
 within each turn. Ours write all header fields; of the others only flask-limiter can write some, and does.
 
 REST framework's throttles keep the time of every request, and so get slower with each. They are measured over 1,000 requests
-of one client, as many as its documentation's example admits in a day, from none kept to all of them.
+of one client, as many as its documentation's example admits in a day, from none kept to all of them. How many are kept
+decides this comparison: with hardly any, the throttle adds about 1.3 times what ours does, with 1,000 about 3 times.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ MODULES = (
     "headgate.decision",
     "headgate.stores.counters",
     "headgate.stores.meters",
+    "headgate.stores.postgres.codec",
     "headgate.stores.redis.codec",
     "headgate.stores.redis.peer",
     "headgate.stores.remote.batching",

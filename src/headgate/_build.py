@@ -19,6 +19,7 @@ COMPILED = (
     "headgate.decision",
     "headgate.stores.counters",
     "headgate.stores.meters",
+    "headgate.stores.postgres.codec",
     "headgate.stores.redis.codec",
     "headgate.stores.redis.peer",
     "headgate.stores.remote.batching",

@@ -26,9 +26,9 @@ from headgate.algorithms import (
 from headgate.calendars import edges_around
 from headgate.clock import Clock, WallClock
 from headgate.costs import Costs
-from headgate.decision import Decision, Verdict, decision_of
+from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh, StoreConflict
-from headgate.keys import Key, key_picker, storage_key, storage_prefix
+from headgate.keys import Key, check_plain, key_picker, storage_key, storage_prefix
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Births, Receipts, Tiers, given_back
@@ -48,7 +48,7 @@ BIRTH = 4
 PER_RECEIPT = 8
 """Numbers in a refund or a move for each receipt, before the units that it is for."""
 
-Reply = Sequence[int]
+Reply = tuple[int, ...]
 Arguments = list[bytes | None]
 
 _SERVER_CLOCK = -1
@@ -79,28 +79,50 @@ class Shapes(NamedTuple):
     until: int
 
 
-class StateCall(NamedTuple):
-    """One request: where its states are, and what is asked of them."""
+class StateCall:
+    """One request: where its states are, and what is asked of them.
 
-    keys: tuple[bytes, ...]
-    operation: int
-    at: int
-    costs: tuple[int, ...]
-    birth: int
-    shapes: Shapes
-    receipts: tuple[bytes, ...]
-    """Of a refund or a move: what follows the cost of each rule in the program."""
-    plan: Plan
+    Attributes:
+        keys: Where they are.
+        operation: What is asked.
+        at: A time of the caller's own, or -1 for the server's.
+        costs: The units, of each rule.
+        birth: For a state that is fresh.
+        shapes: What describes the rules.
+        receipts: Of a refund or a move: what follows the cost of each rule in the program.
+        plan: Who reads the reply.
+    """
+
+    __slots__ = ("at", "birth", "costs", "keys", "operation", "plan", "receipts", "shapes")
+
+    def __init__(
+        self,
+        keys: tuple[bytes, ...],
+        operation: int,
+        at: int,
+        costs: tuple[int, ...],
+        birth: int,
+        shapes: Shapes,
+        receipts: tuple[bytes, ...],
+        plan: Plan,
+    ) -> None:
+        self.keys = keys
+        self.operation = operation
+        self.at = at
+        self.costs = costs
+        self.birth = birth
+        self.shapes = shapes
+        self.receipts = receipts
+        self.plan = plan
 
     @property
     def is_single(self) -> bool:
         """Whether `headgate_one_v2` can answer it."""
         return len(self.keys) == 1 and self.operation <= RECORD
 
-    @property
-    def decides(self) -> bool:
-        """Whether there is an answer to it."""
-        return self.operation not in (REFUND, RESET)
+    def reply_size(self) -> int:
+        """Return how many numbers the reply to it has."""
+        return 0 if self.operation in (REFUND, RESET) else PER_RULE * len(self.keys)
 
     def new_states(self, reply: Reply) -> int:
         """Return how many of the states that a reply speaks of were fresh before."""
@@ -110,10 +132,13 @@ class StateCall(NamedTuple):
 
     def repeated(self, reply: Reply) -> StateCall | None:
         """Return what to ask instead if it is another time at the server than the windows are for, which did nothing."""
-        if self.plan.is_timeless or _OTHER_WINDOW not in reply[::PER_RULE]:
+        plan = self.plan
+        if plan.is_timeless or _OTHER_WINDOW not in reply[::PER_RULE]:
             return None
-        now = next(reply[i + 1] for i in range(0, len(reply), PER_RULE) if reply[i] == _OTHER_WINDOW)
-        return self._replace(shapes=self.plan.corrected(now))
+        shapes = plan.corrected(reply[reply[::PER_RULE].index(_OTHER_WINDOW) * PER_RULE + 1])
+        return StateCall(
+            self.keys, self.operation, self.at, self.costs, self.birth, shapes, self.receipts, plan
+        )
 
 
 class NoteCall(NamedTuple):
@@ -130,9 +155,8 @@ class NoteCall(NamedTuple):
 
 def one(request: StateCall, durable: bytes) -> Arguments:
     """Return the arguments of `headgate_one_v2`."""
-    keys, operation, at, costs, birth, shapes, _, _ = request
-    numbers = (b"%d" % at, b"%d" % costs[0], b"%d" % birth)
-    return [keys[0], b"%d" % operation, *shapes.arguments, *numbers, durable]
+    numbers = (b"%d" % request.at, b"%d" % request.costs[0], b"%d" % request.birth)
+    return [request.keys[0], b"%d" % request.operation, *request.shapes.arguments, *numbers, durable]
 
 
 def many(requests: Sequence[StateCall], durable: bytes) -> Arguments:
@@ -143,19 +167,29 @@ def many(requests: Sequence[StateCall], durable: bytes) -> Arguments:
         if request.operation == PEEK:
             for key in request.keys:
                 places.setdefault(key, len(places) + 1)
-    program = b"".join([_program(request, places) for request in requests])
+    parts: list[bytes] = []
+    for request in requests:
+        _add_program(request, places, parts)
+    program = b"".join(parts)
     head = _ARRAY_HEAD.pack(1, 0, _BIGINT, len(program) // _NUMBER.size, 1)
     return [_array(places), b"%d" % len(written), head + program, durable]
 
 
-def split(requests: Sequence[StateCall], reply: Reply) -> list[Reply]:
-    """Return the part of a reply that belongs to each request."""
-    parts, start = [], 0
+def outcomes(requests: Sequence[StateCall], reply: Reply) -> tuple[int, list[Reply | StateCall]]:
+    """Return how many new states a reply speaks of, and of each request its own part, or what to ask instead."""
+    new, start = 0, 0
+    found: list[Reply | StateCall] = []
     for request in requests:
-        end = start + (PER_RULE * len(request.keys) if request.decides else 0)
-        parts.append(reply[start:end])
+        end = start + request.reply_size()
+        own = reply[start:end]
+        repeated = request.repeated(own)
+        if repeated is None:
+            new += request.new_states(own)
+            found.append(own)
+        else:
+            found.append(repeated)
         start = end
-    return parts
+    return new, found
 
 
 def numbers(value: bytes | None) -> Reply:
@@ -168,17 +202,18 @@ def _reader(count: int) -> Struct:
     return Struct(f">{_ARRAY_HEAD.size}x" + "4xq" * count)
 
 
-def _program(request: StateCall, places: dict[bytes, int]) -> bytes:
-    keys, operation, at, costs, birth, shapes, receipts, _ = request
-    parts = [_FOUR_NUMBERS.pack(8, operation, 8, at, 8, birth, 8, len(keys))]
-    if operation == RESET:
+def _add_program(request: StateCall, places: dict[bytes, int], parts: list[bytes]) -> None:
+    keys, costs, receipts, packed = request.keys, request.costs, request.receipts, request.shapes.packed
+    parts.append(_FOUR_NUMBERS.pack(8, request.operation, 8, request.at, 8, request.birth, 8, len(keys)))
+    if request.operation == RESET:
         parts += [_NUMBER.pack(8, places[key]) for key in keys]
-        return b"".join(parts)
-    for i, (key, cost) in enumerate(zip(keys, costs, strict=True)):
-        parts += _NUMBER.pack(8, places[key]), shapes.packed[i], _NUMBER.pack(8, cost)
+        return
+    for i in range(len(keys)):
+        parts.append(_NUMBER.pack(8, places[keys[i]]))
+        parts.append(packed[i])
+        parts.append(_NUMBER.pack(8, costs[i]))
         if receipts:
             parts.append(receipts[i])
-    return b"".join(parts)
 
 
 def _array(keys: Iterable[bytes]) -> bytes:
@@ -208,7 +243,7 @@ class Codec:
         self._tiers = Tiers(rules, partial(Plan, names, self._server_time))
         self._pick = key_picker(rules)
         self._prefixes = tuple(storage_prefix(namespace, limiter, rule) for rule in rules)
-        self._is_plain = [rule.scope for rule in rules] == [None]
+        self._is_plain = all(rule.scope is None for rule in rules)
         self._new_birth = Births()
 
     def ask(self, request: Request) -> StateCall:
@@ -257,9 +292,9 @@ class Codec:
         return _SERVER_CLOCK if self._clock is None else self._clock.now_us()
 
     def _keys(self, key: Key | None) -> tuple[bytes, ...]:
-        # By far the most common, so it gets there by the shortest way.
-        if self._is_plain and isinstance(key, str):
-            return (storage_key(self._prefixes[0], key),)
+        if self._is_plain:
+            end = storage_key(b"", check_plain(key))
+            return tuple([prefix + end for prefix in self._prefixes])
         return tuple(map(storage_key, self._prefixes, self._pick(key)))
 
 
@@ -294,8 +329,7 @@ class Plan:
         self._names = names
         self._server_time = server_time
         self.algorithms = algorithms
-        self._limits = tuple(0 if _is_off(algorithm) else algorithm.capacity for algorithm in algorithms)
-        self._off = tuple(_is_off(algorithm) for algorithm in algorithms)
+        self._limits = [(0, True) if _is_off(a) else (a.capacity, False) for a in algorithms]
         self.is_timeless = not any(isinstance(algorithm, Calendar) for algorithm in algorithms)
         self.shapes = self._shapes_at(0)
 
@@ -351,20 +385,30 @@ class Plan:
         Raises:
             StoreConflict: Something else is stored under a key of ours.
         """
-        retry_after, left, reset_after, reset_if_charged = reply[:4]
-        if len(reply) > PER_RULE or retry_after == _NOT_OURS or self._off[0]:
-            return Decision.make(self._names, self._verdicts(call, reply))
-        figures = (
-            (True, self._limits[0], left - call.costs[0], None, reset_if_charged)
-            if retry_after == _ADMITTED
-            else (False, self._limits[0], left, None if retry_after == _NEVER else retry_after, reset_after)
-        )
-        return decision_of(self._names, (figures,))
+        costs, place = call.costs, 0
+        admitted = _is_admitted(reply)
+        verdicts: list[Fields] = []
+        for i, (limit, is_off) in enumerate(self._limits):
+            retry_after, left, reset_after = reply[place], reply[place + 1], reply[place + 2]
+            self._check_ours(retry_after, i)
+            if admitted:
+                left, reset_after = left - costs[i], reply[place + 3]
+            place += PER_RULE
+            verdicts.append(
+                (
+                    retry_after == _ADMITTED,
+                    limit,
+                    left,
+                    None if retry_after < 0 else retry_after,
+                    None if is_off else reset_after,
+                )
+            )
+        return decision_of(self._names, tuple(verdicts))
 
     def receipts(self, call: StateCall, reply: Reply) -> Receipts | None:
         """Return the receipts of a hold, or `None` if nothing was charged."""
         costs = call.costs
-        if not any(costs) or any(answer != _ADMITTED for answer in reply[::PER_RULE]):
+        if not any(costs) or not _is_admitted(reply):
             return None
         receipts: list[tuple[object, Receipt]] = []
         for i, (key, algorithm, cost) in enumerate(zip(call.keys, self.algorithms, costs, strict=True)):
@@ -386,34 +430,19 @@ class Plan:
             StoreConflict: Something else is stored under a key of ours.
         """
         for i, (algorithm, cost) in enumerate(zip(self.algorithms, call.costs, strict=True)):
-            answer, room = reply[i * PER_RULE : i * PER_RULE + 2]
-            if answer == _UNCOUNTABLE:
-                raise CostTooHigh(cost, room, algorithm.name)
-            self._check_ours(answer, i)
-
-    def _verdicts(self, call: StateCall, reply: Reply) -> list[Verdict]:
-        admitted = all(answer == _ADMITTED for answer in reply[::PER_RULE])
-        verdicts = []
-        for i, (limit, cost) in enumerate(zip(self._limits, call.costs, strict=True)):
             place = i * PER_RULE
-            retry_after, left, reset_after, reset_if_charged = reply[place : place + 4]
-            self._check_ours(retry_after, i)
-            if admitted:
-                left, reset_after = left - cost, reset_if_charged
-            verdicts.append(
-                Verdict(
-                    retry_after == _ADMITTED,
-                    limit,
-                    left,
-                    None if retry_after in (_ADMITTED, _NEVER) else retry_after,
-                    None if self._off[i] else reset_after,
-                )
-            )
-        return verdicts
+            if reply[place] == _UNCOUNTABLE:
+                raise CostTooHigh(cost, reply[place + 1], algorithm.name)
+            self._check_ours(reply[place], i)
 
     def _check_ours(self, answer: int, i: int) -> None:
         if answer == _NOT_OURS:
             raise StoreConflict(f"a row of headgate_states is not a state of rule {self._names[i]!r}")
+
+
+def _is_admitted(reply: Reply) -> bool:
+    """Return whether all rules have admitted a request."""
+    return reply[::PER_RULE].count(_ADMITTED) * PER_RULE == len(reply)
 
 
 def _is_off(algorithm: Algorithm) -> bool:

@@ -16,7 +16,7 @@ from psycopg import Error, OperationalError, pq
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PollingStatus
 
 from headgate.errors import StoreError
-from headgate.stores.postgres.codec import Arguments, NoteCall, StateCall, many, numbers, one, split
+from headgate.stores.postgres.codec import Arguments, NoteCall, StateCall, many, numbers, one, outcomes
 from headgate.stores.postgres.endpoint import Endpoint, Refused, blames_one, spares_connection
 from headgate.stores.postgres.janitor import Janitor
 from headgate.stores.postgres.sql import query
@@ -146,18 +146,14 @@ class PostgresPeer:
 
     def _hand_over(self, calls: Sequence[Call], value: bytes | None) -> tuple[int, list[Call]]:
         """Answer calls, and return how many new states they have made, and which have to leave again."""
-        requests: list[StateCall] = [call.request for call in calls]
-        reply = numbers(value)
-        replies = [reply] if len(calls) == 1 else split(requests, reply)
-        new, again = 0, []
-        for call, request, own in zip(calls, requests, replies, strict=True):
-            repeated = request.repeated(own)
-            if repeated is None:
-                new += request.new_states(own)
-                call.answer(own)
-            else:
-                call.request = repeated
+        new, found = outcomes([call.request for call in calls], numbers(value))
+        again = []
+        for call, outcome in zip(calls, found, strict=True):
+            if isinstance(outcome, StateCall):
+                call.request = outcome
                 again.append(call)
+            else:
+                call.answer(outcome)
         return new, again
 
 

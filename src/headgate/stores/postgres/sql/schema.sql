@@ -30,8 +30,9 @@ CREATE TABLE headgate_chunks (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- A state while headgate_many_v3 works on it.
-CREATE TYPE headgate_cell_v1 AS (
+CREATE TYPE headgate_cell_v2 AS (
     state bigint[], -- null if there is none
+    place tid,      -- where it was found; null if it was not
     expires bigint  -- null if it was not changed
 );
 
@@ -859,24 +860,25 @@ VOLATILE
 SET enable_seqscan = off -- as above
 AS $$
 DECLARE
-    cells headgate_cell_v1[]; -- by place in keys
-    changes headgate_cell_v1[]; -- what the request under way would make of them, by rule
-    cell headgate_cell_v1;
+    cells headgate_cell_v2[]; -- by place in keys
+    changes headgate_cell_v2[]; -- what the request under way would make of them, by rule
+    cell headgate_cell_v2;
     reply bigint[];
     server_now bigint;
     ignored text;
     few boolean;
+    updated integer;
     removed boolean := false;
     folding boolean := false; -- whether a state with many buckets has been met
-    p integer := 1; -- place in the program
+    p integer := 1; -- where the request begins in the program
+    q integer; -- where its next rule does
     place integer; -- in keys
     operation bigint;
-    at bigint;
+    at bigint := -1;
     now bigint;
-    birth bigint;
     rules integer;
     lefts bigint[]; -- of each rule, once its receipt's units have been given back
-    grace bigint;
+    grace bigint := 0;
     admitted boolean;
     after bigint[];
 BEGIN
@@ -893,113 +895,119 @@ BEGIN
             ignored := pg_advisory_xact_lock(headgate_lock_number_v1(keys[k]))::text;
         END LOOP;
         FOR k IN 1 .. cardinality(keys) LOOP
-            SELECT states.state, NULL INTO cell FROM headgate_states AS states WHERE states.key = keys[k];
+            SELECT states.state, states.ctid, NULL INTO cell FROM headgate_states AS states WHERE states.key = keys[k];
             cells[k] := cell;
         END LOOP;
     ELSE
         PERFORM pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM unnest(keys[: locks]) AS key;
         cells := ARRAY(
-            SELECT ROW((SELECT states.state FROM headgate_states AS states WHERE states.key = asked), NULL)
-                ::headgate_cell_v1
+            SELECT (
+                SELECT ROW(states.state, states.ctid, NULL)::headgate_cell_v2
+                FROM headgate_states AS states WHERE states.key = asked
+            )
             FROM unnest(keys) AS asked
         );
     END IF;
     server_now := extract(epoch FROM clock_timestamp()) * 1000000;
+    now := server_now;
 
+    -- Each statement takes its time, an assignment as much as a question: so there are few on the way to an admission.
     WHILE p <= cardinality(program) LOOP
         operation := program[p];
-        at := program[p + 1];
-        now := CASE WHEN at < 0 THEN server_now ELSE at END;
-        birth := program[p + 2];
         rules := program[p + 3];
-        grace := CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
-        p := p + 4;
+        IF program[p + 1] <> at THEN
+            at := program[p + 1];
+            now := CASE WHEN at < 0 THEN server_now ELSE at END;
+            grace := CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
+        END IF;
+        q := p + 4;
         IF operation <= 2 THEN
             admitted := operation > 0;
             FOR i IN 1 .. rules LOOP
+                place := program[q];
                 after := headgate_decide_v2(
-                    program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                    cells[program[p]].state, now, program[p + 6], birth, operation = 2
+                    program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                    cells[place].state, now, program[q + 6], program[p + 2], operation = 2
                 );
-                IF (after[1] = -4 OR cardinality(after) > 203) AND program[p + 1] = 2 THEN -- as in headgate_one_v2
+                IF (after[1] = -4 OR cardinality(after) > 203) AND program[q + 1] = 2 THEN -- as in headgate_one_v2
                     folding := true;
-                    cell := cells[program[p]];
+                    cell := cells[place];
                     IF cell.state[1] < 0 THEN
                         after := headgate_unfold_v1(
-                            keys[program[p]], CASE WHEN program[p] <= locks THEN cell.state END,
-                            program[p + 2], program[p + 3], program[p + 4], now, program[p + 6], operation = 2
+                            keys[place], CASE WHEN place <= locks THEN cell.state END,
+                            program[q + 2], program[q + 3], program[q + 4], now, program[q + 6], operation = 2
                         );
                         after := headgate_decide_v2(
-                            program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                            after, now, program[p + 6], birth, operation = 2
+                            program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                            after, now, program[q + 6], program[p + 2], operation = 2
                         );
                     END IF;
                 END IF;
                 reply := reply || after[: 9];
-                IF after[1] <> -1 THEN
-                    admitted := false;
-                ELSIF admitted THEN
-                    cell.state := after[10 :];
-                    cell.expires := server_now + after[4] + grace;
-                    changes[i] := cell;
+                admitted := admitted AND after[1] = -1;
+                IF admitted THEN
+                    -- There is no new state after a cost of 0, or a limit of 0 that records nothing.
+                    changes[i] := CASE WHEN after[10] IS NULL THEN cells[place] ELSE
+                        ROW(after[10 :], cells[place].place, server_now + after[4] + grace)::headgate_cell_v2 END;
                 END IF;
-                p := p + 7;
+                q := q + 7;
             END LOOP;
             IF admitted THEN
                 FOR i IN 1 .. rules LOOP
-                    CONTINUE WHEN cardinality(changes[i].state) = 0; -- a cost of 0, or a limit of 0 that records nothing
-                    place := program[p - 7 * (rules - i + 1)];
-                    cell := changes[i];
-                    IF folding AND (cells[place].state[1] < 0 OR cardinality(cell.state) > 194)
-                        AND program[p - 7 * (rules - i + 1) + 1] = 2
-                    THEN
-                        cell.state := headgate_fold_v1(
-                            keys[place], cells[place].state, cell.state, program[p - 7 * (rules - i) - 1]
-                        );
+                    place := program[p + 7 * i - 3];
+                    IF folding THEN
+                        cell := changes[i];
+                        IF (cells[place].state[1] < 0 OR cardinality(cell.state) > 194)
+                            AND program[p + 7 * i - 2] = 2 AND program[p + 7 * i + 3] > 0
+                        THEN
+                            cell.state := headgate_fold_v1(
+                                keys[place], cells[place].state, cell.state, program[p + 7 * i + 3]
+                            );
+                            changes[i] := cell;
+                        END IF;
                     END IF;
-                    cells[place] := cell;
+                    cells[place] := changes[i];
                 END LOOP;
             END IF;
         ELSIF operation = 5 THEN
             admitted := true;
             lefts := '{}';
             FOR i IN 1 .. rules LOOP
-                place := program[p];
+                place := program[q];
                 IF cells[place].state[1] < 0 THEN
                     after := headgate_move_folded_v1(
-                        keys[place], program[p + 2], program[p + 3], program[p + 4], cells[place].state,
-                        program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth, false
+                        keys[place], program[q + 2], program[q + 3], program[q + 4], cells[place].state,
+                        program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2], false
                     );
                 ELSE
                     after := headgate_move_v1(
-                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                        cells[place].state, program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth
+                        program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                        cells[place].state, program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2]
                     );
                 END IF;
                 reply := reply || after[2 : 10];
                 lefts[i] := after[1];
                 admitted := admitted AND after[2] = -1;
-                cell.state := after[11 :];
-                cell.expires := server_now + after[5] + grace;
+                cell := ROW(after[11 :], cells[place].place, server_now + after[5] + grace)::headgate_cell_v2;
                 changes[i] := cell;
-                p := p + 16;
+                q := q + 16;
             END LOOP;
             IF admitted THEN
-                p := p - 16 * rules;
+                q := q - 16 * rules;
                 FOR i IN 1 .. rules LOOP
                     reply[cardinality(reply) - 9 * (rules - i + 1) + 2] := lefts[i];
-                    place := program[p];
+                    place := program[q];
                     cell := changes[i];
                     IF cells[place].state[1] < 0 THEN
                         after := headgate_move_folded_v1(
-                            keys[place], program[p + 2], program[p + 3], program[p + 4], cells[place].state,
-                            program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth, true
+                            keys[place], program[q + 2], program[q + 3], program[q + 4], cells[place].state,
+                            program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2], true
                         );
                         cell.state := after[11 :];
-                    ELSIF program[p + 1] = 2 AND cardinality(cell.state) > 194 THEN
-                        cell.state := headgate_fold_v1(keys[place], NULL, cell.state, program[p + 6]);
+                    ELSIF program[q + 1] = 2 AND cardinality(cell.state) > 194 THEN
+                        cell.state := headgate_fold_v1(keys[place], NULL, cell.state, program[q + 6]);
                     END IF;
-                    p := p + 16;
+                    q := q + 16;
                     CONTINUE WHEN cardinality(cell.state) = 0;
                     IF cardinality(cell.state) = 1 THEN
                         cell.state := NULL;
@@ -1010,37 +1018,40 @@ BEGIN
             END IF;
         ELSIF operation = 3 THEN
             FOR i IN 1 .. rules LOOP
-                IF cells[program[p]].state[1] < 0 THEN
+                IF cells[program[q]].state[1] < 0 THEN
                     after := headgate_refund_folded_v1(
-                        keys[program[p]], program[p + 3], program[p + 4],
-                        cells[program[p]].state, program[p + 7 : p + 14], program[p + 15], program[p + 6]
+                        keys[program[q]], program[q + 3], program[q + 4],
+                        cells[program[q]].state, program[q + 7 : q + 14], program[q + 15], program[q + 6]
                     );
                 ELSE
                     after := headgate_refund_v2(
-                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                        cells[program[p]].state, program[p + 7 : p + 14], program[p + 15], program[p + 6], now
+                        program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                        cells[program[q]].state, program[q + 7 : q + 14], program[q + 15], program[q + 6], now
                     );
                 END IF;
                 IF after IS NOT NULL THEN
+                    cell := cells[program[q]];
                     cell.state := nullif(after[2 :], '{}');
                     removed := removed OR cell.state IS NULL;
                     cell.expires := server_now + greatest(0, after[1] - now) + grace;
-                    cells[program[p]] := cell;
+                    cells[program[q]] := cell;
                 END IF;
-                p := p + 16;
+                q := q + 16;
             END LOOP;
         ELSE
             FOR i IN 1 .. rules LOOP
-                IF cells[program[p]].state[1] < 0 THEN
-                    DELETE FROM headgate_chunks AS chunks WHERE chunks.key = keys[program[p]];
+                IF cells[program[q]].state[1] < 0 THEN
+                    DELETE FROM headgate_chunks AS chunks WHERE chunks.key = keys[program[q]];
                 END IF;
-                cells[program[p]] := ROW(NULL, 0)::headgate_cell_v1;
-                p := p + 1;
+                cells[program[q]] := ROW(NULL, NULL, 0)::headgate_cell_v2;
+                q := q + 1;
             END LOOP;
             removed := true;
         END IF;
+        p := q;
     END LOOP;
 
+    -- A state is where it was just found, unless it was cleared away since.
     IF few THEN
         FOR k IN 1 .. locks LOOP
             cell := cells[k];
@@ -1050,7 +1061,7 @@ BEGIN
                 DELETE FROM headgate_states AS states WHERE states.key = keys[k];
             ELSE
                 UPDATE headgate_states AS states SET state = cell.state, expires = cell.expires
-                WHERE states.key = keys[k];
+                WHERE states.ctid = cell.place AND states.key = keys[k];
                 IF NOT FOUND THEN
                     INSERT INTO headgate_states AS states VALUES (keys[k], cell.state, cell.expires)
                     ON CONFLICT ON CONSTRAINT headgate_states_pkey
@@ -1059,15 +1070,26 @@ BEGIN
             END IF;
         END LOOP;
     ELSE
-        INSERT INTO headgate_states AS states
-        SELECT keys[changed.k], changed.state, changed.expires
-        FROM unnest(cells) WITH ORDINALITY AS changed (state, expires, k)
-        WHERE changed.expires IS NOT NULL AND changed.state IS NOT NULL
-        ON CONFLICT ON CONSTRAINT headgate_states_pkey
-        DO UPDATE SET state = excluded.state, expires = excluded.expires;
+        UPDATE headgate_states AS states SET state = changed.state, expires = changed.expires
+        FROM unnest(cells) WITH ORDINALITY AS changed (state, place, expires, k)
+        WHERE states.ctid = changed.place AND states.key = keys[changed.k]
+            AND changed.expires IS NOT NULL AND changed.state IS NOT NULL;
+        GET DIAGNOSTICS updated = ROW_COUNT;
+        IF updated < locks THEN
+            INSERT INTO headgate_states AS states
+            SELECT keys[changed.k], changed.state, changed.expires
+            FROM unnest(cells) WITH ORDINALITY AS changed (state, place, expires, k)
+            WHERE changed.expires IS NOT NULL AND changed.state IS NOT NULL AND (
+                changed.place IS NULL
+                OR NOT EXISTS (SELECT FROM headgate_states AS known WHERE known.key = keys[changed.k])
+            )
+            ON CONFLICT ON CONSTRAINT headgate_states_pkey
+            DO UPDATE SET state = excluded.state, expires = excluded.expires;
+        END IF;
         IF removed THEN
             DELETE FROM headgate_states AS states WHERE states.key = ANY (ARRAY(
-                SELECT keys[changed.k] FROM unnest(cells) WITH ORDINALITY AS changed (state, expires, k)
+                SELECT keys[changed.k]
+                FROM unnest(cells) WITH ORDINALITY AS changed (state, place, expires, k)
                 WHERE changed.expires IS NOT NULL AND changed.state IS NULL
             ));
         END IF;
@@ -1248,7 +1270,7 @@ BEGIN
 END
 $$;
 
--- Only calls that are under way while a database is migrated come to these two.
+-- Only calls that are under way while a database is migrated come to what follows.
 CREATE FUNCTION headgate_decide_v1(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], now bigint, cost bigint, birth bigint, forced boolean
@@ -1273,3 +1295,8 @@ AS $$
         kind, a, b, c, d, state, receipt[: 4] || receipt[3] || receipt[5 : 7], held, cost, now
     )
 $$;
+
+CREATE TYPE headgate_cell_v1 AS (
+    state bigint[],
+    expires bigint
+);

@@ -86,7 +86,10 @@ class StoreTimeout(StoreUnavailable):
 
 
 class StoreOverloaded(StoreError):
-    """The call was not sent within its deadline, because this process has too many under way; nothing was charged."""
+    """The call was not sent within its deadline, or only late, because this process has too many under way.
+
+    If it was not sent, nothing was charged.
+    """
 
 
 class StoreConflict(StoreError):

@@ -245,6 +245,44 @@ def test_what_was_not_sent_because_the_server_is_silent_is_a_time_out() -> None:
     assert isinstance(waiting.error, StoreTimeout)
 
 
+def test_what_was_sent_late_and_has_no_reply_in_time_says_nothing_about_the_server() -> None:
+    traffic = Traffic(most=1)
+    early, late = NotedCall("early", 0.3), NotedCall("late")
+    traffic.add(NotedCall("a"), late)
+    [lane] = traffic.depart()
+    traffic.reply(lane, 0.9)
+    traffic.depart(0.9)
+    traffic.batcher.expire(DEADLINE)
+    assert isinstance(late.error, StoreOverloaded)
+    # Where the server had most of the time, it is the one that did not answer.
+    traffic = Traffic(most=1)
+    traffic.add(NotedCall("a"), early)
+    [lane] = traffic.depart()
+    traffic.reply(lane, 0.4)
+    traffic.depart(0.4)
+    traffic.batcher.expire(0.3 + DEADLINE)
+    assert isinstance(early.error, StoreTimeout)
+
+
+def test_a_process_that_came_late_to_connect_or_to_send_does_not_blame_the_server() -> None:
+    """As when an event loop starts 40,000 tasks at once."""
+    traffic = Traffic(most=1, connected=False)
+    waiting = NotedCall("waiting")
+    traffic.add(NotedCall("a"), waiting)
+    lane = traffic.batcher.next_lane(0)
+    assert lane is not None
+    traffic.batcher.time_to_connect(lane, 0.9)
+    traffic.batcher.expire(DEADLINE)
+    assert isinstance(waiting.error, StoreOverloaded)
+    traffic = Traffic(most=1)
+    sent, waiting = NotedCall("sent"), NotedCall("waiting")
+    traffic.add(sent, waiting)
+    traffic.depart(0.9)
+    traffic.batcher.expire(DEADLINE)
+    assert isinstance(sent.error, StoreOverloaded)
+    assert isinstance(waiting.error, StoreOverloaded)
+
+
 def test_what_was_not_sent_because_there_is_no_connection_yet_is_a_time_out() -> None:
     traffic = Traffic(connected=False)
     call = NotedCall("a")

@@ -14,7 +14,9 @@ The rules, for tasks and threads alike:
 - **Deadlines.** Each call has its own, which counts from the call to its answer, whatever it waits for. When it passes, that
   call fails, and no other: a connection is given up only after the store's own deadline.
 - **Not sent, not to blame.** A call that was not sent by its deadline has charged nothing. If the server was silent all that
-  time it is down; if it answered others meanwhile, this process has more calls than it can send (`StoreOverloaded`).
+  time it is down; if it answered others meanwhile, this process has more calls than it can send (`StoreOverloaded`). The
+  same is said if the server was asked only when half of the call's time was over: its silence then says nothing. If it was
+  this call that it was asked, it may have been charged.
 - **At most once.** A call is sent once. Only what a server has certainly not done is sent again: a peer says what that is.
 
 Times are seconds of a monotonic clock, handed in as `now`. Threads may be interrupted anywhere by a signal handler that
@@ -144,7 +146,7 @@ class Lane:
         wire: The connection; `None` while there is none.
         queue: Whose calls it carries now; `None` while it is idle.
         batch: The calls that are under way.
-        sent: When they left.
+        sent: When they left, or when the connection under way was begun.
         is_heard: Whether the server has said something since.
         closed_until: When a connection may be tried again after it failed.
     """
@@ -277,6 +279,7 @@ class Batcher:
 
     def time_to_connect(self, lane: Lane, now: float) -> float:
         """Return the seconds after which a connection under way is given up: not before all that wait for it are due."""
+        lane.sent = now
         waiting = lane.queue.waiting if lane.queue else ()
         return max(self._deadline, max((call.due for call in waiting), default=now) - now)
 
@@ -303,7 +306,7 @@ class Batcher:
         for lane in self.lanes:
             for call in lane.batch:
                 if call.due <= now:
-                    call.fail(self._failure(None))
+                    call.fail(self._failure(None) if _had_time(lane, call) else self._overload())
             if lane.batch and now >= self._given_up_at(lane):
                 silent.append(lane)
             elif self._holds_up(lane) and now >= lane.sent + self._patience:
@@ -371,12 +374,10 @@ class Batcher:
         """Fail a call that was not sent by its deadline."""
         if call.due > now:
             return False
-        is_asked = any(lane.queue and (lane.batch or lane.wire is None) for lane in self.lanes)
-        call.fail(
-            self._failure(None)
-            if is_asked and self._heard < call.since
-            else StoreOverloaded(f"{self._peer.name}: this process has more calls than it can send in time")
+        is_asked = any(
+            lane.queue and (lane.batch or lane.wire is None) and _had_time(lane, call) for lane in self.lanes
         )
+        call.fail(self._failure(None) if is_asked and self._heard < call.since else self._overload())
         return True
 
     def _next_due(self) -> float:
@@ -388,6 +389,9 @@ class Batcher:
                 if self._holds_up(lane):
                     dues.append(lane.sent + self._patience)
         return min(dues, default=_NEVER)
+
+    def _overload(self) -> StoreOverloaded:
+        return StoreOverloaded(f"{self._peer.name}: this process has more calls than it can send in time")
 
     def _failure(self, cause: BaseException | None) -> StoreError:
         if cause is None:
@@ -432,3 +436,8 @@ class Batcher:
             del self._slow[source]
             self._quick.waiting.extend(queue.waiting)
             queue.waiting.clear()
+
+
+def _had_time(lane: Lane, call: Call) -> bool:
+    """Return whether the server had half of a call's time, or more, to answer on a lane."""
+    return 2 * (call.due - lane.sent) >= call.due - call.since

@@ -317,6 +317,30 @@ def test_cleaning_waits_for_nobody_and_takes_nothing_that_is_in_use(empty_url: s
         assert holder.execute("SELECT count(*) FROM headgate_states").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("together", [1, 3, 20])
+async def test_what_is_cleared_away_between_reading_and_writing_is_written_anew(
+    empty_url: str, name: str, together: int
+) -> None:
+    async with PostgresStore(empty_url, deadline=PATIENT) as store:
+        store.migrate()
+        limiter = AsyncLimiter(fixed_window("9/day"), name=name, store=store, on_store_error="raise")
+        keys = [f"{number}" for number in range(together)]
+        await asyncio.gather(*map(limiter.hit, keys))
+        async with (
+            await psycopg.AsyncConnection.connect(empty_url) as cleaner,
+            await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as observer,
+        ):
+            await cleaner.execute(
+                "DELETE FROM headgate_states WHERE key = (SELECT min(key) FROM headgate_states)"
+            )
+            hits = asyncio.gather(*map(limiter.hit, keys))
+            while not await (await observer.execute("SELECT FROM pg_locks WHERE NOT granted")).fetchall():
+                assert not hits.done()
+            await cleaner.commit()
+        await hits
+        assert [(await limiter.check(key, 0)).remaining for key in keys] == [7] * together
+
+
 def test_a_state_at_a_callers_own_time_outlives_that_by_an_hour(
     store: PostgresStore, name: str, connection: psycopg.Connection
 ) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate_server.factory import make_app, open_app
-    from headgate_server.http_server import BoundedProtocol
+    from headgate_server.http_connection import BoundedProtocol
     from headgate_server.startup import serve
     from headgate_server.statistics import Demo, Statistics
 
 __all__ = ["BoundedProtocol", "Demo", "Statistics", "make_app", "open_app", "serve"]
 
 _HOMES = {
-    "BoundedProtocol": "http_server",
+    "BoundedProtocol": "http_connection",
     "Demo": "statistics",
     "Statistics": "statistics",
     "make_app": "factory",

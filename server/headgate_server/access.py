@@ -15,7 +15,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
@@ -37,6 +37,21 @@ _BAD_TOKEN: Field = (b"www-authenticate", b'Bearer realm="headgate", error="inva
 _TOO_LITTLE: Field = (b"www-authenticate", b'Bearer realm="headgate", error="insufficient_scope"')
 
 
+HeaderFields = Mapping[bytes, bytes]
+"""The header fields of a request; one that is there several times is joined by commas, so that it is ambiguous."""
+
+
+def header_fields(headers: Sequence[tuple[bytes, bytes]]) -> HeaderFields:
+    """Return the header fields of a request by name."""
+    fields = dict(headers)
+    if len(fields) == len(headers):
+        return fields
+    several: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        several.setdefault(name, []).append(value)
+    return {name: b", ".join(values) for name, values in several.items()}
+
+
 class Access(NamedTuple):
     """What a request may do, and who makes it.
 
@@ -52,7 +67,12 @@ class Access(NamedTuple):
 
 
 def check_access(
-    policy: Policy, needed: Needed, scope: Mapping[str, Any], *, had_tokens: bool = False
+    policy: Policy,
+    needed: Needed,
+    scope: Mapping[str, Any],
+    fields: HeaderFields,
+    *,
+    had_tokens: bool = False,
 ) -> Access:
     """Refuse a request that may not be made; return the access of its caller.
 
@@ -60,6 +80,7 @@ def check_access(
         policy: What holds now.
         needed: What the request needs.
         scope: The request.
+        fields: Its header fields.
         had_tokens: Whether the policy has had tokens before. If they are gone, so is access: a file that was cut off must
             not open the server.
 
@@ -69,7 +90,7 @@ def check_access(
     """
     tokens = policy.server.tokens
     if not tokens and not had_tokens:
-        _check_local(scope)
+        _check_local(scope, fields)
         return _EVERYTHING
     if needed == "nothing":
         return _NOTHING
@@ -79,7 +100,7 @@ def check_access(
             "there are no tokens in the policy any more; bring them back, or restart the server to do without them",
         )
     try:
-        return _check_token(tokens, needed, scope["headers"])
+        return _check_token(tokens, needed, fields)
     except ApiProblem as problem:
         if problem.fields != (_CHALLENGE,):  # to come without a token is how a browser begins
             client = (scope.get("client") or ("an unknown address",))[0]
@@ -109,38 +130,32 @@ def _is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def _check_local(scope: Mapping[str, Any]) -> None:
+def _check_local(scope: Mapping[str, Any], fields: HeaderFields) -> None:
     arrived_at = (scope.get("server") or ("",))[0]
     if not (_is_loopback(arrived_at) or arrived_at.startswith("/")):  # a path: a socket of this machine
         raise ApiProblem(
             403,
             "there are no tokens in the policy, so only this machine may ask; add [server.tokens.NAME] to it",
         )
-    host, hosts = b"", 0
-    for name, value in scope["headers"]:
-        if name == b"host":
-            host, hosts = value, hosts + 1
-        elif name in _PASSED_ON:
-            raise _passed_on()
-    if hosts != 1 or not _is_loopback_authority(host):
+    if not _PASSED_ON.isdisjoint(fields):
+        raise ApiProblem(
+            403,
+            "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
+            "add [server.tokens.NAME] to it",
+        )
+    if not _is_loopback_authority(fields.get(b"host", b"")):
         raise ApiProblem(
             421,
             "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",
         )
 
 
-def _passed_on() -> ApiProblem:
-    return ApiProblem(
-        403,
-        "a proxy has passed this on, perhaps from another machine, and there are no tokens in the policy; "
-        "add [server.tokens.NAME] to it",
-    )
-
-
 @lru_cache(maxsize=256)
 def _is_loopback_authority(authority: bytes) -> bool:
     """Tell whether a `Host` field names this machine; the port does not matter."""
     text = authority.decode("latin-1").strip()
+    if "," in text:  # several fields
+        return False
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
         return _is_loopback(host) and (not port or port.startswith(":"))
@@ -148,10 +163,8 @@ def _is_loopback_authority(authority: bytes) -> bool:
     return _is_loopback(host) and ":" not in port
 
 
-def _check_token(
-    tokens: Mapping[str, TokenPolicy], needed: Needed, headers: Iterable[tuple[bytes, bytes]]
-) -> Access:
-    scheme, _, token = _field(headers, b"authorization").partition(b" ")
+def _check_token(tokens: Mapping[str, TokenPolicy], needed: Needed, fields: HeaderFields) -> Access:
+    scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
     if scheme.lower() != b"bearer" or not token.strip():
         raise ApiProblem(401, "a token is needed: Authorization: Bearer TOKEN", (_CHALLENGE,))
     digest = sha256(token.strip()).hexdigest()
@@ -176,9 +189,3 @@ def _find(tokens: Mapping[str, TokenPolicy], digest: str) -> str | None:
         if hmac.compare_digest(entry.sha256, digest):
             found = name
     return found
-
-
-def _field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
-    """Return the value of a header field; empty if it is missing or ambiguous."""
-    values = [value for header, value in headers if header == name]
-    return values[0] if len(values) == 1 else b""

@@ -15,7 +15,7 @@ import msgspec
 from headgate.errors import StoreMisconfigured
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
-from headgate_server.access import check_access
+from headgate_server.access import HeaderFields, check_access, header_fields
 from headgate_server.candidates import Candidates
 from headgate_server.endpoints import endpoints
 from headgate_server.events import STALLED, Events
@@ -35,11 +35,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-ABORT = "headgate.abort"
-"""The extension by which our own protocol lets a connection be cut whose reader has stopped reading."""
-
 DIRECT = "headgate.direct"
-"""The extension by which our own protocol gives a body that is there, and takes an answer as a whole."""
+"""The extension by which our own protocol gives a body that is there, takes an answer as a whole, and cuts a connection."""
 
 BODY_SECONDS = 10.0
 """How long a body may take to arrive."""
@@ -80,6 +77,7 @@ class App:
         statistics.demo = demo
         self.live = live
         self._statistics = statistics
+        self._metrics = metrics
         self._book = HoldBook(live, run=statistics.run)
         self._events = Events(statistics)
         self._candidates = Candidates(live, statistics.candidates_file)
@@ -94,9 +92,22 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._http(scope, receive, send)
-        elif scope["type"] == "lifespan":
+        if scope["type"] != "http":
+            await self._not_http(scope, receive, send)
+            return
+        try:
+            answer = await self._answer(scope, receive)
+        except _Gone:
+            return
+        except Exception as error:  # noqa: BLE001  # everything is answered, and what was not expected is logged
+            answer = problem_reply(problem_from(error))
+        if isinstance(answer, Stream):
+            await self._stream(answer, scope, receive, send)
+        elif (direct := _direct(scope)) is None or not direct.reply(*answer):
+            await _send_reply(answer, scope, send)
+
+    async def _not_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
             await receive()
@@ -108,28 +119,16 @@ class App:
 
     # Requests
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            answer = await self._answer(scope, receive)
-        except _Gone:
-            return
-        except Exception as error:  # noqa: BLE001  # everything is answered, and what was not expected is logged
-            answer = problem_reply(problem_from(error))
-        if isinstance(answer, Stream):
-            await self._stream(answer, scope, receive, send)
-        else:
-            await _send_reply(answer, scope, send)
-
     async def _answer(self, scope: Scope, receive: Receive) -> Reply | Stream:
         path = scope.get("raw_path") or quote(scope["path"]).encode()
         endpoint, values = self._router.find(scope["method"], path)
-        policy = self.live.policy
-        access = check_access(policy, endpoint.needs, scope, had_tokens=self._had_tokens)
-        arguments: list[Any] = [ApiRequest(scope["headers"], *access)] if endpoint.wants_request else []
+        policy, fields = self.live.policy, header_fields(scope["headers"])
+        access = check_access(policy, endpoint.needs, scope, fields, had_tokens=self._had_tokens)
+        arguments: list[Any] = [ApiRequest(fields, *access)] if endpoint.wants_request else []
         if endpoint.takes is not None:
-            body = await read_body(scope, receive, policy.server.largest_body)
+            body = await read_body(scope, fields, receive, policy.server.largest_body)
             arguments.append(self._decoded(endpoint, body))
-            if endpoint.charges and (key := _idempotency_key(scope)) is not None:
+            if endpoint.charges and (key := fields.get(b"idempotency-key")) is not None:
                 limiter = self.live.get(values[0])
                 if limiter is not None:
                     return await self._idempotent.answer(
@@ -170,8 +169,8 @@ class App:
             outcome = (await asyncio.gather(sending, gone, return_exceptions=True))[0]
         if isinstance(outcome, TimeoutError):
             logger.info("a reader of events was dropped: it took nothing for %g s", STALLED)
-            for abort in scope.get("extensions", {}).get(ABORT, {}).values():
-                abort()
+            if (direct := _direct(scope)) is not None:
+                direct.abort()
                 await _until_gone(receive)
         elif isinstance(outcome, Exception):
             raise outcome
@@ -179,7 +178,13 @@ class App:
     def _may_read(self, scope: Scope) -> bool:
         """Return whether a stream's reader may still read it: its token may have been taken out of the policy."""
         try:
-            check_access(self.live.policy, "token", scope, had_tokens=self._had_tokens)
+            check_access(
+                self.live.policy,
+                "token",
+                scope,
+                header_fields(scope["headers"]),
+                had_tokens=self._had_tokens,
+            )
         except ApiProblem:
             return False
         return True
@@ -235,6 +240,8 @@ class App:
 
     async def _tick(self, at: int) -> None:
         try:
+            if self._metrics is not None:
+                self._metrics.flush()
             self._candidates.refresh()
             self._statistics.show(self.live)
             if self._statistics.is_shared:
@@ -252,27 +259,22 @@ class App:
                 logger.exception("holds that are over could not be forgotten")
 
 
-async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
+async def read_body(scope: Scope, fields: HeaderFields, receive: Receive, largest: int) -> bytes:
     """Return the body of a request.
 
     Raises:
         ApiProblem: 413 if it is too large, as soon as that is known; 415 if it is not JSON; 408 if it does not arrive.
     """
-    length, media_type = 0, b""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            length = int(value)
-        elif name == b"content-type":
-            media_type = value
+    media_type, length = fields.get(b"content-type", b""), fields.get(b"content-length", b"")
     if (
         media_type != b"application/json"
         and media_type.partition(b";")[0].strip().lower() != b"application/json"
     ):
         raise ApiProblem(415, "send JSON, with the header Content-Type: application/json")
-    if length > largest:
+    if length.isdigit() and int(length) > largest:
         raise _too_large(largest)
-    direct = scope.get("extensions", {}).get(DIRECT)
-    whole: bytes | None = None if direct is None else direct.body()
+    direct = _direct(scope)
+    whole: bytes | None = None if direct is None else direct.whole_body()
     if whole is not None and len(whole) <= largest:
         return whole
     body = bytearray()
@@ -290,10 +292,10 @@ async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
     raise _too_large(largest)
 
 
-def _idempotency_key(scope: Scope) -> bytes | None:
-    """Return the `Idempotency-Key` of a request; several of them are none that could be used."""
-    keys = [value for name, value in scope["headers"] if name == b"idempotency-key"]
-    return b" ".join(keys) if keys else None
+def _direct(scope: Scope) -> Any:
+    """Return what reads and answers without messages; `None` if another server carries the request."""
+    extensions = scope.get("extensions")
+    return None if extensions is None else extensions.get(DIRECT)
 
 
 def _too_large(largest: int) -> ApiProblem:
@@ -302,10 +304,6 @@ def _too_large(largest: int) -> ApiProblem:
 
 async def _send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     status, fields, body = reply
-    direct = scope.get("extensions", {}).get(DIRECT)
-    is_plain = status != NOT_MODIFIED and (b"connection", b"close") not in fields
-    if is_plain and direct is not None and direct.reply(status, fields, body):
-        return
     headers = list(fields)
     if status != NOT_MODIFIED:
         headers.append((b"content-length", b"%d" % len(body)))

@@ -360,6 +360,6 @@ async def _file(request: ApiRequest, name: str) -> Reply:
 
 
 def _sent(page: Page, request: ApiRequest) -> Reply:
-    if is_known(page, request.headers):
+    if is_known(page, request.fields):
         return Reply(304, page.fields, b"")
     return Reply(200, page.fields, page.content)

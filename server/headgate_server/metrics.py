@@ -17,6 +17,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCol
 from prometheus_client import values as prometheus_values
 from prometheus_client.mmap_dict import MmapedDict
 
+from headgate.costs import Cost
+from headgate.decision import Decision
+from headgate.hooks import Call, Hook
 from headgate.observe.prometheus import PrometheusHook, ShadowHook, all_processes
 from headgate_server.hosting import METRICS_FOLDER
 
@@ -63,19 +66,72 @@ def _reserve(descriptor: int, size: int) -> None:
         allocate(descriptor, 0, size)
 
 
+class CollectedDecisions(Hook):
+    """Collects decisions that are alike, and has them counted together: to count one takes longer than to decide it.
+
+    Args:
+        hook: What counts them, when they are flushed. Everything else it hears of at once.
+    """
+
+    def __init__(self, hook: PrometheusHook) -> None:
+        self._hook = hook
+        self._alike: dict[tuple[object, ...], tuple[Call, Decision, list[float]]] = {}
+
+    def attached(self, limiter: Any) -> None:
+        self._hook.attached(limiter)
+
+    def completed(self, call: Call, seconds: float) -> None:
+        self._hook.completed(call, seconds)
+
+    def settled(self, call: Call, cost: Cost | None) -> None:
+        self._hook.settled(call, cost)
+
+    def decided(self, call: Call, decision: Decision, seconds: float) -> None:
+        if decision.degraded or call.operation == "hold":
+            self.flush()  # whether the store is up is what was seen last
+            self._hook.decided(call, decision, seconds)
+            return
+        place = (call.limiter, call.operation, decision.rule, decision.allowed)
+        alike = self._alike.get(place)
+        if alike is None:
+            self._alike[place] = call, decision, [seconds]
+        else:
+            alike[2].append(seconds)
+
+    def failed(self, call: Call, error: Exception, seconds: float) -> None:
+        self.flush()
+        self._hook.failed(call, error, seconds)
+
+    def flush(self) -> None:
+        """Have counted what was collected."""
+        collected, self._alike = self._alike, {}
+        for alike in collected.values():
+            self._hook.decided_alike(*alike)
+
+
 class ServerMetrics:
-    """The hooks that count, and what they have counted."""
+    """The hooks that count, and what they have counted.
+
+    Attributes:
+        hook: Hears of the decisions of live rules; what it has collected is counted by `flush`.
+        shadow_hook: Hears of those of shadow rules.
+    """
 
     def __init__(self) -> None:
         if METRICS_FOLDER in os.environ:
             prometheus_values.MmapedDict = ReservedDict  # type: ignore[attr-defined]  # it has no other place for it
         own = CollectorRegistry()
-        self.hook = PrometheusHook(own)
+        self.hook = CollectedDecisions(PrometheusHook(own))
         self.shadow_hook = ShadowHook(own)
         self._shown = all_processes(own)
         if self._shown is own:
             ProcessCollector(registry=own)
 
+    def flush(self) -> None:
+        """Count what was decided since the last time, for the other workers to see."""
+        self.hook.flush()
+
     def text(self) -> bytes:
         """Return everything in Prometheus's text format."""
+        self.flush()
         return generate_latest(self._shown)

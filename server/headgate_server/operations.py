@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from difflib import get_close_matches
 from time import perf_counter
 
@@ -14,7 +13,7 @@ from headgate.decision import Decision
 from headgate.errors import HeadgateError, StoreError
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
-from headgate.stores.request import Request
+from headgate.stores.request import Operation, Request
 from headgate_server.describe import limiter_shown, store_shown
 from headgate_server.holds import (
     HoldBook,
@@ -53,8 +52,10 @@ from headgate_server.wire import (
     ResetAsk,
     SettleAsk,
     WaitAnswer,
+    WireCost,
     decision_answer,
     key_from,
+    wait_answer,
     wire_cost,
 )
 
@@ -83,32 +84,39 @@ class Operations:
     def __init__(self, live: AsyncLivePolicy, book: HoldBook) -> None:
         self._live = live
         self._book = book
-        self._decisions: dict[str, Callable[[HitAsk, str], Awaitable[Struct]]] = {
-            "hit": self.hit,
-            "check": self.check,
-            "wait-hint": self.wait_hint,
-        }
 
     async def hit(self, ask: HitAsk, name: str) -> DecisionAnswer:
-        limiter = self._limiter(name)
-        return decision_answer(await limiter.hit(key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota))
+        return decision_answer(await self._decide(self._limiter(name), "hit", ask, ask.cost))
 
     async def check(self, ask: HitAsk, name: str) -> DecisionAnswer:
-        limiter = self._limiter(name)
-        return decision_answer(
-            await limiter.check(key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota)
-        )
+        return decision_answer(await self._decide(self._limiter(name), "peek", ask, ask.cost))
+
+    async def wait_hint(self, ask: HitAsk, name: str) -> WaitAnswer:
+        return wait_answer(await self._decide(self._limiter(name), "peek", ask, ask.cost))
+
+    async def _decide(
+        self, limiter: AsyncPolicyLimiter, operation: Operation, ask: HitAsk | BatchCall, cost: WireCost
+    ) -> Decision:
+        version = limiter.current  # rules, units and gate of one version
+        request = version.request(operation, key_from(ask.key), cost, ask.tier, ask.quota)
+        return (await version.gate.ask(request))[0]
 
     async def record(self, ask: RecordAsk, name: str) -> RecordAnswer:
-        limiter, key, cost = self._limiter(name).current, key_from(ask.key), ask.cost
+        return await self._record(self._limiter(name), ask, ask.cost)
+
+    async def _record(
+        self, limiter: AsyncPolicyLimiter, ask: RecordAsk | BatchCall, cost: WireCost | list[int]
+    ) -> RecordAnswer:
+        version, key = limiter.current, key_from(ask.key)
         if isinstance(cost, list):
-            if len(cost) != len(limiter.rules):
-                raise ApiProblem(422, f"{len(cost)} costs for {len(limiter.rules)} rules - at `$.cost`")
+            if len(cost) != len(version.rules):
+                raise ApiProblem(422, f"{len(cost)} costs for {len(version.rules)} rules - at `$.cost`")
             request = Request("record", key, tuple(cost), ask.tier)
+            request = request.with_quotas(quotas_of(version.rules, ask.quota))
         else:
-            request = limiter.request("record", key, cost, ask.tier)
-        await limiter.gate.ask(request.with_quotas(quotas_of(limiter.rules, ask.quota)))
-        return RecordAnswer(ask.cost)
+            request = version.request("record", key, cost, ask.tier, ask.quota)
+        await version.gate.ask(request)
+        return RecordAnswer(cost)
 
     async def hold(self, request: ApiRequest, ask: HitAsk, name: str) -> HoldAnswer:
         self._limiter(name)  # for the message that lists near names
@@ -116,12 +124,6 @@ class Operations:
             name, key_from(ask.key), ask.cost, ask.tier, ask.quota, caller=request.caller
         )
         return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
-
-    async def wait_hint(self, ask: HitAsk, name: str) -> WaitAnswer:
-        decision = await self._limiter(name).check(
-            key_from(ask.key), ask.cost, tier=ask.tier, quota=ask.quota
-        )
-        return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)
 
     async def reset(self, request: ApiRequest, ask: ResetAsk, name: str) -> ResetAnswer:
         key = key_from(ask.key)
@@ -205,52 +207,52 @@ class Operations:
         together: list[asyncio.Task[BatchAnswer]] = []
         rested = perf_counter()
         for call in ask.calls:
-            may_join = self._may_join(call)
+            limiter = None if call.limiter is None else self._live.get(call.limiter)
+            may_join = limiter is not None and limiter.store.remote and call.operation in _TOGETHER
             if together and (not may_join or len(together) >= MOST_TOGETHER):
                 answers += await asyncio.gather(*together)
                 together = []
             if may_join:
-                together.append(asyncio.ensure_future(self._answer(call, request)))
+                together.append(asyncio.ensure_future(self._answer(call, limiter, request)))
                 continue
-            answers.append(await self._answer(call, request))
+            answers.append(await self._answer(call, limiter, request))
             if perf_counter() - rested > LONGEST_WORK:  # calls that never wait would block all other requests
                 await asyncio.sleep(0)
                 rested = perf_counter()
         return BatchAnswers(answers + await asyncio.gather(*together))
 
-    def _may_join(self, call: BatchCall) -> bool:
-        """Return whether a call leaves together with its neighbours, for a store that takes time to answer."""
-        if call.operation not in _TOGETHER:
-            return False
-        limiter = self._live.get(call.limiter) if call.limiter is not None else None
-        return limiter is not None and limiter.store.remote
-
-    async def _answer(self, call: BatchCall, request: ApiRequest) -> BatchAnswer:
+    async def _answer(
+        self, call: BatchCall, limiter: AsyncPolicyLimiter | None, request: ApiRequest
+    ) -> BatchAnswer:
         try:
-            return BatchAnswer(200, await self._one(call, request))
+            return BatchAnswer(200, await self._one(call, limiter, request))
         except Exception as error:  # noqa: BLE001  # one call must not take the answers of the others with it
             problem = problem_from(error)
             return BatchAnswer(problem.status, problem.document)
 
-    async def _one(self, call: BatchCall, request: ApiRequest) -> Struct:
-        name, operation = call.limiter, call.operation
+    async def _one(self, call: BatchCall, limiter: AsyncPolicyLimiter | None, request: ApiRequest) -> Struct:
+        operation = call.operation
         if operation in _OF_HOLDS:
             return await self._end(call)
+        name = call.limiter
         if name is None or call.hold is not None:
             raise ApiProblem(400, f"{operation} needs the name of a limiter, and no hold")
-        if name not in self._live:  # without near names: to look for a thousand of them takes seconds
+        if limiter is None:  # without near names: to look for a thousand of them takes seconds
             raise ApiProblem(404, f"there is no limiter {name[:80]!r}; GET /v1/limiters lists them all")
         cost = 1 if call.cost is None else call.cost
         if operation == "record":
-            return await self.record(RecordAsk(call.key, cost, call.tier, call.quota), name)
+            return await self._record(limiter, call, cost)
         if isinstance(cost, list):
             raise ApiProblem(400, "only record takes a cost for each rule; write an object by unit")
-        if operation == "reset":
-            return await self._reset_one(call, name, request)
-        one = HitAsk(call.key, cost, call.tier, call.quota)
+        if operation == "hit":
+            return decision_answer(await self._decide(limiter, "hit", call, cost))
+        if operation == "check":
+            return decision_answer(await self._decide(limiter, "peek", call, cost))
+        if operation == "wait-hint":
+            return wait_answer(await self._decide(limiter, "peek", call, cost))
         if operation == "hold":
-            return await self.hold(request, one, name)
-        return await self._decisions[operation](one, name)
+            return await self.hold(request, HitAsk(call.key, cost, call.tier, call.quota), name)
+        return await self._reset_one(call, name, request)
 
     async def _end(self, call: BatchCall) -> Struct:
         hold, cost, operation = call.hold, call.cost, call.operation

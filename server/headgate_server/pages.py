@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import resources
 
+from headgate_server.access import HeaderFields
 from headgate_server.problems import ApiProblem, Field
 
 _TYPES = {
@@ -55,9 +55,9 @@ def find_page(name: str) -> Page:
     return found
 
 
-def is_known(page: Page, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def is_known(page: Page, fields: HeaderFields) -> bool:
     """Tell whether the client has this very file already (`If-None-Match`)."""
-    known = b",".join(value for name, value in headers if name == b"if-none-match")
+    known = fields.get(b"if-none-match", b"")
     return page.tag in known or known.strip() == b"*"
 
 

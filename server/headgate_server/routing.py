@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from headgate.policy.model import Permission
-from headgate_server.access import Needed
+from headgate_server.access import HeaderFields, Needed
 from headgate_server.problems import ApiProblem
 
 JSON = "application/json"
@@ -83,7 +83,7 @@ class Route:
 class ApiRequest(NamedTuple):
     """What some endpoints want to know about a request."""
 
-    headers: list[tuple[bytes, bytes]]
+    fields: HeaderFields
     may: frozenset[Permission]
     caller: str = ""
     """The digest of the token; empty if there is none."""

@@ -66,6 +66,10 @@ Tier = Annotated[
 Seconds = float
 
 
+WireCost = int | dict[str, int]
+"""A cost as it goes over the wire."""
+
+
 class Body(Struct, forbid_unknown_fields=True):
     """What every request body has in common: a misspelt field is an error, not a default."""
 
@@ -507,7 +511,7 @@ def wire_key(key: Key | None) -> str | dict[str, Any] | None:
     return {BASE64: base64.b64encode(key).decode("ascii")}
 
 
-def wire_cost(cost: int | Mapping[str, int]) -> int | dict[str, int]:
+def wire_cost(cost: int | Mapping[str, int]) -> WireCost:
     """Return a cost as it goes over the wire."""
     return cost if isinstance(cost, int) else dict(cost)
 
@@ -538,3 +542,8 @@ def decision_answer(decision: Decision) -> DecisionAnswer:
             )
         ],
     )
+
+
+def wait_answer(decision: Decision) -> WaitAnswer:
+    """Return how long until what was decided would be admitted."""
+    return WaitAnswer(decision.allowed, 0.0 if decision.allowed else decision.retry_after)

@@ -48,9 +48,10 @@ class Units:
         Raises:
             ConfigError: A unit is missing or unknown, or its cost is not a whole number.
         """
+        if type(cost) is int:  # the gate judges numbers, so that hooks hear of it
+            return cost
         if not isinstance(cost, Mapping):
-            if type(cost) is not int:  # the gate judges numbers, so that hooks hear of it
-                check_whole(cost)
+            check_whole(cost)
             return cost
         self._check(cost)
         missing = self._known - cost.keys() - {REQUESTS}

@@ -6,11 +6,13 @@ import asyncio
 import json
 from hashlib import sha256
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from headgate.policy import parse_policy
 from headgate_server import events
+from headgate_server.app import DIRECT
 from tests.server.support import POLICY, Server, started
 
 
@@ -30,7 +32,7 @@ class Reader:
             "raw_path": b"/v1/events",
             "headers": [(b"host", b"localhost"), *more],
             "server": ("127.0.0.1", 8080),
-            "extensions": {"headgate.abort": {"abort": self._abort}},
+            "extensions": {DIRECT: Mock(abort=self._abort, reply=lambda *_: False)},
         }
         self.task = asyncio.ensure_future(server.app(scope, self._leaves.get, self._send))
 

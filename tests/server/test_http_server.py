@@ -16,16 +16,16 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from headgate_server import http_server
-from headgate_server.http_server import (
+from headgate_server import http_connection
+from headgate_server.http_connection import (
     FILES_KEPT_FREE,
     HEAD_BYTES,
     MOST_CONNECTIONS,
     MOST_PIPELINED,
     BoundedProtocol,
     ConnectionCap,
-    HttpServer,
 )
+from headgate_server.http_server import HttpServer
 from headgate_server.startup import listen
 from tests.server.support import READ_SECONDS, Server
 
@@ -47,7 +47,7 @@ async def http_server_of(server: Server) -> AsyncIterator[int]:
 
 
 async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     async with http_server_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: loc")
@@ -58,7 +58,7 @@ async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 async def test_a_connection_on_which_nothing_arrives_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b""
@@ -69,7 +69,7 @@ async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every byte of it ends uvicorn's own timer for idle connections."""
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
@@ -80,7 +80,7 @@ async def test_the_rest_of_a_body_that_nobody_reads_keeps_no_connection(
 
 
 async def test_a_connection_that_has_sent_all_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.0)
+    monkeypatch.setattr(http_connection, "HEAD_SECONDS", 0.0)
     async with http_server_of(Server()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -169,7 +169,7 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
         running.add(asyncio.current_task())  # type: ignore[arg-type]
         await let_go.wait()
 
-    monkeypatch.setattr(server.app, "_http", never)
+    monkeypatch.setattr(server.app, "_answer", never)
     config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state, transport = ServerState(), Mock(spec=asyncio.Transport)
@@ -182,13 +182,14 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     assert transport.pause_reading.called
     assert not transport.resume_reading.called
     let_go.set()
-    await asyncio.gather(*state.tasks, return_exceptions=True)
+    connection.connection_lost(None)
+    await asyncio.gather(*state.tasks)
 
 
 async def test_a_reader_that_takes_nothing_is_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(http_server, "UNREAD_SECONDS", 0.0)
+    monkeypatch.setattr(http_connection, "UNREAD_SECONDS", 0.0)
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
@@ -201,7 +202,7 @@ async def test_a_reader_that_takes_nothing_is_cut(
 
 
 async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(http_connection, "MOST_CONNECTIONS", 3)
     async with http_server_of(Server()) as port, AsyncExitStack() as stack:
         first, second, _ = [
             await stack.enter_async_context(connected(port, sent)) for sent in (b"", HEALTH, b"GET /healthz")
@@ -213,8 +214,8 @@ async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.Mon
 
 
 async def test_above_the_cap_only_health_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 2)
-    monkeypatch.setattr(http_server, "MOST_SURPLUS", 1)
+    monkeypatch.setattr(http_connection, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(http_connection, "MOST_SURPLUS", 1)
     events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with http_server_of(Server()) as port, AsyncExitStack() as stack:
         for _ in range(2):
@@ -281,12 +282,17 @@ async def test_the_body_before_a_head_is_not_counted_to_it() -> None:
         b"POST /v1/limiters/login/hit HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: 40000\r\n\r\n" + body + b"GET /healthz HTTP/1.1\r\nHost: loc"
     )
-    await asyncio.gather(*state.tasks)
-    connection.data_received(b"alhost\r\n\r\n")
-    await asyncio.gather(*state.tasks)
+    async with asyncio.timeout(READ_SECONDS):
+        while not transport.write.called:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        connection.data_received(b"alhost\r\n\r\n")
+        while transport.write.call_count < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     written = b"".join(call.args[0] for call in transport.write.mock_calls)
     assert written.count(b"HTTP/1.1 200 ") == 2
     assert not transport.close.called
+    connection.connection_lost(None)
+    await asyncio.gather(*state.tasks)
 
 
 async def test_a_reader_that_was_dropped_is_cut_off(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 from headgate.clock import Clock, reading
 from headgate.costs import Costs, Units
@@ -91,12 +92,17 @@ class Observed:
     def ask(self, request: Request) -> Answer:
         called = _CALLED[request.operation] if request.replaces is None else "move"
         call = Call(self._limiter, called, request.key, self._by_unit(request.cost), request.tier)
-        with self._hooks.watch(call) as watch:
+        start = perf_counter()  # here, and not by `Hooks.watch`, because every decision passes through
+        try:
             answer = self._gate.ask(request)
+        except Exception as error:
+            self._hooks.failed(call, error, perf_counter() - start)
+            raise
+        seconds = perf_counter() - start
         if request.operation == "record":
-            self._hooks.completed(call, watch.seconds)
+            self._hooks.completed(call, seconds)
         else:
-            self._hooks.decided(call, answer[0], watch.seconds)
+            self._hooks.decided(call, answer[0], seconds)
         return answer
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:

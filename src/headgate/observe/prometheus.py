@@ -13,7 +13,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -84,11 +86,12 @@ class PrometheusHook(Hook, Collector):
             ["limiter", "rule", "outcome", "degraded"],
             registry=registry,
         )
+        self._bounds = tuple(buckets)
         self._seconds = Histogram(
             "headgate_store_seconds",
             "How long stores took.",
             ["limiter", "operation"],
-            buckets=tuple(buckets),
+            buckets=self._bounds,
             registry=registry,
         )
         self._up = Gauge(
@@ -130,17 +133,33 @@ class PrometheusHook(Hook, Collector):
         self._set_up(limiter.name, True)
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
-        self._set_up(call.limiter, not decision.degraded)
-        if not decision.degraded:
-            self._timer(call).observe(seconds)
-        if call.operation == "check":
-            return
-        self._counter(call.limiter, decision.rule or "", decision.allowed, decision.degraded).inc()
+        self.decided_alike(call, decision, (seconds,))
         if not decision.allowed:
-            if self._shown:
+            if self._shown and call.operation != "check":
                 self._refused.add((call.limiter, _label(call.key)))
         elif call.operation == "hold":
             self._held.labels(call.limiter).inc(total(call.cost))
+
+    def decided_alike(self, call: Call, decision: Decision, seconds: Sequence[float]) -> None:
+        """Count calls that differ in nothing but their keys and the seconds that they took; for code that collects them.
+
+        Neither holds nor the most refused keys are counted by it.
+        """
+        self._set_up(call.limiter, not decision.degraded)
+        if not decision.degraded:
+            self._observe(self._timer(call), seconds)
+        if call.operation != "check":
+            counter = self._counter(call.limiter, decision.rule or "", decision.allowed, decision.degraded)
+            counter.inc(len(seconds))
+
+    def _observe(self, timer: Histogram, seconds: Sequence[float]) -> None:
+        if len(seconds) == 1:
+            timer.observe(seconds[0])
+            return
+        # As `observe` does it, which takes a lock for each.
+        timer._sum.inc(sum(seconds))
+        for bucket, count in Tally(bisect_left(self._bounds, each) for each in seconds).items():
+            timer._buckets[bucket].inc(count)
 
     def completed(self, call: Call, seconds: float) -> None:
         self._set_up(call.limiter, True)

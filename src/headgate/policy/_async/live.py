@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from headgate._fork import watch
 from headgate.clock import Clock
@@ -99,6 +100,9 @@ class AsyncLivePolicy(AsyncWatched, Mapping[str, AsyncPolicyLimiter]):
 
     def __getitem__(self, name: str) -> AsyncPolicyLimiter:
         return self._limiters[name]
+
+    def get(self, name: object, default: Any = None) -> Any:
+        return self._limiters.get(name, default)  # type: ignore[call-overload]  # a mapping's own takes much longer
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._limiters)

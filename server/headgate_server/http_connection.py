@@ -1,0 +1,635 @@
+"""HTTP/1.1 for uvicorn's server, with bounds on what a client may send and leave unread.
+
+A connection has a few requests in its pipe at most; one that takes nothing of what was written for long is cut. There is a
+cap on connections. At the cap a new one takes the place of the one that has been waiting for a request for longest; if all
+are busy, a few more are let in for `/healthz` alone, so that a server under load is not taken for dead.
+
+It speaks ASGI. An application that knows the `DIRECT` extension takes a body that is there, and gives an answer that is
+complete, without messages: see `Exchange`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections import deque
+from collections.abc import Iterable
+from functools import lru_cache
+from http import HTTPStatus
+from itertools import islice
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+
+from headgate_server.app import DIRECT, Message, Receive, Scope, Send
+from headgate_server.problems import Field
+
+logger = logging.getLogger("headgate.server")
+
+HEAD_BYTES = 32_768
+"""The largest request line and header fields together."""
+
+HEAD_SECONDS = 10.0
+"""How long they may be awaited on a new connection, and how long they may take to arrive once they have begun."""
+
+UNREAD_SECONDS = 10.0
+"""How long a client may take nothing of what was written to it."""
+
+LOOK_SECONDS = 1.0
+"""How often connections are looked at for those that have stalled."""
+
+MOST_PIPELINED = 4
+"""Requests of a connection that wait for the one before them."""
+
+BODY_BYTES = 65_536
+"""How much of a body is read before the application takes it."""
+
+MOST_CONNECTIONS = 10_000
+FILES_KEPT_FREE = 64
+"""Open files that connections leave to stores, figures and logs."""
+
+MOST_SURPLUS = 16
+"""Connections above the cap, for `/healthz` alone."""
+
+NO_CONTENT, NOT_MODIFIED = 204, 304
+"""Statuses of answers without a body."""
+
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+_CLOSE: Field = (b"connection", b"close")
+_HEAD_END = b"\r\n\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_MALFORMED = "Invalid HTTP request received."
+
+
+class ConnectionCap:
+    """The connections of a server: how many there may be, and which of them wait for a request.
+
+    Attributes:
+        most: How many there may be.
+        waiting: Those that wait, the longest first.
+        leaving: Those that were cut and are still counted.
+        is_draining: Whether every answer ends its connection.
+    """
+
+    def __init__(self) -> None:
+        self.most = min(MOST_CONNECTIONS, max(1, _open_files() - FILES_KEPT_FREE))
+        self.waiting: dict[BoundedProtocol, None] = {}
+        self.leaving: set[BoundedProtocol] = set()
+        self.is_draining = False
+        self._is_looking = False
+
+    @classmethod
+    def of(cls, server_state: Any) -> ConnectionCap:
+        """Return that of a server."""
+        found: ConnectionCap | None = getattr(server_state, "connection_cap", None)
+        if found is None:
+            found = server_state.connection_cap = cls()
+        return found
+
+    def look_after(self, connections: set[BoundedProtocol], loop: asyncio.AbstractEventLoop) -> None:
+        """Drop those that have stalled, now and then, for as long as there are any."""
+        if not self._is_looking:
+            self._is_looking = True
+            loop.call_later(LOOK_SECONDS, self._look, connections, loop)
+
+    def _look(self, connections: set[BoundedProtocol], loop: asyncio.AbstractEventLoop) -> None:
+        self._is_looking = False
+        now = loop.time()
+        for connection in list(connections):
+            connection.drop_if_stalled(now)
+        if connections:
+            self.look_after(connections, loop)
+
+
+def _open_files() -> int:
+    """Return how many files this process may have open, which is then as many as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + FILES_KEPT_FREE
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+class BoundedProtocol(asyncio.Protocol):
+    """One connection; the arguments are those that uvicorn gives.
+
+    Attributes:
+        pipeline: Requests that wait for the one before them, the next first.
+    """
+
+    transport: asyncio.Transport
+    _head_bytes = 0
+    _piece_bytes = 0
+    _begun = 0
+    """How many heads have begun in the piece that is being read."""
+    _is_in_head = False
+    _is_head_too_large = False
+    _awaited_since: float | None = None
+    """Since when a head is awaited that is not there, or not completely; `None` if none is."""
+    _idle_since: float | None = None
+    """Since when the last request is answered, if there is no other."""
+    _rest = b""
+    """What was read and has to wait until there is room in the pipe."""
+    _reading: Exchange | None = None
+    """The newest request, whose body may still arrive."""
+    _running: Exchange | None = None
+    """The request that is being answered, or was last."""
+    _task: asyncio.Task[None] | None = None
+    """What answers the requests, one after the other."""
+    _waiter: asyncio.Future[None] | None = None
+    """What it waits for, if there is none."""
+    _is_lost = False
+    _is_reading_paused = False
+    _writable: asyncio.Event | None = None
+    """What those that write wait for, while the client does not take what was written."""
+    _unsent = 0
+    _sent_at = 0.0
+    """How much of what was written was not taken at the last look, and when some of it last was."""
+
+    def __init__(
+        self,
+        config: Any,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self._app = config.loaded_app
+        self._keep_alive_seconds = config.timeout_keep_alive
+        self._loop = _loop or asyncio.get_running_loop()
+        self._state = server_state
+        self._cap = ConnectionCap.of(server_state)
+        self._parser = httptools.HttpRequestParser(self)
+        # So that a request is answered behind which others come although it is to be the last.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._headers: list[Field] = []
+        self._url = b""
+        self.pipeline: deque[Exchange] = deque()
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        self._server, self._client = _address(transport, "sockname"), _address(transport, "peername")
+        self._awaited_since = self._sent_at = self._loop.time()
+        self._state.connections.add(self)
+        self._cap.waiting[self] = None
+        self._cap.look_after(self._state.connections, self._loop)
+        surplus = len(self._state.connections) - len(self._cap.leaving) - self._cap.most
+        if surplus <= 0:
+            return
+        surplus -= self._make_room(surplus)
+        if surplus > MOST_SURPLUS:
+            self._end_with(503, ((b"retry-after", b"1"),))
+        elif surplus > 0:
+            self._app, self._usual_app = _busy, self._app
+
+    _usual_app: Any = None
+    """What answers otherwise, if this connection is surplus."""
+
+    def _make_room(self, wanted: int) -> int:
+        """Cut the connections that have been waiting for longest; return how many."""
+        waiting = list(islice((one for one in self._cap.waiting if one is not self), wanted))
+        for one in waiting:
+            del self._cap.waiting[one]
+            self._cap.leaving.add(one)
+            one.transport.abort()
+        return len(waiting)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state.connections.discard(self)
+        self._cap.waiting.pop(self, None)
+        self._cap.leaving.discard(self)
+        self._rest = b""
+        self._is_lost = True
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.lose()
+        self.resume_writing()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None:
+            writable.set()
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, if what was read has been looked at."""
+        if self._is_reading_paused and not self._rest:
+            self._is_reading_paused = False
+            self.transport.resume_reading()
+
+    def shutdown(self) -> None:
+        """Close the connection, or let the answer that is under way end it; uvicorn calls this when it stops."""
+        if self._reading is None or self._reading.is_complete:
+            self.transport.close()
+        else:
+            self._reading.keep_alive = False
+
+    def drain(self) -> None:
+        """Let the next answer end the connection."""
+        self._cap.is_draining = True
+        if self._reading is not None and not self._reading.is_complete:
+            self._reading.keep_alive = False  # the last one in the pipe
+
+    def drop_if_stalled(self, now: float) -> None:
+        """Close the connection if nothing is awaited on it for long, or cut it if nothing was taken for long."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent < self._unsent:
+            self._sent_at = now
+        self._unsent = unsent
+        if now - self._sent_at > UNREAD_SECONDS:
+            self.transport.abort()
+        elif (self._awaited_since is not None and now - self._awaited_since > HEAD_SECONDS) or (
+            self._idle_since is not None and now - self._idle_since > self._keep_alive_seconds
+        ):
+            self.transport.close()
+
+    # Requests
+
+    def data_received(self, data: bytes) -> None:
+        """Read requests one by one, as far as there is room for them in the pipe."""
+        self._idle_since = None
+        if self._rest:
+            self._rest += data
+            return
+        start = 0
+        while True:
+            end = data.find(_HEAD_END, start)
+            if end < 0 or data.find(_HEAD_END, end + 4) < 0:
+                self._read(data[start:] if start else data)
+                return
+            self._read(data[start : end + 4])
+            start = end + 4
+            if self.transport.is_closing():
+                return
+            if len(self.pipeline) >= MOST_PIPELINED:
+                self._rest = data[start:]
+                self._pause_reading()
+                return
+
+    def _read(self, data: bytes) -> None:
+        had_more = self._is_in_head or (self._reading is not None and self._reading.has_more)
+        self._begun = 0
+        self._piece_bytes = len(data)
+        try:
+            self._parser.feed_data(data)
+        except (
+            httptools.HttpParserUpgrade
+        ):  # to what we do not speak; what follows is of no protocol that we know
+            if self._reading is not None:
+                self._reading.keep_alive = False
+        except httptools.HttpParserError:
+            self._refuse()
+            return
+        if self._awaited_since is None and self._reading is not None and self._reading.is_complete:
+            self._awaited_since = self._loop.time()  # the unread rest of a body
+        # Where a head begins behind another request, what came with it is mostly not its own.
+        if self._is_in_head and self._begun + had_more <= 1:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+                self._end_with(431)
+
+    def _refuse(self) -> None:
+        if self._is_head_too_large:
+            self._end_with(431)
+        else:
+            logger.warning(_MALFORMED)
+            self._end_with(400, ((b"content-type", b"text/plain; charset=utf-8"),), _MALFORMED.encode())
+
+    def _end_with(self, status: int, fields: tuple[Field, ...] = (), body: bytes = b"") -> None:
+        """Write an answer to what is no request for the application, and close the connection."""
+        head = _encoded_head(status, (*fields, _CLOSE, (b"content-length", b"%d" % len(body))))
+        self.transport.write(b"%b\r\n%b" % (head, body))
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """Begin a head; this and what follows is called by the parser."""
+        self._url = b""
+        self._headers = []
+        self._head_bytes = 0
+        self._begun += 1
+        self._is_in_head = True
+        self._awaited_since = self._loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request's target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header field."""
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Make a request of the head, and have it answered when it is its turn."""
+        self._is_in_head = False
+        self._awaited_since = None
+        if self._head_bytes + self._piece_bytes > HEAD_BYTES and self._head_size() > HEAD_BYTES:
+            self._is_head_too_large = True
+            raise _HeadTooLarge
+        self._cap.waiting.pop(self, None)
+        if self._usual_app is not None and self._url == b"/healthz":
+            self._app = self._usual_app
+        before, self._reading = self._reading, Exchange(self, self._scope())
+        self.pipeline.append(self._reading)
+        if before is not None and not before.is_complete:
+            self._pause_reading()
+        elif self._task is None:
+            self._task = self._loop.create_task(self._answer_all())
+            self._state.tasks.add(self._task)
+        else:
+            self._wake()
+
+    def _head_size(self) -> int:
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
+    def _scope(self) -> Scope:
+        url, query = self._url, b""
+        if url.startswith(b"/") and b"#" not in url:
+            path, _, query = url.partition(b"?")
+        else:
+            parsed = httptools.parse_url(url)
+            path, query = parsed.path or b"/", parsed.query or b""
+        text = path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": self._parser.get_http_version(),
+            "method": self._parser.get_method().decode("ascii"),
+            "scheme": "http",
+            "path": unquote(text) if "%" in text else text,
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": self._headers,
+            "server": self._server,
+            "client": self._client,
+        }
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the newest request's body."""
+        if self._reading is not None and not self._reading.is_complete:
+            self._reading.feed(body)
+            if len(self._reading.body) > BODY_BYTES:
+                self._pause_reading()
+
+    def on_message_complete(self) -> None:
+        """End the newest request's body."""
+        if self._reading is not None and not self._reading.is_complete:
+            self._reading.has_more = False
+            self._reading.notify()
+
+    # Answers
+
+    def is_last(self) -> bool:
+        """Return whether the answer to the request of the parser is to end the connection."""
+        return (
+            self._cap.is_draining
+            or not self._parser.should_keep_alive()
+            or self._parser.get_http_version() == "1.0"
+        )
+
+    async def _answer_all(self) -> None:
+        """Answer requests until the connection is lost."""
+        try:
+            while not self._is_lost:
+                if self.pipeline:
+                    await self._answer(self.pipeline.popleft())
+                else:
+                    self._waiter = self._loop.create_future()
+                    await self._waiter
+        finally:
+            self._state.tasks.discard(self._task)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        self._running = exchange
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception:
+            logger.exception("a request failed")
+        finally:
+            if not exchange.is_complete:
+                self.transport.close()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def date(self) -> bytes:
+        """Return the field that uvicorn sends with every answer."""
+        return _encoded(tuple(self._state.default_headers))
+
+    async def until_writable(self) -> None:
+        """Wait until the client has taken enough of what was written."""
+        while self._writable is not None:
+            await self._writable.wait()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether an answer may be written at once."""
+        return self._writable is None
+
+    def completed(self, exchange: Exchange) -> None:
+        """Go on with the next request."""
+        self._state.total_requests += 1
+        if not exchange.keep_alive:
+            self.transport.close()
+        if self.transport.is_closing():
+            return
+        rest, self._rest = self._rest, b""
+        self.resume_reading()
+        if rest:
+            self.data_received(rest)
+        if self._reading is None or self._reading.is_complete:
+            self._idle_since = self._loop.time()
+            self._cap.waiting[self] = None
+
+
+class Exchange:
+    """A request and the answer to it.
+
+    Attributes:
+        scope: The request, as ASGI has it.
+        keep_alive: Whether the connection outlives it.
+        has_more: Whether a part of the body has not arrived.
+        body: What has arrived of it and was not taken.
+        is_complete: Whether the answer is.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_expects_continue",
+        "_has_news",
+        "_is_chunked",
+        "_is_gone",
+        "_is_started",
+        "_news",
+        "body",
+        "has_more",
+        "is_complete",
+        "keep_alive",
+        "scope",
+    )
+
+    def __init__(self, connection: BoundedProtocol, scope: Scope) -> None:
+        scope["extensions"] = {DIRECT: self}
+        self.scope = scope
+        self.keep_alive = not connection.is_last()
+        self.body = b""
+        self.has_more = True
+        self.is_complete = False
+        self._connection = connection
+        self._expects_continue: bool | None = None
+        self._is_started = self._is_chunked = self._is_gone = self._has_news = False
+        self._news: asyncio.Event | None = None
+
+    def feed(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self.body += body
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake the one that waits for the body, or for the end."""
+        self._has_news = True
+        if self._news is not None:
+            self._news.set()
+
+    def lose(self) -> None:
+        """There is no one to answer any longer."""
+        self._is_gone = not self.is_complete
+        self.notify()
+
+    # In ASGI's messages
+
+    async def receive(self) -> Message:
+        """Return the next part of the body; after it, that the client is gone, or the answer complete."""
+        if self._expects_continue is None:
+            self._expects_continue = any(
+                name == b"expect" and value.lower() == b"100-continue"
+                for name, value in self.scope["headers"]
+            )
+            if self._expects_continue and self.has_more and not self._is_started:
+                self._connection.transport.write(_CONTINUE)
+        while not (self._has_news or self._is_gone or self.is_complete):
+            self._connection.resume_reading()
+            self._news = self._news or asyncio.Event()
+            self._news.clear()
+            await self._news.wait()
+        if self._is_gone or self.is_complete:
+            return {"type": "http.disconnect"}
+        self._has_news = False
+        body, self.body = self.body, b""
+        return {"type": "http.request", "body": body, "more_body": self.has_more}
+
+    async def send(self, message: Message) -> None:
+        """Write a part of the answer, once the client has taken enough of what came before."""
+        await self._connection.until_writable()
+        if self._is_gone:
+            return
+        if message["type"] == "http.response.start":
+            self._start(message["status"], tuple(message["headers"]))
+        else:
+            self._continue(message.get("body", b""), more=message.get("more_body", False))
+
+    def _start(self, status: int, fields: tuple[Field, ...]) -> None:
+        self._is_started = True
+        if _CLOSE in fields:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            fields = (*fields, _CLOSE)
+        is_sized = any(name == b"content-length" for name, _ in fields)
+        if not is_sized and status not in (NO_CONTENT, NOT_MODIFIED):
+            fields = (*fields, (b"transfer-encoding", b"chunked"))
+            self._is_chunked = self.scope["method"] != "HEAD"
+        head = b"%b%b\r\n" % (_encoded_head(status, fields), self._connection.date())
+        self._connection.transport.write(head)
+
+    def _continue(self, body: bytes, *, more: bool) -> None:
+        if self._is_chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            body = body if more else body + b"0\r\n\r\n"
+        if body and self.scope["method"] != "HEAD":
+            self._connection.transport.write(body)
+        if not more:
+            self._complete()
+
+    # Without messages, where nothing has to be waited for; most requests are so.
+
+    def whole_body(self) -> bytes | None:
+        """Return the body; `None` if it has not arrived completely."""
+        return None if self.has_more else self.body
+
+    def reply(self, status: int, fields: tuple[Field, ...], body: bytes) -> bool:
+        """Write the whole answer; return false, having done nothing, if that has to be waited for."""
+        connection = self._connection
+        if self._is_gone or not connection.is_writable:
+            return False
+        if not self.keep_alive:
+            fields = (*fields, _CLOSE)
+        elif _CLOSE in fields:
+            self.keep_alive = False
+        head = b"%b%b" % (_encoded_head(status, fields), connection.date())
+        if self.scope["method"] == "HEAD":
+            written = b"%bcontent-length: %d\r\n\r\n" % (head, len(body))
+        elif status == NOT_MODIFIED:
+            written = head + b"\r\n"
+        else:
+            written = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+        connection.transport.write(written)
+        self._complete()
+        return True
+
+    def abort(self) -> None:
+        """Cut the connection, although what was written has not been taken."""
+        self._connection.transport.abort()
+
+    def _complete(self) -> None:
+        self._is_started = self.is_complete = True
+        self.notify()
+        self._connection.completed(self)
+
+
+@lru_cache(maxsize=256)
+def _encoded_head(status: int, fields: tuple[Field, ...]) -> bytes:
+    return b"HTTP/1.1 %d %b\r\n%b" % (status, HTTPStatus(status).phrase.encode(), _encoded(fields))
+
+
+@lru_cache(maxsize=256)
+def _encoded(fields: Iterable[Field]) -> bytes:
+    encoded = b"".join(b"%b: %b\r\n" % field for field in fields)
+    if encoded.count(b"\n") != len(tuple(fields)) or encoded.count(b"\r") != len(tuple(fields)):
+        raise ValueError("a header field must not contain an end of line")
+    return encoded
+
+
+def _address(transport: asyncio.Transport, name: str) -> tuple[str, int | None] | None:
+    """Return an address as ASGI has it; that of a Unix socket is its path."""
+    address = transport.get_extra_info(name)
+    if isinstance(address, (tuple, list)):
+        return str(address[0]), int(address[1])
+    return (str(address), None) if address else None
+
+
+class _HeadTooLarge(Exception):
+    """Ends the parsing of a request."""
+
+
+async def _busy(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer that there is no room for this connection."""
+    fields = [(b"content-length", b"0"), _CLOSE, (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": fields})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,7 +1,8 @@
 """Candidates: other limits for live rules, asked for in the dashboard, that only watch.
 
 A candidate is a shadow rule beside the live one. It refuses nothing, and is gone with the server: what is in force is what
-the file says. Workers of one server share theirs in a file.
+the file says. It is asked about what the live one is asked about, also where that one refuses, and so says what it would
+have refused and what it would have admitted instead. Workers of one server share theirs in a file.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class Candidates:
         self._quotas = quotas
         self._live.watch_beside(self._rules_of)
 
-    def _rules_of(self, limiter: str, rules: tuple[Rule, ...]) -> list[Rule]:
+    def _rules_of(self, limiter: str, rules: tuple[Rule, ...]) -> dict[str, Rule]:
         """Return the candidates for the rules of a limiter; one whose rule is gone, or fits no longer, is gone as well."""
         quotas = self._quotas.get(limiter, {})
-        return [candidate_for(rule, quotas[rule.name]) for rule in rules if rule.name in quotas]
+        return {rule.name: candidate_for(rule, quotas[rule.name]) for rule in rules if rule.name in quotas}
 
     def _rule(self, limiter: str, rule: str) -> Rule:
         found = self._live.policy.limiters.get(limiter)

@@ -156,7 +156,7 @@ def endpoints(
             "candidate",
             "Watch what a live rule would do with another quota",
             "It becomes a shadow rule, which refuses nothing, until the server ends; a quota of null ends it at once. "
-            "What it would have refused is among the figures.",
+            "What it would have refused, and admitted of what the live rule refuses, is among the figures.",
             values=_LOGIN,
             ask={"rule": "sliding_window/1m", "quota": "3/minute"},
             answer={"limiter": "login", "rule": "sliding_window/1m", "quota": "3/minute"},

@@ -28,7 +28,6 @@ from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in
 from headgate.policy.model import OVERRIDE, known_tiers
 from headgate.rules import REQUESTS, Rule
 from headgate.stores import MemoryStore
-from headgate_server.candidates import CANDIDATE
 from headgate_server.describe import store_shown
 from headgate_server.files import replace_file
 from headgate_server.history import SAVE_EVERY, DecisionHistory
@@ -263,8 +262,9 @@ class Statistics(Hook):
     def _shadow(self, limiter: AsyncPolicyLimiter, rule: Rule) -> ShadowFigures:
         count = limiter.shadow_report().get(rule.name, NOT_ASKED)
         figures = ShadowFigures(limiter.name, rule.name, in_words(rule), *count, str(rule.quota))
-        if rule.name.startswith(CANDIDATE):
-            figures.candidate_for = live = rule.name.removeprefix(CANDIDATE)
+        live = limiter.policy.candidate_for.get(rule.name)
+        if live is not None:
+            figures.candidate_for = live
             refused = sum(
                 n for (name, by, _), n in self._refusals.items() if (name, by) == (limiter.name, live)
             )
@@ -461,7 +461,7 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
         for figures in snapshot.shadow:
             place = figures.limiter, figures.rule
             found.setdefault(
-                place, ShadowFigures(*place, figures.words, 0, 0, 0, figures.quota, figures.candidate_for)
+                place, ShadowFigures(*place, figures.words, 0, 0, 0, 0, figures.quota, figures.candidate_for)
             )
     for snapshot in (*present, *gone):
         for figures in snapshot.shadow:
@@ -470,6 +470,7 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
                 shown.asked += figures.asked
                 shown.refused += figures.refused
                 shown.failed += figures.failed
+                shown.admitted += figures.admitted
                 shown.live_refused += figures.live_refused
     return list(found.values())
 

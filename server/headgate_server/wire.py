@@ -361,7 +361,8 @@ class Figures(Struct):
 class ShadowFigures(Struct):
     """What a rule that only watches would have done.
 
-    `candidate_for`: the live rule that it is a candidate for; then `live_refused` is what that one has refused meanwhile.
+    `candidate_for`: the live rule that it is a candidate for; then `live_refused` is what that one has refused meanwhile,
+    and `admitted` how many of these the candidate would have admitted.
     """
 
     limiter: str
@@ -370,6 +371,7 @@ class ShadowFigures(Struct):
     asked: int
     refused: int
     failed: int
+    admitted: int = 0
     quota: str = ""
     candidate_for: str | None = None
     live_refused: int = 0

@@ -26,10 +26,33 @@ async def test_a_candidate_watches_and_refuses_nothing() -> None:
     assert [(await server.hit(key="bob"))["allowed"] for _ in range(6)] == [True] * 5 + [False]
     (shadow,) = server.statistics.tick(server.live, 2).shadow
     assert (shadow.limiter, shadow.candidate_for, shadow.quota) == ("login", RULE, "3/minute")
-    assert (shadow.asked, shadow.refused, shadow.live_refused) == (5, 2, 1)
+    assert (shadow.asked, shadow.refused, shadow.live_refused, shadow.admitted) == (6, 3, 1, 0)
     assert server.live.policy.limiters["login"].shadow == ()  # what is in force is what the file says
     await candidate(server, None)
     assert server.statistics.tick(server.live, 3).shadow == []
+
+
+async def test_a_larger_candidate_says_what_it_would_have_admitted() -> None:
+    server = Server()
+    await candidate(server, "8/minute")
+    server.statistics.tick(server.live, 1)
+    assert [(await server.hit())["allowed"] for _ in range(9)] == [True] * 5 + [False] * 4
+    assert not (await server.answer("/v1/limiters/login/hold", {"key": "alice"}))["decision"]["allowed"]
+    await server.answer("/v1/limiters/login/check", {"key": "alice"})
+    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    assert (shadow.asked, shadow.refused, shadow.live_refused, shadow.admitted) == (10, 2, 5, 3)
+
+
+async def test_a_candidate_is_not_asked_about_what_another_rule_refuses() -> None:
+    server = Server('[limiters.login]\nrules = ["2/minute", { quota = "3/hour", name = "hourly" }]')
+    await candidate(server, "9/hour", "hourly")
+    for _ in range(4):
+        await server.hit()
+    server.clock.advance(61)
+    for _ in range(4):  # one more is admitted; then hourly refuses alone, and later both do
+        await server.hit()
+    (shadow,) = server.statistics.tick(server.live, 1).shadow
+    assert (shadow.asked, shadow.refused, shadow.admitted) == (6, 0, 3)
 
 
 async def test_a_candidate_stays_over_a_reload_as_long_as_its_rule() -> None:

@@ -98,6 +98,7 @@ const shadows = new Table("Shadow rules and what they would have refused", [
   },
   text("Not decided", (shadow) => (shadow.failed ? plural(shadow.failed, "time") : "–")),
   number("Live rule refused", (shadow) => (shadow.candidate_for === null ? "–" : shadow.live_refused)),
+  number("Would have admitted of these", (shadow) => (shadow.candidate_for === null ? "–" : shadow.admitted)),
   {
     title: "Candidate",
     write(cell, shadow) {

@@ -58,6 +58,7 @@ class LimiterPolicy:
         default_tier: The tier of callers that have none, or one that no rule knows.
         overrides: Tier by key (as `frozen_key` makes it) of the keys with quotas of their own.
         on_overload: `"refuse"` or `"policy"`.
+        candidate_for: The live rule by shadow rule, both by name, of those that are candidates for its place.
     """
 
     name: str
@@ -70,6 +71,7 @@ class LimiterPolicy:
     default_tier: str | None
     overrides: Mapping[object, str]
     on_overload: OnOverload = "refuse"
+    candidate_for: Mapping[str, str] = field(default_factory=dict)
     # What a call needs to know, found once.
     _known: frozenset[str] = field(init=False, repr=False, compare=False)
     _tiers: frozenset[str] = field(init=False, repr=False, compare=False)

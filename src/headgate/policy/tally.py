@@ -13,14 +13,17 @@ class ShadowCount(NamedTuple):
     """What a shadow rule would have done, since it was read or changed, in this process.
 
     Attributes:
-        asked: How many hits and holds it was asked about: those that the live rules admitted.
+        asked: How many hits and holds it was asked about: those that the live rules admitted. A candidate was asked about
+            those that every live rule admitted but the one that it is a candidate for.
         refused: How many of these it would have refused.
         failed: How many it could not say anything about: the store was down, or the key lacks its scope.
+        admitted: How many a candidate would have admitted of those that its live rule refused.
     """
 
     asked: int
     refused: int
     failed: int
+    admitted: int = 0
 
 
 class Tally:
@@ -29,16 +32,17 @@ class Tally:
     def __init__(self, limiter: str, rule: str) -> None:
         self._limiter = limiter
         self._rule = rule
-        self._counts = [0, 0, 0]
+        self._counts = [0, 0, 0, 0]
         self._has_reported = False
         self._lock = watch(threading.Lock())
 
-    def count(self, *, refused: bool = False, failed: bool = False) -> None:
-        """Count one answer."""
+    def count(self, *, refused: bool = False, failed: bool = False, was_refused: bool = False) -> None:
+        """Count one answer; `was_refused` says that a live rule has refused what the candidate for it was asked."""
         with self._lock:
             self._counts[0] += 1
             self._counts[1] += refused
             self._counts[2] += failed
+            self._counts[3] += was_refused and not refused and not failed
 
     def report(self, error: Exception) -> None:
         """Say, the first time, why the rule could not count."""

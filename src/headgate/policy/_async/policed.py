@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeGuard, TypeVar
 
 from headgate.costs import Costs
+from headgate.decision import Decision
 from headgate.keys import Key
 from headgate.policy._async.shadow import AsyncShadow
 from headgate.policy.model import LimiterPolicy
@@ -37,6 +38,7 @@ class AsyncPoliced:
         self._policy = policy
         self._shadows = tuple(shadows)
         self._by_identity = {shadow.rule.identity: shadow for shadow in shadows}
+        self._has_candidates = any(shadow.candidate_for is not None for shadow in shadows)
         self._together = together and len(self._shadows) > 1
         live_scopes = {rule.scope for rule in policy.rules}
         self._foreign = frozenset(rule.scope for rule in policy.shadow) - live_scopes
@@ -55,7 +57,10 @@ class AsyncPoliced:
 
     async def ask(self, request: Request) -> Answer:
         decision, receipts = await self._live.ask(self._for_live(request))
-        if not decision.allowed or request.operation == "peek" or not self._shadows:
+        if request.operation == "peek" or not self._shadows:
+            return decision, receipts
+        if not decision.allowed:
+            await self._ask_candidates(request, decision)
             return decision, receipts
         try:
             taken = await self._all(
@@ -72,6 +77,17 @@ class AsyncPoliced:
             for place, receipt in own or ()
         )
         return decision, (receipts or ()) + also or None
+
+    async def _ask_candidates(self, request: Request, refusal: Decision) -> None:
+        """Ask the candidates for the rule that has refused a call, if no other rule has: then it was up to that one."""
+        if not self._has_candidates or refusal.degraded or request.replaces is not None:
+            return
+        refused_by = [result.name for result in refusal.results if not result.allowed]
+        # Nobody settles a hold that was refused.
+        hit = Request("hit", request.key, request.cost, request.tier, request.now, request.quotas)
+        for shadow in self._shadows:
+            if [shadow.candidate_for] == refused_by:
+                await shadow.ask(hit, was_refused=True)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         if live := _live_part(receipts):

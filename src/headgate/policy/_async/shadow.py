@@ -22,6 +22,7 @@ class AsyncShadow:
 
     Attributes:
         rule: The rule.
+        candidate_for: The name of the live rule that it is a candidate for; `None` if for none.
         tally: What it has answered.
     """
 
@@ -35,6 +36,7 @@ class AsyncShadow:
         tally: Tally,
     ) -> None:
         self.rule = rule
+        self.candidate_for = policy.candidate_for.get(rule.name)
         self.tally = tally
         self._policy = policy
         self._hooks = hooks
@@ -59,7 +61,7 @@ class AsyncShadow:
         )
         self._gate = limiter.gate
 
-    async def ask(self, request: Request) -> Receipts | None:
+    async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
         """Count what the rule says, and take the units if it admits; return what gives them back, if that is wanted."""
         if request.operation == "record":
             await self._record(request)
@@ -77,7 +79,11 @@ class AsyncShadow:
             self.tally.report(error)
             return None
         # What the store was not asked about says nothing of the rule; the store's failure is in the log already.
-        self.tally.count(refused=not decision.allowed and not decision.degraded, failed=decision.degraded)
+        self.tally.count(
+            refused=not decision.allowed and not decision.degraded,
+            failed=decision.degraded,
+            was_refused=was_refused,
+        )
         self._hooks.decided(call, decision, watch.seconds)
         return receipts
 

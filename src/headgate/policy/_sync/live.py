@@ -22,6 +22,9 @@ from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_store
 from headgate.stores.base import Store
 
+Candidates = Callable[[str, tuple[Rule, ...]], Mapping[str, Rule]]
+"""Returns the candidates for the rules of a limiter, from its name and rules."""
+
 
 class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
     """The limiters of a policy by name, always as the newest policy says.
@@ -64,7 +67,7 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
         self._ever: dict[str, PolicyLimiter] = {}
         self._limiters: dict[str, PolicyLimiter] = {}
         self._listeners: list[Callable[[], None]] = []
-        self._beside: Callable[[str, tuple[Rule, ...]], Iterable[Rule]] = lambda name, rules: ()
+        self._beside: Candidates = lambda name, rules: {}
         self._reloading = watch(threading.RLock())
         self._reloader: threading.Thread | None = None
         self.policy = policy
@@ -123,15 +126,15 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
         """Register a function to be called after every reload that changed something, on the thread that reloads."""
         self._listeners.append(tell)
 
-    def watch_beside(self, rules_for: Callable[[str, tuple[Rule, ...]], Iterable[Rule]]) -> None:
-        """Add shadow rules that are not in the file; a reload keeps them.
+    def watch_beside(self, candidates_for: Candidates) -> None:
+        """Add shadow rules that are not in the file, as candidates for the place of live rules; a reload keeps them.
 
         Args:
-            rules_for: Called with the name and the live rules of each limiter; returns the shadow rules to add. Those that
-                cannot be added are left out.
+            candidates_for: Called with the name and the live rules of each limiter; returns the candidates to add, by the
+                name of the live rule. Those that cannot be added are left out.
         """
         with self._reloading:
-            self._beside = rules_for
+            self._beside = candidates_for
             self._use(self.policy)
 
     def reload(self) -> bool:
@@ -243,12 +246,15 @@ class LivePolicy(Watched, Mapping[str, PolicyLimiter]):
     def _watched(self, policy: LimiterPolicy) -> LimiterPolicy:
         """Return what the file says of a limiter, with the shadow rules that are not in it."""
         try:
-            added = tuple(self._beside(policy.name, policy.rules))
-            rules_from([*policy.rules, *policy.shadow, *added])
+            added = self._beside(policy.name, policy.rules)
+            rules_from([*policy.rules, *policy.shadow, *added.values()])
         except ConfigError as error:
             logger.warning("limiter %r is not watched beside the file: %s", policy.name, error)
             return policy
-        return replace(policy, shadow=(*policy.shadow, *added)) if added else policy
+        if not added:
+            return policy
+        names = {candidate.name: rule for rule, candidate in added.items()}
+        return replace(policy, shadow=(*policy.shadow, *added.values()), candidate_for=names)
 
     def _version(self, policy: LimiterPolicy) -> Version:
         known = self._ever.get(policy.name)

@@ -23,6 +23,7 @@ class Shadow:
 
     Attributes:
         rule: The rule.
+        candidate_for: The name of the live rule that it is a candidate for; `None` if for none.
         tally: What it has answered.
     """
 
@@ -36,6 +37,7 @@ class Shadow:
         tally: Tally,
     ) -> None:
         self.rule = rule
+        self.candidate_for = policy.candidate_for.get(rule.name)
         self.tally = tally
         self._policy = policy
         self._hooks = hooks
@@ -60,7 +62,7 @@ class Shadow:
         )
         self._gate = limiter.gate
 
-    def ask(self, request: Request) -> Receipts | None:
+    def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
         """Count what the rule says, and take the units if it admits; return what gives them back, if that is wanted."""
         if request.operation == "record":
             self._record(request)
@@ -78,7 +80,11 @@ class Shadow:
             self.tally.report(error)
             return None
         # What the store was not asked about says nothing of the rule; the store's failure is in the log already.
-        self.tally.count(refused=not decision.allowed and not decision.degraded, failed=decision.degraded)
+        self.tally.count(
+            refused=not decision.allowed and not decision.degraded,
+            failed=decision.degraded,
+            was_refused=was_refused,
+        )
         self._hooks.decided(call, decision, watch.seconds)
         return receipts
 

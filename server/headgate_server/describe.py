@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+from typing import Any
+
 from headgate import AsyncLimiter
 from headgate.clock import MICROSECONDS
 from headgate.observe import redact
 from headgate.policy import in_words
 from headgate.policy.model import OVERRIDE, LimiterPolicy
-from headgate.quota import Quota
-from headgate.rules import Rule
+from headgate.quota import Quota, format_period
+from headgate.rules import DEFAULT_BUCKETS, REQUESTS, Rule
 from headgate.stores.failure import Local
 from headgate_server.wire import LimiterShown, LocalPolicy, RuleShown, StoreShown
 
@@ -18,16 +22,19 @@ def limiter_shown(policy: LimiterPolicy) -> LimiterShown:
     failure = policy.on_store_error
     return LimiterShown(
         name=policy.name,
-        rules=[rule_shown(rule) for rule in policy.rules],
-        shadow=[rule_shown(rule) for rule in policy.shadow],
+        rules=[rule_shown(rule, policy.rule_sources.get(rule.name)) for rule in policy.rules],
+        shadow=[
+            rule_shown(rule, policy.rule_sources.get(rule.name), is_shadow=True) for rule in policy.shadow
+        ],
         store=redact(policy.store),
         on_store_error=LocalPolicy(failure.share) if isinstance(failure, Local) else failure,
         default_tier=policy.default_tier,
         headers=policy.headers,
+        source=policy.source,
     )
 
 
-def rule_shown(rule: Rule) -> RuleShown:
+def rule_shown(rule: Rule, source: str | None = None, *, is_shadow: bool = False) -> RuleShown:
     """Return a rule."""
     return RuleShown(
         name=rule.name,
@@ -37,16 +44,52 @@ def rule_shown(rule: Rule) -> RuleShown:
         period=rule.quota.period_us / MICROSECONDS,
         burst=rule.quota.burst,
         scope=rule.scope,
-        tiers={
-            tier: _quota(rule, quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)
-        },
+        tiers=_tiers(rule),
         strict=rule.strict,
         buckets=rule.buckets,
         words=in_words(rule),
         unit=rule.unit,
         lease=rule.quota.period_us / MICROSECONDS if rule.kind == "concurrent" else None,
         timezone=rule.timezone,
+        toml=rule_toml(rule, is_shadow=is_shadow),
+        source=source,
     )
+
+
+def rule_toml(rule: Rule, *, is_shadow: bool = False) -> str:
+    """Return a rule as the policy file could have it, without what goes without saying."""
+    usual_kind = "sliding_window" if rule.quota.burst is None else "token_bucket"
+    is_window = rule.kind == "sliding_window"
+    entries: dict[str, Any] = {
+        "quota": _quota(rule, rule.quota),
+        "name": rule.name,
+        "kind": None if rule.kind == usual_kind else rule.kind,
+        "scope": rule.scope,
+        "tiers": _tiers(rule) or None,
+        "unit": None if rule.unit == REQUESTS else rule.unit,
+        "buckets": rule.buckets if is_window and rule.buckets != DEFAULT_BUCKETS else None,
+        "strict": False if is_window and not rule.strict else None,
+        "lease": format_period(rule.quota.period_us) if rule.kind == "concurrent" else None,
+        "timezone": rule.timezone,
+        "shadow": is_shadow or None,
+    }
+    return _toml({name: value for name, value in entries.items() if value is not None})
+
+
+def _toml(value: Any) -> str:
+    """Return a value of a policy file; JSON's text, numbers and truth values are TOML's too."""
+    if isinstance(value, dict):
+        return "{ %s }" % ", ".join(f"{_key(name)} = {_toml(each)}" for name, each in value.items())
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _tiers(rule: Rule) -> dict[str, str | int]:
+    """Return the quotas of a rule's tiers, without those that stand for single keys."""
+    return {tier: _quota(rule, quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)}
 
 
 def _quota(rule: Rule, quota: Quota) -> str | int:

@@ -55,12 +55,13 @@ _HOLD = "txuqFretGu8XE5rfpxGmBfnPdy7K"
 _LOGIN = {"name": "login"}
 _LIMITER = LimiterShown(
     name="login",
-    rules=[rule_shown(sliding_window("5/minute", tiers={"pro": "50/minute"}))],
+    rules=[rule_shown(sliding_window("5/minute", tiers={"pro": "50/minute"}), "headgate.toml:13")],
     shadow=[],
     store="redis://***@db:6379/0",
     on_store_error="open",
     default_tier=None,
     headers="both",
+    source="headgate.toml:12",
 )
 
 

@@ -174,7 +174,8 @@ class Operations:
         return LimitersShown([limiter_shown(limiter) for limiter in self._live.policy.limiters.values()])
 
     async def limiter(self, name: str) -> LimiterShown:
-        return limiter_shown(self._limiter(name).policy)
+        self._limiter(name)  # for the message that lists near names
+        return limiter_shown(self._live.policy.limiters[name])
 
     async def inspect(self, ask: InspectAsk) -> InspectAnswer:
         key = key_from(ask.key)

@@ -252,7 +252,10 @@ class BatchAnswers(Struct):
 
 
 class RuleShown(Struct):
-    """A rule of the policy file; its quotas as they are there: that of a concurrent rule is a number."""
+    """A rule of the policy file; its quotas as they are there: that of a concurrent rule is a number.
+
+    `toml`: the rule as the file could have it. `source`: where it is, as in headgate.toml:12; null for one that is not there.
+    """
 
     name: str
     kind: str
@@ -268,6 +271,8 @@ class RuleShown(Struct):
     unit: str
     lease: Seconds | None
     timezone: str | None
+    toml: str
+    source: str | None
 
 
 class LocalPolicy(Struct):
@@ -286,6 +291,7 @@ class LimiterShown(Struct):
     on_store_error: Literal["open", "closed", "raise"] | LocalPolicy
     default_tier: str | None
     headers: str
+    source: str | None = None
 
 
 class LimitersShown(Struct):

@@ -254,6 +254,20 @@ def test_shadow_rules_show_what_they_would_have_refused(serving: Serving, look: 
     )
 
 
+def test_a_rule_says_where_the_file_has_it(serving: Serving, look: Look) -> None:
+    page = look(serving(POLICY))
+    rule = card(page, "login").get_by_role("listitem").filter(has_text="sliding_window/1d")
+    place = rule.get_by_text("headgate.toml:")
+    expect(place).to_have_text(re.compile(r"headgate\.toml:6$"))
+    place.click()
+    expect(rule.get_by_role("group", name="sliding_window/1d for the policy file")).to_have_text(
+        '{ quota = "5/day", name = "sliding_window/1d" }'
+    )
+    rule.get_by_role("button", name="Copy sliding_window/1d").click()
+    expect(rule.get_by_role("status")).to_have_text(re.compile("Copied|Selected"))
+    assert violations(page) == []
+
+
 def test_a_candidate_is_watched_beside_its_live_rule(
     serving: Serving, look: Look, complaints: Complaints
 ) -> None:
@@ -269,7 +283,7 @@ def test_a_candidate_is_watched_beside_its_live_rule(
     expect(row).to_have_count(1)
     server.hit("login", "alice", 7)
     expect(row.get_by_role("cell").nth(2)).to_have_text("7")
-    expect(row.get_by_role("cell").nth(3)).to_have_text("4 57%")
+    expect(row.get_by_role("cell").nth(3)).to_have_text("4 57.1%")
     expect(row.get_by_role("cell").nth(5)).to_have_text("2")
     expect(row.get_by_role("cell").nth(6)).to_have_text("0")
     expect(figure(page, "login", "total-admitted")).to_have_text("5")

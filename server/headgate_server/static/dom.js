@@ -76,3 +76,15 @@ export function keyed(container, items, keyOf, create, update = () => {}) {
 export function entry(object, name) {
   return object && Object.hasOwn(object, name) ? object[name] : undefined;
 }
+
+/** Copy the text of a node, and say in `status` that it was. */
+export async function copyText(node, status) {
+  try {
+    await navigator.clipboard.writeText(node.textContent);
+    setText(status, "Copied");
+  } catch {
+    // No clipboard without https or permission: select the text, so that one key press copies it.
+    getSelection().selectAllChildren(node);
+    setText(status, "Selected; press Ctrl+C");
+  }
+}

@@ -1,7 +1,7 @@
 // One card per limiter: its rules in words, its last five minutes, its totals.
 
 import { RateChart } from "./chart.js";
-import { byId, el, entry, keyed, setText, show } from "./dom.js";
+import { byId, copyText, el, entry, keyed, setText, show } from "./dom.js";
 import { RANGES, RECENT, decisionsOf, sumOf } from "./history.js";
 import { count, failureWords, heldWords, moment, plural, rate, rateOf, share, span } from "./words.js";
 
@@ -140,7 +140,17 @@ function createRule(rule) {
   const refused = el("span", { class: "rule-refused", "data-rule": rule.name });
   const held = el("span", { class: "rule-held" });
   const unit = rule.unit === "requests" ? "" : el("span", { class: "unit" }, `counts ${rule.unit}`);
-  return { rule, refused, held, node: el("li", {}, words, " ", el("code", {}, rule.name), " ", unit, ...tiers, held, refused) };
+  const parts = [words, " ", el("code", {}, rule.name), " ", unit, ...tiers, held, refused, inFile(rule)];
+  return { rule, refused, held, node: el("li", {}, ...parts) };
+}
+
+/** Where the policy file has a rule, and the rule as the file could have it, to copy. */
+function inFile({ name, source, toml }) {
+  const text = el("pre", { tabindex: 0, role: "group", "aria-label": `${name} for the policy file` }, toml);
+  const copied = el("span", { class: "sub", role: "status" });
+  const copy = el("button", { class: "quiet", type: "button", click: () => copyText(text, copied) }, "Copy");
+  copy.setAttribute("aria-label", `Copy ${name}`);
+  return el("details", { class: "in-file" }, el("summary", {}, source ?? "For the file"), text, copy, copied);
 }
 
 /** Let the charts look back as far as this. */

@@ -1,7 +1,7 @@
 // The form that asks a limiter, and what it answers: a sentence, the JSON, and the curl line that does the same.
 
 import { call, hasToken } from "./api.js";
-import { byId, el, setText, show } from "./dom.js";
+import { byId, copyText, el, setText, show } from "./dom.js";
 import { keyOf, scopesOf } from "./keys.js";
 import { count, decisionSentence, duration, plural } from "./words.js";
 
@@ -16,7 +16,7 @@ export function setUpTry() {
   });
   byId("try-hold").addEventListener("submit", settle);
   byId("try-release").addEventListener("click", () => finish("release", {}));
-  byId("try-copy").addEventListener("click", copyCurl);
+  byId("try-copy").addEventListener("click", () => copyText(byId("try-curl"), byId("try-copied")));
   writeCurl();
 }
 
@@ -173,14 +173,3 @@ function writeCurl() {
 
 /** Text as one word of a POSIX shell. */
 const quoted = (text) => (/^[\w./:%-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
-
-async function copyCurl() {
-  try {
-    await navigator.clipboard.writeText(byId("try-curl").textContent);
-    setText(byId("try-copied"), "Copied");
-  } catch {
-    // No clipboard without https or permission: select the text, so that one key press copies it.
-    getSelection().selectAllChildren(byId("try-curl"));
-    setText(byId("try-copied"), "Selected; press Ctrl+C");
-  }
-}

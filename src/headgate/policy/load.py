@@ -239,9 +239,12 @@ class _Reader:
             raise self._error((*path, "rules"), 'rules is an array, as in rules = ["5/minute"]')
         live: list[Rule] = []
         shadow: list[Rule] = []
+        sources: dict[str, str] = {}
         for index, spec in enumerate(specs):
-            rules, is_shadow = self._rules(spec, (*path, "rules", index))
+            place = (*path, "rules", index)
+            rules, is_shadow = self._rules(spec, place)
             (shadow if is_shadow else live).extend(rules)
+            sources |= dict.fromkeys((rule.name for rule in rules), self._source_of(place))
         self._trying((*path, "rules"), lambda: rules_from([*live, *shadow]))
         rules, overrides = self._overrides(table.get("overrides", []), (*path, "overrides"), [*live, *shadow])
         return LimiterPolicy(
@@ -259,6 +262,8 @@ class _Reader:
             headers=self._choice(table.get("headers", "both"), (*path, "headers"), HEADER_STYLES),
             default_tier=self._default_tier(table.get("default_tier"), (*path, "default_tier")),
             overrides=MappingProxyType(overrides),
+            source=self._source_of((*path, "rules") if path not in self.places else path),
+            rule_sources=MappingProxyType(sources),
         )
 
     def _rules(self, spec: object, path: Path) -> tuple[list[Rule], bool]:
@@ -521,10 +526,19 @@ class _Reader:
         except ConfigError as error:
             raise self._error(path, str(error)) from error
 
-    def _error(self, path: Path, message: str) -> PolicyError:
+    def _origin(self, path: Path) -> tuple[str | None, tuple[int, int] | None]:
+        """Return the variable that a value came from, and where it stands in the text, or what it is in."""
         towards_root = [path[:end] for end in range(len(path), 0, -1)]
         variable = next((self.variables[part] for part in towards_root if part in self.variables), None)
-        place = next((self.places[part] for part in towards_root if part in self.places), None)
+        return variable, next((self.places[part] for part in towards_root if part in self.places), None)
+
+    def _source_of(self, path: Path) -> str:
+        """Return where a value came from, for people."""
+        variable, place = self._origin(path)
+        return variable or (self.source if place is None else f"{self.source}:{place[0]}")
+
+    def _error(self, path: Path, message: str) -> PolicyError:
+        variable, place = self._origin(path)
         if variable is not None:
             error = PolicyError(f"environment variable {variable}: {message}")
         elif place is not None:

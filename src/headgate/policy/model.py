@@ -59,6 +59,8 @@ class LimiterPolicy:
         overrides: Tier by key (as `frozen_key` makes it) of the keys with quotas of their own.
         on_overload: `"refuse"` or `"policy"`.
         candidate_for: The live rule by shadow rule, both by name, of those that are candidates for its place.
+        source: Where the file speaks of it, as in `headgate.toml:12`; `None` if it came from no file.
+        rule_sources: Likewise of its rules, by name.
     """
 
     name: str
@@ -72,6 +74,9 @@ class LimiterPolicy:
     overrides: Mapping[object, str]
     on_overload: OnOverload = "refuse"
     candidate_for: Mapping[str, str] = field(default_factory=dict)
+    # A limiter that only moved in the file has not changed.
+    source: str | None = field(default=None, compare=False)
+    rule_sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     # What a call needs to know, found once.
     _known: frozenset[str] = field(init=False, repr=False, compare=False)
     _tiers: frozenset[str] = field(init=False, repr=False, compare=False)

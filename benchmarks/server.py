@@ -1,31 +1,36 @@
 """`python -m benchmarks.server`: what a decision costs over HTTP, and which server and router carry it best.
 
-Every contender is a process of its own on a loopback port, asked over 32 connections by a small client on raw sockets. The
-measure is the CPU time of the server per request, all its processes and threads together: on a machine that the client
+Every contender is a process of its own on a loopback port, asked by wrk (Debian: `apt-get install wrk`) over 32 connections.
+The measure is the CPU time of the server per request, all its processes and threads together: on a machine that the client
 shares with the server, requests per second say as much about the client. Both are in the table.
 
-    headgate serve       the whole server: figures, metrics, access
-    headgate, granian    the same application on granian
+    bare uvicorn         an application that reads the body and answers a constant
     bare, …              a limiter behind the least that an application can be, by router and by server
-    headgate, batches    decisions rather than requests, 100 in each
+    headgate serve       the whole server: figures, metrics, access; with one rule, with two, on Redis, with two workers
+    headgate, granian    the same application on granian
+    batches              decisions rather than requests, 100 in each
+    /healthz             how long it takes beside 500 busy connections
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import importlib.util
 import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -45,23 +50,30 @@ from benchmarks.harness import (
     number,
     table,
     target_table,
+    worst_of,
     write_chart,
     write_json,
 )
 from headgate import AsyncLimiter
-from headgate.testing.servers import find_free_port
+from headgate.testing.servers import RedisServer, find_free_port
 from headgate_server import open_app
 from headgate_server.wire import HitAsk, decision_answer
 
-STEPS = 1
+STEPS = 2
 CONNECTIONS = 32
+BUSY_CONNECTIONS = 500
 BATCH = 100
-POLICY = '[limiters.free]\nrules = ["1000000000/minute"]\n'
-HIT = b'{"key":"alice","cost":1}'
-CALL = b'{"operation":"hit","limiter":"free","key":"alice"}'
+POLICY = """
+[limiters.free]
+rules = ["1000000000/minute"]
+[limiters.two]
+rules = ["1000000000/minute", "1000000000/hour"]
+"""
+HIT = '{"key":"alice","cost":1}'
+CALLS = '{"calls":[%s]}' % ",".join(['{"operation":"hit","limiter":"free","key":"alice"}'] * BATCH)  # noqa: UP031
 
-OURS = "headgate serve"
-BATCHES = f"headgate serve, batches of {BATCH}"
+FREE, TWO, BATCHES = "/v1/limiters/free/hit", "/v1/limiters/two/hit", "/v1/batch"
+BARE = "bare uvicorn"
 
 Application = Callable[..., Any]
 
@@ -100,6 +112,24 @@ def bare() -> Application:
     return application
 
 
+def constant() -> Application:
+    """Return an application that reads the body and answers a constant."""
+
+    async def application(scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        await receive()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"16")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b'{"allowed":true}'})
+
+    return application
+
+
 def starlette() -> Application:
     """Return the same behind Starlette's routing, requests and responses."""
     from starlette.applications import Starlette
@@ -119,9 +149,10 @@ def starlette() -> Application:
 
 
 def our_own(port: int, factory: str) -> list[str]:
-    """Return the command of our own server."""
-    call = "import os; from headgate_server import serve; serve(os.environ['BENCHMARK_POLICY'], port={})"
-    return [sys.executable, "-c", call.format(port)]
+    """Return the command of our own server; instead of a factory, the number of its workers."""
+    workers = factory or "1"
+    call = "import os; from headgate_server import serve; serve(os.environ['BENCHMARK_POLICY'], port={}, workers={})"
+    return [sys.executable, "-c", call.format(port, workers)]
 
 
 def on_uvicorn(port: int, factory: str) -> list[str]:
@@ -139,13 +170,43 @@ def on_granian(port: int, factory: str) -> list[str]:
     return [sys.executable, "-m", "granian", "--factory", "--no-log", *parts, f"benchmarks.server:{factory}"]
 
 
-CONTENDERS: dict[str, tuple[Callable[[int, str], list[str]], str]] = {
-    OURS: (our_own, "full"),
-    "headgate, granian": (on_granian, "full"),
-    "bare, own router, uvicorn": (on_uvicorn, "bare"),
-    "bare, own router, granian": (on_granian, "bare"),
-    "bare, Starlette, uvicorn": (on_uvicorn, "starlette"),
-    "bare, Starlette, granian": (on_granian, "starlette"),
+@dataclass(frozen=True)
+class Contender:
+    """What is served, by what, and what is asked of it.
+
+    Attributes:
+        command: Makes the command.
+        factory: What it serves.
+        path: What is asked.
+        body: With which body.
+        decisions: In each request.
+        on_redis: Whether its limiters count in Redis.
+    """
+
+    command: Callable[[int, str], list[str]]
+    factory: str = ""
+    path: str = FREE
+    body: str = HIT
+    decisions: int = 1
+    on_redis: bool = False
+
+
+ONE_RULE, TWO_RULES = "headgate serve, one rule", "headgate serve, two rules"
+ON_REDIS, TWO_WORKERS = "headgate serve, Redis", "headgate serve, Redis, two workers"
+IN_MEMORY_BATCHES, REDIS_BATCHES = f"batches of {BATCH}, memory", f"batches of {BATCH}, Redis"
+CONTENDERS: dict[str, Contender] = {
+    BARE: Contender(on_uvicorn, "constant"),
+    "bare, own router, uvicorn": Contender(on_uvicorn, "bare"),
+    "bare, own router, granian": Contender(on_granian, "bare"),
+    "bare, Starlette, uvicorn": Contender(on_uvicorn, "starlette"),
+    "bare, Starlette, granian": Contender(on_granian, "starlette"),
+    ONE_RULE: Contender(our_own),
+    TWO_RULES: Contender(our_own, path=TWO),
+    "headgate, granian": Contender(on_granian, "full"),
+    ON_REDIS: Contender(our_own, on_redis=True),
+    TWO_WORKERS: Contender(our_own, "2", on_redis=True),
+    IN_MEMORY_BATCHES: Contender(our_own, path=BATCHES, body=CALLS, decisions=BATCH),
+    REDIS_BATCHES: Contender(our_own, path=BATCHES, body=CALLS, decisions=BATCH, on_redis=True),
 }
 
 
@@ -171,7 +232,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError):
-            asyncio.run(load(port, "/v1/limiters/free/hit", HIT, 1, 1))
+            socket.create_connection(("127.0.0.1", port), 1).close()
             return
         time.sleep(0.05)
     raise RuntimeError("the server did not start")
@@ -190,66 +251,44 @@ def cpu_seconds(pid: int) -> float:
 # --- Who asks --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Load:
-    """What was asked, and how long it took."""
+class Load(NamedTuple):
+    """What wrk has seen: how many requests, how many a second, and the milliseconds of the median and the 99th."""
 
-    left: int
-    seconds: list[float] = field(default_factory=list)
-
-
-class Client(asyncio.Protocol):
-    """One connection that asks again as soon as it is answered."""
-
-    def __init__(self, request: bytes, load: Load, done: asyncio.Future[None]) -> None:
-        self._request, self._load, self._done = request, load, done
-        self._received = b""
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport: asyncio.Transport = transport
-        self._ask()
-
-    def _ask(self) -> None:
-        if self._load.left <= 0:
-            self._transport.close()
-            return
-        self._load.left -= 1
-        self._asked = time.perf_counter()
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        head, separator, body = self._received.partition(b"\r\n\r\n")
-        if not separator:
-            return
-        if not head.startswith(b"HTTP/1.1 200"):
-            self._transport.close()
-            if not self._done.done():
-                self._done.set_exception(RuntimeError(self._received[:200].decode("latin-1")))
-            return
-        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0])
-        if len(body) < length:
-            return
-        self._received = body[length:]
-        self._load.seconds.append(time.perf_counter() - self._asked)
-        self._ask()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
+    requests: int
+    rate: float
+    median: float
+    worst: float
 
 
-async def load(port: int, path: str, body: bytes, requests: int, connections: int = CONNECTIONS) -> Load:
-    """Ask so often, over so many connections at once."""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-    loop = asyncio.get_running_loop()
-    asked = Load(requests)
-    done = [loop.create_future() for _ in range(connections)]
-    for ended in done:
-        await loop.create_connection(partial(Client, request, asked, ended), "127.0.0.1", port)
-    await asyncio.gather(*done)
-    return asked
+def command_of_wrk(
+    port: int, contender: Contender, seconds: int, connections: int, folder: Path
+) -> list[str]:
+    """Return how wrk asks a contender."""
+    if shutil.which("wrk") is None:
+        raise NotOfferedError("not installed: wrk")
+    script = folder / f"{contender.path.replace('/', '-')}.lua"
+    script.write_text(
+        f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\nwrk.body = [[{contender.body}]]\n'
+    )
+    options = ["-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(script)]
+    return ["wrk", *options, f"http://127.0.0.1:{port}{contender.path}"]
+
+
+def load(command: list[str]) -> Load:
+    """Run wrk."""
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    if "Non-2xx" in said or "Socket errors" in said:
+        raise RuntimeError(said)
+    requests, rate = re.search(r"(\d+) requests in", said), re.search(r"Requests/sec:\s*([\d.]+)", said)
+    assert requests is not None
+    assert rate is not None
+    return Load(int(requests[1]), float(rate[1]), _milliseconds(said, "50%"), _milliseconds(said, "99%"))
+
+
+def _milliseconds(said: str, share: str) -> float:
+    found = re.search(rf"{share}\s+([\d.]+)(us|ms|s)", said)
+    assert found is not None
+    return float(found[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[found[2]]
 
 
 # --- Measuring -------------------------------------------------------------------------------------------------------
@@ -259,56 +298,101 @@ async def load(port: int, path: str, body: bytes, requests: int, connections: in
 class Seen:
     """What a contender's rounds looked like from outside."""
 
+    loads: list[Load] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
 
 
-def sampler(pid: int, port: int, body: bytes, requests: int, decisions: int, seen: Seen) -> Runner:
+def sampler(pid: int, command: list[str], decisions: int, seen: Seen) -> Runner:
     """Return what asks a server for one sample: CPU microseconds per decision."""
-    path = "/v1/limiters/free/hit" if decisions == 1 else "/v1/batch"
 
     def sample() -> float:
-        before, start = cpu_seconds(pid), time.perf_counter()
-        asked = asyncio.run(load(port, path, body, requests))
-        seen.rates.append(len(asked.seconds) * decisions / (time.perf_counter() - start))
-        seen.seconds += asked.seconds
-        return (cpu_seconds(pid) - before) * 1e6 / (len(asked.seconds) * decisions)
+        before = cpu_seconds(pid)
+        asked = load(command)
+        seen.loads.append(asked)
+        seen.rates.append(asked.rate * decisions)
+        return (cpu_seconds(pid) - before) * 1e6 / (asked.requests * decisions)
 
     return sample
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
     """Measure all contenders in turns."""
+    seconds = 1 if scale is QUICK else 3
     progress.begin("decisions over HTTP")
-    seen: dict[str, Seen] = {}
+    seen: dict[str, Seen] = {name: Seen() for name in CONTENDERS}
     runners: dict[str, Runner | Result] = {}
-    batch = b'{"calls":[%b]}' % b",".join([CALL] * BATCH)
     with contextlib.ExitStack() as stack:
-        policy = Path(stack.enter_context(tempfile.TemporaryDirectory()), "headgate.toml")
-        policy.write_text(POLICY)
-        for name, (command, factory) in CONTENDERS.items():
-            seen[name] = Seen()
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "memory.toml").write_text(POLICY)
+        redis = stack.enter_context(RedisServer())
+        (folder / "redis.toml").write_text(f'[store]\nurl = "{redis.url}"\n{POLICY}')
+        servers: dict[tuple[object, ...], tuple[int, int]] = {}
+        for name, each in CONTENDERS.items():
+            place = each.command, each.factory, each.on_redis
+            policy = folder / ("redis.toml" if each.on_redis else "memory.toml")
             try:
-                pid, port = stack.enter_context(running(command, factory, policy))
+                if place not in servers:
+                    servers[place] = stack.enter_context(running(each.command, each.factory, policy))
+                pid, port = servers[place]
+                command = command_of_wrk(port, each, seconds, CONNECTIONS, folder)
+                runners[name] = sampler(pid, command, each.decisions, seen[name])
             except NotOfferedError as error:
                 runners[name] = Result(trouble=str(error))
-                continue
-            runners[name] = sampler(pid, port, HIT, scale.calls, 1, seen[name])
-            if name == OURS:
-                seen[BATCHES] = Seen()
-                runners[BATCHES] = sampler(pid, port, batch, scale.calls // BATCH, BATCH, seen[BATCHES])
         results = interleave(runners, scale.rounds, progress)
-    yield section(results, seen)
+        progress.begin("/healthz beside busy connections")
+        health = {
+            name: health_beside_load(servers[each.command, each.factory, False][1], each, seconds, folder)
+            for name, each in CONTENDERS.items()
+            if name in (BARE, ONE_RULE) and results[name].samples
+        }
+    yield section(results, seen, health)
 
 
-def section(results: Mapping[str, Result], seen: Mapping[str, Seen]) -> Section:
+def health_beside_load(port: int, contender: Contender, seconds: int, folder: Path) -> list[float]:
+    """Return how many milliseconds `/healthz` took, asked again and again beside busy connections."""
+    command = command_of_wrk(port, contender, 3 * seconds, BUSY_CONNECTIONS, folder)
+    took: list[float] = []
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as busy:
+        while busy.poll() is None:
+            start = time.perf_counter()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
+                answer.read()
+            took.append((time.perf_counter() - start) * 1000)
+    return sorted(took)
+
+
+def section(
+    results: Mapping[str, Result], seen: Mapping[str, Seen], health: Mapping[str, list[float]]
+) -> Section:
     """Return the table, the targets and the chart."""
-    headers = ["one decision over HTTP", "server CPU µs", "a second", "median ms", "99th ms"]
-    rows = [[name, number(result.median, 1), *_outside(seen[name])] for name, result in results.items()]
-    ours, star = results[OURS], results["bare, Starlette, uvicorn"]
+    headers = ["one decision over HTTP", "server CPU µs", "of bare", "a second", "median ms", "99th ms"]
+    rows = [
+        [name, number(result.median, 1), number(_of_bare(results, name), 2), *_outside(seen[name])]
+        for name, result in results.items()
+    ]
+    rows += [
+        [
+            f"{name}: /healthz beside {BUSY_CONNECTIONS}",
+            "-",
+            "-",
+            "-",
+            number(_share(took, 0.5), 1),
+            number(_share(took, 0.99), 1),
+        ]
+        for name, took in health.items()
+    ]
+    in_memory = {name: _of_bare(results, name) for name in (ONE_RULE, TWO_RULES)}
+    star = results["bare, Starlette, uvicorn"]
     targets = [
-        Target("the whole server, beside a bare Starlette application", 1.2, ours.times(star), at_most=True),
-        Target("a decision in a batch, beside one alone", 0.5, results[BATCHES].times(ours), at_most=True),
+        worst_of("in memory, of a bare uvicorn application", 0.7, in_memory, at_most=False),
+        Target("on Redis, of the bare application", 0.6, _of_bare(results, ON_REDIS), at_most=False),
+        Target("on Redis, two workers, each of it", 0.5, _of_bare(results, TWO_WORKERS), at_most=False),
+        Target(
+            "decisions a second in batches, memory", 40_000, _rate(seen[IN_MEMORY_BATCHES]), at_most=False
+        ),
+        Target("decisions a second in batches, Redis", 25_000, _rate(seen[REDIS_BATCHES]), at_most=False),
+        Target("/healthz, 99th in ms", 100, _share(health.get(ONE_RULE, []), 0.99), at_most=True),
+        Target("beside a bare Starlette application", 1.2, results[ONE_RULE].times(star), at_most=True),
     ]
     bars = [(name, result.median, number(result.median, 1)) for name, result in results.items()]
     return Section(
@@ -320,16 +404,24 @@ def section(results: Mapping[str, Result], seen: Mapping[str, Seen]) -> Section:
     )
 
 
+def _of_bare(results: Mapping[str, Result], name: str) -> float:
+    """Return what share of the bare application's requests it could answer in the same CPU time."""
+    return results[BARE].times(results[name])
+
+
+def _share(sorted_times: list[float], share: float) -> float:
+    return sorted_times[int(len(sorted_times) * share)] if sorted_times else float("nan")
+
+
+def _rate(seen: Seen) -> float:
+    return median(seen.rates) if seen.rates else float("nan")
+
+
 def _outside(seen: Seen) -> list[str]:
-    if not seen.seconds:
+    if not seen.loads:
         return ["-", "-", "-"]
-    times = sorted(seen.seconds)
-    rates = sorted(seen.rates)
-    return [
-        number(rates[len(rates) // 2]),
-        number(times[len(times) // 2] * 1000, 2),
-        number(times[len(times) * 99 // 100] * 1000, 2),
-    ]
+    times = (median(load.median for load in seen.loads), median(load.worst for load in seen.loads))
+    return [number(_rate(seen)), *(number(each, 2) for each in times)]
 
 
 def main() -> None:
@@ -348,7 +440,7 @@ def main() -> None:
     print(target_table(promised, "Targets"))
     written = write_json("server", {**{found.name: found.data for found in sections}, "targets": promised})
     panels = [panel for found in sections for panel in found.panels]
-    chart = write_chart("server", "A decision over HTTP (less is better)", panels, OURS)
+    chart = write_chart("server", "A decision over HTTP (less is better)", panels, ONE_RULE)
     print(f"\n{written}\n{chart}", file=sys.stderr)
 
 

@@ -79,7 +79,8 @@ def rule_toml(rule: Rule, *, is_shadow: bool = False) -> str:
 def _toml(value: Any) -> str:
     """Return a value of a policy file; JSON's text, numbers and truth values are TOML's too."""
     if isinstance(value, dict):
-        return "{ %s }" % ", ".join(f"{_key(name)} = {_toml(each)}" for name, each in value.items())
+        entries = ", ".join(f"{_key(name)} = {_toml(each)}" for name, each in value.items())
+        return f"{{ {entries} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -254,7 +254,7 @@ class BatchAnswers(Struct):
 class RuleShown(Struct):
     """A rule of the policy file; its quotas as they are there: that of a concurrent rule is a number.
 
-    `toml`: the rule as the file could have it. `source`: where it is, as in headgate.toml:12; null for one that is not there.
+    `toml`: the rule as the file could have it. `source`: where it is, as in headgate.toml:12; null if it is not there.
     """
 
     name: str

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -124,22 +125,18 @@ class App:
         endpoint, values = self._router.find(scope["method"], path)
         policy, fields = self.live.policy, header_fields(scope["headers"])
         access = check_access(policy, endpoint.needs, scope, fields, had_tokens=self._had_tokens)
-        arguments: list[Any] = [ApiRequest(fields, *access)] if endpoint.wants_request else []
+        arguments: tuple[Any, ...] = values
         if endpoint.takes is not None:
             body = await read_body(scope, fields, receive, policy.server.largest_body)
-            arguments.append(self._decoded(endpoint, body))
-            if endpoint.charges and (key := fields.get(b"idempotency-key")) is not None:
-                limiter = self.live.get(values[0])
-                if limiter is not None:
-                    return await self._idempotent.answer(
-                        limiter.store.notes,
-                        key,
-                        access.caller,
-                        scope["path"],
-                        body,
-                        lambda: endpoint.handle(*arguments, *values),
-                    )
-        answer = await endpoint.handle(*arguments, *values)
+            arguments = (self._decoded(endpoint, body), *values)
+        if endpoint.wants_request:
+            arguments = (ApiRequest(fields, *access), *arguments)
+        if endpoint.charges and b"idempotency-key" in fields and (limiter := self.live.get(values[0])):
+            handle, key = partial(endpoint.handle, *arguments), fields[b"idempotency-key"]
+            return await self._idempotent.answer(
+                limiter.store.notes, key, access.caller, scope["path"], body, handle
+            )
+        answer = await endpoint.handle(*arguments)
         return answer if isinstance(answer, (Reply, Stream)) else json_reply(answer)
 
     def _decoded(self, endpoint: Route, body: bytes) -> msgspec.Struct:

@@ -71,6 +71,7 @@ class ConnectionCap:
         waiting: Those that wait, the longest first.
         leaving: Those that were cut and are still counted.
         is_draining: Whether every answer ends its connection.
+        dated: What uvicorn sends with every answer, and the same as bytes.
     """
 
     def __init__(self) -> None:
@@ -78,6 +79,7 @@ class ConnectionCap:
         self.waiting: dict[BoundedProtocol, None] = {}
         self.leaving: set[BoundedProtocol] = set()
         self.is_draining = False
+        self.dated: tuple[list[Field] | None, bytes] = (None, b"")
         self._is_looking = False
 
     @classmethod
@@ -343,7 +345,9 @@ class BoundedProtocol(asyncio.Protocol):
         self._cap.waiting.pop(self, None)
         if self._usual_app is not None and self._url == b"/healthz":
             self._app = self._usual_app
-        before, self._reading = self._reading, Exchange(self, self._scope())
+        version = self._parser.get_http_version()
+        keep_alive = version != "1.0" and not self._cap.is_draining and self._parser.should_keep_alive()
+        before, self._reading = self._reading, Exchange(self, self._scope(version), keep_alive)
         self.pipeline.append(self._reading)
         if before is not None and not before.is_complete:
             self._pause_reading()
@@ -356,7 +360,7 @@ class BoundedProtocol(asyncio.Protocol):
     def _head_size(self) -> int:
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
-    def _scope(self) -> Scope:
+    def _scope(self, http_version: str) -> Scope:
         url, query = self._url, b""
         if url.startswith(b"/") and b"#" not in url:
             path, _, query = url.partition(b"?")
@@ -367,7 +371,7 @@ class BoundedProtocol(asyncio.Protocol):
         return {
             "type": "http",
             "asgi": _ASGI,
-            "http_version": self._parser.get_http_version(),
+            "http_version": http_version,
             "method": self._parser.get_method().decode("ascii"),
             "scheme": "http",
             "path": unquote(text) if "%" in text else text,
@@ -393,14 +397,6 @@ class BoundedProtocol(asyncio.Protocol):
             self._reading.notify()
 
     # Answers
-
-    def is_last(self) -> bool:
-        """Return whether the answer to the request of the parser is to end the connection."""
-        return (
-            self._cap.is_draining
-            or not self._parser.should_keep_alive()
-            or self._parser.get_http_version() == "1.0"
-        )
 
     async def _answer_all(self) -> None:
         """Answer requests until the connection is lost."""
@@ -430,8 +426,11 @@ class BoundedProtocol(asyncio.Protocol):
             waiter.set_result(None)
 
     def date(self) -> bytes:
-        """Return the field that uvicorn sends with every answer."""
-        return _encoded(tuple(self._state.default_headers))
+        """Return the field that uvicorn sends with every answer; it makes a new list of it once a second."""
+        fields = self._state.default_headers
+        if fields is not self._cap.dated[0]:
+            self._cap.dated = fields, _encoded(tuple(fields))
+        return self._cap.dated[1]
 
     async def until_writable(self) -> None:
         """Wait until the client has taken enough of what was written."""
@@ -470,32 +469,18 @@ class Exchange:
         is_complete: Whether the answer is.
     """
 
-    __slots__ = (
-        "_connection",
-        "_expects_continue",
-        "_has_news",
-        "_is_chunked",
-        "_is_gone",
-        "_is_started",
-        "_news",
-        "body",
-        "has_more",
-        "is_complete",
-        "keep_alive",
-        "scope",
-    )
+    body = b""
+    has_more = True
+    is_complete = False
+    _expects_continue: bool | None = None
+    _is_started = _is_chunked = _is_gone = _has_news = False
+    _news: asyncio.Event | None = None
 
-    def __init__(self, connection: BoundedProtocol, scope: Scope) -> None:
+    def __init__(self, connection: BoundedProtocol, scope: Scope, keep_alive: bool) -> None:
         scope["extensions"] = {DIRECT: self}
         self.scope = scope
-        self.keep_alive = not connection.is_last()
-        self.body = b""
-        self.has_more = True
-        self.is_complete = False
+        self.keep_alive = keep_alive
         self._connection = connection
-        self._expects_continue: bool | None = None
-        self._is_started = self._is_chunked = self._is_gone = self._has_news = False
-        self._news: asyncio.Event | None = None
 
     def feed(self, body: bytes) -> None:
         """Take a part of the body."""
@@ -578,11 +563,11 @@ class Exchange:
         connection = self._connection
         if self._is_gone or not connection.is_writable:
             return False
-        if not self.keep_alive:
-            fields = (*fields, _CLOSE)
-        elif _CLOSE in fields:
+        if _CLOSE in fields:
             self.keep_alive = False
-        head = b"%b%b" % (_encoded_head(status, fields), connection.date())
+        elif not self.keep_alive:
+            fields = (*fields, _CLOSE)
+        head = _encoded_head(status, fields) + connection.date()
         if self.scope["method"] == "HEAD":
             written = b"%bcontent-length: %d\r\n\r\n" % (head, len(body))
         elif status == NOT_MODIFIED:

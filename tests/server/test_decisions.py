@@ -229,6 +229,8 @@ async def test_limiters_are_listed_without_what_is_nobodys_business() -> None:
         "unit": "requests",
         "lease": None,
         "timezone": None,
+        "toml": '{ quota = "100/hour", name = "hourly", tiers = { pro = "1000/hour" } }',
+        "source": "policy:4",
     }
     assert (burst["burst"], burst["quota"], burst["period"]) == (20, "10/second burst 20", 1)
 

@@ -7,9 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate_server.metrics import ReservedDict
+from headgate.decision import UNLIMITED
+from headgate.errors import StoreError
+from headgate.hooks import Call
+from headgate.observe.prometheus import PrometheusHook
+from headgate_server.metrics import CollectedDecisions, ReservedDict
 from tests.server.support import Server
 
 POLICY = """
@@ -40,6 +45,26 @@ async def test_decisions_and_shadow_decisions_are_counted() -> None:
     assert found["headgate_shadow_decisions_total", "api", "refused", "candidate"] == 1
     assert found["headgate_store_up", "api"] == 1
     assert ("process_cpu_seconds_total",) in found
+
+
+def test_decisions_that_are_collected_count_as_if_one_by_one() -> None:
+    registries = [CollectorRegistry(), CollectorRegistry()]
+    one_by_one, hook = (PrometheusHook(registry) for registry in registries)
+    collected = CollectedDecisions(hook)
+    down = UNLIMITED.as_degraded()
+    for decision in (UNLIMITED, UNLIMITED, UNLIMITED.as_refused(), down, UNLIMITED, down):
+        for operation, seconds in (("hit", 0.25), ("check", 0.0001), ("hold", 2.0), ("hit", 1.0)):
+            call = Call("api", operation, "a", 1, None)  # type: ignore[arg-type]
+            one_by_one.decided(call, decision, seconds)
+            collected.decided(call, decision, seconds)
+    collected.failed(Call("api", "hit", "a", 1, None), StoreError("down"), 1.0)
+    one_by_one.failed(Call("api", "hit", "a", 1, None), StoreError("down"), 1.0)
+    collected.flush()
+    expected, found = (
+        [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
+        for registry in registries
+    )
+    assert found == expected
 
 
 async def test_open_holds_are_counted_until_they_are_settled() -> None:

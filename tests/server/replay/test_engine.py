@@ -55,7 +55,7 @@ def test_shadow_rules_refuse_nothing_and_are_counted() -> None:
         decision = limiter.decide(request)
         assert decision is not None
         assert decision.allowed
-    assert limiter.shadow_counts()["s"]._asdict() == {"asked": 5, "refused": 3, "failed": 0}
+    assert limiter.shadow_counts()["s"]._asdict() == {"asked": 5, "refused": 3, "failed": 0, "admitted": 0}
 
 
 def test_memory_holds_the_keys_that_are_live_not_all_of_them() -> None:

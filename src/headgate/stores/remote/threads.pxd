@@ -6,7 +6,7 @@ from headgate.stores.remote.batching cimport Batcher, Call, Lane
 
 cdef class ThreadCall(Call):
     cdef public object baton, reply, error, answered
-    cdef public bint has_given_up, is_awake
+    cdef public bint has_given_up
 
 cdef class ThreadLane(Lane):
     cdef public object connecting, connected, talk, leader
@@ -27,7 +27,7 @@ cdef class Crew:
     cpdef ThreadLane _step_alone(self, ThreadCall call)
     cpdef wait(self, ThreadCall call, lane)
     @cython.locals(call=ThreadCall)
-    cpdef wake_next(self)
+    cpdef wake(self)
     @cython.locals(batcher=Batcher, lane=ThreadLane, idle=ThreadLane, own=ThreadLane, main=ThreadLane, now=double)
     cpdef ThreadLane _step(self, ThreadCall call)
     @cython.locals(lane=ThreadLane)

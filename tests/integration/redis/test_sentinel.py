@@ -38,7 +38,10 @@ def successor(server: RedisServer) -> Iterator[RedisServer]:
 def sentinel_port(server: RedisServer, tmp_path: Path) -> Iterator[int]:
     port = find_free_port()
     config = tmp_path / "sentinel.conf"
-    config.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor primary 127.0.0.1 {server.port} 1\n")
+    config.write_text(
+        f"port {port}\nbind 127.0.0.1\nsentinel monitor primary 127.0.0.1 {server.port} 1\n"
+        f"sentinel failover-timeout primary 5000\n"  # of what has got stuck; three minutes by default
+    )
     with subprocess.Popen(
         [find_binary(server.kind), config, "--sentinel"], stdout=subprocess.DEVNULL, cwd=tmp_path
     ) as process:
@@ -59,19 +62,18 @@ def url(sentinel_port: int) -> str:
 
 
 def fail_over(sentinel_port: int, successor: RedisServer) -> None:
-    """Make the replica the primary."""
+    """Make the replica the primary; a sentinel that is short of time may give that up, and is then asked once more."""
     with redis.Redis(port=sentinel_port) as sentinel:
-        until(lambda: _fails_over(sentinel))
-    until(lambda: b"role:master" in successor.command("INFO", "replication"))
 
+        def is_done() -> bool:
+            is_primary = b"role:master" in successor.command("INFO", "replication")
+            if not is_primary:
+                # Refused if it has not heard of the replica yet, or is in the middle of it.
+                with contextlib.suppress(redis.ResponseError, redis.ConnectionError):
+                    sentinel.execute_command("SENTINEL", "FAILOVER", "primary")
+            return is_primary
 
-def _fails_over(sentinel: redis.Redis) -> bool:
-    try:
-        return bool(sentinel.execute_command("SENTINEL", "FAILOVER", "primary"))
-    except redis.ResponseError:  # it has not heard of the replica yet, or is in the middle of it
-        return False
-    except redis.ConnectionError:  # a sentinel that is short of time may drop a connection
-        return False
+        until(is_done)
 
 
 def counted_on(server: RedisServer, limiter: Limiter) -> bool:

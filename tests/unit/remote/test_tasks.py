@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import struct
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -36,6 +38,13 @@ async def engine(peer: ScriptedPeer) -> AsyncIterator[AsyncEngine]:
 
 def start(engine: AsyncEngine, request: str, deadline: float = PATIENCE, **rest: Any) -> asyncio.Future[Any]:
     return engine.start(request, time.monotonic() + deadline, **rest)
+
+
+def block(seconds: float) -> None:
+    """Keep the event loop from doing anything else."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
 
 
 async def outcomes(futures: list[asyncio.Future[Any]]) -> list[Any]:
@@ -173,11 +182,37 @@ async def test_a_reply_that_is_there_but_unread_is_not_late(engine: AsyncEngine,
     peer.is_open = False
     call = start(engine, "a", 0.01)
     await peer.until_sent_async(1)
-    end = time.monotonic() + 0.1
-    while time.monotonic() < end:  # what blocks the event loop
-        pass
+    block(0.1)
     peer.open()
     assert await call == "a"
+
+
+async def test_a_reply_that_is_there_is_not_late_either_if_the_event_loop_is_blocked_again(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    """As by very many callers that have just been refused."""
+    peer.is_open = False
+    call = start(engine, "a", 0.01)
+    await peer.until_sent_async(1)
+    for _ in range(2):
+        block(0.1)
+        await asyncio.sleep(0)  # the event loop looks at its timers
+        await asyncio.sleep(0)
+    peer.open()
+    assert await call == "a"
+
+
+async def test_a_server_is_silent_however_often_the_event_loop_is_blocked(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    peer.is_open = False
+    call = start(engine, "a", 0.01)
+    await peer.until_sent_async(1)
+    while not call.done():
+        block(0.03)
+        await asyncio.sleep(0)
+    with pytest.raises(StoreTimeout):
+        await call
 
 
 async def test_what_a_blocked_event_loop_did_not_come_to_send_is_overload(
@@ -185,9 +220,7 @@ async def test_what_a_blocked_event_loop_did_not_come_to_send_is_overload(
 ) -> None:
     await start(engine, "warm")
     call = start(engine, "a", 0.001)
-    end = time.monotonic() + 0.01
-    while time.monotonic() < end:
-        pass
+    block(0.01)
     with pytest.raises(StoreOverloaded):
         await call
     assert peer.batches == [["warm"]]
@@ -351,3 +384,24 @@ def test_a_forked_process_connects_anew() -> None:
 
     assert asyncio.run(call()) == ("a", "b")
     assert len(peer.wires) == 2
+
+
+def test_an_event_loop_that_is_closed_in_the_middle_of_a_call_leaves_no_error_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+    peer = ScriptedPeer()
+    peer.is_open = False
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # which says that a task was destroyed
+
+    async def leave_a_call() -> None:
+        start(AsyncEngine(peer, PATIENCE), "a")
+        await peer.until_sent_async(1)
+
+    loop.run_until_complete(leave_a_call())
+    loop.close()
+    del loop
+    gc.collect()
+    assert not found

@@ -14,7 +14,10 @@ from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
 from headgate.stores.remote.peer import AsyncWire, Peer
 
 GRACE = 0.02
-"""Seconds. If the event loop was blocked beyond a deadline, replies that are there and just unread have so much time."""
+"""Seconds. If the event loop was blocked beyond a deadline, replies that are on their way have so much time."""
+
+TURNS = 5
+"""In so many turns of the event loop, however long they take, everything that has come is read."""
 
 ENDING = ConnectionAbortedError("the event loop is shutting down")
 
@@ -138,7 +141,7 @@ class LoopEngine:
         self._batcher = Batcher(peer, deadline, TaskLane)
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._timer_due = float("inf")
         self._drivers: set[asyncio.Task[None]] = set()
         self._keeper: AsyncGenerator[None, None] | None = None
@@ -177,7 +180,7 @@ class LoopEngine:
 
     async def _drive(self, lane: TaskLane) -> None:
         """Carry one batch after another, until there is nothing to carry."""
-        is_first = True
+        is_first, this_task = True, _this_task()
         try:
             if self._keeper is None:
                 self._keeper = self._keep()
@@ -191,7 +194,7 @@ class LoopEngine:
                         self._batcher.fail_waiting(ENDING)
                         await self._lose(lane, ENDING)
                         raise
-                    _this_task().uncancel()
+                    this_task.uncancel()
                     wire = lane.wire
                     self._batcher.give_up(lane)
                     await wire.close()
@@ -200,7 +203,7 @@ class LoopEngine:
                 goes_on = self._drive_free_lanes(time.monotonic(), lane)
         finally:
             # Here, and not when the task is done: a call that comes in between would wait for a driver that has left.
-            self._drivers.discard(_this_task())
+            self._drivers.discard(this_task)
 
     async def _round_trip(self, lane: TaskLane, is_first: bool) -> None:
         wire = lane.wire
@@ -257,14 +260,17 @@ class LoopEngine:
         self._timer = self._loop.call_later(max(0.0, self._timer_due - now), self._on_due)
 
     def _on_due(self) -> None:
-        now = time.monotonic()
-        if now > self._timer_due + GRACE:
-            # This comes late, so the event loop was blocked: replies may be there and just unread.
-            self._timer = self._loop.call_later(GRACE, self._expire)
+        if time.monotonic() > self._timer_due + GRACE:
+            # This comes late, so the event loop was blocked.
+            self._timer = self._loop.call_later(GRACE, self._expire_after, TURNS)
         else:
-            self._expire()
+            self._expire_after(TURNS)
 
-    def _expire(self) -> None:
+    def _expire_after(self, turns: int) -> None:
+        """Fail the calls that are due, after so many turns of the event loop: replies may be there and just unread."""
+        if turns > 0:
+            self._timer = self._loop.call_soon(self._expire_after, turns - 1)
+            return
         self._timer, self._timer_due = None, float("inf")
         now = time.monotonic()
         for lane in self._batcher.expire(now) if now >= self._batcher.alarm else ():

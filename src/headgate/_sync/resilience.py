@@ -155,7 +155,7 @@ class Circuit:
         self.breaker.succeeded(ticket)
 
     def _failed(self, ticket: int, error: StoreError, is_tight: bool) -> None:
-        """Take note of what an error says about the store."""
+        """Take note of what an error says about the store: a plain `StoreError` nothing, only this process is to blame."""
         if isinstance(error, StoreOverloaded):
             self.breaker.overloaded(error)
         elif isinstance(error, StoreTimeout) and is_tight:
@@ -163,7 +163,7 @@ class Circuit:
                 call_later(0, self._probe, None)
         elif isinstance(error, StoreUnavailable):
             self._go_on_probing(self.breaker.failed(ticket, error))
-        else:
+        elif type(error) is not StoreError:
             self.breaker.answered(ticket)
             if not isinstance(error, StoreMisconfigured):
                 self.breaker.report(error)
@@ -180,10 +180,11 @@ class Circuit:
             self._ask_whether_back()
         except StoreUnavailable as error:
             self._go_on_probing(self.breaker.failed(ticket, error, is_probe=True))
-        except StoreOverloaded:
-            self._go_on_probing(prober)
-        except HeadgateError:
-            self.breaker.answered(ticket)
+        except HeadgateError as error:
+            if type(error) in (StoreError, StoreOverloaded):  # that says nothing about the store
+                self._go_on_probing(prober)
+            else:
+                self.breaker.answered(ticket)
         else:
             self.breaker.succeeded(ticket)
 

@@ -417,6 +417,22 @@ def test_overload_is_refused_and_says_nothing_about_the_store(store: Flaky, late
     assert not limiter.hit("alice").degraded
 
 
+def test_what_this_process_has_broken_off_says_nothing_about_the_store(store: Flaky, later: Later) -> None:
+    limiter = limiter_on(store, on_store_error="open")
+    store.error = StoreError("a signal handler raised in the middle of a call")
+    assert limiter.hit("alice").degraded
+    assert limiter.health.available
+    assert later.is_idle
+    store.fail()
+    limiter.hit("alice")
+    store.error = StoreError("a signal handler raised in the middle of a call")
+    later.probe()
+    assert not limiter.health.available  # it may still be down
+    store.mend()
+    later.probe()
+    assert limiter.health.available
+
+
 def test_overload_may_be_answered_by_policy(store: Flaky) -> None:
     limiter = limiter_on(store, on_store_error="open", on_overload="policy")
     store.error = StoreOverloaded("too many calls")

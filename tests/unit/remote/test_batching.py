@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.errors import StoreOverloaded, StoreTimeout, StoreUnavailable
+from headgate.errors import StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.batching import MANY, OVER, RECONNECT_PAUSE, SLOW, Batcher, Call, Lane
 from tests.unit.remote.scripted import ScriptedPeer
 
@@ -326,6 +326,15 @@ def test_a_lost_connection_fails_what_is_under_way_and_nothing_else() -> None:
     assert lane.wire is None
     [lane] = traffic.depart()
     assert requests(lane) == ["c"]
+
+
+def test_a_connection_that_this_process_has_given_up_is_no_fault_of_the_server() -> None:
+    traffic = Traffic()
+    [a] = calls("a")
+    traffic.add(a)
+    [lane] = traffic.depart()
+    traffic.batcher.lose(lane, InterruptedError("a signal handler raised"))
+    assert type(a.error) is StoreError
 
 
 def test_what_may_be_repeated_is_once() -> None:

@@ -396,6 +396,10 @@ class Batcher:
     def _failure(self, cause: BaseException | None) -> StoreError:
         if cause is None:
             return StoreTimeout(f"{self._peer.name} did not answer in time")
+        if isinstance(
+            cause, InterruptedError
+        ):  # this process has broken it off: that is no fault of the server's
+            return StoreError(f"{self._peer.name}: {cause}")
         return self._peer.failure(cause)
 
     def _given_up_at(self, lane: Lane) -> float:

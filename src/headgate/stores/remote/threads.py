@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from headgate._fork import watch
-from headgate.errors import StoreUnavailable
+from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.base import REENTERED, while_locked
 from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
 from headgate.stores.remote.baton import Baton
@@ -218,9 +218,9 @@ class Crew:
     def step(self, call: ThreadCall) -> ThreadLane | None:
         """Do all that can be done without waiting; return the lane on which the caller has to wait for all, if it leads."""
         if self.is_inherited:
-            raise StoreUnavailable(f"{self._peer.name}: the process was forked in the middle of a call")
+            raise StoreError(f"{self._peer.name}: the process was forked in the middle of a call")
         if self._is_busy and self._lock._is_owned():
-            raise StoreUnavailable(REENTERED)
+            raise StoreError(REENTERED)
         try:
             return while_locked(self._lock, self._step_alone, call)
         finally:

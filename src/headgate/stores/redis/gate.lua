@@ -49,10 +49,6 @@
 -- is counted, and a hit pays for the copying of a few buckets, however many there are.
 -- (A script from before there were two heads takes such a window for something else in the way, because of its length.)
 
-local MAX_UNITS = 9007199254740991
-local PEEK, HOLD, RECORD, REFUND, RESET, NOTE = 2, 3, 4, 5, 6, 7
-local BUCKET = 3
-
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
 
@@ -60,8 +56,8 @@ local seconds_and_rest = call("TIME")
 local clock = tonumber(seconds_and_rest[1]) * 1000000 + tonumber(seconds_and_rest[2])
 
 -- What long windows need, by name. It is put together only when there is one: to make functions takes as long as a decision,
--- and every name from outside that they use makes it longer. (That is why sizes are written out elsewhere, and what is rarely
--- needed has its own names for what it calls.)
+-- and every name from outside that they use makes it longer. (That is why each function has its own names for numbers, sizes
+-- are written out elsewhere, and what is rarely needed has its own names for what it calls, too.)
 local long_windows
 local function long(name, ...)
   if long_windows then
@@ -142,6 +138,7 @@ end
 -- sliding window decide by a state that they are given (false: a fresh one) instead of the one under the key.
 
 local function decide_fixed(key, now, cost, birth, beyond, limit, period, _, _, state)
+  local MAX_UNITS = 9007199254740991
   if state == nil then
     state = call("GET", key)
   end
@@ -168,6 +165,7 @@ local function decide_fixed(key, now, cost, birth, beyond, limit, period, _, _, 
 end
 
 local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifetime)
+  local MAX_UNITS = 9007199254740991
   local text = call("GETRANGE", key, "0", "4087")
   local size = #text
   local count, start = 0, 0 -- start: offset of the text that was read last
@@ -244,6 +242,7 @@ local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifet
 end
 
 local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick, state)
+  local MAX_UNITS = 9007199254740991
   if n == 0 then
     return (cost == 0 or beyond) and 1 or 0, 0, false, false, 0
   end
@@ -426,6 +425,7 @@ local function packed(allowed, remaining, retry_after, reset_after, lag)
 end
 
 local function packed_receipt(kind, r1, r2, r3, r4, r5)
+  local BUCKET = 3
   return kind == BUCKET and pack("<i8i8i8i8i8", r1, r2, r3, r4, r5) or pack("<i8i8", r1, r2)
 end
 
@@ -793,6 +793,7 @@ local function giving_back()
 end
 
 local function decide_one(operation, request, key, now, cost, birth, explicit)
+  local PEEK, HOLD, RECORD, BUCKET = 2, 3, 4, 3
   local kind, a, b, c, d = unpack("<Bdddd", request, 28)
   local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
     (DECIDE[kind] or decider(kind))(key, now, cost, birth, operation == RECORD, a, b, c, d)
@@ -809,6 +810,7 @@ local function decide_one(operation, request, key, now, cost, birth, explicit)
 end
 
 local function decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
+  local PEEK, HOLD, RECORD, BUCKET = 2, 3, 4, 3
   local reply, after, counted_for = {}, {}, {}
   local refused, beyond = false, operation == RECORD
   local own_cost, numbers, receipts = cost, 0, rules
@@ -846,7 +848,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   if refused then
     -- A rule that would have admitted shows what it has left without this call.
     for i = 1, rules do
-      if unpack("<B", reply[i]) % 2 == 1 then
+      if string.byte(reply[i]) % 2 == 1 then
         local kind, a, b, c, d = unpack("<Bdddd", request, 33 * i - 5)
         reply[i] = packed(DECIDE[kind](KEYS[first_key + i], now, 0, birth, false, a, b, c, d))
       end
@@ -856,7 +858,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   if operation ~= PEEK then
     for i = 1, rules do
       if after[i] then
-        save(unpack("<B", request, 33 * i - 5), KEYS[first_key + i], after[i], counted_for[i], explicit)
+        save(string.byte(request, 33 * i - 5), KEYS[first_key + i], after[i], counted_for[i], explicit)
       end
     end
   end
@@ -864,6 +866,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
 end
 
 local function run(request, first_key)
+  local REFUND, RESET, NOTE = 5, 6, 7
   local operation, rules, now, cost, birth = unpack("<BHddd", request)
   local explicit = now >= 0
   if not explicit then
@@ -895,6 +898,7 @@ for i, request in ipairs(ARGV) do
     reply = { err = type(reply) == "table" and reply.err or tostring(reply) }
   end
   replies[i] = reply
-  keys = keys + unpack("<H", request, 2)
+  local low, high = string.byte(request, 2, 3)
+  keys = keys + low + 256 * high
 end
 return replies

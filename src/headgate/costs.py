@@ -68,7 +68,7 @@ class Units:
         Raises:
             ConfigError: A unit is unknown, or its cost is not a whole number.
         """
-        if not isinstance(cost, Mapping):
+        if isinstance(cost, int) or not isinstance(cost, Mapping):  # in this order, because most are numbers
             check_whole(cost)
             return cost
         self._check(cost)

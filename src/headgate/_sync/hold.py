@@ -197,7 +197,7 @@ class Hold:
 
     def _standing(self, cost: Cost, final: Costs) -> Cost:
         """Return a cost that stands as the caller would write it."""
-        return self._units.named(final) if isinstance(cost, Mapping) else cost
+        return cost if isinstance(cost, int) else self._units.named(final)
 
     def _ended(self) -> Decision:
         if self._confirmed is not None or not self.decision.allowed:

@@ -164,7 +164,7 @@ class Limiter(Asking):
             ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
         """
         request = Request(operation, key, self.units.costs(cost), tier, instant(now))
-        return request.with_quotas(quotas_of(self.rules, quota))
+        return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
 
     def _ask(
         self,

@@ -36,6 +36,7 @@ DECORATED = {
     "Decision": "freelist(8)",
     "Request": "freelist(8)",
     # Cannot be part of a cycle: the garbage collector need not look at it, which takes 16 bytes of each.
+    "BucketState": "no_gc",
     "SlidingState": "no_gc",
 }
 """What is said of classes by decorators that only Cython knows, and that have no effect in a `.pxd`."""

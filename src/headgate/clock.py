@@ -102,6 +102,8 @@ class SteadyClock(_RealTime):
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.monotonic_ns = monotonic_ns
+        self.is_of_system = monotonic_ns is time.monotonic_ns
+        """Whether it goes by the system's monotonic clock, not by one of a test."""
         # Whole milliseconds, so that ticks of a millisecond begin and end on both scales together.
         self.epoch_us = (time.time_ns() - monotonic_ns()) // 1_000_000 * 1000
         """Add this to the monotonic reading in microseconds for those since the epoch."""

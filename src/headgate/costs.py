@@ -88,13 +88,13 @@ class Units:
         return found
 
     def difference(self, held: Costs, final: Costs) -> tuple[Costs, Costs]:
-        """Return what a hold of some costs gives back when it ends at others, and what is to be recorded besides."""
+        """Return what a hold gives back when it ends at other costs, and what is to be recorded besides; 0 for nothing."""
         if isinstance(held, int) and isinstance(final, int) and not self.has_places:
-            return max(0, held - final), max(0, final - held)
+            return (held - final, 0) if held > final else (0, final - held)
         every = tuple(zip(self._each(held), self._each(final), self.is_freed, strict=True))
         return (
-            tuple(units if is_freed else max(0, units - used) for units, used, is_freed in every),
-            tuple(0 if is_freed else max(0, used - units) for units, used, is_freed in every),
+            self._simple(tuple(units if freed else max(0, units - used) for units, used, freed in every)),
+            self._simple(tuple(0 if freed else max(0, used - units) for units, used, freed in every)),
         )
 
     def without_places(self, costs: Costs) -> tuple[int, ...]:

@@ -107,10 +107,10 @@ class AsyncHold:
             self._final = standing = self._standing(cost, final)
         back, more = self._units.difference(self._costs, final)
         try:
-            if _any(more):
+            if more:
                 await self._ask("record", more, at)
         finally:
-            if _any(back) and self.receipts is not None:
+            if back and self.receipts is not None:
                 await self._gate.refund(self.receipts, back, at)
         return standing
 
@@ -275,10 +275,6 @@ class AsyncObservedHold(AsyncHold):
     def __del__(self) -> None:
         if self._final is None:
             self._hooks.settled(self._call, None)
-
-
-def _any(costs: Costs) -> bool:
-    return any(costs) if isinstance(costs, tuple) else costs > 0
 
 
 def _merged(old: Receipts | None, new: Receipts) -> Receipts:

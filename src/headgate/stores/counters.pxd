@@ -1,6 +1,7 @@
 # Types with which counters.py is compiled; without this the same file is plain Python.
 
 cimport cython
+from cpython cimport time
 from libc.stdint cimport int64_t
 
 from headgate.decision cimport Decision, joined, new_decision
@@ -12,16 +13,17 @@ cdef int64_t GRACE_US, NEVER
 cdef bint IS_COMPILED
 
 cdef class Counters:
-    cdef readonly object clock, monotonic_ns
+    cdef readonly object clock
     cdef public object lock, acquire, release
     cdef public bint busy
+    cdef readonly bint is_usual
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
     cdef public int64_t births
     cdef readonly dict tables
-    @cython.locals(nanoseconds=int64_t)
     cpdef int64_t now(self) except? -1
     @cython.locals(table=Table)
     cdef make_room(self)
+    cdef _alone(self, work, tuple args)
 
 cdef class Table:
     cdef Counters counters
@@ -36,60 +38,56 @@ cdef class Table:
     cdef MeterState find(self, place)
     cdef MeterState without_own(self, int64_t now, bint has_room)
     @cython.locals(shard=dict, state=MeterState)
-    cdef MeterState add(self, key)
-    @cython.locals(shard=dict, state=MeterState, now=int64_t)
-    cdef look_at(self, Py_ssize_t most)
+    cdef MeterState add(self, key, int64_t now)
+    @cython.locals(shard=dict, state=MeterState)
+    cdef look_at(self, Py_ssize_t most, int64_t now)
     cdef bint is_over(self, MeterState state, int64_t now) except -1
     @cython.locals(left=int64_t)
     cdef written(self, MeterState state, explicit_now)
 
 cdef class Slot:
-    cdef Meter own, meter
+    cdef Py_ssize_t place
+    cdef Meter meter
     cdef Table table
     cdef MeterState state
     cdef object key
     cdef int64_t cost, used, empty_at
-    @cython.locals(meter=Meter, cost=int64_t, retry_after=int64_t, reset_after=int64_t, is_free=bint, excess=int64_t,
-                   remaining=int64_t)
-    cdef Decision decision(self, tuple names, int64_t at, bint admitted)
+    @cython.locals(meter=Meter, cost=int64_t, used=int64_t, retry_after=int64_t, reset_after=int64_t, is_free=bint,
+                   excess=int64_t, empty_at=int64_t, remaining=int64_t)
+    cdef Decision decision(self, tuple names, int64_t at, bint admitted, bint charged)
 
 cdef class MemoryGate:
     cdef readonly Counters counters
-    cdef readonly tuple names, scopes, rules, own, slots
+    cdef readonly str limiter
+    cdef readonly tuple names, scopes, rules, own
     cdef readonly bint is_plain
     cdef readonly int named
     cdef readonly object pick, tiers, always_fits
     cdef readonly dict by_tier
-    @cython.locals(meters=tuple, keys=tuple)
+    @cython.locals(slots=tuple, keys=tuple)
     cpdef tuple ask(self, Request request)
-    @cython.locals(operation=str, counters=Counters, at=int64_t, is_hit=bint, charges=bint, admitted=bint)
-    cdef tuple ask_alone(self, Request request, tuple meters, tuple keys)
-    @cython.locals(slot=Slot, units=int64_t, costs=tuple, charges=bint, i=Py_ssize_t)
-    cdef bint take_costs(self, cost) except -1
+    @cython.locals(operation=str, counters=Counters, at=int64_t, charged=bint, admitted=bint, slot=Slot)
+    cdef tuple ask_alone(self, Request request, tuple slots, tuple keys)
     @cython.locals(parts=dict, keys=list, scope=str)
     cdef tuple keys_of(self, key)
-    @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t, is_missing=bint)
-    cdef find(self, tuple meters, key, tuple keys, int64_t at)
-    @cython.locals(slot=Slot, state=MeterState, room=int64_t, overflowed=bint)
-    cdef find_new(self, int64_t at)
-    @cython.locals(slot=Slot, meter=Meter, used=int64_t, admitted=bint)
-    cdef bint look(self, int64_t at) except -1
-    @cython.locals(slot=Slot)
-    cdef measure(self, int64_t at)
-    cdef tuple charge(self, int64_t at, now, bint holds)
-    @cython.locals(slot=Slot, table=Table, receipts=list, counters=Counters)
-    cdef tuple charge_each(self, int64_t at, now, bint holds)
+    @cython.locals(slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, units=int64_t, used=int64_t,
+                   has_new=bint, admitted=bint)
+    cdef bint look(self, Request request, tuple slots, tuple keys, int64_t at) except -1
+    @cython.locals(counters=Counters, slot=Slot, state=MeterState, room=int64_t, overflowed=bint)
+    cdef find_room(self, tuple slots, int64_t at)
+    cdef tuple charge(self, tuple slots, int64_t at, now, bint holds)
+    @cython.locals(slot=Slot, meter=Meter, table=Table, state=MeterState, cost=int64_t, birth=int64_t, receipts=list,
+                   counters=Counters, charged=bint)
+    cdef tuple charge_each(self, tuple slots, int64_t at, now, bint holds)
     @cython.locals(slot=Slot, meter=Meter, state=MeterState)
-    cdef undo(self, int64_t at)
+    cdef undo(self, tuple slots, int64_t at)
     @cython.locals(slot=Slot)
-    cdef Decision decision(self, int64_t at, bint admitted)
+    cdef record(self, tuple slots, int64_t at, now)
     @cython.locals(slot=Slot)
-    cdef record(self, int64_t at, now)
+    cdef tuple move(self, Request request, tuple slots, int64_t at)
     @cython.locals(slot=Slot)
-    cdef tuple move(self, Request request, tuple replaced, int64_t at)
-    @cython.locals(slot=Slot, i=Py_ssize_t)
-    cdef put(self, before, after, now)
-    @cython.locals(at=int64_t, slot=Slot, state=MeterState, i=Py_ssize_t)
-    cpdef refund_alone(self, receipts, cost, now)
-    @cython.locals(slot=Slot, state=MeterState, i=Py_ssize_t)
-    cpdef reset_alone(self, key, tuple keys)
+    cdef put(self, tuple slots, before, after, now)
+    @cython.locals(at=int64_t, slot=Slot, state=MeterState, units=int64_t)
+    cpdef refund_alone(self, tuple receipts, cost, now)
+    @cython.locals(slot=Slot, state=MeterState)
+    cpdef reset_alone(self, tuple keys)

@@ -29,7 +29,15 @@ from headgate.errors import StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
 from headgate.rules import SHARED, Rule
-from headgate.stores.base import RECORDED, REENTERED, Answer, Receipts, Tiers, check_costs, while_locked
+from headgate.stores.base import (
+    RECORDED,
+    REENTERED,
+    Answer,
+    Receipts,
+    Tiers,
+    check_costs,
+    while_locked,
+)
 from headgate.stores.meters import Meter, MeterState, meter_for
 from headgate.stores.request import Request
 
@@ -72,11 +80,9 @@ class Counters:
 
     def __init__(self, clock: Clock, max_keys: int) -> None:
         self.clock = clock
-        # The usual clock is read without a call of ours in between.
-        self.monotonic_ns: Callable[[], int] | None = None
-        self.epoch_us: int = 0
-        if type(clock) is SteadyClock and clock.monotonic_ns is time.monotonic_ns:
-            self.monotonic_ns, self.epoch_us = clock.monotonic_ns, clock.epoch_us
+        # The usual clock is read without a call of ours in between; where this is compiled, without one of Python's either.
+        self.is_usual: bool = type(clock) is SteadyClock and clock.is_of_system
+        self.epoch_us: int = clock.epoch_us if isinstance(clock, SteadyClock) else 0
         self.max_keys: int = max_keys
         self.keys: int = 0
         self.overflowed: int = 0
@@ -105,25 +111,30 @@ class Counters:
 
     def now(self) -> int:
         """Return the time in microseconds since the epoch."""
-        if self.monotonic_ns is None:
-            return reading(self.clock)
-        nanoseconds = self.monotonic_ns()
-        return nanoseconds // 1000 + self.epoch_us
+        return time.monotonic_ns() // 1000 + self.epoch_us if self.is_usual else reading(self.clock)
 
     def table(self, limiter: str, rule: Rule, meter: Meter) -> Table:
         """Return the states of a limiter's rule."""
-        return self.tables.setdefault((limiter, rule.identity), Table(self, meter))
+        place = limiter, rule.identity
+        return self.tables.get(place) or self.tables.setdefault(place, Table(self, meter))
 
     def make_room(self) -> None:
         """Drop a few states that equal fresh ones, if the store is full."""
         if self.keys >= self.max_keys:
             for table in list(self.tables.values()):  # another thread may bind rules at any time
-                table.look_at(LOOKED_AT_WHEN_FULL)
+                table.look_at(LOOKED_AT_WHEN_FULL, self.now())
 
     def alone(self, work: Callable[..., T], *args: Any) -> T:
         """Return what some work returns that no other call may interrupt."""
-        result: T = while_locked(self.lock, self._alone, work, args)
-        return result
+        if not IS_COMPILED:
+            result: T = while_locked(self.lock, self._alone, work, args)
+            return result
+        release = self.release  # after a fork in the middle, there is another lock
+        self.acquire()
+        try:
+            return self._alone(work, args)
+        finally:
+            release()
 
     def _alone(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
         if self.busy:
@@ -192,9 +203,9 @@ class Table:
         """Return the state by which a key without one is asked: the blank or the overflow state."""
         return self.blank if has_room and self.meter.fresh_at(self.overflow) <= now else self.overflow
 
-    def add(self, key: PlainKey) -> MeterState:
-        """Return a new state for a key."""
-        self.look_at(LOOKED_AT_PER_NEW_KEY)
+    def add(self, key: PlainKey, now: int) -> MeterState:
+        """Return a new state for a key, by the time of the store's clock."""
+        self.look_at(LOOKED_AT_PER_NEW_KEY, now)
         state = self.meter.new()
         shard = self.shards[hash(key) & (SHARDS - 1)]
         shard[key] = state
@@ -202,13 +213,10 @@ class Table:
         self.queue.append(key)
         return state
 
-    def look_at(self, most: int) -> None:
+    def look_at(self, most: int, now: int) -> None:
         """Drop those among the next few keys whose state equals a fresh one."""
         queue = self.queue
-        if most > len(queue):
-            most = len(queue)
-        now = self.counters.now() if most else 0
-        for _ in range(most):
+        for _ in range(min(most, len(queue))):
             key = queue[0]
             shard = self.shards[hash(key) & (SHARDS - 1)]
             state = shard.get(key)
@@ -240,39 +248,44 @@ class Table:
 
 
 class Slot:
-    """One rule of a gate, and what the call under way has found out about it.
+    """One rule of a gate in one tier, and what the call under way has found out about it.
 
     A gate makes its slots once. They are in use while the store's lock is held, so no call needs any of its own.
     """
 
-    __slots__ = ("cost", "empty_at", "key", "meter", "own", "state", "table", "used")
+    __slots__ = ("cost", "empty_at", "key", "meter", "place", "state", "table", "used")
 
-    def __init__(self, own: Meter, table: Table) -> None:
-        self.own: Meter = own
+    def __init__(self, place: int, meter: Meter, table: Table) -> None:
+        self.place: int = place
+        """Which of the gate's rules it is."""
+        self.meter: Meter = meter
         self.table: Table = table
-        self.meter: Meter = own
         self.state: MeterState = table.blank
         self.key: PlainKey = ""
         self.cost: int = 0
         self.used: int = 0
-        self.empty_at: int = 0
+        self.empty_at: int = NEVER
+        """When nothing will be counted any more; known of units that were charged."""
 
-    def decision(self, names: tuple[str, ...], at: int, admitted: bool) -> Decision:
-        """Return what this rule says of units that all rules admit, and `empty_at` is known, or that some rule refuses."""
-        meter, cost, retry_after, reset_after, is_free = self.meter, self.cost, NEVER, NEVER, True
+    def decision(self, names: tuple[str, ...], at: int, admitted: bool, charged: bool) -> Decision:
+        """Return what this rule says of units that all rules admit, and that may be charged by now, or that one refuses."""
+        meter, cost, used = self.meter, self.cost, self.used
+        retry_after, reset_after, is_free = NEVER, NEVER, True
         if not admitted:
-            excess = self.used + cost * meter.part - meter.most
-            self.empty_at = meter.empty_at(self.state, at, self.used, 0)
+            excess = used + cost * meter.part - meter.most
             if cost and excess > 0:
                 is_free = False
                 retry_after = meter.free_at(self.state, at, excess)
                 if retry_after != NEVER:
                     retry_after -= at
             cost = 0
-        if self.empty_at != NEVER:
-            reset_after = self.empty_at - at
-        remaining = (meter.most - self.used) // meter.part - cost
-        return new_decision(names, is_free, meter.limit, max(0, remaining), retry_after, reset_after)
+        empty_at = self.empty_at if charged and cost else meter.empty_at(self.state, at, used, cost)
+        if empty_at != NEVER:
+            reset_after = empty_at - at
+        remaining = (meter.most - used) // meter.part - cost
+        if remaining < 0:
+            remaining = 0
+        return new_decision(names, is_free, meter.limit, remaining, retry_after, reset_after)
 
 
 class MemoryGate:
@@ -280,43 +293,50 @@ class MemoryGate:
 
     def __init__(self, counters: Counters, limiter: str, rules: tuple[Rule, ...]) -> None:
         self.counters: Counters = counters
-        self.names: tuple[str, ...] = tuple([rule.name for rule in rules])
-        self.scopes: tuple[str | None, ...] = tuple([rule.scope for rule in rules])
-        self.is_plain: bool = all(scope is None for scope in self.scopes)
-        self.named: int = len(set(self.scopes) - {SHARED, None})
-        self.pick: Callable[[Key | None], tuple[PlainKey, ...]] = key_picker(rules)
+        self.limiter = limiter
         self.rules = rules
-        self.tiers: Tiers[tuple[Meter, ...]] = Tiers(rules, _meters)
-        self.own: tuple[Meter, ...] = self.tiers.own
-        self.by_tier: dict[str, tuple[Meter, ...]] = self.tiers.by_tier
-        self.slots: tuple[Slot, ...] = tuple(
-            [
-                Slot(meter, counters.table(limiter, rule, meter))
-                for rule, meter in zip(rules, self.own, strict=True)
-            ]
-        )
+        self.names: tuple[str, ...] = tuple([rule.name for rule in rules])
+        scopes = [rule.scope for rule in rules]
+        self.is_plain: bool = all(scope is None for scope in scopes)
+        self.scopes: tuple[str | None, ...] = tuple([None if scope == SHARED else scope for scope in scopes])
+        """What the entries of a key are called; `None` for the key of all callers."""
+        self.named: int = -1 if None in scopes else len(set(self.scopes) - {None})
+        """How many entries a key has that is a mapping; it cannot be one if this is negative."""
+        self.pick: Callable[[Key | None], tuple[PlainKey, ...]] = key_picker(rules)
+        self.tiers: Tiers[tuple[Slot, ...]] = Tiers(rules, self.make_slots)
+        self.own: tuple[Slot, ...] = self.tiers.own
+        self.by_tier: dict[str, tuple[Slot, ...]] = self.tiers.by_tier
         self.always_fits: int = self.tiers.always_fits
         """A cost up to this one needs no closer look."""
 
+    def make_slots(self, algorithms: tuple[Algorithm, ...]) -> tuple[Slot, ...]:
+        """Return the slots of all rules with the quotas of one tier."""
+        meters = [meter_for(algorithm) for algorithm in algorithms]
+        tables = [
+            self.counters.table(self.limiter, rule, meter)
+            for rule, meter in zip(self.rules, meters, strict=True)
+        ]
+        return tuple([Slot(place, meters[place], table) for place, table in enumerate(tables)])
+
     def ask(self, request: Request) -> Answer:
         """Answer a request: find the states of all rules, ask all of them, and charge all or none."""
-        key, cost = request.key, request.cost
-        meters = self.own if request.tier is None else self.by_tier.get(request.tier, self.own)
+        key, cost, tier = request.key, request.cost, request.tier
+        slots = self.own if tier is None else self.by_tier.get(tier, self.own)
         if type(cost) is not int or not 0 <= cost <= self.always_fits:
             check_costs(self.rules, request)
-            meters = self.tiers.of(request.tier, request.quotas)
+            slots = self.tiers.of(tier, request.quotas)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
         if not IS_COMPILED:
-            return while_locked(self.counters.lock, self.ask_alone, request, meters, keys)
-        release = self.counters.release  # after a fork in the middle, the counters have another lock
+            return while_locked(self.counters.lock, self.ask_alone, request, slots, keys)
+        release = self.counters.release  # as in `Counters.alone`
         self.counters.acquire()
         try:
-            return self.ask_alone(request, meters, keys)
+            return self.ask_alone(request, slots, keys)
         finally:
             release()
 
     def ask_alone(
-        self, request: Request, meters: tuple[Meter, ...], keys: tuple[PlainKey, ...] | None
+        self, request: Request, slots: tuple[Slot, ...], keys: tuple[PlainKey, ...] | None
     ) -> Answer:
         """Answer a request while the lock is held."""
         operation, now, counters = request.operation, request.now, self.counters
@@ -325,41 +345,22 @@ class MemoryGate:
         counters.busy = True
         try:
             at = counters.now() if now is None else now
-            self.find(meters, request.key, keys, at)
-            charges = self.take_costs(request.cost)
+            admitted = self.look(request, slots, keys, at)
             if request.replaces is not None:
-                return self.move(request, request.replaces, at)
-            is_hit = operation == "hit"  # first, because most are
-            if not is_hit and operation == "record":
-                if charges:
-                    self.record(at, now)
+                return self.move(request, slots, at)
+            if operation == "record":
+                self.record(slots, at, now)
                 return RECORDED
-            receipts, admitted = None, self.look(at)
-            if admitted:
-                if charges and (is_hit or operation == "hold"):
-                    receipts = self.charge(at, now, not is_hit)
-                else:
-                    self.measure(at)
-            return self.decision(at, admitted), receipts
+            receipts, charged = None, admitted and operation != "peek"
+            if charged:
+                receipts = self.charge(slots, at, now, operation == "hold")
+            if len(slots) == 1:
+                slot = slots[0]
+                return slot.decision(self.names, at, admitted, charged), receipts
+            # A rule that would have admitted what another one refuses shows what it has left without this call.
+            return joined([slot.decision(self.names, at, admitted, charged) for slot in slots]), receipts
         finally:
             counters.busy = False
-
-    def take_costs(self, cost: Costs) -> bool:
-        """Put into the slots what a request costs each rule, and return whether it costs anything."""
-        units, charges = 0, False
-        if type(cost) is int:
-            units = cost
-            charges = units > 0
-            for slot in self.slots:
-                slot.cost = units
-        else:
-            costs: tuple[int, ...] = cost  # type: ignore[assignment]
-            for i in range(len(self.slots)):
-                slot = self.slots[i]
-                slot.cost = costs[i]
-                if slot.cost:
-                    charges = True
-        return charges
 
     def keys_of(self, key: Key | None) -> tuple[PlainKey, ...]:
         """Return the key of each rule; what is not as usual is for `pick` to judge."""
@@ -368,35 +369,53 @@ class MemoryGate:
         parts: dict[Any, Any] = key
         keys: list[PlainKey] = []
         for scope in self.scopes:
-            part = SHARED_KEY if scope == SHARED else parts.get(scope)
+            part = SHARED_KEY if scope is None else parts.get(scope)
             if type(part) is not str:
                 return self.pick(key)
             keys.append(part)
         return tuple(keys)
 
-    def find(
-        self, meters: tuple[Meter, ...], key: Key | None, keys: tuple[PlainKey, ...] | None, at: int
-    ) -> None:
-        """Put into the slots which states the keys are counted in; without `keys`, the one key is that of all rules."""
-        is_missing = False
-        for i in range(len(self.slots)):
-            slot = self.slots[i]
-            slot.meter = meters[i]
-            slot.key = key if keys is None else keys[i]  # type: ignore[assignment]  # a plain key
-            state = slot.table.get(slot.key)
-            if state is None:
-                is_missing = True
-            else:
-                slot.state = state
-        if is_missing:
-            self.find_new(at)
+    def look(
+        self, request: Request, slots: tuple[Slot, ...], keys: tuple[PlainKey, ...] | None, at: int
+    ) -> bool:
+        """Put into the slots which states the keys are counted in and how much is in use, and return whether all admit.
 
-    def find_new(self, at: int) -> None:
-        """As `find`, when not all keys have states of their own: some are asked by a blank or an overflow state."""
-        self.counters.make_room()  # it may drop what was found
-        room = self.counters.max_keys - self.counters.keys
+        Without `keys`, the one key is that of all rules.
+        """
+        key, cost, has_new, admitted = request.key, request.cost, False, True
+        units = cost if type(cost) is int else -1
+        for slot in slots:
+            if keys is not None:
+                key = keys[slot.place]
+            slot.key = key  # type: ignore[assignment]  # a plain key
+            slot.cost = units if units >= 0 else cost[slot.place]
+            table = slot.table
+            shard = table.shards[hash(key) & (SHARDS - 1)]
+            state = shard.get(key)  # type: ignore[arg-type]
+            if state is None:
+                has_new = True
+                state = table.blank
+            slot.state = state
+        if has_new:
+            self.find_room(slots, at)
+        for slot in slots:
+            meter, units = slot.meter, slot.cost
+            used = meter.used(slot.state, at)
+            slot.used = used
+            if units and used + units * meter.part > meter.most:
+                admitted = False
+        return admitted
+
+    def find_room(self, slots: tuple[Slot, ...], at: int) -> None:
+        """Let new keys be asked by overflow states, if the store is full, or those have not expired since it was."""
+        counters = self.counters
+        room = counters.max_keys - counters.keys
+        if room >= len(slots) and not counters.overflowed:
+            return
+        counters.make_room()  # it may drop what was found
+        room = counters.max_keys - counters.keys
         overflowed = False
-        for slot in self.slots:
+        for slot in slots:
             state = slot.table.get(slot.key)
             if state is None:
                 state = slot.table.without_own(at, room > 0)
@@ -406,87 +425,63 @@ class MemoryGate:
                     overflowed = True
             slot.state = state
         if overflowed:
-            self.counters.overflowed += 1
+            counters.overflowed += 1
 
-    def look(self, at: int) -> bool:
-        """Ask every rule how much is in use, and return whether all admit."""
-        admitted = True
-        for slot in self.slots:
-            meter = slot.meter
-            used = meter.used(slot.state, at)
-            slot.used = used
-            if slot.cost and used + slot.cost * meter.part > meter.most:
-                admitted = False
-        return admitted
-
-    def measure(self, at: int) -> None:
-        """Put into the slots when each rule would be empty if it were charged."""
-        for slot in self.slots:
-            slot.empty_at = slot.meter.empty_at(slot.state, at, slot.used, slot.cost)
-
-    def charge(self, at: int, now: int | None, holds: bool) -> Receipts | None:
-        """Charge every rule, and return the receipts if they are wanted."""
+    def charge(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:
+        """Charge every rule, and return the receipts if they are wanted and anything was charged."""
         try:
             # A function of its own: of a loop inside `try`, Python 3.13 leaves out the jump back to its head.
-            return self.charge_each(at, now, holds)
+            return self.charge_each(slots, at, now, holds)
         except BaseException:  # a signal handler has raised, or there is no memory left
             try:
-                self.undo(at)
+                self.undo(slots, at)
             finally:  # once more, in case another one raised meanwhile; what is undone stays so
-                self.undo(at)
+                self.undo(slots, at)
             raise
 
-    def charge_each(self, at: int, now: int | None, holds: bool) -> Receipts | None:
+    def charge_each(self, slots: tuple[Slot, ...], at: int, now: int | None, holds: bool) -> Receipts | None:
         """As `charge`; if it raises, some may be charged and others not."""
         receipts: list[tuple[object, Receipt]] | None = [] if holds else None
-        counters = self.counters
-        for slot in self.slots:
-            table = slot.table
-            if not slot.cost:
-                slot.empty_at = slot.meter.empty_at(slot.state, at, slot.used, 0)
+        counters, charged = self.counters, False
+        for slot in slots:
+            meter, table, state, cost = slot.meter, slot.table, slot.state, slot.cost
+            if not cost:
                 if receipts is not None:
                     receipts.append((slot.key, ()))
                 continue
-            counters.births += 1
+            charged = True
+            birth = counters.births + 1
+            counters.births = birth
             if receipts is not None:
-                receipt = slot.meter.receipt(slot.state, at, slot.used, slot.cost, counters.births)
-                receipts.append((OVERFLOW if slot.state is table.overflow else slot.key, receipt))
-            if slot.state is table.blank:
-                slot.state = table.add(slot.key)
-            slot.empty_at = slot.meter.charge(slot.state, at, slot.used, slot.cost, counters.births)
+                receipt = meter.receipt(state, at, slot.used, cost, birth)
+                receipts.append((OVERFLOW if state is table.overflow else slot.key, receipt))
+            if state is table.blank:
+                state = table.add(slot.key, counters.now() if now is not None else at)
+                slot.state = state
+            slot.empty_at = meter.charge(state, at, slot.used, cost, birth)
             if now is not None or table.kept:
-                table.written(slot.state, now)
-        return None if receipts is None else tuple(receipts)
+                table.written(state, now)
+        return tuple(receipts) if receipts is not None and charged else None
 
-    def undo(self, at: int) -> None:
+    def undo(self, slots: tuple[Slot, ...], at: int) -> None:
         """Give back what was charged before the call was broken off."""
-        for slot in self.slots:
+        for slot in slots:
             meter, state = slot.meter, slot.state
             if state is not slot.table.blank and meter.used(state, at) > slot.used:
                 receipt = meter.receipt(state, at, slot.used, slot.cost, state.birth)
                 meter.refund(state, receipt, slot.cost, at)
 
-    def decision(self, at: int, admitted: bool) -> Decision:
-        """Return the decision of all rules, when their slots are filled.
-
-        A rule that would have admitted what another one refuses shows what it has left without this call.
-        """
-        if len(self.slots) == 1:
-            slot = self.slots[0]
-            return slot.decision(self.names, at, admitted)
-        return joined([slot.decision(self.names, at, admitted) for slot in self.slots])
-
-    def record(self, at: int, now: int | None) -> None:
+    def record(self, slots: tuple[Slot, ...], at: int, now: int | None) -> None:
         """Count units that have been used already, even beyond the limits."""
-        for slot in self.slots:
-            slot.used = slot.meter.used(slot.state, at)
+        for slot in slots:
             if slot.cost:
                 slot.meter.check_countable(slot.used, slot.cost)
-        self.charge(at, now, False)
+        self.charge(slots, at, now, False)
 
-    def move(self, request: Request, replaced: Receipts, at: int) -> Answer:
+    def move(self, request: Request, slots: tuple[Slot, ...], at: int) -> Answer:
         """Take units in place of those of a hold. It is not often asked, so the pure functions decide it."""
-        slots, costs = list(self.slots), request.costs(len(self.slots))
+        replaced: Receipts = request.replaces  # type: ignore[assignment]  # it has some
+        costs = request.costs(len(slots))
         places = [OVERFLOW if slot.state is slot.table.overflow else slot.key for slot in slots]
         # Units that were charged elsewhere, because the store was full then or is so now, stay there.
         receipts = [
@@ -502,12 +497,12 @@ class MemoryGate:
         if not decision.allowed:
             return decision, None
         try:
-            self.put(before, after, request.now)
+            self.put(slots, before, after, request.now)
         except BaseException:  # as in `charge`
             try:
-                self.put(after, before, request.now)
+                self.put(slots, after, before, request.now)
             finally:
-                self.put(after, before, request.now)
+                self.put(slots, after, before, request.now)
             raise
         taken = [
             (place, algorithm.receipt(old, state, cost) if state and cost else ())
@@ -517,18 +512,24 @@ class MemoryGate:
         ]
         return decision, tuple(taken)
 
-    def put(self, before: Sequence[State | None], after: Sequence[State | None], now: int | None) -> None:
+    def put(
+        self,
+        slots: tuple[Slot, ...],
+        before: Sequence[State | None],
+        after: Sequence[State | None],
+        now: int | None,
+    ) -> None:
         """Write the states that have changed."""
-        for i in range(len(self.slots)):
-            slot = self.slots[i]
-            if after[i] is before[i]:
+        for slot in slots:
+            old, new = before[slot.place], after[slot.place]
+            if new is old:
                 continue
             if slot.state is slot.table.blank:
-                slot.state = slot.table.add(slot.key)
-            if after[i] is None:
+                slot.state = slot.table.add(slot.key, self.counters.now())
+            if new is None:
                 slot.meter.clear(slot.state)
             else:
-                slot.meter.load(slot.state, after[i])  # type: ignore[arg-type]
+                slot.meter.load(slot.state, new)
             slot.table.written(slot.state, now)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -537,27 +538,21 @@ class MemoryGate:
 
     def refund_alone(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         at = self.counters.now() if now is None else now
-        self.take_costs(cost)
-        for i in range(len(self.slots)):
-            slot = self.slots[i]
-            place, receipt = receipts[i]
-            state = slot.table.find(place) if receipt and slot.cost else None
+        for slot in self.own:
+            place, receipt = receipts[slot.place]
+            units = cost if type(cost) is int else cost[slot.place]  # type: ignore[index]
+            state = slot.table.find(place) if receipt and units else None
             if state is not None:
-                slot.own.refund(state, receipt, slot.cost, at)
+                slot.meter.refund(state, receipt, units, at)
                 if now is not None or slot.table.kept:
                     slot.table.written(state, now)
 
     def reset(self, key: Key | None) -> None:
         """Forget what was counted for a key."""
-        self.counters.alone(self.reset_alone, key, self.keys_of(key))
+        self.counters.alone(self.reset_alone, self.keys_of(key))
 
-    def reset_alone(self, key: Key | None, keys: tuple[PlainKey, ...] | None) -> None:
-        for i in range(len(self.slots)):
-            slot = self.slots[i]
-            state = slot.table.get(key if keys is None else keys[i])  # type: ignore[arg-type]  # a plain key
+    def reset_alone(self, keys: tuple[PlainKey, ...]) -> None:
+        for slot in self.own:
+            state = slot.table.get(keys[slot.place])
             if state is not None:
-                slot.own.clear(state)
-
-
-def _meters(algorithms: tuple[Algorithm, ...]) -> tuple[Meter, ...]:
-    return tuple([meter_for(algorithm) for algorithm in algorithms])
+                slot.meter.clear(state)

@@ -96,7 +96,7 @@ cdef class ConcurrentMeter(Meter):
     cpdef load(self, MeterState s, tuple numbers)
 
 cdef class SlidingState(MeterState):
-    cdef readonly int64_t newest, units, total
+    cdef readonly int64_t newest, units, total, looked_for
     cdef readonly int first, live
     cdef readonly object older
 
@@ -132,30 +132,32 @@ cdef class SlidingMeter(Meter):
     cpdef load(self, MeterState s, tuple numbers)
 
 cdef class BucketState(MeterState):
-    cdef readonly int64_t level, time, refunded, n, part, most
+    cdef readonly int64_t level, time, refunded
+    cdef readonly tuple shape
 
 cdef class BucketMeter(Meter):
     cdef readonly int64_t n, tick
+    cdef readonly tuple shape
     @cython.locals(state=BucketState)
     cpdef clear(self, MeterState s)
     @cython.locals(state=BucketState, level=int64_t, passed=int64_t)
     cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    @cython.locals(n=int64_t)
+    cdef int64_t converted(self, BucketState state, int64_t passed) except? -1
     cdef bint differs(self, BucketState state) except -1
-    @cython.locals(state=BucketState, time=int64_t)
+    @cython.locals(state=BucketState, time=int64_t, level=int64_t)
     cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
     @cython.locals(state=BucketState, time=int64_t)
     cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
-    @cython.locals(state=BucketState)
+    @cython.locals(state=BucketState, time=int64_t, fresh=int64_t, drained=int64_t)
     cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
     @cython.locals(state=BucketState, time=int64_t)
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
-    @cython.locals(time=int64_t, drained=int64_t, fresh=int64_t)
-    cdef int64_t drained_at(self, BucketState state, int64_t now, int64_t parts) except? -1
     @cython.locals(state=BucketState, birth=int64_t, before=int64_t, at=int64_t, refunded_before=int64_t,
                    time_before=int64_t, n=int64_t, part=int64_t, burst=int64_t, held=int64_t, level=int64_t,
                    time=int64_t, refunded=int64_t, left=int64_t, kept=int64_t, back=int64_t, passed=int64_t)
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
-    @cython.locals(state=BucketState)
+    @cython.locals(state=BucketState, n=int64_t)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
     @cython.locals(state=BucketState)
     cpdef as_tuple(self, MeterState s)

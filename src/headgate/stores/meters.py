@@ -358,10 +358,11 @@ class SlidingState(MeterState):
     """The newest bucket, and the ones before it.
 
     `older` has index and units of each, oldest first. Those before the place `first` are dropped, those before `live` had
-    expired when they were last looked at; `total` is the units of all that are live, the newest included.
+    expired when they were last looked at, because their index was at most `looked_for`; `total` is the units of all that
+    are live, the newest included.
     """
 
-    __slots__ = ("first", "live", "newest", "older", "total", "units")
+    __slots__ = ("first", "live", "looked_for", "newest", "older", "total", "units")
 
     def __init__(self) -> None:
         self.birth = 0
@@ -370,6 +371,7 @@ class SlidingState(MeterState):
         self.total: int = 0
         self.first: int = 0
         self.live: int = 0
+        self.looked_for: int = NEVER
         self.older: array[int] | None = None
 
 
@@ -394,6 +396,7 @@ class SlidingMeter(Meter):
         state.total = 0
         state.first = 0
         state.live = 0
+        state.looked_for = NEVER
         state.older = None
 
     def used(self, s: MeterState, now: int) -> int:
@@ -404,7 +407,7 @@ class SlidingMeter(Meter):
         dead = ((max(newest, now)) - self.lifetime) // self.width
         if state.newest <= dead:
             return 0
-        if state.older is not None:
+        if state.older is not None and state.looked_for != dead:
             self.look(state, dead)
         return state.total
 
@@ -428,6 +431,7 @@ class SlidingMeter(Meter):
             units = older[live + 1]
             total += units
         state.live = live
+        state.looked_for = dead
         state.total = total
 
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
@@ -440,6 +444,7 @@ class SlidingMeter(Meter):
             state.total = cost
             state.first = 0
             state.live = 0
+            state.looked_for = NEVER
             state.older = None
             return index * self.width + self.lifetime
         if state.first != state.live:
@@ -588,36 +593,40 @@ class SlidingMeter(Meter):
         state.total = total
         state.first = 0
         state.live = 0
+        state.looked_for = NEVER
         state.older = kept
 
 
 class BucketState(MeterState):
     """The level at a time in ticks, the total ever refunded, and the shape that the level was measured in."""
 
-    __slots__ = ("level", "most", "n", "part", "refunded", "time")
+    __slots__ = ("level", "refunded", "shape", "time")
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, int, int]) -> None:
         self.birth = 0
         self.level: int = 0
         self.time: int = 0
         self.refunded: int = 0
-        self.n: int = 1
-        self.part: int = 1
-        self.most: int = 0
+        self.shape = shape
 
 
 class BucketMeter(Meter):
-    """What has been taken and has not drained away: `n` parts per tick."""
+    """What has been taken and has not drained away: `n` parts per tick.
 
-    __slots__ = ("n", "tick")
+    Attributes:
+        shape: `n`, `part` and `most`; a state of another one was charged under another quota.
+    """
+
+    __slots__ = ("n", "shape", "tick")
 
     def __init__(self, rule: TokenBucket) -> None:
         super().__init__(rule, rule.d)
         self.n: int = rule.n
         self.tick: int = rule.tick
+        self.shape: tuple[int, int, int] = (self.n, self.part, self.most)
 
     def new(self) -> MeterState:
-        return BucketState()
+        return BucketState(self.shape)
 
     def clear(self, s: MeterState) -> None:
         state: BucketState = s  # type: ignore[assignment]
@@ -631,33 +640,35 @@ class BucketMeter(Meter):
         level, passed = state.level, now // self.tick - state.time
         if passed < 0:
             passed = 0
-        if passed >= -(level // -state.n):
-            return 0  # drained away in its own shape: fresh for every caller
-        if self.differs(state):
-            level = converted(level, self.part, state.part)
+        if state.shape is not self.shape:
+            level = self.converted(state, passed)
             if level > MAX_UNITS:
                 return level
-            if passed >= -(level // -self.n):
-                return 0
-        return level - passed * self.n
+        return 0 if passed >= -(level // -self.n) else level - passed * self.n
+
+    def converted(self, state: BucketState, passed: int) -> int:
+        """Return the level of a state of any shape in this one, after some ticks, or more than can be counted."""
+        n, part, _ = state.shape
+        if passed >= -(state.level // -n):
+            return 0  # drained away in its own shape: fresh for every caller
+        return converted(state.level, self.part, part)
 
     def differs(self, state: BucketState) -> bool:
         """Return whether a state was measured in another shape."""
-        return state.n != self.n or state.part != self.part or state.most != self.most
+        return state.shape is not self.shape and state.shape != self.shape
 
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
         state: BucketState = s  # type: ignore[assignment]
-        time = now // self.tick
-        if not used or self.differs(state):
+        time, level = now // self.tick, used + cost * self.part
+        if not used or (state.shape is not self.shape and self.differs(state)):
             state.birth = birth
             state.refunded = 0
-            state.n = self.n
-            state.part = self.part
-            state.most = self.most
-        if time > state.time:
-            state.time = time
-        state.level = used + cost * self.part
-        return (state.time - state.level // -self.n) * self.tick
+            state.shape = self.shape
+        if time < state.time:
+            time = state.time
+        state.time = time
+        state.level = level
+        return (time - level // -self.n) * self.tick
 
     def receipt(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> Receipt:
         state: BucketState = s  # type: ignore[assignment]
@@ -670,7 +681,16 @@ class BucketMeter(Meter):
 
     def free_at(self, s: MeterState, now: int, excess: int) -> int:
         state: BucketState = s  # type: ignore[assignment]
-        return self.drained_at(state, now, excess)
+        time, fresh = now // self.tick, NEVER
+        if time < state.time:
+            time = state.time
+        if state.shape is not self.shape:
+            # It keeps its shape if nothing is written, and is fresh as soon as it is so in one of the two.
+            fresh = self.fresh_at(state)
+            if self.used(state, now) > MAX_UNITS:
+                return fresh  # it cannot be counted in this shape
+        drained = (time - excess // -self.n) * self.tick
+        return drained if fresh == NEVER or drained < fresh else fresh
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
         state: BucketState = s  # type: ignore[assignment]
@@ -679,25 +699,12 @@ class BucketMeter(Meter):
             if time < state.time:
                 time = state.time
             return (time - (used + cost * self.part) // -self.n) * self.tick
-        return self.drained_at(state, now, used) if used else now
-
-    def drained_at(self, state: BucketState, now: int, parts: int) -> int:
-        """Return when so many parts will have drained away, if nothing is written.
-
-        The state keeps its shape then, and is fresh as soon as it is so in one of the two.
-        """
-        time, fresh = now // self.tick, self.fresh_at(state)
-        if time < state.time:
-            time = state.time
-        if self.differs(state) and self.used(state, now) > MAX_UNITS:
-            return fresh  # it cannot be counted in this shape
-        drained = (time - parts // -self.n) * self.tick
-        return min(fresh, drained)
+        return self.free_at(s, now, used) if used else now
 
     def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
         state: BucketState = s  # type: ignore[assignment]
         birth, before, at, refunded_before, time_before, n, part, burst, held = receipt
-        if state.birth != birth or state.n != n or state.part != part or state.most != burst * part:
+        if state.birth != birth or state.shape != (n, part, burst * part):
             return
         level, time, refunded = state.level, state.time, state.refunded
         now = now // self.tick
@@ -737,25 +744,25 @@ class BucketMeter(Meter):
 
     def fresh_at(self, s: MeterState) -> int:
         state: BucketState = s  # type: ignore[assignment]
-        return (state.time - state.level // -state.n) * self.tick
+        n = self.n if state.shape is self.shape else state.shape[0]
+        return (state.time - state.level // -n) * self.tick
 
     def as_tuple(self, s: MeterState) -> State | None:
         state: BucketState = s  # type: ignore[assignment]
         if not state.birth:
             return None
-        shape = (state.n, state.part, state.most // state.part)
-        return state.birth, state.level, state.time, state.refunded, *shape
+        n, part, most = state.shape
+        return state.birth, state.level, state.time, state.refunded, n, part, most // part
 
     def load(self, s: MeterState, numbers: State) -> None:
         state: BucketState = s  # type: ignore[assignment]
         birth, level, time, refunded, n, part, burst = numbers
+        shape = (n, part, burst * part)
         state.birth = birth
         state.level = level
         state.time = time
         state.refunded = refunded
-        state.n = n
-        state.part = part
-        state.most = burst * part
+        state.shape = shape
 
 
 class ClosedMeter(BucketMeter):
@@ -768,6 +775,7 @@ class ClosedMeter(BucketMeter):
         self.limit = 0
         self.most = 0
         self.n = 1  # so that a blank state is fresh at once
+        self.shape = (1, self.part, 0)
 
     def used(self, s: MeterState, now: int) -> int:
         return 0

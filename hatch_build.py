@@ -36,6 +36,7 @@ DECORATED = {
     "Decision": "freelist(8)",
     "Request": "freelist(8)",
     # Cannot be part of a cycle: the garbage collector need not look at it, which takes 16 bytes of each.
+    "AwaitingDecision": "no_gc",
     "BucketState": "no_gc",
     "SlidingState": "no_gc",
 }

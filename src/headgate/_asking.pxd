@@ -2,9 +2,10 @@
 
 cimport cython
 
+from headgate.stores.counters cimport ImmediateGate
 from headgate.stores.request cimport Request, new_request
 
-@cython.locals(answer=AwaitingDecision)
+@cython.locals(answer=AwaitingDecision, immediate=ImmediateGate)
 cdef awaiting(gate, Request request)
 
 cdef class AwaitingDecision:

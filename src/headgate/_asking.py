@@ -14,7 +14,8 @@ from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.keys import Key
 from headgate.quotas import QuotaValue
-from headgate.stores.base import AsyncGate, Gate, ImmediateGate
+from headgate.stores.base import AsyncGate, Gate
+from headgate.stores.counters import ImmediateGate
 from headgate.stores.request import Operation, Request, new_request
 
 
@@ -123,8 +124,9 @@ class AsyncAsking:
 def awaiting(gate: AsyncGate, request: Request) -> Awaiting[Decision]:
     """Return the decision of a gate, to be awaited."""
     if type(gate) is ImmediateGate:
+        immediate: ImmediateGate = gate
         answer = AwaitingDecision.__new__(AwaitingDecision)  # as `new_request` does
-        answer.gate = gate.gate
+        answer.gate = immediate.gate
         answer.request = request
         return answer  # type: ignore[return-value]  # registered below
     return Awaiting(decided(gate, request))

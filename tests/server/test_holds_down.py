@@ -11,7 +11,8 @@ from headgate import AsyncLimiter, MemoryStore
 from headgate.errors import StoreUnavailable
 from headgate.rules import Rule
 from headgate.stores import OnStoreError, local
-from headgate.stores.base import AsyncGate, Gate, ImmediateGate, Receipts
+from headgate.stores.base import AsyncGate, Gate, Receipts
+from headgate.stores.counters import ImmediateGate
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer, find_free_port

@@ -21,7 +21,7 @@ from headgate.http.headers import Asked, Terms, WriterOfRaised, all_fields, dist
 from headgate.http.limit import AnyLimiter, RequestLimit, Version
 from headgate.http.problems import Answer, refusal, too_costly
 from headgate.quota import Quotas
-from headgate.stores.base import ImmediateGate
+from headgate.stores.counters import ImmediateGate
 from headgate.stores.request import Request
 
 Scope = MutableMapping[str, Any]

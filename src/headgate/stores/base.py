@@ -135,25 +135,6 @@ class AsyncGate(Protocol):
         """See `Gate.reset`."""
 
 
-class ImmediateGate:
-    """A gate that never waits, for coroutines."""
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-
-    async def ask(self, request: Request) -> Answer:
-        """See `Gate.ask`."""
-        return self.gate.ask(request)
-
-    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        """See `Gate.refund`."""
-        self.gate.refund(receipts, cost, now)
-
-    async def reset(self, key: Key | None) -> None:
-        """See `Gate.reset`."""
-        self.gate.reset(key)
-
-
 class AnyStore(Protocol):
     """What both kinds of limiters rely on."""
 

@@ -8,7 +8,7 @@ from headgate.decision cimport Decision, joined, new_decision
 from headgate.stores.meters cimport Meter, MeterState
 from headgate.stores.request cimport Request
 
-cdef int SHARDS, LOOKED_AT_PER_NEW_KEY, LOOKED_AT_WHEN_FULL
+cdef int SHARDS, LAST_SHARD, LOOKED_AT_PER_NEW_KEY, LOOKED_AT_WHEN_FULL
 cdef int64_t GRACE_US, NEVER
 cdef bint IS_COMPILED
 
@@ -41,7 +41,6 @@ cdef class Table:
     cdef MeterState add(self, key, int64_t now)
     @cython.locals(shard=dict, state=MeterState)
     cdef look_at(self, Py_ssize_t most, int64_t now)
-    cdef bint is_over(self, MeterState state, int64_t now) except -1
     @cython.locals(left=int64_t)
     cdef written(self, MeterState state, explicit_now)
 
@@ -66,7 +65,8 @@ cdef class MemoryGate:
     cdef readonly dict by_tier
     @cython.locals(slots=tuple, keys=tuple)
     cpdef tuple ask(self, Request request)
-    @cython.locals(operation=str, counters=Counters, at=int64_t, charged=bint, admitted=bint, slot=Slot)
+    @cython.locals(operation=str, counters=Counters, at=int64_t, is_hit=bint, charged=bint, admitted=bint,
+                   slot=Slot)
     cdef tuple ask_alone(self, Request request, tuple slots, tuple keys)
     @cython.locals(parts=dict, keys=list, scope=str)
     cdef tuple keys_of(self, key)
@@ -91,3 +91,6 @@ cdef class MemoryGate:
     cpdef refund_alone(self, tuple receipts, cost, now)
     @cython.locals(slot=Slot, state=MeterState)
     cpdef reset_alone(self, tuple keys)
+
+cdef class ImmediateGate:
+    cdef readonly object gate

@@ -33,6 +33,7 @@ from headgate.stores.base import (
     RECORDED,
     REENTERED,
     Answer,
+    Gate,
     Receipts,
     Tiers,
     check_costs,
@@ -51,6 +52,7 @@ NEVER: int = -(2**62)
 """The time of what does not happen, as in `meters`."""
 
 SHARDS: int = 64  # a dictionary of a million keys takes 30 ms to grow, one of these half a millisecond
+LAST_SHARD: int = SHARDS - 1
 LOOKED_AT_PER_NEW_KEY: int = 2
 LOOKED_AT_WHEN_FULL: int = 32
 GRACE_US: int = 3_600_000_000  # how much longer a state lives that was written at a time of the caller's own
@@ -192,7 +194,7 @@ class Table:
 
     def get(self, key: PlainKey) -> MeterState | None:
         """Return the state of a key, if it has one of its own."""
-        shard = self.shards[hash(key) & (SHARDS - 1)]
+        shard = self.shards[hash(key) & LAST_SHARD]
         return shard.get(key)
 
     def find(self, place: object) -> MeterState | None:
@@ -207,7 +209,7 @@ class Table:
         """Return a new state for a key, by the time of the store's clock."""
         self.look_at(LOOKED_AT_PER_NEW_KEY, now)
         state = self.meter.new()
-        shard = self.shards[hash(key) & (SHARDS - 1)]
+        shard = self.shards[hash(key) & LAST_SHARD]
         shard[key] = state
         self.counters.keys += 1
         self.queue.append(key)
@@ -218,25 +220,20 @@ class Table:
         queue = self.queue
         for _ in range(min(most, len(queue))):
             key = queue[0]
-            shard = self.shards[hash(key) & (SHARDS - 1)]
+            shard = self.shards[hash(key) & LAST_SHARD]
             state = shard.get(key)
-            if state is None:  # a signal handler has raised between dropping it and the next step
-                queue.popleft()
-            elif self.is_over(state, now):
-                self.kept.pop(state, None)
+            if (
+                state is not None
+            ):  # it is if a signal handler has raised between dropping it and the next step
+                until = self.kept.get(state) if self.kept and state.birth else None
+                if (self.meter.fresh_at(state) if until is None else until) > now:
+                    queue.rotate(-1)
+                    continue
+                if self.kept:
+                    self.kept.pop(state, None)
                 del shard[key]
                 self.counters.keys -= 1
-                queue.popleft()
-            else:
-                queue.rotate(-1)
-
-    def is_over(self, state: MeterState, now: int) -> bool:
-        """Return whether a state may be dropped."""
-        if self.kept and state.birth:
-            until = self.kept.get(state)
-            if until is not None:
-                return until <= now
-        return self.meter.fresh_at(state) <= now
+            queue.popleft()
 
     def written(self, state: MeterState, explicit_now: int | None) -> None:
         """Take note of the clock by which a state was written: the caller's own, or the store's."""
@@ -270,7 +267,7 @@ class Slot:
     def decision(self, names: tuple[str, ...], at: int, admitted: bool, charged: bool) -> Decision:
         """Return what this rule says of units that all rules admit, and that may be charged by now, or that one refuses."""
         meter, cost, used = self.meter, self.cost, self.used
-        retry_after, reset_after, is_free = NEVER, NEVER, True
+        is_free, retry_after = True, NEVER
         if not admitted:
             excess = used + cost * meter.part - meter.most
             if cost and excess > 0:
@@ -280,8 +277,7 @@ class Slot:
                     retry_after -= at
             cost = 0
         empty_at = self.empty_at if charged and cost else meter.empty_at(self.state, at, used, cost)
-        if empty_at != NEVER:
-            reset_after = empty_at - at
+        reset_after = NEVER if empty_at == NEVER else empty_at - at
         remaining = (meter.most - used) // meter.part - cost
         if remaining < 0:
             remaining = 0
@@ -348,12 +344,13 @@ class MemoryGate:
             admitted = self.look(request, slots, keys, at)
             if request.replaces is not None:
                 return self.move(request, slots, at)
-            if operation == "record":
+            is_hit = operation == "hit"  # first, because most are
+            if not is_hit and operation == "record":
                 self.record(slots, at, now)
                 return RECORDED
-            receipts, charged = None, admitted and operation != "peek"
+            receipts, charged = None, admitted and (is_hit or operation == "hold")
             if charged:
-                receipts = self.charge(slots, at, now, operation == "hold")
+                receipts = self.charge(slots, at, now, not is_hit)
             if len(slots) == 1:
                 slot = slots[0]
                 return slot.decision(self.names, at, admitted, charged), receipts
@@ -390,7 +387,7 @@ class MemoryGate:
             slot.key = key  # type: ignore[assignment]  # a plain key
             slot.cost = units if units >= 0 else cost[slot.place]
             table = slot.table
-            shard = table.shards[hash(key) & (SHARDS - 1)]
+            shard = table.shards[hash(key) & LAST_SHARD]
             state = shard.get(key)  # type: ignore[arg-type]
             if state is None:
                 has_new = True
@@ -556,3 +553,22 @@ class MemoryGate:
             state = slot.table.get(keys[slot.place])
             if state is not None:
                 slot.meter.clear(state)
+
+
+class ImmediateGate:
+    """A gate that never waits, for coroutines."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate: Gate = gate
+
+    async def ask(self, request: Request) -> Answer:
+        """See `Gate.ask`."""
+        return self.gate.ask(request)
+
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        """See `Gate.refund`."""
+        self.gate.refund(receipts, cost, now)
+
+    async def reset(self, key: Key | None) -> None:
+        """See `Gate.reset`."""
+        self.gate.reset(key)

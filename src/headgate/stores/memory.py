@@ -17,10 +17,9 @@ from headgate.stores.base import (
     AsyncNotes,
     Gate,
     Guarantees,
-    ImmediateGate,
     check_note,
 )
-from headgate.stores.counters import Counters, MemoryGate
+from headgate.stores.counters import Counters, ImmediateGate, MemoryGate
 
 DEFAULT_MAX_KEYS = 1_000_000
 DEFAULT_MAX_NOTES = 200_000

@@ -31,8 +31,9 @@ from headgate import (
 )
 from headgate._concurrency import call_later, call_later_async
 from headgate.keys import Key
-from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, ImmediateGate, Receipts
+from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts
 from headgate.stores.breaker import breaker_of
+from headgate.stores.counters import ImmediateGate
 from headgate.stores.failure import local
 from headgate.stores.request import Request
 from headgate.testing import FakeClock

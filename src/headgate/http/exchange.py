@@ -72,13 +72,14 @@ class Exchange(Generic[AnyLimiter]):
         self, version: Version[AnyLimiter], question: Request, decision: Decision, quotas: Quotas | None
     ) -> None:
         """Note a limit's decision for the response."""
-        tier, tier_for = question.tier, version.limiter.tier_for
-        if tier_for is not None:
-            tier = tier_for(question.key, tier)
+        limiter, tier = version.limiter, question.tier
+        if limiter.tier_for is not None:
+            tier = limiter.tier_for(question.key, tier)
         terms: Terms = tier
         if quotas is not None:
-            rules = version.limiter.rules
-            terms = tuple(own or rule.quota_for(tier) for own, rule in zip(quotas, rules, strict=True))
+            terms = tuple(
+                own or rule.quota_for(tier) for own, rule in zip(quotas, limiter.rules, strict=True)
+            )
         self.asked.append((version.writer, decision, terms, version.now_us()))
 
     def raised(self, error: RateLimited | CostTooHigh, accept: bytes | None) -> Answer:
@@ -149,24 +150,22 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         try:
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
             version = limit.version  # once: the limiter's policy may change while it decides
-            units, quotas = version.limiter.units, None
+            limiter, quotas = version.limiter, None
             if version.quotas is not None:
                 quotas = await limit.awaited_quotas(version.quotas, question, request)
-            if limit.counts is None and not units.has_places:
+            if limit.counts is None and not limiter.units.has_places:
                 if type(question.cost) is not int:
-                    question = question.with_costs(units.costs(question.cost))
+                    question = question.with_costs(limiter.units.costs(question.cost))
                 if quotas is not None:
                     question = question.with_quotas(quotas)
-                gate = version.limiter.gate
+                gate = limiter.gate
                 # One that never waits needs no coroutine.
                 decision, _ = (
                     gate.gate.ask(question) if type(gate) is ImmediateGate else await gate.ask(question)
                 )
             else:
                 quota = version.by_name(quotas)
-                hold = await version.limiter.hold(
-                    question.key, question.cost, tier=question.tier, quota=quota
-                )
+                hold = await limiter.hold(question.key, question.cost, tier=question.tier, quota=quota)
                 decision = self.hold(version, limit, hold)
         except CostTooHigh as error:
             return too_costly(error, accepted_by(scope))
@@ -202,7 +201,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
 
     def _with_fields(self, message: Message) -> Message:
         # A new message: the application may send the very same one every time.
-        return dict(message, headers=replaced(message.get("headers", ()), all_fields(self.asked)))
+        return {**message, "headers": replaced(message.get("headers", ()), all_fields(self.asked))}
 
 
 async def nowhere(message: Message) -> None:

@@ -41,6 +41,9 @@ Terms = str | Quotas | None
 
 ROUND_UP = MICROSECONDS - 1
 
+_LEGACY = frozenset({b"x-ratelimit-", "x-ratelimit-"})
+"""What the names of fields begin with that most clients know."""
+
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
@@ -217,9 +220,12 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
 
     Clients that find two of them add them up, or believe the first.
     """
-    if not any(_is_legacy(name) for name, _ in fields):
-        return [*headers, *fields]
-    return [*(header for header in headers if not _is_legacy(header[0])), *fields]
+    given = headers if type(headers) is list else list(headers)
+    kept = [header for header in given if header[0][:12].lower() not in _LEGACY]
+    if len(kept) < len(given) and not any(name[:12].lower() in _LEGACY for name, _ in fields):
+        kept = given
+    kept += fields
+    return kept
 
 
 def text_fields(fields: Iterable[Field]) -> list[tuple[str, str]]:
@@ -236,10 +242,6 @@ class _Written(dict[bytes, str]):
 
 
 _WRITTEN = _Written()
-
-
-def _is_legacy(name: bytes | str) -> bool:
-    return name[:12].lower() in (b"x-ratelimit-", "x-ratelimit-")
 
 
 def released(asked: Asked, cost: Cost) -> Asked:

@@ -24,7 +24,7 @@ from headgate.keys import Key
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue
 from headgate.rules import Rule
-from headgate.stores.request import Request
+from headgate.stores.request import Request, new_request
 
 AnyLimiter = TypeVar("AnyLimiter", Limiter, AsyncLimiter)
 
@@ -167,9 +167,11 @@ class RequestLimit(Generic[AnyLimiter]):
         if key is None:
             key = self.address(request).encode()
         cost, tier = self.cost, self.tier
-        return Request(
-            "hit", key, cost(request) if callable(cost) else cost, tier(request) if callable(tier) else tier
-        )
+        if type(cost) is not int and callable(cost):
+            cost = cost(request)
+        if tier is not None and callable(tier):
+            tier = tier(request)
+        return new_request("hit", key, cost, tier, None)
 
     async def awaited_question(self, request: Any) -> Request:
         """As `question`, where some part of it is a coroutine function."""

@@ -33,6 +33,7 @@ from headgate import (
 from headgate.http import Fields, by_address, by_all, by_header, by_route, by_user
 from headgate.http.asgi import RateLimitMiddleware, answer_refusal
 from headgate.stores import AsyncGate
+from headgate.stores.counters import ImmediateGate
 from headgate.testing import FakeClock
 from tests.integration.http.clients import client_of, connect, is_complete, left, policies, response_of
 
@@ -623,13 +624,13 @@ async def test_an_accepted_handshake_has_status_101() -> None:
 async def test_units_that_cannot_be_given_back_do_not_cost_the_response(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    class Gone(ImmediateGate):
+        async def refund(self, *arguments: Any) -> None:
+            raise StoreUnavailable("gone")
+
     limiter = AsyncLimiter("5/minute")
-
-    async def unavailable(*arguments: Any) -> None:
-        raise StoreUnavailable("gone")
-
     app = application(limiter, count={401})
-    limiter.gate.refund = unavailable  # type: ignore[method-assign]
+    limiter.gate = Gone(MemoryStore().bind("x", limiter.rules))
     async with client_of(app) as client:
         assert (await client.get("/")).status_code == 200
     assert "could not be given back" in caplog.text

@@ -9,6 +9,7 @@ import pickle
 import random
 import threading
 import tracemalloc
+from array import array
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -856,6 +857,36 @@ def test_a_call_that_is_interrupted_twice_charges_all_rules_or_none(
         limiter.hit("ada")
     assert interrupted == ["charge", place]
     assert [result.remaining for result in limiter.check("ada", 0).results] == [4, 4]
+
+
+def test_buckets_of_a_window_that_begins_anew_expire_when_time_is_repeated() -> None:
+    limiter = Limiter("10/minute")
+    for now in (1000, 1050, 1075):  # at the last time, the first bucket has expired
+        limiter.hit("ada", now=now)
+    limiter.reset("ada")
+    for now in (1000, 1050):
+        limiter.hit("ada", now=now)
+    assert limiter.check("ada", 0, now=1075).remaining == 9
+
+
+def test_a_window_for_which_there_is_no_memory_left_keeps_its_buckets() -> None:
+    if is_compiled():
+        pytest.skip("a compiled state takes no array of a test")
+
+    class Full(array):  # type: ignore[type-arg]
+        def extend(self, _: Any) -> None:
+            raise MemoryError
+
+    limiter = Limiter("10/minute")
+    for now in (1000, 1010):
+        limiter.hit("ada", now=now)
+    table = next(iter(limiter.store._counters.tables.values()))  # type: ignore[attr-defined]
+    state = table.get("ada")
+    state.older = Full("q", state.older)
+    with pytest.raises(MemoryError):
+        limiter.hit("ada", now=1020)
+    assert limiter.check("ada", 0, now=1020).remaining == 8
+    assert limiter.check("ada", 0, now=1065).remaining == 9
 
 
 def test_an_interrupted_call_loses_no_key(interruptions: Interruptions) -> None:

@@ -459,7 +459,12 @@ class SlidingMeter(Meter):
         state.newest = index
         state.units = cost
         state.total += cost
-        older.extend(before)  # in the end, where a signal handler that raises finds nothing half done
+        try:
+            older.extend(before)  # in the end, where a signal handler that raises finds nothing half done
+        except MemoryError:
+            state.newest, state.units = before
+            state.total -= cost
+            raise
         return index * self.width + self.lifetime
 
     def drop(self, state: SlidingState) -> None:

@@ -85,8 +85,27 @@ class Candidates:
 def candidate_for(rule: Rule, quota: str) -> Rule:
     """Return a rule that is like a live one, with another quota and a name of its own; tiers stay as they are.
 
+    Args:
+        rule: The live rule.
+        quota: As the policy file has it; for a `concurrent` rule a number, for a `calendar` rule one of the same span.
+
     Raises:
         ConfigError: That is no quota, or none for this kind of rule.
     """
+    if rule.kind == "concurrent":
+        other = rule.quota_from(int(quota) if quota.isdecimal() else quota)
+    else:  # another period is another state, which a candidate has anyway; but a calendar's windows are the live ones
+        other = rule.quota_from(quota) if rule.kind == "calendar" else Quota.parse(quota)
     name = f"{CANDIDATE}{rule.name}"
-    return make_rule(rule.kind, Quota.parse(quota), rule.scope, rule.tiers, name, rule.buckets, rule.strict)
+    return make_rule(
+        rule.kind,
+        other,
+        rule.scope,
+        rule.tiers,
+        name,
+        rule.buckets,
+        rule.strict,
+        unit=rule.unit,
+        span=rule.span,
+        timezone=rule.timezone,
+    )

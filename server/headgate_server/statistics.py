@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +29,7 @@ from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in
 from headgate.policy.model import OVERRIDE, known_tiers
 from headgate.rules import REQUESTS, Rule
 from headgate.stores import MemoryStore
-from headgate_server.describe import store_shown
+from headgate_server.describe import rule_toml, store_shown
 from headgate_server.files import replace_file
 from headgate_server.history import SAVE_EVERY, DecisionHistory
 from headgate_server.latency import StoreLatency, Times, quantile, total
@@ -261,14 +262,15 @@ class Statistics(Hook):
 
     def _shadow(self, limiter: AsyncPolicyLimiter, rule: Rule) -> ShadowFigures:
         count = limiter.shadow_report().get(rule.name, NOT_ASKED)
-        figures = ShadowFigures(limiter.name, rule.name, in_words(rule), *count, str(rule.quota))
+        figures = ShadowFigures(limiter.name, rule.name, in_words(rule), *count, rule.text_of(rule.quota))
         live = limiter.policy.candidate_for.get(rule.name)
         if live is not None:
             figures.candidate_for = live
+            figures.toml = rule_toml(replace(rule, name=live))
             refused = sum(
                 n for (name, by, _), n in self._refusals.items() if (name, by) == (limiter.name, live)
             )
-            before = self._refused_before.setdefault((limiter.name, rule.name, str(rule.quota)), refused)
+            before = self._refused_before.setdefault((limiter.name, rule.name, figures.quota), refused)
             figures.live_refused = refused - before
         return figures
 
@@ -460,9 +462,8 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
     for snapshot in present:
         for figures in snapshot.shadow:
             place = figures.limiter, figures.rule
-            found.setdefault(
-                place, ShadowFigures(*place, figures.words, 0, 0, 0, 0, figures.quota, figures.candidate_for)
-            )
+            none = {"asked": 0, "refused": 0, "failed": 0, "admitted": 0, "live_refused": 0}
+            found.setdefault(place, msgspec.structs.replace(figures, **none))
     for snapshot in (*present, *gone):
         for figures in snapshot.shadow:
             shown = found.get((figures.limiter, figures.rule))

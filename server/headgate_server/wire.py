@@ -368,7 +368,7 @@ class ShadowFigures(Struct):
     """What a rule that only watches would have done.
 
     `candidate_for`: the live rule that it is a candidate for; then `live_refused` is what that one has refused meanwhile,
-    and `admitted` how many of these the candidate would have admitted.
+    `admitted` how many of these the candidate would have admitted, and `toml` what puts the candidate in its place.
     """
 
     limiter: str
@@ -381,6 +381,7 @@ class ShadowFigures(Struct):
     quota: str = ""
     candidate_for: str | None = None
     live_refused: int = 0
+    toml: str = ""
 
 
 class RefusedKey(Struct):

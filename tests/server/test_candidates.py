@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,46 @@ async def test_workers_share_their_candidates(tmp_path: Path) -> None:
     first.set("login", RULE, "2/minute")
     second.refresh()
     assert [str(rule.quota) for rule in lives[1]["login"].policy.shadow] == ["2/minute"]
+
+
+async def test_a_candidate_counts_what_its_live_rule_counts() -> None:
+    rules = """[limiters.login]
+rules = [
+  { quota = "100/minute", unit = "tokens", name = "tokens" },
+  { kind = "calendar", quota = "10/month", timezone = "Europe/Berlin", name = "month" },
+  { kind = "concurrent", quota = 2, lease = "60s", name = "at once" },
+  { quota = "9/minute burst 3", scope = "*", name = "burst" },
+]"""
+    server = Server(rules)
+    for rule, quota in (
+        ("tokens", "50/minute"),
+        ("month", "20/month"),
+        ("at once", "1"),
+        ("burst", "5/minute burst 2"),
+    ):
+        assert (await candidate(server, quota, rule))["quota"] == quota
+    hold = {"key": "ann", "cost": {"tokens": 60}}
+    held = [(await server.answer("/v1/limiters/login/hold", hold))["decision"]["allowed"] for _ in range(2)]
+    assert held == [True, False]  # by the tokens
+    shadows = {shadow.candidate_for: shadow for shadow in server.statistics.tick(server.live, 1).shadow}
+    assert [shadows[name].refused for name in ("tokens", "month", "at once", "burst")] == [2, 0, 0, 0]
+    live = parse_policy(rules).limiters["login"].rules
+    for rule in live:
+        file = f"[limiters.login]\nrules = [{shadows[rule.name].toml}]"
+        (put,) = parse_policy(file).limiters["login"].rules
+        assert put == replace(rule, quota=put.quota)
+        assert put.quota != rule.quota
+
+
+async def test_a_candidate_for_places_is_not_asked_about_refused_holds() -> None:
+    """No one knows how long they would have been held."""
+    server = Server(
+        '[limiters.login]\nrules = [{ kind = "concurrent", quota = 1, lease = "60s", name = "at once" }]'
+    )
+    await candidate(server, "3", "at once")
+    for _ in range(4):
+        await server.answer("/v1/limiters/login/hold", {"key": "ann"})
+    (shadow,) = server.statistics.tick(server.live, 1).shadow
+    assert (shadow.asked, shadow.refused, shadow.failed, shadow.admitted) == (1, 0, 0, 0)
+    path = "/v1/limiters/login/candidate"
+    assert "whole numbers" in problem(await server.post(path, {"rule": "at once", "quota": "3/minute"}), 422)

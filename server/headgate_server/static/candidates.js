@@ -46,6 +46,6 @@ export async function watch(limiter, rule, quota) {
 }
 
 /** The lines that put a candidate in force, for the policy file. */
-export function snippet({ limiter, candidate_for: rule, quota }) {
-  return `# [limiters.${JSON.stringify(limiter)}], instead of the rule ${rule}:\n{ quota = ${JSON.stringify(quota)}, name = ${JSON.stringify(rule)} }`;
+export function snippet({ limiter, candidate_for: rule, toml }) {
+  return `# [limiters.${JSON.stringify(limiter)}], instead of the rule ${rule}:\n${toml}`;
 }

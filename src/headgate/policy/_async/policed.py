@@ -79,14 +79,17 @@ class AsyncPoliced:
         return decision, (receipts or ()) + also or None
 
     async def _ask_candidates(self, request: Request, refusal: Decision) -> None:
-        """Ask the candidates for the rule that has refused a call, if no other rule has: then it was up to that one."""
+        """Ask the candidates for the rule that has refused a call, if no other rule has: then it was up to that one.
+
+        Not about places: no one knows how long one that was refused would have been held.
+        """
         if not self._has_candidates or refusal.degraded or request.replaces is not None:
             return
         refused_by = [result.name for result in refusal.results if not result.allowed]
-        # Nobody settles a hold that was refused.
+        # A hold that was refused is never settled.
         hit = Request("hit", request.key, request.cost, request.tier, request.now, request.quotas)
         for shadow in self._shadows:
-            if [shadow.candidate_for] == refused_by:
+            if [shadow.candidate_for] == refused_by and shadow.rule.kind != "concurrent":
                 await shadow.ask(hit, was_refused=True)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:

@@ -19,6 +19,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import cache
 from math import ceil, floor
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -168,7 +169,11 @@ def calendar_end(span: str, timezone: str) -> Callable[[int], int]:
         year, week, _ = day.isocalendar()
         return {"day": day, "week": (year, week), "month": (day.year, day.month), "year": day.year}[span]
 
-    return lambda now: now + first_offset(lambda t: window(now + t) > window(now))  # type: ignore[operator]
+    @cache  # a book asks for the end of each of its charges again and again
+    def end(now: int) -> int:
+        return now + first_offset(lambda t: window(now + t) > window(now))  # type: ignore[operator]
+
+    return end
 
 
 @dataclass(frozen=True)

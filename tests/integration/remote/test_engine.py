@@ -311,10 +311,13 @@ def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: Wor
             while interrupts < 300:
                 number += 1
                 try:
-                    # Not only once: an exception in a finalizer is lost.
-                    signal.setitimer(signal.ITIMER_REAL, 0.0003 + number % 29 * 0.0001, 0.01)
-                    while True:
-                        gate.ask(Request("hit", "main"))
+                    try:
+                        # Not only once: an exception in a finalizer is lost.
+                        signal.setitimer(signal.ITIMER_REAL, 0.0003 + number % 29 * 0.0001, 0.01)
+                        while True:
+                            gate.ask(Request("hit", "main"))
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
                 except Interruption:
                     interrupts += 1
                 except StoreUnavailable:  # it shared a connection that was in doubt

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import HealthCheck, settings
 
+from tests.searching import EXAMPLES
+
 # No deadline: how long an example takes on a busy machine proves nothing. No example database: a run must not depend on
-# the runs before it. HEADGATE_TEST_EXAMPLES=10000 searches deeper than the budget of `make test` allows.
+# the runs before it.
 settings.register_profile(
     "headgate",
     deadline=None,
     database=None,
-    max_examples=int(os.environ.get("HEADGATE_TEST_EXAMPLES", "100")),
+    max_examples=EXAMPLES,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

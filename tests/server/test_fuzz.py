@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.server.support import Server
@@ -74,7 +74,6 @@ async def checked(server: Server, path: str, content: bytes) -> None:
         assert one["status"] in ANSWERS, one
 
 
-@settings(max_examples=300)
 @given(path=st.sampled_from(PATHS), body=bodies | anything)
 async def test_no_body_is_too_strange(path: str, body: Any) -> None:
     await checked(Server(), path, json.dumps(body).encode())

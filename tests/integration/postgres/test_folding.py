@@ -15,6 +15,7 @@ from headgate.keys import storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.postgres import PostgresStore
 from headgate.testing.reference import ReferenceStore
+from tests.searching import SEEDS
 
 PATIENT = 60.0
 START = 1_000_000_000_000  # in microseconds, where seconds as floats are still exact enough
@@ -221,7 +222,7 @@ class Replay:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_replay_agrees_with_the_reference(
     store: PostgresStore, connection: psycopg.Connection, name: str, rule: Rule, seed: int
 ) -> None:

@@ -25,7 +25,7 @@ from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
 from headgate.stores.postgres.codec import _can_move, _edges, _shape
 
-EXAMPLES = 400
+EXAMPLES = 200
 LATEST = 2**53 - 1
 NOW = 1_700_000_000_000_000
 

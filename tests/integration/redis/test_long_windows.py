@@ -16,6 +16,7 @@ from headgate.algorithms import State
 from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock, ReferenceStore
 from headgate.testing.servers import RedisServer
+from tests.searching import SEEDS
 
 LONG = 4088
 """The size from which on a window is changed in place."""
@@ -111,7 +112,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("kind", RULES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_long_windows_are_replayed_to_the_last_bucket(twins: Any, kind: str, seed: int) -> None:
     """Holds given back first, last and in between, pauses, and a clock that goes back."""
     both = twins(RULES[kind])

@@ -65,7 +65,7 @@ run: $(RUN_READY) ## the demo: servers, services, dashboard and traffic, until C
 tour: $(RUN_READY) ## see real decisions in the terminal
 	$(BIN)/headgate tour
 
-test: check ## make check, then every suite, the time of each, and the coverage of the core
+test: $(READY) ## make check and every suite, the time of each, and the coverage of the core
 	$(BIN)/python tools/run_tests.py
 
 test-browser: $(BROWSER_READY) ## the dashboard in a real browser (needs Chromium or Chrome)

@@ -1,13 +1,14 @@
-"""Run the test suites, as many at a time as there are processors, and say what each took.
+"""Run the test suites, several at a time, and say what each took.
 
-Every folder under tests/ that holds tests is a suite, so none can be forgotten. What proves the core runs under branch
-coverage, and too little of it counts as one failure. A suite that finds no tests, or that breaks off, has failed.
+Every folder under tests/ that holds tests is a suite, so none can be forgotten. A suite that finds no tests, or that breaks
+off, has failed. `make check` runs beside them.
 
-Coverage sees plain Python only, so those tests run on the uncompiled core. What holds the core to its reference runs once
-more on the compiled one, where there is one; all other suites run on it anyway.
+All of them run on the core as it is installed, which is the compiled one wherever there is a compiler. What proves the core
+runs once more on plain Python, with fewer random examples: under branch coverage, which sees plain Python only. Too little
+of it counts as one failure.
 
     python tools/run_tests.py                 everything
-    python tools/run_tests.py unit docs       only these, without the coverage bar
+    python tools/run_tests.py unit docs       only these, without the checks and the coverage bar
 
 TEST_JOBS=1 runs one suite at a time.
 """
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -27,39 +29,43 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-ORDER = ("conformance", "integration", "unit", "faults", "apps", "server", "demo", "browser", "docs")
+LONG = ("integration", "apps", "conformance", "server", "unit")
 """Long ones first, so that no processor is idle in the end."""
-MEASURED = ("unit", "conformance")
-REMOTE = ("redis", "postgres", "client")
-"""In the names of conformance tests whose stores coverage leaves out; it would only slow them down."""
-UNMEASURED = "unit/remote/test_threads.py"
-"""It has a test that interrupts, which does not go together with coverage; so it runs once more without."""
-CORE_TESTS = (
-    *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "vectors", "model", "kit")),
-    *(
-        f"unit/test_{name}.py"
-        for name in ("memory", "promises", "races", "refunds", "decision", "limiter", "hold")
-    ),
-    *(f"unit/test_{name}.py" for name in ("awaiting", "wait", "guard", "build")),
+PARTS = {
+    "conformance on Redis": "conformance/test_*redis.py",
+    "conformance on PostgreSQL": "conformance/test_postgres*.py",
+}
+"""Parts of suites that run by themselves."""
+CORE = (
+    "unit/test_*.py",
+    "unit/client",
+    "unit/observe",
+    "unit/outage",
+    "unit/remote",
+    "conformance/test_*memory.py",
 )
-"""What runs on both builds of the core."""
+"""What runs on plain Python as well."""
+CORE_EXAMPLES = "10"
+"""How many random examples each property tries there."""
 
 BUDGET_SECONDS = 420
 
 
 class Job(NamedTuple):
-    """Tests that run in one process."""
+    """A command to run, and a JUnit file that it may write."""
 
-    suite: str
-    paths: list[Path]
-    is_measured: bool = False
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    report: Path | None = None
 
 
 class Outcome(NamedTuple):
-    """What became of one job."""
+    """What became of one job; `cpu` are the seconds that all of its processes have used of the processors."""
 
-    suite: str
+    name: str
     seconds: float
+    cpu: float = 0.0
     passed: int = 0
     failed: int = 0
     skipped: int = 0
@@ -72,81 +78,91 @@ def main() -> int:
     wanted = parser.parse_args().suites
     run_coverage("erase")
     start = time.monotonic()
-    jobs = [job for name in wanted or find_suites() for job in jobs_of(name)]
-    if not wanted and is_compiled():
-        jobs.append(Job("compiled core", [TESTS / path for path in CORE_TESTS]))
-    outcomes = run_jobs(jobs)
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = run_jobs(list(jobs_of(wanted, Path(folder)) if wanted else all_jobs(Path(folder))))
     if not wanted:
         outcomes.append(check_coverage())
     print_table(outcomes, time.monotonic() - start)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
 
-def find_suites() -> list[str]:
-    """Return the folders under tests/ that hold tests: the known ones in order, then any others."""
+def all_jobs(reports: Path) -> list[Job]:
+    """Return everything that there is to run."""
     found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    return [name for name in ORDER if name in found] + sorted(found.difference(ORDER))
+    suites = [*(name for name in LONG if name in found), *sorted(found.difference(LONG))]
+    core = pytest_job(
+        "plain core", [path for part in CORE for path in paths_of(part)], reports, is_measured=True
+    )
+    checks = Job("checks", ["make", "check"], environment())
+    return [core, *jobs_of(suites, reports), checks]
 
 
-def is_compiled() -> bool:
-    """Return whether there is a compiled core."""
-    ask = "import sys, headgate._build; sys.exit(not headgate._build.is_compiled())"
-    return subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=False).returncode == 0
+def jobs_of(suites: Sequence[str], reports: Path) -> list[Job]:
+    """Return what runs these suites: each at once, or in parts."""
+    jobs = []
+    for suite in suites:
+        parts = {name: paths_of(part) for name, part in PARTS.items() if part.startswith(f"{suite}/")}
+        left_out = [f"--ignore={path}" for paths in parts.values() for path in paths]
+        jobs += [pytest_job(name, paths, reports) for name, paths in parts.items()]
+        jobs.append(pytest_job(suite, [TESTS / suite, *left_out], reports))
+    return jobs
 
 
-def jobs_of(suite: str) -> list[Job]:
-    """Return what runs a suite: at once, or what is measured apart from what is not."""
-    folder = TESTS / suite
-    if suite != "conformance":
-        return [Job(suite, [folder], suite in MEASURED)]
-    files = sorted(folder.glob("test_*.py"))
-    remote = [path for path in files if any(word in path.name for word in REMOTE)]
-    half = len(remote) // 2
-    return [
-        Job("conformance 1", [*remote[:half], TESTS / UNMEASURED]),
-        Job("conformance 2", remote[half:]),
-        Job("conformance 3", [path for path in files if path not in remote], is_measured=True),
+def paths_of(part: str) -> list[Path]:
+    """Return the files and folders of a part of a suite."""
+    return sorted(TESTS.glob(part))
+
+
+def pytest_job(name: str, args: Sequence[Path | str], reports: Path, *, is_measured: bool = False) -> Job:
+    """Return what runs some tests, perhaps on plain Python and under coverage."""
+    report = reports / f"{name}.xml"
+    measure = ["-m", "coverage", "run", "--parallel-mode"] if is_measured else []
+    chosen = ["-m", "not deep"] if is_measured else []
+    command = [
+        sys.executable,
+        *measure,
+        "-m",
+        "pytest",
+        "-q",
+        *chosen,
+        *map(str, args),
+        f"--junit-xml={report}",
     ]
+    plain = {"HEADGATE_PURE": "1", "HEADGATE_TEST_EXAMPLES": CORE_EXAMPLES} if is_measured else {}
+    return Job(name, command, environment() | plain, report)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a job. Bytecode is written: else each of hundreds of processes would compile its modules."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def run_jobs(jobs: list[Job]) -> list[Outcome]:
     """Run the jobs, the first ones first; the output of each is shown when it has ended."""
-    at_once = int(os.environ.get("TEST_JOBS", os.cpu_count() or 1))
+    # One more than there are processors: tests also wait, for servers and for each other.
+    at_once = int(os.environ.get("TEST_JOBS", (os.cpu_count() or 1) + 1))
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(run_job, jobs))
 
 
 def run_job(job: Job) -> Outcome:
     """Run one job and count its tests."""
-    print(f"=== {job.suite}: started", flush=True)
-    measure = ["-m", "coverage", "run", "--parallel-mode"] if job.is_measured else []
-    environment = os.environ | ({"HEADGATE_PURE": "1"} if measure else {})
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        command = [
-            sys.executable,
-            *measure,
-            "-m",
-            "pytest",
-            "-q",
-            *map(str, job.paths),
-            f"--junit-xml={report}",
-        ]
-        start = time.monotonic()
-        run = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+    print(f"=== {job.name}: started", flush=True)
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            job.command, cwd=ROOT, env=job.environment, stdout=output, stderr=subprocess.STDOUT
         )
-        seconds = time.monotonic() - start
-        passed, failed, skipped = read_report(report)
-    if run.returncode and not failed:  # broken off, or no tests at all (pytest's exit code 5)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        shown = output.read().decode(errors="replace")
+    seconds = time.monotonic() - start
+    passed, failed, skipped = read_report(job.report) if job.report else (0, 0, 0)
+    if process.returncode and not failed:  # broken off, or no tests at all (pytest's exit code 5)
         failed = 1
-    print(f"=== {job.suite}: ended after {seconds:.0f} s\n{run.stdout.decode(errors='replace')}", flush=True)
-    return Outcome(job.suite, seconds, passed, failed, skipped)
+    print(f"=== {job.name}: ended after {seconds:.0f} s\n{shown}", flush=True)
+    return Outcome(job.name, seconds, used.ru_utime + used.ru_stime, passed, failed, skipped)
 
 
 def read_report(report: Path) -> tuple[int, int, int]:
@@ -177,13 +193,13 @@ def run_coverage(*args: str) -> int:
 
 def print_table(outcomes: list[Outcome], total: float) -> None:
     """Print one row per job, the total against the budget, and the closing line."""
-    row = "{:<16}{:>10}{:>10}{:>10}{:>10}".format
-    print("\n" + row("suite", "seconds", "passed", "failed", "skipped"))
-    for outcome in outcomes:
-        counts = (outcome.passed, outcome.failed, outcome.skipped)
-        print(row(outcome.suite, f"{outcome.seconds:.1f}", *counts))
+    row = "{:<26}{:>10}{:>10}{:>10}{:>10}{:>10}".format
+    print("\n" + row("suite", "seconds", "CPU", "passed", "failed", "skipped"))
+    for name, seconds, cpu, *counts in outcomes:
+        print(row(name, f"{seconds:.1f}", f"{cpu:.1f}", *counts))
     verdict = "within" if total <= BUDGET_SECONDS else "OVER"
-    print(f"{total:.1f} s in all, {verdict} the budget of {BUDGET_SECONDS} s\n")
+    cpu = sum(outcome.cpu for outcome in outcomes)
+    print(f"{total:.1f} s in all ({cpu:.0f} s of CPU), {verdict} the budget of {BUDGET_SECONDS} s\n")
     passed = sum(outcome.passed for outcome in outcomes)
     failed = sum(outcome.failed for outcome in outcomes)
     print(f"{passed} passed, {failed} failed")

@@ -90,6 +90,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("explicit", [True, False], ids=["with its own time", "by the store's clock"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_answers_like_the_pure_functions(shape: str, explicit: bool, clock: FakeClock) -> None:
@@ -145,6 +146,7 @@ EXTREMES = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shape", EXTREMES)
 def test_the_largest_numbers_are_counted_like_the_pure_functions_do(shape: str, clock: FakeClock) -> None:
     """Products of these pass 2^63; the times are those of the years 1970 to 2255."""
@@ -499,6 +501,7 @@ def test_a_limiter_shares_its_states_between_sync_and_async(clock: FakeClock) ->
 # --- What a log keeps, and what a clock says -------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_log_does_not_grow_with_holds_that_were_given_back(clock: FakeClock) -> None:
     """There is always a newer hold when one is released, so none of them is ever the last entry."""
     limiter = Limiter(sliding_log("10/hour"), clock=clock)

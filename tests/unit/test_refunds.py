@@ -23,6 +23,8 @@ from headgate import CostTooHigh, Quota, Rule, token_bucket
 from headgate.algorithms import Receipt, State, TokenBucket, algorithm_for
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS
 
+pytestmark = pytest.mark.deep
+
 START = 100
 """The first tick of every script; early enough to go back from."""
 

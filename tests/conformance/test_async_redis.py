@@ -1,4 +1,7 @@
-"""The Redis store keeps every promise to coroutines, whose calls share round trips."""
+"""The Redis store keeps every promise to coroutines, whose calls share round trips.
+
+The vectors are played once: they are about the script, which `test_redis` has run on every server with them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ class TestAsyncRedisAtGivenTimes(AsyncStoreContract, OnServer):
 class TestAsyncRedisByItsOwnClock(AsyncStoreContract, OnServer):
     effort = 0.2
     own_time = True
+    test_vectors_are_answered_to_the_microsecond = None
 
 
 class TestAsyncValkeyAtGivenTimes(AsyncStoreContract, OnServer):
     effort = 0.2
     server = "valkey"
+    test_vectors_are_answered_to_the_microsecond = None
 
 
 class TestAsyncRedisCluster(AsyncStoreContract, OnCluster):
     effort = 0.1
+    test_vectors_are_answered_to_the_microsecond = None

@@ -41,7 +41,6 @@ class Contract:
     effort: ClassVar[float] = 1.0
 
     clock: FakeClock
-    folder: Path
 
     def make_store(self) -> Any:
         """Return the store to be tested. Within one test, all that are made count together if the store is shared."""
@@ -52,12 +51,18 @@ class Contract:
         return None
 
     @pytest.fixture(autouse=True)
-    def _prepare(self, tmp_path: Path) -> Iterator[None]:
+    def _prepare(self, request: pytest.FixtureRequest) -> Iterator[None]:
         self.clock = FakeClock(START_US / 1_000_000)
-        self.folder = tmp_path
+        self._request = request
         yield
         if "store" in vars(self):
             self.store.close()
+
+    @cached_property
+    def folder(self) -> Path:
+        """An empty folder of each test's own, made when it is first asked for."""
+        folder: Path = self._request.getfixturevalue("tmp_path")
+        return folder
 
     @cached_property
     def store(self) -> Store:

@@ -13,14 +13,9 @@ class TestAsyncRedisAtGivenTimes(AsyncStoreContract, OnServer):
     effort = 0.2
 
 
-class TestAsyncRedisByItsOwnClock(AsyncStoreContract, OnServer):
+class TestAsyncValkeyByItsOwnClock(AsyncStoreContract, OnServer):
     effort = 0.2
     own_time = True
-    test_vectors_are_answered_to_the_microsecond = None
-
-
-class TestAsyncValkeyAtGivenTimes(AsyncStoreContract, OnServer):
-    effort = 0.2
     server = "valkey"
     test_vectors_are_answered_to_the_microsecond = None
 

@@ -54,17 +54,13 @@ class TestPostgresAtGivenTimes(PostgresContract):
     """Prepared statements, asynchronous commit: as by default."""
 
 
-class TestPostgresByItsOwnClock(PostgresContract):
+class TestOldestPostgresByItsOwnClock(PostgresContract):
     """Statements that any pooler passes on, and commits that wait for the disk."""
 
     effort = 0.1
     own_time = True
     prepare = False
     durable = True
-
-
-class TestOldestPostgres(PostgresContract):
-    effort = 0.1
 
     @pytest.fixture(autouse=True)
     def _database(self, oldest_postgres_url: str) -> None:

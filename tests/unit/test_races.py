@@ -6,7 +6,6 @@ Time stands still in all of them, so that nothing expires and every number is ex
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import threading
 from collections.abc import Callable
@@ -139,30 +138,6 @@ async def test_tasks_that_are_cancelled_in_their_hold_give_it_back(rule: Rule, c
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------
-
-
-@every_rule
-def test_processes_get_exactly_the_limit(rule: Rule, clock: FakeClock, tmp_path: Path) -> None:
-    """Each with its own connection, and one more through that of its parent."""
-    with SQLiteStore(tmp_path / "limits.db", timeout=60, clock=clock) as store:
-        inherited = Limiter(rule, name="x", store=store)
-        start_r, start_w = os.pipe()
-
-        def work(number: int) -> bool:
-            os.read(start_r, 1)
-            with SQLiteStore(tmp_path / "limits.db", timeout=60, clock=clock) as own:
-                limiter = inherited if number == 0 else Limiter(rule, name="x", store=own)
-                admitted = sum(bool(limiter.hit("ada")) for _ in range(40))
-            (tmp_path / f"{number}.admitted").write_text(str(admitted))
-            return True
-
-        children = [fork(partial(work, number)) for number in range(PROCESSES)]
-        os.write(start_w, b"!" * PROCESSES)
-        assert came_out_right(*children)
-        assert sum(int(file.read_text()) for file in tmp_path.glob("*.admitted")) == LIMIT
-        assert not inherited.hit("ada")
-        os.close(start_r)
-        os.close(start_w)
 
 
 def test_processes_that_hold_and_release_leave_what_they_kept(clock: FakeClock, tmp_path: Path) -> None:

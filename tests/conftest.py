@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import HealthCheck, settings
 
 from tests.searching import EXAMPLES
@@ -17,3 +19,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("headgate")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of garbage collection: else it is looked through again and again."""
+    gc.collect()
+    gc.freeze()

@@ -41,8 +41,10 @@ CORE = (
     "unit/client",
     "unit/observe",
     "unit/outage",
+    "unit/redis",
     "unit/remote",
-    "conformance/test_*memory.py",
+    "unit/http/test_frozen.py",
+    *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "async_sqlite")),
 )
 """What runs on plain Python as well."""
 CORE_EXAMPLES = "10"

@@ -108,7 +108,7 @@ faults: $(READY) ## every store under faults for ten minutes (FAULT_MINUTES=60 f
 	$(BIN)/python -m tests.faults
 
 fuzz: $(READY) ## strange quotas, policies, fields, keys, arguments and bodies, ten minutes each (FUZZ_MINUTES=)
-	FUZZ_MINUTES=$${FUZZ_MINUTES:-10} $(BIN)/pytest -q tests/fuzz
+	FUZZ_MINUTES=$${FUZZ_MINUTES:-10} $(BIN)/pytest -q -rP tests/fuzz
 
 model: $(READY) ## the model of holds and limit changes, checked with Spin (needs spin and gcc)
 	$(BIN)/python tools/model.py

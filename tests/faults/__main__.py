@@ -7,6 +7,7 @@ and cut down to the calls that matter, in the folder that is named; `--replay FI
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import shutil
@@ -14,7 +15,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from tests.faults.checker import check
@@ -40,14 +43,17 @@ class Report:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.began = time.monotonic()
-        self.calls: Counter[str] = Counter()
+        self.decisions: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.violations = 0
         self.unjudged = 0
 
     def add(self, place: str, seed: int, outcome: Outcome, *, calm: bool) -> None:
         """Count a round, print it, and keep it if something is wrong."""
-        self.calls[place] += len(outcome.history.calls)
+        decisions = sum(
+            call.times for call in outcome.history.calls if call.outcome in ("admitted", "refused")
+        )
+        self.decisions[place] += decisions
         self.faults.update(outcome.faults)
         self.unjudged += not outcome.is_judged
         wrong = len(outcome.violations) + len(outcome.failures)
@@ -55,8 +61,8 @@ class Report:
         seconds = int(time.monotonic() - self.began)
         print(
             f"{seconds // 60:3}:{seconds % 60:02} {place:<15} seed {seed:<10} {'calm  ' if calm else 'faults'} "
-            f"{len(outcome.history.calls):>8,} calls {sum(outcome.faults.values()):>3} faults {wrong:>3} violations | "
-            f"all: {sum(self.calls.values()):,} calls, {sum(self.faults.values()):,} faults, {self.violations} violations",
+            f"{decisions:>9,} decisions {sum(outcome.faults.values()):>3} faults {wrong:>3} violations | all: "
+            f"{self.decisions.total():,} decisions, {self.faults.total():,} faults, {self.violations} violations",
             flush=True,
         )
         if wrong:
@@ -79,14 +85,14 @@ class Report:
 
     def close(self) -> int:
         """Print the totals, and return the exit code."""
-        for place, calls in sorted(self.calls.items()):
-            print(f"{place:<15} {calls:>12,} calls")
+        for place, decisions in sorted(self.decisions.items()):
+            print(f"{place:<15} {decisions:>12,} decisions")
         for fault, times in self.faults.most_common():
             print(f"{fault:<25} {times:>6,}")
         if self.unjudged:
             print(f"{self.unjudged} rounds were not judged: the machine's clock was set meanwhile")
         print(
-            f"{sum(self.calls.values()):,} calls, {sum(self.faults.values()):,} faults, {self.violations} violations"
+            f"{self.decisions.total():,} decisions, {self.faults.total():,} faults, {self.violations} violations"
         )
         return 1 if self.violations else 0
 
@@ -100,6 +106,11 @@ def main() -> int:
     )
     parser.add_argument("--store", action="append", choices=PLACES, help="only this one; may be repeated")
     parser.add_argument("--calls", type=int, default=10_000, help="how many each worker makes in a round")
+    parser.add_argument("--burst", type=int, default=1, help="how many hits a call makes at once at most")
+    parser.add_argument("--load", type=int, default=1, help="factor of the limits, for large bursts")
+    parser.add_argument("--seconds", type=float, default=15.0, help="how long a round takes at most")
+    parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults at most")
+    parser.add_argument("--decisions", type=int, help="end early, when so many were made on all stores")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--keep", type=Path, default=Path("faults"), help="folder for histories of failures")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="only check a history that was kept")
@@ -111,20 +122,32 @@ def main() -> int:
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
     print(f"seed {seed}, {arguments.minutes:g} minutes, failures are kept in {arguments.keep}/")
     report = Report(arguments.keep)
-    for place, round_seed, calm in rounds(
-        random.Random(seed), arguments.store or list(PLACES), arguments.minutes
-    ):
-        one = Round(place, round_seed, arguments.calls, workers=arguments.workers, calm=calm)
+    places = [partial(PLACES[name], arguments.load) for name in arguments.store or PLACES]
+    for place, round_seed, calm in rounds(random.Random(seed), places, arguments.minutes):
+        one = Round(
+            place,
+            round_seed,
+            arguments.calls,
+            arguments.seconds,
+            arguments.workers,
+            calm=calm,
+            burst=arguments.burst,
+            gap=arguments.gap,
+        )
         report.add(place.name, round_seed, one.run(), calm=calm)
+        if report.decisions.total() >= (arguments.decisions or math.inf):
+            break
     return report.close()
 
 
-def rounds(rng: random.Random, names: list[str], minutes: float) -> Iterator[tuple[Place, int, bool]]:
+def rounds(
+    rng: random.Random, places: Sequence[Callable[[], AbstractContextManager[Place]]], minutes: float
+) -> Iterator[tuple[Place, int, bool]]:
     """Yield a store, a seed and whether to be calm, until the time is over; one store after the other."""
     due = time.monotonic() + 60 * minutes
     while True:
-        for name in names:
-            with PLACES[name]() as place:
+        for open_place in places:
+            with open_place() as place:
                 for _ in range(ROUNDS_PER_START):
                     if time.monotonic() > due:
                         return

@@ -159,6 +159,9 @@ class Reader:
         self._ask(call)
         self._charge(call, call.cost)
 
+    def _hits(self, call: HistoryCall) -> None:
+        self._charge(call, call.cost)
+
     def _check(self, call: HistoryCall) -> None:
         self._ask(call)
 

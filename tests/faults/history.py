@@ -33,7 +33,7 @@ class HistoryCall(NamedTuple):
     Attributes:
         worker: Which process made it; one that was started anew is another worker.
         number: Its number among the calls of the worker.
-        operation: hit, check, record, hold, settle, confirm or renew. To release is to settle at 0.
+        operation: hit, hits, check, record, hold, settle, confirm or renew. To release is to settle at 0.
         limiter: Name of the limiter.
         key: Whose units.
         cost: Units asked for; of a settlement, those that are to stand.
@@ -44,6 +44,8 @@ class HistoryCall(NamedTuple):
             or `cancelled`: no one waits for it any more. The library has to see to it soon, and to give a hold back.
         verdicts: What each rule answered, in their order; empty if there was no answer.
         hold: Of a settlement, confirmation or renewal: the number of the call that took the hold.
+        times: How many decisions it stands for. Of a burst, hits of one cost on one key, the first and the last admission
+            and one refusal are calls of their own; the others that ended alike are one call, `hits`, with their cost in all.
     """
 
     worker: int
@@ -57,6 +59,7 @@ class HistoryCall(NamedTuple):
     outcome: str
     verdicts: tuple[VerdictSeen, ...] = ()
     hold: int | None = None
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ UNREPLICATED_US = 5_000_000
 ASYNC_COMMIT_US = 3_000_000
 """The last moments that asynchronous commit may lose: half a second, and more on a busy machine."""
 
-OTHER_LIMITS: dict[str, tuple[int, ...]] = {"log": (45,), "fixed": (170,)}
+OTHER_LIMITS = {"log": 45, "fixed": 170}
 """Limits of the policy that the server is told to use instead, now and then."""
 
 Fault = Callable[[random.Random], None]
@@ -81,25 +81,25 @@ class Place:
 
 
 @contextlib.contextmanager
-def memory() -> Iterator[Place]:
+def memory(load: int) -> Iterator[Place]:
     """Memory of each worker."""
-    yield Place("memory", ["memory://"], scale=8, shared=False, skewed=False)
+    yield Place("memory", ["memory://"], scale=8 * load, shared=False, skewed=False)
 
 
 @contextlib.contextmanager
-def sqlite() -> Iterator[Place]:
+def sqlite(load: int) -> Iterator[Place]:
     """A file that all workers use."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/limits.db"
-        yield Place("sqlite", [url], skewed=False, full_disk=True, deadline_us=5_000_000)
+        yield Place("sqlite", [url], scale=load, skewed=False, full_disk=True, deadline_us=5_000_000)
 
 
 @contextlib.contextmanager
-def one_redis(kind: Kind) -> Iterator[Place]:
+def one_redis(load: int, kind: Kind) -> Iterator[Place]:
     """A server that writes everything to disk before it answers, and a way to it that breaks."""
     with RedisServer(kind, AOF) as server, FaultProxy(server.port) as proxy:
         urls = [server.url, f"redis://127.0.0.1:{proxy.port}/0"]
-        place = Place(kind, urls, scale=3)
+        place = Place(kind, urls, scale=3 * load)
         place.faults = {
             **server_faults(server),
             **proxy_faults(proxy),
@@ -109,7 +109,7 @@ def one_redis(kind: Kind) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def redis_cluster() -> Iterator[Place]:
+def redis_cluster(load: int) -> Iterator[Place]:
     """Three nodes, of which one may be away, and slots that move from one to another."""
     with running_cluster("redis") as cluster:
         for node in cluster.nodes:
@@ -117,7 +117,9 @@ def redis_cluster() -> Iterator[Place]:
             node.command("CONFIG", "SET", "appendonly", "yes")
             node.options = (*node.options, *AOF)
         place = Place(
-            "cluster", [f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}?hash_tag=limiter"], scale=2
+            "cluster",
+            [f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}?hash_tag=limiter"],
+            scale=2 * load,
         )
 
         def stop_node(rng: random.Random) -> None:
@@ -136,7 +138,7 @@ def redis_cluster() -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def sentinel() -> Iterator[Place]:
+def sentinel(load: int) -> Iterator[Place]:
     """A primary, its replica, and a sentinel that makes one the other's successor."""
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RedisServer("valkey")) for _ in range(2)]
@@ -144,7 +146,7 @@ def sentinel() -> Iterator[Place]:
         servers[1].command("REPLICAOF", "127.0.0.1", str(servers[0].port))
         until(lambda: b"state=online" in servers[0].command("INFO", "replication"))
         port = stack.enter_context(running_sentinel(servers[0]))
-        place = Place("sentinel", [f"redis+sentinel://127.0.0.1:{port}/primary/0"], scale=2)
+        place = Place("sentinel", [f"redis+sentinel://127.0.0.1:{port}/primary/0"], scale=2 * load)
 
         def promote(rng: random.Random) -> None:
             began = now_us()
@@ -163,14 +165,14 @@ def sentinel() -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def postgres(*, durable: bool = True) -> Iterator[Place]:
+def postgres(load: int, *, durable: bool = True) -> Iterator[Place]:
     """A database, and a way to it that breaks."""
     with PostgresServer() as server, FaultProxy(server.port) as proxy:
         from headgate.stores.postgres import migrate
 
         migrate(server.url)
         urls = [server.url, server.url.replace(f":{server.port}/", f":{proxy.port}/")]
-        place = Place("postgres" if durable else "postgres-async", urls, {"durable": durable})
+        place = Place("postgres" if durable else "postgres-async", urls, {"durable": durable}, scale=load)
         place.faults = {**server_faults(server), **proxy_faults(proxy)}
         if not durable:
             place.faults["kill the server"] = losing(place, place.faults["kill the server"], ASYNC_COMMIT_US)
@@ -178,19 +180,20 @@ def postgres(*, durable: bool = True) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def headgate_server() -> Iterator[Place]:
+def headgate_server(load: int) -> Iterator[Place]:
     """Our server on a file, whose policy changes."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "headgate.toml"
         store = f"sqlite:///{folder}/limits.db"
-        usual, other = policy_text(store, {}), policy_text(store, OTHER_LIMITS)
+        others: dict[str, tuple[int, ...]] = {name: (limit * load,) for name, limit in OTHER_LIMITS.items()}
+        usual, other = policy_text(store, load, {}), policy_text(store, load, others)
         config.write_text(usual)
         with (
             ServerProcess(config, is_logged=False) as server,
             FaultProxy(int(server.url.rpartition(":")[2])) as proxy,
         ):
             urls = [server.url, f"http://127.0.0.1:{proxy.port}"]
-            place = Place("server", urls, quotas=False, more_limits=OTHER_LIMITS)
+            place = Place("server", urls, scale=load, quotas=False, more_limits=others)
 
             def reload(rng: random.Random) -> None:
                 config.write_text(rng.choice((usual, other)))
@@ -215,17 +218,18 @@ def headgate_server() -> Iterator[Place]:
             yield place
 
 
-PLACES: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {
+PLACES: dict[str, Callable[[int], contextlib.AbstractContextManager[Place]]] = {
     "memory": memory,
     "sqlite": sqlite,
-    "redis": lambda: one_redis("redis"),
-    "valkey": lambda: one_redis("valkey"),
+    "redis": lambda load: one_redis(load, "redis"),
+    "valkey": lambda load: one_redis(load, "valkey"),
     "cluster": redis_cluster,
     "sentinel": sentinel,
     "postgres": postgres,
-    "postgres-async": lambda: postgres(durable=False),
+    "postgres-async": lambda load: postgres(load, durable=False),
     "server": headgate_server,
 }
+"""Each with how many times as many hits are expected as without bursts; limits are larger by that."""
 
 
 # --- What can be done to servers --------------------------------------------------------------------------------------
@@ -362,10 +366,10 @@ def fail_over(port: int, servers: list[RedisServer]) -> None:
 # --- Our server's policy ----------------------------------------------------------------------------------------------
 
 
-def policy_text(store: str, others: dict[str, tuple[int, ...]]) -> str:
+def policy_text(store: str, scale: int, others: dict[str, tuple[int, ...]]) -> str:
     """Return a policy file with the limiters of the traffic."""
     lines = [f'[store]\nurl = "{store}"\n']
-    for name, subject in subjects().items():
+    for name, subject in subjects(scale).items():
         limits = others.get(name)
         lines.append(f"[limiters.{name}]\nrules = [{', '.join(_rules(subject, limits))}]\n")
     return "\n".join(lines)

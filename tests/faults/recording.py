@@ -13,13 +13,13 @@ from struct import Struct
 
 from tests.faults.history import HistoryCall, VerdictSeen
 
-OPERATIONS = ("", "hit", "check", "record", "hold", "settle", "confirm", "renew")
+OPERATIONS = ("", "hit", "check", "record", "hold", "settle", "confirm", "renew", "hits")
 OUTCOMES = ("unknown", "admitted", "refused", "done", "nothing", "cancelled")
 MOST_RULES = 2
 SOLO = 1000
 """Numbers of keys from here on are of one worker alone."""
 
-_BEGIN = Struct("<BHiiq")  # limiter, key, cost, hold, start
+_BEGIN = Struct("<BHiiiq")  # limiter, key, cost, times, hold, start
 _ANSWER = Struct("<BB")  # outcome, how many rules answered
 _VERDICT = Struct("<?iiq")
 _END = Struct("<q")
@@ -41,7 +41,9 @@ class Recorder:
             self._memory = mmap.mmap(file.fileno(), capacity * _SIZE)
         self._numbers = count()
 
-    def begin(self, operation: int, limiter: int, key: int, cost: int, start: int, hold: int = -1) -> int:
+    def begin(
+        self, operation: int, limiter: int, key: int, cost: int, start: int, hold: int = -1, times: int = 1
+    ) -> int:
         """Note that a call begins, and return its number.
 
         Raises:
@@ -51,7 +53,7 @@ class Recorder:
         if number >= self.capacity:
             raise IndexError("the history is full")
         at = number * _SIZE
-        _BEGIN.pack_into(self._memory, at + _BEGIN_AT, limiter, key, cost, hold, start)
+        _BEGIN.pack_into(self._memory, at + _BEGIN_AT, limiter, key, cost, times, hold, start)
         self._memory[at] = operation  # last: from here on there is a call
         return number
 
@@ -65,6 +67,12 @@ class Recorder:
             )
         _ANSWER.pack_into(self._memory, at + _ANSWER_AT, outcome, len(verdicts))
         _END.pack_into(self._memory, at + _END_AT, end)
+
+    def lower(self, number: int, cost: int, times: int) -> None:
+        """Note that a call was about less than when it began."""
+        at = number * _SIZE + _BEGIN_AT
+        limiter, key, _, _, hold, start = _BEGIN.unpack_from(self._memory, at)
+        _BEGIN.pack_into(self._memory, at, limiter, key, cost, times, hold, start)
 
 
 def read_calls(
@@ -81,7 +89,7 @@ def read_calls(
                 return
             continue
         gap = 0
-        limiter, key, cost, hold, start = _BEGIN.unpack_from(data, at + _BEGIN_AT)
+        limiter, key, cost, times, hold, start = _BEGIN.unpack_from(data, at + _BEGIN_AT)
         (end,) = _END.unpack_from(data, at + _END_AT)
         outcome, rules = _ANSWER.unpack_from(data, at + _ANSWER_AT) if end else (0, 0)
         verdicts = []
@@ -100,4 +108,5 @@ def read_calls(
             OUTCOMES[outcome],
             tuple(verdicts),
             None if hold < 0 else hold,
+            times,
         )

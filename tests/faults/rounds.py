@@ -33,6 +33,9 @@ RELEASED_WITHIN_US = 700_000
 PATIENCE = 300.0
 """Seconds after which a worker that should have ended hangs."""
 
+SLOTS = 5
+"""What a burst takes in a history, at most."""
+
 STEP_US = 1000
 """If the machine's clock was set by more than this during a round, times say nothing."""
 
@@ -80,6 +83,8 @@ class Round:
         seconds: How long it may take at most.
         workers: How many processes.
         calm: Whether nothing is done to it.
+        burst: How many hits are made at once at most.
+        gap: Seconds between two faults at most.
     """
 
     place: Place
@@ -88,6 +93,8 @@ class Round:
     seconds: float = 15.0
     workers: int = 3
     calm: bool = False
+    burst: int = 1
+    gap: float = 1.0
     _pauses: list[Pause] = field(default_factory=list)
     _killed: set[int] = field(default_factory=set)
     _disturbed: list[tuple[int, int]] = field(default_factory=list)
@@ -106,7 +113,7 @@ class Round:
                 self._start_worker()
             try:
                 while self._running() and time.monotonic() < self._due + 1:
-                    time.sleep(self._random.uniform(0.1, 1.0))
+                    time.sleep(self._random.uniform(0.1, self.gap))
                     if not self.calm:
                         self._do_a_fault()
                 failures = self._await_workers()
@@ -134,16 +141,19 @@ class Round:
     def _start_worker(self) -> None:
         place, rng, number = self.place, self._random, len(self._all)
         path = self._folder / str(number)
+        # Bursts are for tasks, which make them at once.
+        is_tasks = number % 4 != 2 if self.burst > 1 else number % 2 == 1
         orders = Orders(
             url=rng.choice(place.urls) if number else place.urls[0],
             history=str(path),
             seed=rng.randrange(2**31),
             scale=place.scale,
-            tasks=number % 2 == 1,
-            actors=rng.choice((2, 4)) if number % 2 == 0 else rng.choice((3, 8)),
+            tasks=is_tasks,
+            actors=rng.choice((3, 8)) if is_tasks else rng.choice((2, 4)),
             calls=self.calls,
             seconds=max(0.5, self._due - time.monotonic()),
-            capacity=self.calls + 1000,
+            capacity=SLOTS * self.calls + 1000,
+            burst=self.burst,
             options=place.options,
             policy=rng.choice(POLICIES),
             skew_us=rng.choice((0, 10**6, -(10**6), 10**10)) if place.skewed else 0,

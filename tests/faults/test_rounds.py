@@ -14,7 +14,7 @@ LONGEST = 6.0
 
 @pytest.mark.parametrize("store", PLACES)
 def test_every_call_can_be_explained(store: str) -> None:
-    with PLACES[store]() as place:
+    with PLACES[store](1) as place:
         outcome = Round(place, seed=17, calls=CALLS, seconds=LONGEST, workers=2).run()
     assert outcome.failures == []
     assert outcome.violations == []

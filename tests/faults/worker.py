@@ -20,12 +20,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from headgate import AsyncLimiter, CostTooHigh, Limiter, MemoryStore, StoreError, local
 from headgate.clock import WallClock
+from headgate.decision import Decision
 from headgate.errors import StoreOverloaded
 from headgate.stores import open_store
 from tests.faults.broken import BrokenStore
@@ -35,6 +38,7 @@ from tests.faults.traffic import Subject, subjects
 _wall_ns = time.time_ns  # before the clock of this process is skewed
 OP = {name: number for number, name in enumerate(OPERATIONS)}
 OUT = {name: number for number, name in enumerate(OUTCOMES)}
+by_remaining, by_limit = attrgetter("remaining"), attrgetter("limit")
 SHARED_KEYS = 2
 OPEN_HOLDS = 3
 PAUSE = 0.003
@@ -69,6 +73,7 @@ class Orders:
         interrupts: Whether a signal handler raises in the main thread now and then.
         full_disk: Whether this process cannot write to files now and then.
         broken: Name of a bug to be put into a store in memory.
+        burst: How many hits are made at once at most; 1 for no bursts.
     """
 
     url: str
@@ -88,6 +93,7 @@ class Orders:
     interrupts: bool = False
     full_disk: bool = False
     broken: str = ""
+    burst: int = 1
 
 
 class TickingClock(WallClock):
@@ -157,6 +163,10 @@ class Actor:
         elif choice < 0.3 and subject.quotas and worker.orders.quotas:
             arguments["quota"] = rng.choice(subject.quotas)
         limiter = worker.limiters[name]
+        if operation == "hit" and worker.orders.burst > 1:
+            hit = partial(limiter.hit, subject.key(worker.key(key)), cost, **arguments)
+            await self._burst(name, key, cost, hit, rng.randint(2, worker.orders.burst))
+            return
         call = getattr(limiter, operation)
         answer = await self._call(
             operation, name, key, cost, lambda: call(subject.key(worker.key(key)), cost, **arguments)
@@ -167,6 +177,60 @@ class Actor:
                 self._holds.append(
                     (hold, name, key, number)
                 )  # beyond that it is left alone, as by a holder that crashed
+
+    async def _burst(self, name: str, key: int, cost: int, hit: Callable[[], Any], times: int) -> None:
+        """Make many hits on one key, all at once in tasks, and record together what ended alike."""
+        worker, recorder = self._worker, self._worker.recorder
+        about, start = (OP["hits"], worker.names.index(name), key), worker.now()
+        number = recorder.begin(*about, cost * times, start, times=times)
+        decisions, errors = await self._answers(hit, times)
+        end = worker.now()
+        admitted, refused, unknown = [], [], []
+        for decision in decisions:
+            (unknown if decision.degraded else admitted if decision.allowed else refused).append(decision)
+        admitted.sort(key=by_remaining)
+        for made, outcome, some in (
+            ("hit", "admitted", admitted[:1]),
+            ("hit", "admitted", admitted[1:][-1:]),
+            ("hits", "admitted", sorted(admitted[1:-1], key=by_limit)),
+            ("hit", "refused", refused),
+        ):
+            if some:
+                units = cost * len(some) if made == "hits" else cost
+                one = recorder.begin(OP[made], *about[1:], units, start, times=len(some))
+                recorder.finish(one, OUT[outcome], end, some[-1].fields)
+        unclear = len(unknown) + sum(not isinstance(error, StoreOverloaded | CostTooHigh) for error in errors)
+        recorder.lower(number, cost * unclear, unclear)
+        recorder.finish(number, OUT["unknown" if unclear else "nothing"], end, ())
+        if unclear:
+            await worker.pause()
+
+    async def _answers(self, hit: Callable[[], Any], times: int) -> tuple[list[Decision], list[Exception]]:
+        """Return what comes of hits; in a thread one after the other, up to the first that fails."""
+        worker, interrupter = self._worker, self._interrupter
+        decisions: list[Decision] = []
+        errors: list[Any] = []
+        if worker.orders.tasks and not worker.store.remote:  # which never waits
+            decisions = [await hit() for _ in range(times)]
+        elif worker.orders.tasks:
+            answers = await asyncio.gather(*(hit() for _ in range(times)), return_exceptions=True)
+            decisions = [answer for answer in answers if isinstance(answer, Decision)]
+            errors = [answer for answer in answers if not isinstance(answer, Decision)]
+        else:
+            try:
+                try:
+                    interrupter.armed = True
+                    for _ in range(times):
+                        decisions.append(hit())
+                finally:
+                    interrupter.armed = False
+            except (Interrupted, StoreError, CostTooHigh) as error:
+                errors = [error]
+        for error in errors:
+            if not isinstance(error, Interrupted | StoreError | CostTooHigh):
+                raise error
+            worker.errors[type(error).__name__] += 1
+        return decisions, errors
 
     def _operation(self, subject: Subject) -> str:
         choice = self._random.random()

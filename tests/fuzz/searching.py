@@ -22,11 +22,14 @@ HANGS_AFTER = 120.0
 
 
 def search(strategy: SearchStrategy[T], try_one: Callable[[T], Any]) -> None:
-    """Try examples until the time is over. An example must end soon, without any exception."""
+    """Try examples until the time is over, and print how many. An example must end soon, without any exception."""
+    tried = 0
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(strategy)
     def try_many(example: T) -> None:
+        nonlocal tried
+        tried += 1
         signal.setitimer(signal.ITIMER_REAL, HANGS_AFTER)
         try:
             try_one(example)
@@ -41,6 +44,7 @@ def search(strategy: SearchStrategy[T], try_one: Callable[[T], Any]) -> None:
             try_many()
     finally:
         signal.signal(signal.SIGALRM, before)
+        print(f"{tried:,} examples")
 
 
 def _raise_timeout(*_: object) -> None:

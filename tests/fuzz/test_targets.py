@@ -13,7 +13,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import httpx
+import requests
+import schemathesis
 from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from headgate import (
     ConfigError,
@@ -234,3 +239,29 @@ def test_http_bodies() -> None:
 
     batches = st.tuples(st.just("/v1/batch"), st.lists(calls, max_size=6).map(lambda made: {"calls": made}))
     search(st.tuples(st.sampled_from(PATHS), bodies | anything | st.binary(max_size=300)) | batches, send)
+
+
+def test_openapi_document() -> None:
+    """Whatever the document allows, and what it forbids, is answered as it says."""
+    document = asyncio.run(Server().client.get("/openapi.json")).json()
+    operations = [found.ok() for found in schemathesis.openapi.from_dict(document).get_all_operations()]
+    modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+    cases = [
+        operation.as_strategy(mode)
+        for operation in operations
+        for mode in modes
+        if operation.path != "/v1/events"  # which does not end
+    ]
+
+    async def send(case: Any) -> httpx.Response:
+        asked = requests.Request(**case.as_transport_kwargs(base_url="http://127.0.0.1")).prepare()
+        client = Server().client
+        return await client.request(
+            asked.method or "", asked.url or "", headers=dict(asked.headers), content=asked.body
+        )
+
+    def check(case: Any) -> None:
+        # A schema cannot say which keys a limiter wants, nor which costs it can admit.
+        case.validate_response(asyncio.run(send(case)), excluded_checks=[positive_data_acceptance])
+
+    search(st.one_of(cases), check)

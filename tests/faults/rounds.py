@@ -68,8 +68,12 @@ class RunningWorker:
     """A worker's process, and where it writes."""
 
     number: int
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     path: Path
+
+    def said(self, stream: str) -> str:
+        """Return the last of what it wrote to a stream."""
+        return self.path.with_suffix(stream).read_text()[-3000:]
 
 
 @dataclass
@@ -108,14 +112,19 @@ class Round:
         with tempfile.TemporaryDirectory(prefix="headgate-faults-") as folder:
             self._folder = Path(folder)
             self._all: list[RunningWorker] = []
-            self._due = time.monotonic() + self.seconds
+            self._over = self._folder / "over"
             for _ in range(self.workers):
                 self._start_worker()
             try:
-                while self._running() and time.monotonic() < self._due + 1:
+                # A busy machine takes long to start processes; the time is that of their work.
+                while self._running() and not all(worker.path.exists() for worker in self._all):
+                    time.sleep(0.05)
+                self._due = time.monotonic() + self.seconds
+                while self._running() and time.monotonic() < self._due:
                     time.sleep(self._random.uniform(0.1, self.gap))
                     if not self.calm:
                         self._do_a_fault()
+                self._over.touch()
                 failures = self._await_workers()
             finally:
                 for worker in self._running():
@@ -151,7 +160,7 @@ class Round:
             tasks=is_tasks,
             actors=rng.choice((3, 8)) if is_tasks else rng.choice((2, 4)),
             calls=self.calls,
-            seconds=max(0.5, self._due - time.monotonic()),
+            over=str(self._over),
             capacity=SLOTS * self.calls + 1000,
             burst=self.burst,
             options=place.options,
@@ -161,13 +170,9 @@ class Round:
             interrupts=number % 4 == 2,
             full_disk=place.full_disk and not self.calm and number % 3 == 0,
         )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.worker", json.dumps(asdict(orders))],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        command = [sys.executable, "-m", "tests.faults.worker", json.dumps(asdict(orders))]
+        with path.with_suffix(".out").open("w") as out, path.with_suffix(".err").open("w") as err:
+            process = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT)
         self._all.append(RunningWorker(number, process, path))
 
     def _do_a_fault(self) -> None:
@@ -208,18 +213,19 @@ class Round:
             try:
                 worker.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
-                hanging.append(f"worker {worker.number} hangs")
+                worker.process.send_signal(signal.SIGUSR1)
+                time.sleep(1)
+                hanging.append(f"worker {worker.number} hangs: {worker.said('.err')}")
         return hanging
 
     def _collect(self, failures: list[str]) -> Counter[str]:
         """Add what workers said that ended with an error, and return what errors of the store they met."""
         errors: Counter[str] = Counter()
         for worker in self._all:
-            out, err = worker.process.communicate()
             if worker.process.returncode == 0:
-                errors.update(json.loads(out))
+                errors.update(json.loads(worker.said(".out")))
             elif worker.number not in self._killed:
-                failures.append(f"worker {worker.number}: {err[-1500:]}")
+                failures.append(f"worker {worker.number}: {worker.said('.err')}")
         return errors
 
     def _history(self) -> History:

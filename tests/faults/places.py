@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import resource
 import signal
@@ -103,6 +104,7 @@ def one_redis(load: int, kind: Kind) -> Iterator[Place]:
         place.faults = {
             **server_faults(server),
             **proxy_faults(proxy),
+            "restart the server": lambda rng: restart_redis(server),
             "fill the disk": lambda rng: fill_disk(server),
         }
         yield place
@@ -209,11 +211,21 @@ def headgate_server(load: int) -> Iterator[Place]:
                 time.sleep(rng.uniform(0, 0.3))
                 server.start()
 
+            def restart(rng: random.Random) -> None:
+                server.stop()
+                server.start()
+
+            def fill_disk(rng: random.Random) -> None:
+                with no_room_for_files(server.pid):
+                    time.sleep(rng.uniform(0.05, 0.5))
+
             place.faults = {
                 **proxy_faults(proxy),
                 "reload the policy": reload,
                 "stop the server": stop,
                 "kill the server": kill,
+                "restart the server": restart,
+                "fill the disk": fill_disk,
             }
             yield place
 
@@ -275,6 +287,26 @@ def kill_server(server: Any, rng: random.Random) -> None:
     server.start()
 
 
+def restart_redis(server: RedisServer) -> None:
+    """End a server in good order, and start it again."""
+    os.kill(server.pid, signal.SIGTERM)
+    until(lambda: not answers_ping(server.port))
+    server.kill()
+    server.start()
+
+
+@contextlib.contextmanager
+def no_room_for_files(pid: int) -> Iterator[None]:
+    """Let a process write to no file as long as a block runs."""
+    usual = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, usual[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has given up
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, usual)
+
+
 def fill_disk(server: RedisServer) -> None:
     """Let a server find no room for its file, at which it gives up; then start it again."""
     size = max((path.stat().st_size for path in server.folder.rglob("*.aof")), default=0)
@@ -305,20 +337,31 @@ def move_slot(cluster: Cluster, rng: random.Random) -> None:
         return
     slot = int(cluster.clients[source].cluster("KEYSLOT", key))
 
-    def is_moved() -> bool:
+    def is_done(step: Callable[[int, int, int], None]) -> bool:
         try:
-            cluster.move(slot, source, target)
+            step(slot, source, target)
         except redis.ResponseError:  # a node that has just started takes the cluster to be down for a moment
             return False
         return True
 
     await_cluster(cluster)
-    until(is_moved)
+    until(lambda: is_done(cluster.begin_move))
+    until(lambda: is_done(cluster.finish_move))
 
 
 def await_cluster(cluster: Cluster) -> None:
-    """Return when all nodes take the cluster to be well."""
-    until(lambda: all(b"cluster_state:ok" in node.command("CLUSTER", "INFO") for node in cluster.nodes))
+    """Return when all nodes take the cluster to be well.
+
+    Raises:
+        AssertionError: They never do; it says what each of them sees.
+    """
+    try:
+        until(lambda: all(b"cluster_state:ok" in node.command("CLUSTER", "INFO") for node in cluster.nodes))
+    except AssertionError as error:
+        seen = [
+            node.command("CLUSTER", word).decode() for node in cluster.nodes for word in ("INFO", "NODES")
+        ]
+        raise AssertionError("\n".join(seen)) from error
 
 
 def _role(server: RedisServer) -> bool:

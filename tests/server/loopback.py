@@ -135,6 +135,12 @@ class ServerProcess:
         assert "listening" in greeting, greeting
         return self
 
+    @property
+    def pid(self) -> int:
+        """Number of its process."""
+        assert self._process is not None
+        return self._process.pid
+
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
         assert self._process is not None

@@ -46,6 +46,10 @@ class Cluster:
     def move(self, slot: int, source: int, target: int) -> None:
         """Move a slot and its keys."""
         self.begin_move(slot, source, target)
+        self.finish_move(slot, source, target)
+
+    def finish_move(self, slot: int, source: int, target: int) -> None:
+        """Move the keys of a slot, and then the slot. This may be repeated after an error, and `begin_move` may not."""
         while keys := self._ask(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
             self.clients[source].execute_command(
                 "MIGRATE", "127.0.0.1", self.nodes[target].port, "", 0, 5000, "KEYS", *keys

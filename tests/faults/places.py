@@ -64,6 +64,7 @@ class Place:
         more_limits: Limits that calls may be decided by, besides the usual ones.
         faults: What can be done to it, by name. Each repairs what it has broken before it returns.
         losses: What it may have forgotten, as it declares.
+        is_broken: Whether a server has not come back, so that it is of no use any more.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Place:
     more_limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
+    is_broken: bool = False
 
 
 @contextlib.contextmanager

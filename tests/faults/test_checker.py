@@ -44,6 +44,7 @@ class Script:
         worker: int = 0,
         hold: int | None = None,
         limit: int | None = None,
+        times: int = 1,
     ) -> int:
         """Add a call, and return its number."""
         own = limit or (self.rule.bursts or self.rule.limits)[0]
@@ -51,7 +52,7 @@ class Script:
         verdicts = () if remaining is None else (seen,)
         number = 8 * len(self.calls)  # so that every waiting time is checked
         self.calls.append(
-            HistoryCall(worker, number, operation, "x", "k", cost, start, end, outcome, verdicts, hold)
+            HistoryCall(worker, number, operation, "x", "k", cost, start, end, outcome, verdicts, hold, times)
         )
         return number
 
@@ -307,3 +308,19 @@ def test_a_history_is_the_same_after_saving(tmp_path: Path) -> None:
     )
     save(history, tmp_path / "history.jsonl")
     assert load(tmp_path / "history.jsonl") == history
+
+
+def test_what_a_burst_was_admitted_counts() -> None:
+    script = Script()
+    script.call("hits", 0, 10, "admitted", 1, cost=2, times=2)
+    script.call("hit", 20, 30, "admitted", 0)
+    assert script.kinds() == []
+    script.call("hit", 40, 50, "admitted", 0)
+    assert set(script.kinds()) == {"too many"}
+
+
+def test_what_a_burst_was_refused_does_not_count() -> None:
+    script = Script()
+    script.call("hits", 0, 10, "refused", 3, cost=2, times=2)
+    script.call("hit", 20, 30, "refused", 3, 1)
+    assert script.kinds() == ["refused with room"]

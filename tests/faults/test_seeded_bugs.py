@@ -13,10 +13,17 @@ from tests.faults.traffic import specs
 from tests.faults.worker import Orders, Worker
 
 SCALE = 10
-CALLS = 30_000
+CALLS = 2000
+BURST = 200
+"""So that they make 100,000 decisions."""
+
+HOLDING_CALLS = 30_000
+"""Of which 1,000 are holds that are cancelled."""
 
 
-def violations(folder: Path, bug: str, calls: int, seed: int, *, tasks: bool = False) -> set[str]:
+def violations(
+    folder: Path, bug: str, calls: int, seed: int, *, tasks: bool = False, burst: int = 1
+) -> set[str]:
     """Return the kinds of what is found in the calls of one worker on a store in memory.
 
     The clock goes on by the call, and one thread or event loop makes all calls: so the same is found each time.
@@ -26,33 +33,35 @@ def violations(folder: Path, bug: str, calls: int, seed: int, *, tasks: bool = F
         "memory://",
         str(path),
         seed,
-        SCALE,
+        SCALE * (5 if burst > 1 else 1),
         tasks=tasks,
         actors=4 if tasks else 1,
         calls=calls,
-        capacity=calls + 1000,
+        capacity=5 * calls + 1000,
+        burst=burst,
         cancels=3,
         broken=bug,
     )
     Worker(orders).run()
-    limiters = specs(SCALE)
+    limiters = specs(orders.scale)
     history = History(limiters, list(read_calls(path, 0, list(limiters))), released_within_us=0)
     assert len(history.calls) > calls * 0.9
     return {found.kind for found in check(history)}
 
 
 def test_one_charge_in_ten_thousand_that_is_forgotten_is_found(tmp_path: Path) -> None:
-    assert "forgotten units" in violations(tmp_path, "forgets", CALLS, seed=1)
+    assert "forgotten units" in violations(tmp_path, "forgets", CALLS, seed=1, burst=BURST)
 
 
 def test_one_cancelled_hold_in_a_thousand_that_leaks_is_found(tmp_path: Path) -> None:
-    assert "unexplained units" in violations(tmp_path, "leaks", CALLS, seed=1, tasks=True)
+    assert "unexplained units" in violations(tmp_path, "leaks", HOLDING_CALLS, seed=1, tasks=True)
 
 
 def test_a_store_that_fails_open_once_is_found(tmp_path: Path) -> None:
-    assert "too many" in violations(tmp_path, "fails open", CALLS, seed=1)
+    assert "too many" in violations(tmp_path, "fails open", CALLS, seed=1, burst=BURST)
 
 
+@pytest.mark.parametrize("burst", [1, BURST])
 @pytest.mark.parametrize("tasks", [False, True])
-def test_nothing_is_found_without_a_bug(tmp_path: Path, tasks: bool) -> None:
-    assert violations(tmp_path, "", 10_000, seed=1, tasks=tasks) == set()
+def test_nothing_is_found_without_a_bug(tmp_path: Path, tasks: bool, burst: int) -> None:
+    assert violations(tmp_path, "", 5000 if burst == 1 else CALLS, seed=1, tasks=tasks, burst=burst) == set()

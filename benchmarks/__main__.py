@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SUBJECTS = ("core", "http", "views", "redis", "postgres", "outage", "petitions", "server", "replay")
+SUBJECTS = ("core", "http", "views", "redis", "postgres", "outage", "petitions", "server", "replay", "scale")
 
 
 def main() -> int:

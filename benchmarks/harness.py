@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import platform
 import statistics
 import sys
@@ -350,3 +351,59 @@ rect {{ fill: #b8c2cc }} rect.ours {{ fill: #12a06f }} rect.paper {{ fill: #fff 
 {body}
 </svg>
 """
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves over a common axis, both axes logarithmic."""
+
+    title: str
+    x: str
+    y: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+
+
+COLOURS = ("#12a06f", "#2f6fbf", "#c2571a", "#7a4fb5")
+LEFT, RIGHT, PLOT_HEIGHT = 90, 620, 190
+
+
+def write_plots(name: str, title: str, plots: Sequence[Plot]) -> Path:
+    """Write curves as SVG, and return where."""
+    RESULTS.mkdir(exist_ok=True)
+    body: list[str] = []
+    y = 58
+    for plot in plots:
+        body.extend(_plot(y, plot))
+        y += PLOT_HEIGHT + 90
+    path = RESULTS / f"{name}.svg"
+    path.write_text(_SVG.format(height=y - 20, title=escape(title), body="\n".join(body)))
+    return path
+
+
+def _plot(top: int, plot: Plot) -> Iterator[str]:
+    points = [point for line in plot.series.values() for point in line]
+    lowest, highest = (edge(math.log10(y) for _, y in points) for edge in (min, max))
+    first, last = (edge(math.log10(x) for x, _ in points) for edge in (min, max))
+    low, high = math.floor(lowest), math.ceil(highest)
+    bottom = top + 12 + PLOT_HEIGHT
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (RIGHT - LEFT) * (math.log10(x) - first) / (last - first)
+        return across, bottom - PLOT_HEIGHT * (math.log10(y) - low) / (high - low)
+
+    yield f'<text x="24" y="{top}" class="panel">{escape(plot.title)}: {escape(plot.y)}</text>'
+    for power in range(low, high + 1):
+        _, y = place(10**first, 10**power)
+        yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#ddd"/>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" class="value">{10.0**power:g}</text>'
+    for x in sorted({x for x, _ in points}):
+        across, _ = place(x, 10**low)
+        yield f'<text x="{across:.1f}" y="{bottom + 18}" text-anchor="middle" class="value">{x:,.0f}</text>'
+    yield f'<text x="{RIGHT}" y="{bottom + 36}" text-anchor="end" class="value">{escape(plot.x)}</text>'
+    for (label, line), colour in zip(plot.series.items(), COLOURS, strict=False):
+        at = [place(x, y) for x, y in line]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+        yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in at)
+        x, y = at[-1]
+        yield f'<text x="{x + 10:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(label)} {line[-1][1]:.3g}</text>'

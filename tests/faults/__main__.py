@@ -114,6 +114,7 @@ def main() -> int:
     parser.add_argument("--load", type=int, default=1, help="factor of the limits, for large bursts")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long a round takes at most")
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults at most")
+    parser.add_argument("--deadline", type=float, help="of calls to remote stores, for a busy machine")
     parser.add_argument("--decisions", type=int, help="end early, when so many were made on all stores")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--keep", type=Path, default=Path("faults"), help="folder for histories of failures")
@@ -137,6 +138,7 @@ def main() -> int:
             calm=calm,
             burst=arguments.burst,
             gap=arguments.gap,
+            deadline=arguments.deadline,
         )
         try:
             report.add(place.name, round_seed, one.run(), calm=calm)

@@ -89,6 +89,7 @@ class Round:
         calm: Whether nothing is done to it.
         burst: How many hits are made at once at most.
         gap: Seconds between two faults at most.
+        deadline: Of calls to a remote store, in seconds; a busy machine needs a long one.
     """
 
     place: Place
@@ -99,6 +100,7 @@ class Round:
     calm: bool = False
     burst: int = 1
     gap: float = 1.0
+    deadline: float | None = None
     _pauses: list[Pause] = field(default_factory=list)
     _killed: set[int] = field(default_factory=set)
     _disturbed: list[tuple[int, int]] = field(default_factory=list)
@@ -163,6 +165,7 @@ class Round:
             over=str(self._over),
             capacity=SLOTS * self.calls + 1000,
             burst=self.burst,
+            deadline=self.deadline,
             options=place.options,
             policy=rng.choice(POLICIES),
             skew_us=rng.choice((0, 10**6, -(10**6), 10**10)) if place.skewed else 0,
@@ -244,7 +247,7 @@ class Round:
             killed=self._killed,
             faults=self._disturbed,
             slack_us=place.slack_us,
-            longest_us=place.deadline_us + BUSY_US,
+            longest_us=max(place.deadline_us, round(1e6 * (self.deadline or 0))) + BUSY_US,
             released_within_us=RELEASED_WITHIN_US,
             notes=notes,
         )

@@ -76,6 +76,7 @@ class Orders:
         full_disk: Whether this process cannot write to files now and then.
         broken: Name of a bug to be put into a store in memory.
         burst: How many hits are made at once at most; 1 for no bursts.
+        deadline: Of calls to a remote store, in seconds; `None` for the usual one.
     """
 
     url: str
@@ -96,6 +97,7 @@ class Orders:
     full_disk: bool = False
     broken: str = ""
     burst: int = 1
+    deadline: float | None = None
 
 
 class TickingClock(WallClock):
@@ -384,6 +386,7 @@ class Worker:
                 name=name,
                 store=self.store,
                 on_store_error=policy if self.store.remote else None,
+                deadline=self.orders.deadline if self.store.remote else None,
             )
             for name, subject in self.subjects.items()
         }

@@ -400,10 +400,14 @@ def _plot(top: int, plot: Plot) -> Iterator[str]:
         across, _ = place(x, 10**low)
         yield f'<text x="{across:.1f}" y="{bottom + 18}" text-anchor="middle" class="value">{x:,.0f}</text>'
     yield f'<text x="{RIGHT}" y="{bottom + 36}" text-anchor="end" class="value">{escape(plot.x)}</text>'
+    labels = []
     for (label, line), colour in zip(plot.series.items(), COLOURS, strict=False):
         at = [place(x, y) for x, y in line]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in at)
-        x, y = at[-1]
-        yield f'<text x="{x + 10:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(label)} {line[-1][1]:.3g}</text>'
+        labels.append((at[-1][1] + 4, f"{label} {line[-1][1]:.3g}", colour))
+    lower = 0.0
+    for y, text, colour in sorted(labels):
+        lower = max(y, lower + 15)  # so that none is over another
+        yield f'<text x="{RIGHT + 10}" y="{lower:.1f}" style="fill:{colour}">{escape(text)}</text>'

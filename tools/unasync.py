@@ -28,6 +28,7 @@ REPLACEMENTS = {
     r"AsyncGate": "Gate",
     r"AsyncUnlimited": "Unlimited",
     r"AsyncTimed": "Timed",
+    r"AsyncQuoted": "Quoted",
     r"AsyncObserved": "Observed",
     r"AsyncObservedHold, AwaitingHold": "ObservedHold",
     r"AsyncObservedHold": "ObservedHold",

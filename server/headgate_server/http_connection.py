@@ -5,7 +5,7 @@ cap on connections. At the cap a new one takes the place of the one that has bee
 are busy, a few more are let in for `/healthz` alone, so that a server under load is not taken for dead.
 
 It speaks ASGI. An application that knows the `DIRECT` extension takes a body that is there, and gives an answer that is
-complete, without messages: see `Exchange`.
+complete, without messages: see `HttpExchange`.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ class BoundedProtocol(asyncio.Protocol):
     """Since when the last request is answered, if there is no other."""
     _rest = b""
     """What was read and has to wait until there is room in the pipe."""
-    _reading: Exchange | None = None
+    _reading: HttpExchange | None = None
     """The newest request, whose body may still arrive."""
-    _running: Exchange | None = None
+    _running: HttpExchange | None = None
     """The request that is being answered, or was last."""
     _task: asyncio.Task[None] | None = None
     """What answers the requests, one after the other."""
@@ -171,7 +171,7 @@ class BoundedProtocol(asyncio.Protocol):
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._headers: list[Field] = []
         self._url = b""
-        self.pipeline: deque[Exchange] = deque()
+        self.pipeline: deque[HttpExchange] = deque()
 
     # The connection
 
@@ -347,7 +347,7 @@ class BoundedProtocol(asyncio.Protocol):
             self._app = self._usual_app
         version = self._parser.get_http_version()
         keep_alive = version != "1.0" and not self._cap.is_draining and self._parser.should_keep_alive()
-        before, self._reading = self._reading, Exchange(self, self._scope(version), keep_alive)
+        before, self._reading = self._reading, HttpExchange(self, self._scope(version), keep_alive)
         self.pipeline.append(self._reading)
         if before is not None and not before.is_complete:
             self._pause_reading()
@@ -410,7 +410,7 @@ class BoundedProtocol(asyncio.Protocol):
         finally:
             self._state.tasks.discard(self._task)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: HttpExchange) -> None:
         self._running = exchange
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
@@ -442,7 +442,7 @@ class BoundedProtocol(asyncio.Protocol):
         """Whether an answer may be written at once."""
         return self._writable is None
 
-    def completed(self, exchange: Exchange) -> None:
+    def completed(self, exchange: HttpExchange) -> None:
         """Go on with the next request."""
         self._state.total_requests += 1
         if not exchange.keep_alive:
@@ -458,7 +458,7 @@ class BoundedProtocol(asyncio.Protocol):
             self._cap.waiting[self] = None
 
 
-class Exchange:
+class HttpExchange:
     """A request and the answer to it.
 
     Attributes:

@@ -122,7 +122,7 @@ class Quota:
         Raises:
             ConfigError: The text is anything else; the message points at the bad part.
         """
-        return _Reader(text).quota()
+        return _QuotaReader(text).quota()
 
     def __str__(self) -> str:
         burst = "" if self.burst is None else f" burst {self.burst}"
@@ -142,7 +142,7 @@ def parse_quotas(text: str) -> tuple[Quota, ...]:
         parts.pop()  # a closing ';' is harmless
     quotas, start = [], 0
     for part in parts:
-        quotas.append(_Reader(text, start, start + len(part)).quota())
+        quotas.append(_QuotaReader(text, start, start + len(part)).quota())
         start += len(part) + 1
     return tuple(quotas)
 
@@ -153,7 +153,7 @@ def parse_calendar(text: str) -> tuple[int, Span]:
     Raises:
         ConfigError: The text is anything else; the message points at the bad part.
     """
-    return _Reader(text).calendar()
+    return _QuotaReader(text).calendar()
 
 
 def period_from(period: str | float | timedelta, what: str) -> int:
@@ -163,7 +163,7 @@ def period_from(period: str | float | timedelta, what: str) -> int:
         ConfigError: It is none, or not from 1 ms to 366 days; `what` names it in the message.
     """
     if isinstance(period, str):
-        return _Reader(period, what=what).period()
+        return _QuotaReader(period, what=what).period()
     seconds = period.total_seconds() if isinstance(period, timedelta) else period
     if type(seconds) not in (int, float) or not isfinite(seconds):
         raise ConfigError(f"a {what} is text like '60s', seconds or a timedelta, not {period!r}")
@@ -184,7 +184,7 @@ def format_period(period_us: int, *, long: bool = False) -> str:
     return f"{count}{unit}"
 
 
-class _Reader:
+class _QuotaReader:
     """Reads one quota out of a text, remembering where it is."""
 
     def __init__(self, text: str, start: int = 0, end: int | None = None, what: str = "quota") -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headgate import StoreError
-from headgate.stores.kv import KV, Turns
+from headgate.stores.kv import KV, KeyTurns
 
 DEFAULT_CAPACITY = 10_000
 KEPT_SECONDS = 25 * 3600
@@ -34,7 +34,7 @@ class SeenUpdates:
         self._kv = kv
         self._capacity = capacity
         self._done: OrderedDict[int, None] = OrderedDict()
-        self._turns = Turns()
+        self._turns = KeyTurns()
 
     @asynccontextmanager
     async def turn(self, update_id: int) -> AsyncIterator[bool]:

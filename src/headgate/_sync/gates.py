@@ -50,7 +50,7 @@ class Timed:
         self._gate.reset(key)
 
 
-class AsyncQuoted:
+class Quoted:
     """A gate whose callers have quotas that a function knows."""
 
     def __init__(

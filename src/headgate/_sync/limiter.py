@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from headgate._asking import Asking
 from headgate._concurrency import Event, check_plain_function
-from headgate._sync.gates import AsyncQuoted, Observed, Timed, Unlimited
+from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
 from headgate._sync.resilience import Asker, bind
 from headgate._sync.turns import Turns
@@ -110,7 +110,7 @@ class Limiter(Asking):
         self._turn_of = key_picker(self.rules)
         if quotas is not None:
             known = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-            gate = AsyncQuoted(gate, known, self._turn_of)
+            gate = Quoted(gate, known, self._turn_of)
         self.gate, self.new_hold = self._around(gate, hooks)
 
     def _around(self, gate: Gate, hooks: Iterable[Hook]) -> tuple[Gate, Callable[..., Hold]]:

@@ -27,7 +27,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE)
 
 
-class Endpoint:
+class ServerEndpoint:
     """A server.
 
     Attributes:

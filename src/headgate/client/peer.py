@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 
-from headgate.client.endpoint import Endpoint, is_lost, unpacked
+from headgate.client.endpoint import ServerEndpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request, failure, read_events
 from headgate.errors import StoreConflict, StoreError
-from headgate.stores.remote.batching import Call
+from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import PENDING, Talk
 
@@ -37,7 +37,7 @@ class ServerPeer:
     most_bytes = MOST_BYTES
     failures = (httpx.HTTPError,)
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServerEndpoint) -> None:
         self.name = endpoint.name
         self._endpoint = endpoint
 
@@ -59,7 +59,7 @@ class ServerPeer:
     def may_repeat(self, request: HttpRequest, cause: BaseException) -> bool:
         return request.may_repeat and is_lost(cause)
 
-    def talk(self, calls: Sequence[Call]) -> Talk:
+    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
         if len(calls) == 1:
             calls[0].answer((yield calls[0].request))
             return ()
@@ -80,7 +80,7 @@ class ServerPeer:
 class HttpWire:
     """A connection for threads. A thread of its own waits for the answers, because httpx waits for each part of one."""
 
-    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+    def __init__(self, endpoint: ServerEndpoint, seconds: float) -> None:
         self._endpoint = endpoint
         self._seconds = seconds
         self._transport = endpoint.transport()
@@ -130,7 +130,7 @@ class HttpWire:
 class AsyncHttpWire:
     """A connection for tasks."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServerEndpoint) -> None:
         self._endpoint = endpoint
         self._transport: httpx.AsyncBaseTransport = endpoint.async_transport()
 
@@ -150,7 +150,7 @@ class AsyncHttpWire:
             await self._transport.aclose()
 
 
-def stream_events(endpoint: Endpoint, seconds: float) -> Iterator[tuple[str, Any]]:
+def stream_events(endpoint: ServerEndpoint, seconds: float) -> Iterator[tuple[str, Any]]:
     """Yield the server's events, each with its name and data.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from headgate import AsyncLimiter, Limiter
 from headgate.client.asks import LimiterAsks
-from headgate.client.endpoint import Endpoint, Transport
+from headgate.client.endpoint import ServerEndpoint, Transport
 from headgate.client.peer import ServerPeer, stream_events
 from headgate.client.values import KeyState, ServerLimiter, WaitHint
 from headgate.client.wire import (
@@ -85,7 +85,7 @@ class ServerStore:
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
     ) -> None:
-        self.endpoint = Endpoint(url, token, tls, transport)
+        self.endpoint = ServerEndpoint(url, token, tls, transport)
         self.deadline = check_deadline(deadline)
         peer = ServerPeer(self.endpoint)
         self._threads = ThreadEngine(peer, self.deadline)

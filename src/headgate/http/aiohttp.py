@@ -90,10 +90,10 @@ class HandlerLimit(DeclaredLimit):
         if own.exempt is None or not own.exempt(request):
             answer = await exchange.ask(own, scope_of(request), request)
             if answer is not None:
-                raise Refused(answer)
+                raise RefusedRequest(answer)
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request that was refused, on its way to the middleware."""
 
     def __init__(self, answer: Answer) -> None:
@@ -119,7 +119,7 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
             for found in limits_around(outer, own, None):
                 await found.ask(request)
             return await handler(request)
-        except Refused as refused:
+        except RefusedRequest as refused:
             return _response(refused.answer)
         except (RateLimited, CostTooHigh) as error:
             accept = request.headers.get("Accept", "").encode("latin-1", "replace")

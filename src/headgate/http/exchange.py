@@ -18,7 +18,7 @@ from headgate.decision import Decision
 from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.headers import Asked, Terms, WriterOfRaised, all_fields, distinct_names, released, replaced
-from headgate.http.limit import AnyLimiter, RequestLimit, Version
+from headgate.http.limit import AnyLimiter, LimitVersion, RequestLimit
 from headgate.http.problems import Answer, refusal, too_costly
 from headgate.quota import Quotas
 from headgate.stores.counters import ImmediateGate
@@ -69,7 +69,7 @@ class Exchange(Generic[AnyLimiter]):
         self.places: dict[Any, Any] = {}
 
     def add(
-        self, version: Version[AnyLimiter], question: Request, decision: Decision, quotas: Quotas | None
+        self, version: LimitVersion[AnyLimiter], question: Request, decision: Decision, quotas: Quotas | None
     ) -> None:
         """Note a limit's decision for the response."""
         limiter, tier = version.limiter, question.tier
@@ -95,7 +95,7 @@ class Exchange(Generic[AnyLimiter]):
         names = writer.names if len(self.asked) == 1 else distinct_names(self.asked)[-1]
         return refusal(decision, names, accept)
 
-    def hold(self, version: Version[AnyLimiter], limit: RequestLimit[AnyLimiter], hold: Any) -> Decision:
+    def hold(self, version: LimitVersion[AnyLimiter], limit: RequestLimit[AnyLimiter], hold: Any) -> Decision:
         """Keep a hold for the response, and return its decision."""
         self.holds.append((len(self.asked), limit, hold))
         if hold.allowed and version.limiter.units.has_places:

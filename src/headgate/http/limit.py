@@ -63,7 +63,7 @@ STYLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Version(Generic[AnyLimiter]):
+class LimitVersion(Generic[AnyLimiter]):
     """What a request is decided and answered by. A request reads it once, so that both are of one version of a policy.
 
     Attributes:
@@ -156,7 +156,7 @@ class RequestLimit(Generic[AnyLimiter]):
             quota = self.quota
             function = quota if callable(quota) else lambda request: quota
             quotas = QuotaCache(deciding.rules, function, self._quota_for, clock)
-        self.version: Version[AnyLimiter] = Version(deciding, writer, now_us, quotas)
+        self.version: LimitVersion[AnyLimiter] = LimitVersion(deciding, writer, now_us, quotas)
         """What requests are decided and answered by at present."""
         if self.limiter.current is not own:
             self.renew()  # another thread has reloaded its policy meanwhile

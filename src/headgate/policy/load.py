@@ -177,7 +177,7 @@ def read_document(
     """Return the policy of a text, or of a document that was made of it."""
     try:
         document = tomllib.loads(text) if document is None else deepcopy(document)
-        return _Reader(document, source, positions(text), environment).policy()
+        return _PolicyReader(document, source, positions(text), environment).policy()
     except PolicyError:
         raise
     except tomllib.TOMLDecodeError as error:
@@ -198,7 +198,7 @@ def _syntax_error(text: str, source: str, error: tomllib.TOMLDecodeError) -> Pol
     return PolicyError(f"{source}:{line}:{column}: {message}", line, column)
 
 
-class _Reader:
+class _PolicyReader:
     """Reads a document into a policy, and says where it went wrong."""
 
     def __init__(

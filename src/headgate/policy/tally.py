@@ -26,7 +26,7 @@ class ShadowCount(NamedTuple):
     admitted: int = 0
 
 
-class Tally:
+class ShadowTally:
     """Counts what a shadow rule answers; any thread may count."""
 
     def __init__(self, limiter: str, rule: str) -> None:

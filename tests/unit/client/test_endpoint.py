@@ -6,13 +6,13 @@ import httpx
 import pytest
 
 from headgate import ConfigError
-from headgate.client.endpoint import Endpoint, is_lost, unpacked
+from headgate.client.endpoint import ServerEndpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response
 
 SECRET = "s3cret-token"
 
 
-def sent(endpoint: Endpoint, path: str = "/v1/limiters") -> httpx.Request:
+def sent(endpoint: ServerEndpoint, path: str = "/v1/limiters") -> httpx.Request:
     return endpoint.packed(HttpRequest("GET", path), 1.5)
 
 
@@ -30,25 +30,25 @@ def sent(endpoint: Endpoint, path: str = "/v1/limiters") -> httpx.Request:
     ],
 )
 def test_paths_are_below_the_url(url: str, name: str, target: str) -> None:
-    endpoint = Endpoint(url)
+    endpoint = ServerEndpoint(url)
     assert endpoint.name == name
     assert str(sent(endpoint).url) == target
 
 
 def test_a_name_in_a_path_stays_escaped() -> None:
-    assert sent(Endpoint("http://x"), "/v1/limiters/a%2Fb").url.raw_path == b"/v1/limiters/a%2Fb"
+    assert sent(ServerEndpoint("http://x"), "/v1/limiters/a%2Fb").url.raw_path == b"/v1/limiters/a%2Fb"
 
 
 @pytest.mark.parametrize(
     "endpoint",
     [
-        Endpoint("http://x:1", SECRET),
-        Endpoint(f"http://:{SECRET}@x:1"),
-        Endpoint(f"http://{SECRET}@x:1"),
+        ServerEndpoint("http://x:1", SECRET),
+        ServerEndpoint(f"http://:{SECRET}@x:1"),
+        ServerEndpoint(f"http://{SECRET}@x:1"),
     ],
     ids=["given apart", "as password", "as user"],
 )
-def test_a_token_goes_as_a_header_and_nowhere_else(endpoint: Endpoint) -> None:
+def test_a_token_goes_as_a_header_and_nowhere_else(endpoint: ServerEndpoint) -> None:
     request = sent(endpoint)
     assert request.headers["authorization"] == f"Bearer {SECRET}"
     assert SECRET not in str(request.url)
@@ -57,11 +57,11 @@ def test_a_token_goes_as_a_header_and_nowhere_else(endpoint: Endpoint) -> None:
 
 
 def test_a_token_in_a_url_may_be_percent_encoded() -> None:
-    assert sent(Endpoint("http://:a%2Fb%3D@x")).headers["authorization"] == "Bearer a/b="
+    assert sent(ServerEndpoint("http://:a%2Fb%3D@x")).headers["authorization"] == "Bearer a/b="
 
 
 def test_without_a_token_there_is_no_such_header() -> None:
-    request = sent(Endpoint("http://x"))
+    request = sent(ServerEndpoint("http://x"))
     assert "authorization" not in request.headers
     assert request.headers["content-type"] == "application/json"
     assert request.extensions["timeout"]["read"] == 1.5
@@ -85,17 +85,17 @@ def test_without_a_token_there_is_no_such_header() -> None:
 )
 def test_what_cannot_work_is_refused_without_telling_the_token(url: str, token: str | None) -> None:
     with pytest.raises(ConfigError) as raised:
-        Endpoint(url, token)
+        ServerEndpoint(url, token)
     assert SECRET not in str(raised.value)
     assert raised.value.__cause__ is None
 
 
 def test_a_transport_for_tasks_is_none_for_threads() -> None:
-    endpoint = Endpoint("http://x", transport=httpx.AsyncHTTPTransport())
+    endpoint = ServerEndpoint("http://x", transport=httpx.AsyncHTTPTransport())
     endpoint.async_transport()
     with pytest.raises(ConfigError, match="Limiter cannot use"):
         endpoint.transport()
-    endpoint = Endpoint("http://x", transport=httpx.HTTPTransport())
+    endpoint = ServerEndpoint("http://x", transport=httpx.HTTPTransport())
     endpoint.transport()
     with pytest.raises(ConfigError, match="AsyncLimiter cannot use"):
         endpoint.async_transport()

@@ -25,7 +25,7 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate.stores.kv import KVStore, ListingKV, MemoryKV, SQLiteKV, Turns
+from headgate.stores.kv import KeyTurns, KVStore, ListingKV, MemoryKV, SQLiteKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.stores.kv.store import default_stem
 from headgate.testing import FakeClock
@@ -377,7 +377,7 @@ class TestOutage:
 
 class TestTurns:
     async def test_a_waiter_who_is_cancelled_leaves_the_queue(self) -> None:
-        turns = Turns()
+        turns = KeyTurns()
         order: list[str] = []
 
         async def take(name: str) -> None:
@@ -393,6 +393,6 @@ class TestTurns:
         assert turns._by_loop[asyncio.get_running_loop()] == {}
 
     async def test_names_do_not_wait_for_one_another(self) -> None:
-        turns = Turns()
+        turns = KeyTurns()
         async with turns.take("x"), turns.take("y"):
             pass

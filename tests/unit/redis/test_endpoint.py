@@ -22,7 +22,7 @@ from headgate import (
     open_store,
 )
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.endpoint import Endpoint, is_read_only
+from headgate.stores.redis.endpoint import RedisEndpoint, is_read_only
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ from headgate.stores.redis.endpoint import Endpoint, is_read_only
     ],
 )
 def test_names_show_no_credentials(url: str, name: str) -> None:
-    assert Endpoint.of(url).name == name
-    assert repr(Endpoint.of(url)) == f"<Endpoint {name}>"
+    assert RedisEndpoint.of(url).name == name
+    assert repr(RedisEndpoint.of(url)) == f"<RedisEndpoint {name}>"
     assert repr(RedisStore(url)) == f"<RedisStore {name}>"
 
 
 def test_tls_is_used_for_tls_urls() -> None:
-    endpoint = Endpoint.of("rediss://example.org")
+    endpoint = RedisEndpoint.of("rediss://example.org")
     assert type(endpoint.connection(1)).__name__ == "SSLConnection"
     assert type(endpoint.async_connection(1)).__name__ == "SSLConnection"
 
@@ -108,7 +108,7 @@ def test_a_broken_installation_is_not_taken_for_a_missing_package(monkeypatch: p
     ],
 )
 def test_a_client_lends_its_address_and_login_but_not_its_habits(client: Any) -> None:
-    endpoint = Endpoint.of(client)
+    endpoint = RedisEndpoint.of(client)
     assert endpoint.name == "redis://example.org:7000/3"
     recipe = endpoint.for_threads or endpoint.for_tasks
     assert recipe is not None
@@ -120,20 +120,20 @@ def test_a_client_lends_its_address_and_login_but_not_its_habits(client: Any) ->
 
 
 def test_a_connection_gives_up_in_time() -> None:
-    connection: Any = Endpoint.of(redis.Redis(socket_timeout=60)).connection(0.5)
+    connection: Any = RedisEndpoint.of(redis.Redis(socket_timeout=60)).connection(0.5)
     assert connection.socket_timeout == connection.socket_connect_timeout == 0.5
 
 
 def test_a_client_by_sentinel_still_asks_the_sentinel() -> None:
     client = Sentinel([("localhost", 26379)]).master_for("primary")
-    endpoint = Endpoint.of(client)
+    endpoint = RedisEndpoint.of(client)
     assert endpoint.name == "redis://primary/0"
     connection: Any = endpoint.connection(1)
     assert connection.connection_pool.service_name == "primary"
 
 
 def test_a_node_of_a_cluster_has_the_login_of_the_first() -> None:
-    node = Endpoint.of("redis://user:secret@example.org:7000").at("other.example.org", 7001)
+    node = RedisEndpoint.of("redis://user:secret@example.org:7000").at("other.example.org", 7001)
     connection: Any = node.connection(1)
     assert (connection.host, connection.port, connection.password) == ("other.example.org", 7001, "secret")
     assert node.name == "redis://other.example.org:7001"
@@ -141,7 +141,7 @@ def test_a_node_of_a_cluster_has_the_login_of_the_first() -> None:
 
 # --- Failures --------------------------------------------------------------------------------------------------------
 
-ENDPOINT = Endpoint.of("redis://user:secret@example.org:7000")
+ENDPOINT = RedisEndpoint.of("redis://user:secret@example.org:7000")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headgate.errors import StoreError, StoreUnavailable
-from headgate.stores.remote.batching import Call
+from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import PENDING, Talk
 
@@ -63,7 +63,7 @@ class ScriptedPeer:
     def may_repeat(self, request: Any, cause: BaseException) -> bool:
         return str(request).startswith("repeat")
 
-    def talk(self, calls: Sequence[Call]) -> Talk:
+    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
         replies = yield [call.request for call in calls]
         if replies == "too large":
             return calls

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from headgate.errors import StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
-from headgate.stores.remote.batching import MANY, OVER, RECONNECT_PAUSE, SLOW, Batcher, Call, Lane
+from headgate.stores.remote.batching import MANY, OVER, RECONNECT_PAUSE, SLOW, Batcher, Lane, RemoteCall
 from tests.unit.remote.scripted import ScriptedPeer
 
 DEADLINE = 1.0
 
 
-class NotedCall(Call):
+class NotedCall(RemoteCall):
     """A call that keeps what it is told."""
 
     __slots__ = ("error", "has_left", "reply")

@@ -17,7 +17,7 @@ import pytest
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting
-from headgate.stores.remote.batching import Call
+from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import Talk
 from headgate.stores.remote.threads import ThreadEngine
@@ -375,7 +375,7 @@ def test_the_reply_to_a_hold_whose_caller_was_interrupted_is_given_back(
     else:
         usual = peer.talk
 
-        def interrupt(calls: Sequence[Call]) -> Talk:
+        def interrupt(calls: Sequence[RemoteCall]) -> Talk:
             peer.talk = usual  # type: ignore[method-assign]
             yield from usual(calls)
             raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from headgate.keys import Key
 from headgate.policy._async.policed import AsyncPoliced
 from headgate.policy._async.shadow import AsyncShadow
 from headgate.policy.model import LimiterPolicy
-from headgate.policy.tally import ShadowCount, Tally
+from headgate.policy.tally import ShadowCount, ShadowTally
 from headgate.quotas import QuotaValue
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
 
@@ -53,7 +53,12 @@ class AsyncVersion(AsyncLimiter):
         tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
         self.shadows: tuple[AsyncShadow, ...] = tuple(
             AsyncShadow(
-                rule, policy, store, clock, shadow_hooks, tallies.get(rule) or Tally(policy.name, rule.name)
+                rule,
+                policy,
+                store,
+                clock,
+                shadow_hooks,
+                tallies.get(rule) or ShadowTally(policy.name, rule.name),
             )
             for rule in policy.shadow
         )

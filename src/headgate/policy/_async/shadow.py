@@ -11,7 +11,7 @@ from headgate.errors import ConfigError, CostTooHigh
 from headgate.hooks import Call, Hooks
 from headgate.keys import Key
 from headgate.policy.model import LimiterPolicy, known_tiers
-from headgate.policy.tally import Tally
+from headgate.policy.tally import ShadowTally
 from headgate.rules import SHARED, Rule
 from headgate.stores.base import AsyncStore, Receipts
 from headgate.stores.request import Request
@@ -33,7 +33,7 @@ class AsyncShadow:
         store: AsyncStore,
         clock: Clock | None,
         hooks: Hooks,
-        tally: Tally,
+        tally: ShadowTally,
     ) -> None:
         self.rule = rule
         self.candidate_for = policy.candidate_for.get(rule.name)

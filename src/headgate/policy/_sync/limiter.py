@@ -20,7 +20,7 @@ from headgate.keys import Key
 from headgate.policy._sync.policed import Policed
 from headgate.policy._sync.shadow import Shadow
 from headgate.policy.model import LimiterPolicy
-from headgate.policy.tally import ShadowCount, Tally
+from headgate.policy.tally import ShadowCount, ShadowTally
 from headgate.quotas import QuotaValue
 from headgate.stores.base import Gate, Receipts, Store
 
@@ -54,7 +54,12 @@ class Version(Limiter):
         tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
         self.shadows: tuple[Shadow, ...] = tuple(
             Shadow(
-                rule, policy, store, clock, shadow_hooks, tallies.get(rule) or Tally(policy.name, rule.name)
+                rule,
+                policy,
+                store,
+                clock,
+                shadow_hooks,
+                tallies.get(rule) or ShadowTally(policy.name, rule.name),
             )
             for rule in policy.shadow
         )

@@ -12,7 +12,7 @@ from headgate.errors import ConfigError, CostTooHigh
 from headgate.hooks import Call, Hooks
 from headgate.keys import Key
 from headgate.policy.model import LimiterPolicy, known_tiers
-from headgate.policy.tally import Tally
+from headgate.policy.tally import ShadowTally
 from headgate.rules import SHARED, Rule
 from headgate.stores.base import Receipts, Store
 from headgate.stores.request import Request
@@ -34,7 +34,7 @@ class Shadow:
         store: Store,
         clock: Clock | None,
         hooks: Hooks,
-        tally: Tally,
+        tally: ShadowTally,
     ) -> None:
         self.rule = rule
         self.candidate_for = policy.candidate_for.get(rule.name)

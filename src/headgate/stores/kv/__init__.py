@@ -17,10 +17,10 @@ from headgate.stores.kv.base import KV, ListingKV, SwappingKV, purge
 from headgate.stores.kv.memory import MemoryKV
 from headgate.stores.kv.sqlite import SQLiteKV
 from headgate.stores.kv.store import KVStore
-from headgate.stores.kv.turns import Turns
+from headgate.stores.kv.turns import KeyTurns
 from headgate.urls import check_credentials
 
-__all__ = ["KV", "KVStore", "ListingKV", "MemoryKV", "SQLiteKV", "SwappingKV", "Turns", "open_kv", "purge"]
+__all__ = ["KV", "KVStore", "KeyTurns", "ListingKV", "MemoryKV", "SQLiteKV", "SwappingKV", "open_kv", "purge"]
 
 
 def open_kv(url: str) -> ListingKV:

@@ -167,7 +167,7 @@ class CloudflareKV:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CloudflareEntry:
     """The newest value known, and the values before it, each with the time at which it was replaced."""
 
     value: str | None
@@ -179,7 +179,7 @@ class _Latest:
     """The newest value known of every key that was put or read in the last minute."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the longest untouched first
+        self._entries: OrderedDict[str, _CloudflareEntry] = OrderedDict()  # the longest untouched first
         self._stale_for_us = to_microseconds(STALE_FOR)
 
     def of(self, key: str, found: str | None, now: int) -> str | None:
@@ -194,7 +194,7 @@ class _Latest:
 
     def put(self, key: str, value: str | None, now: int) -> str | None:
         """Note a value as the newest, and return it."""
-        entry = self._entries.setdefault(key, _Entry(value, now))
+        entry = self._entries.setdefault(key, _CloudflareEntry(value, now))
         if entry.value != value:
             entry.replaced[entry.value] = now
             entry.value = value

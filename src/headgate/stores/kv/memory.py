@@ -10,7 +10,7 @@ from headgate.clock import MICROSECONDS, Clock, SteadyClock
 from headgate.stores.base import Guarantees
 
 
-class _Entry(NamedTuple):
+class _MemoryEntry(NamedTuple):
     value: str
     expires: int
 
@@ -26,7 +26,7 @@ class MemoryKV:
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock: Clock = SteadyClock() if clock is None else clock
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _MemoryEntry] = {}
         self._expiries: list[tuple[int, str]] = []
 
     async def get(self, key: str) -> str | None:
@@ -36,7 +36,7 @@ class MemoryKV:
     async def put(self, key: str, value: str, ttl: int) -> None:
         now = self._clock.now_us()
         self._drop_expired(now)
-        entry = self._entries[key] = _Entry(value, now + ttl * MICROSECONDS)
+        entry = self._entries[key] = _MemoryEntry(value, now + ttl * MICROSECONDS)
         heapq.heappush(self._expiries, (entry.expires, key))
 
     async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:

@@ -46,7 +46,7 @@ from headgate.stores.base import (
     plain_tiers,
 )
 from headgate.stores.kv.base import KV, SwappingKV
-from headgate.stores.kv.turns import Turns
+from headgate.stores.kv.turns import KeyTurns
 from headgate.stores.request import Request
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class KVStore:
         self.kv = kv
         self.stem = stem
         self.clock: Clock = WallClock() if clock is None else clock
-        self.turns = Turns()
+        self.turns = KeyTurns()
 
     @property
     def guarantees(self) -> Guarantees:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
 
-class Turns:
+class KeyTurns:
     """One at a time per name, within one event loop."""
 
     def __init__(self) -> None:

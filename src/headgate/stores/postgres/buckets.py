@@ -182,7 +182,7 @@ class Window(NamedTuple):
     """How long after its beginning a bucket counts."""
 
 
-class Plan(NamedTuple):
+class BucketPlan(NamedTuple):
     """The limits of one tier, the highest cost that can be asked for, and the statements."""
 
     limits: list[int]
@@ -303,7 +303,7 @@ class Buckets:
 
     def _asked(
         self, key: BucketKey | None, cost: int, tier: str | None, now: datetime | None
-    ) -> tuple[Plan, list[Any]]:
+    ) -> tuple[BucketPlan, list[Any]]:
         """Return the statements for a tier, and the parameters of check and hold: time, cost, and the key of each rule."""
         check_whole(cost)
         plan = self._own if tier is None else self._by_tier.get(tier, self._own)
@@ -360,7 +360,7 @@ class Buckets:
         ]
         return BucketDecision(rows[0][1], cost, tuple(usages))
 
-    def _plan(self, tier: str | None) -> Plan:
+    def _plan(self, tier: str | None) -> BucketPlan:
         """Return the statements with this table's names and types, and a tier's limits."""
         limits = [rule.quota_for(tier).limit for rule in self.rules]
         names = {
@@ -379,10 +379,10 @@ class Buckets:
             for place, (limit, window) in enumerate(zip(limits, self._windows, strict=True))
         ]
         names["usage"] = "\nUNION ALL\n".join(usages) + ("\nORDER BY place" if len(usages) > 1 else "")
-        return Plan(
+        return BucketPlan(
             limits,
             min((limit for limit in limits if limit), default=MAX_UNITS),
-            *(query(f"buckets_{kind}").format(**names) for kind in Plan._fields[2:]),
+            *(query(f"buckets_{kind}").format(**names) for kind in BucketPlan._fields[2:]),
         )
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ cdef class StateCall:
     cdef readonly tuple keys, costs, receipts
     cdef readonly object at, birth, shapes
     cdef readonly int operation
-    cdef readonly Plan plan
+    cdef readonly PostgresPlan plan
     cpdef Py_ssize_t reply_size(self) except -1
     cpdef Py_ssize_t new_states(self, tuple reply) except -1
     cpdef repeated(self, tuple reply)
@@ -20,7 +20,7 @@ cdef class Codec:
     @cython.locals(end=bytes, prefix=bytes)
     cdef tuple _keys(self, key)
 
-cdef class Plan:
+cdef class PostgresPlan:
     cdef tuple _names
     cdef object _server_time
     cdef readonly tuple algorithms

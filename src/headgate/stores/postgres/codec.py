@@ -104,7 +104,7 @@ class StateCall:
         birth: int,
         shapes: Shapes,
         receipts: tuple[bytes, ...],
-        plan: Plan,
+        plan: PostgresPlan,
     ) -> None:
         self.keys = keys
         self.operation = operation
@@ -238,9 +238,9 @@ class Codec:
         self, limiter: str, rules: tuple[Rule, ...], namespace: str, clock: Clock | None = None
     ) -> None:
         self._clock = clock
-        self._server_time = ServerTime(WallClock())
+        self._server_time = PostgresTime(WallClock())
         names = tuple(rule.name for rule in rules)
-        self._tiers = Tiers(rules, partial(Plan, names, self._server_time))
+        self._tiers = Tiers(rules, partial(PostgresPlan, names, self._server_time))
         self._pick = key_picker(rules)
         self._prefixes = tuple(storage_prefix(namespace, limiter, rule) for rule in rules)
         self._is_plain = all(rule.scope is None for rule in rules)
@@ -298,7 +298,7 @@ class Codec:
         return tuple(map(storage_key, self._prefixes, self._pick(key)))
 
 
-class ServerTime:
+class PostgresTime:
     """What time it probably is at the server: that of this machine, unless the server has said otherwise."""
 
     def __init__(self, clock: Clock) -> None:
@@ -314,7 +314,7 @@ class ServerTime:
         self._ahead = now - self._clock.now_us()
 
 
-class Plan:
+class PostgresPlan:
     """The rules of a limiter as they are for one tier: how they are asked and how their replies are read.
 
     Attributes:
@@ -324,7 +324,7 @@ class Plan:
     """
 
     def __init__(
-        self, names: tuple[str, ...], server_time: ServerTime, algorithms: tuple[Algorithm, ...]
+        self, names: tuple[str, ...], server_time: PostgresTime, algorithms: tuple[Algorithm, ...]
     ) -> None:
         self._names = names
         self._server_time = server_time

@@ -30,7 +30,7 @@ _NOT_LET_IN_TEXT = re.compile(
 )
 
 
-class Refused(Exception):
+class QueryRefused(Exception):
     """The database answered with an error, and so has done nothing.
 
     Attributes:
@@ -47,7 +47,7 @@ def spares_connection(error: BaseException) -> bool:
 
     Not that of a server that is no longer the primary, so that the next call looks for it anew.
     """
-    return isinstance(error, Refused) and error.sqlstate != _READ_ONLY
+    return isinstance(error, QueryRefused) and error.sqlstate != _READ_ONLY
 
 
 def blames_one(error: BaseException) -> bool:
@@ -55,12 +55,12 @@ def blames_one(error: BaseException) -> bool:
 
     The database has done nothing then, so each may be sent again, alone.
     """
-    if not isinstance(error, Refused):
+    if not isinstance(error, QueryRefused):
         return False
     return error.sqlstate[:2] in ("22", "23", "54", "P0", "XX") or error.sqlstate == "53200"  # too many locks
 
 
-class Endpoint:
+class PostgresEndpoint:
     """A database, by its URL or connection string.
 
     Attributes:

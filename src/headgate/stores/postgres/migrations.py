@@ -10,7 +10,7 @@ from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
 
 from headgate.errors import StoreUnavailable
 from headgate.migrations import apply
-from headgate.stores.postgres.endpoint import Endpoint
+from headgate.stores.postgres.endpoint import PostgresEndpoint
 from headgate.stores.postgres.sql import migrations
 
 
@@ -23,7 +23,7 @@ def migrate(url: str) -> list[str]:
     Raises:
         StoreUnavailable: The database cannot be reached, or the role may not create tables there.
     """
-    endpoint = Endpoint(url)
+    endpoint = PostgresEndpoint(url)
     try:
         with psycopg.connect(endpoint.conninfo) as connection:
             missing = apply(partial(_run, connection), migrations(), record="headgate_migrations")

@@ -17,10 +17,10 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PollingStatus
 
 from headgate.errors import StoreError
 from headgate.stores.postgres.codec import Arguments, NoteCall, StateCall, many, numbers, one, outcomes
-from headgate.stores.postgres.endpoint import Endpoint, Refused, blames_one, spares_connection
+from headgate.stores.postgres.endpoint import PostgresEndpoint, QueryRefused, blames_one, spares_connection
 from headgate.stores.postgres.janitor import Janitor
 from headgate.stores.postgres.sql import query
-from headgate.stores.remote.batching import Call
+from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.connecting import in_thread
 from headgate.stores.remote.peer import PENDING, Talk
 from headgate.stores.remote.polling import Poller
@@ -71,9 +71,9 @@ class PostgresPeer:
 
     most = MOST_PER_CALL
     most_bytes = 0
-    failures = (Error, Refused)
+    failures = (Error, QueryRefused)
 
-    def __init__(self, endpoint: Endpoint, lanes: int, durable: bool, prepare: bool) -> None:
+    def __init__(self, endpoint: PostgresEndpoint, lanes: int, durable: bool, prepare: bool) -> None:
         self.name = endpoint.name
         self.lanes = lanes
         self._endpoint = endpoint
@@ -112,9 +112,9 @@ class PostgresPeer:
     def may_repeat(self, request: StateCall | NoteCall, cause: BaseException) -> bool:
         return False
 
-    def talk(self, calls: Sequence[Call]) -> Talk:
+    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
         value = yield self._message(calls)
-        if isinstance(value, Refused):
+        if isinstance(value, QueryRefused):
             if len(calls) > 1 and blames_one(value):
                 return calls
             for call in calls:
@@ -130,13 +130,13 @@ class PostgresPeer:
         if arguments is not None:
             # What has become fresh is cleared away now and then, in a round trip of its own.
             last = yield CLEAN, arguments
-            if isinstance(last, Refused):
+            if isinstance(last, QueryRefused):
                 logger.warning("%s", self.failure(last))
             else:
                 self._janitor.cleaned(last)
         return again
 
-    def _message(self, calls: Sequence[Call]) -> Message:
+    def _message(self, calls: Sequence[RemoteCall]) -> Message:
         request = calls[0].request
         if isinstance(request, NoteCall):
             return NOTE, request.arguments(self._durable)
@@ -144,7 +144,7 @@ class PostgresPeer:
             return ONE, one(request, self._durable)
         return MANY, many([call.request for call in calls], self._durable)
 
-    def _hand_over(self, calls: Sequence[Call], value: bytes | None) -> tuple[int, list[Call]]:
+    def _hand_over(self, calls: Sequence[RemoteCall], value: bytes | None) -> tuple[int, list[RemoteCall]]:
         """Answer calls, and return how many new states they have made, and which have to leave again."""
         new, found = outcomes([call.request for call in calls], numbers(value))
         again = []
@@ -180,7 +180,7 @@ class PostgresWire:
             self.is_unsent = bool(self.pgconn.flush())
             while (reply := self.receive()) is PENDING:
                 _wait_until(self.fileno, due, for_writing=self.is_unsent)
-            if isinstance(reply, Refused):
+            if isinstance(reply, QueryRefused):
                 raise reply
 
     def is_over(self) -> bool:
@@ -219,7 +219,7 @@ class PostgresWire:
     def close(self) -> None:
         self.pgconn.finish()
 
-    def _reply(self) -> bytes | Refused | None:
+    def _reply(self) -> bytes | QueryRefused | None:
         """Return the value that has come, or the error with which the database has refused.
 
         Raises:
@@ -239,7 +239,7 @@ class PostgresWire:
         if sqlstate is None or severity != b"ERROR":
             raise OperationalError(message)
         primary = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or message.encode()
-        return Refused(primary.decode("utf-8", "replace"), sqlstate.decode())
+        return QueryRefused(primary.decode("utf-8", "replace"), sqlstate.decode())
 
 
 class AsyncPostgresWire:

@@ -30,7 +30,7 @@ from headgate.stores.base import (
 )
 from headgate.stores.breaker import stop_probes
 from headgate.stores.postgres.codec import Codec, NoteCall, Reply
-from headgate.stores.postgres.endpoint import Endpoint
+from headgate.stores.postgres.endpoint import PostgresEndpoint
 from headgate.stores.postgres.migrations import migrate
 from headgate.stores.postgres.peer import PostgresPeer
 from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
@@ -82,7 +82,7 @@ class PostgresStore:
             raise ConfigError(
                 f"max_connections must be a whole number of at least 1, not {max_connections!r}"
             )
-        self.endpoint = Endpoint(url)
+        self.endpoint = PostgresEndpoint(url)
         self.namespace = namespace
         self.deadline = check_deadline(deadline)
         self.durable = durable

@@ -22,7 +22,7 @@ from headgate.errors import HeadgateError, StoreError, StoreUnavailable
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
 from headgate.stores.redis.codec import Reply, ScriptCall, command
-from headgate.stores.redis.endpoint import Endpoint
+from headgate.stores.redis.endpoint import RedisEndpoint
 from headgate.stores.redis.flows import Flow, Flows, slot_of
 from headgate.stores.redis.peer import AskingCall, Command, Redirected
 from headgate.stores.remote.batching import Abandoned
@@ -49,7 +49,7 @@ class SlotMap:
     It is read anew after a node could not be reached: another one may have taken over its slots.
     """
 
-    def __init__(self, first: Endpoint) -> None:
+    def __init__(self, first: RedisEndpoint) -> None:
         self._first = first
         self._owners: dict[int, Address] = {}
         self._nodes: list[Address] = []
@@ -59,11 +59,11 @@ class SlotMap:
         """Whether it has been read."""
         return bool(self._owners)
 
-    def endpoint(self, address: Address) -> Endpoint:
+    def endpoint(self, address: Address) -> RedisEndpoint:
         """Return the endpoint of a node."""
         return self._first.at(*address)
 
-    def sources(self) -> list[Endpoint]:
+    def sources(self) -> list[RedisEndpoint]:
         """Return whom to ask for the slots, one after the other."""
         known = (self.endpoint(address) for address in (*self._nodes, *self._first.others))
         return [*known, self._first]
@@ -106,27 +106,27 @@ class SlotMap:
         return StoreUnavailable(f"{self._first.name}: after {MOST_HOPS} nodes, none has the slot")
 
 
-class Step(NamedTuple):
+class ClusterStep(NamedTuple):
     """A request to one node, and when the call that it belongs to is due."""
 
-    endpoint: Endpoint
+    endpoint: RedisEndpoint
     request: ScriptCall | Command
     due: float
 
 
-Route = Generator[Step, Reply, T]
+Route = Generator[ClusterStep, Reply, T]
 """The steps of an operation: each is sent the reply, or thrown the error."""
 
 
 class Nodes(Generic[E]):
     """The engines of a store's nodes, made when they are needed."""
 
-    def __init__(self, make: Callable[[Endpoint], E]) -> None:
+    def __init__(self, make: Callable[[RedisEndpoint], E]) -> None:
         self._make = make
         self._engines: dict[str, E] = {}
         self._is_closed = False
 
-    def at(self, endpoint: Endpoint) -> E:
+    def at(self, endpoint: RedisEndpoint) -> E:
         """Return the engine of a node."""
         engine = self._engines.get(endpoint.name)
         if engine is None:
@@ -150,7 +150,7 @@ class Cluster:
         tasks: The same of tasks.
     """
 
-    def __init__(self, first: Endpoint, threads: Nodes[ThreadEngine], tasks: Nodes[AsyncEngine]) -> None:
+    def __init__(self, first: RedisEndpoint, threads: Nodes[ThreadEngine], tasks: Nodes[AsyncEngine]) -> None:
         self._slots = SlotMap(first)
         self._threads = threads
         self._tasks = tasks
@@ -275,7 +275,7 @@ class Cluster:
         address = slots.owner(slot_of(request))
         for _ in range(MOST_HOPS):
             try:
-                return (yield Step(slots.endpoint(address), request, due))
+                return (yield ClusterStep(slots.endpoint(address), request, due))
             except Redirected as redirected:
                 address, is_asking = slots.follow(redirected.error)
                 kind = AskingCall if is_asking else ScriptCall
@@ -291,7 +291,7 @@ class Cluster:
         for endpoint in self._slots.sources():
             now = time.monotonic()
             try:
-                self._slots.read((yield Step(endpoint, _ASK_FOR_SLOTS, now + (due - now) / 2)))
+                self._slots.read((yield ClusterStep(endpoint, _ASK_FOR_SLOTS, now + (due - now) / 2)))
             except StoreError as error:
                 failure = error
             else:

@@ -11,7 +11,7 @@ cdef class Keys:
     cdef tuple _prefixes
     cdef bytes _tag_key
 
-cdef class Plan:
+cdef class RedisPlan:
     cdef readonly tuple names, algorithms
     cdef Py_ssize_t _size
     cdef object _new_birth, _time

@@ -164,7 +164,7 @@ class Keys:
         return b"{%b}" % blake2b(raw, digest_size=8, key=self._tag_key).hexdigest().encode()
 
 
-class ServerTime:
+class RedisTime:
     """What time it may be at the server: that of a clock here, until the server has said something else."""
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -180,14 +180,14 @@ class ServerTime:
         self._ahead = now - self._clock.now_us()
 
 
-def plans(rules: tuple[Rule, ...], time: ServerTime | None = None) -> Tiers[Plan]:
+def plans(rules: tuple[Rule, ...], time: RedisTime | None = None) -> Tiers[RedisPlan]:
     """Return the plans of a limiter's rules by tier, and by quotas of a call's own."""
     names, new_birth = tuple(rule.name for rule in rules), Births()
-    server_time = time or ServerTime()
-    return Tiers(rules, lambda algorithms: Plan(names, algorithms, new_birth, server_time))
+    server_time = time or RedisTime()
+    return Tiers(rules, lambda algorithms: RedisPlan(names, algorithms, new_birth, server_time))
 
 
-class Plan:
+class RedisPlan:
     """Some rules as they are for one tier: how they are asked and how their replies are read."""
 
     def __init__(
@@ -195,7 +195,7 @@ class Plan:
         names: tuple[str, ...],
         algorithms: tuple[Algorithm, ...],
         new_birth: Births,
-        time: ServerTime,
+        time: RedisTime,
     ) -> None:
         self.names = names
         self.algorithms = algorithms
@@ -206,9 +206,9 @@ class Plan:
         self._shapes = self._shapes_at(0)
         self._scales = [(a.capacity, a.tick if isinstance(a, TokenBucket) else 1) for a in algorithms]
 
-    def part(self, indices: Sequence[int]) -> Plan:
+    def part(self, indices: Sequence[int]) -> RedisPlan:
         """Return the plan of some of these rules."""
-        return Plan(
+        return RedisPlan(
             tuple(self.names[i] for i in indices),
             tuple(self.algorithms[i] for i in indices),
             self._new_birth,

@@ -99,7 +99,7 @@ Recipe = tuple[type, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, repr=False)
-class Endpoint:
+class RedisEndpoint:
     """A server, by a URL or a client of the user's.
 
     Attributes:
@@ -120,7 +120,7 @@ class Endpoint:
         return f"<{type(self).__name__} {self.name}>"
 
     @classmethod
-    def of(cls, target: Target) -> Endpoint:
+    def of(cls, target: Target) -> RedisEndpoint:
         """Return the server of a URL or client; of a cluster, one of its nodes.
 
         Raises:
@@ -142,11 +142,13 @@ class Endpoint:
         raise ConfigError(f"a Redis store takes a URL or a client of redis-py, not a {type(target).__name__}")
 
     @classmethod
-    def _of_client(cls, client: object, for_threads: Recipe | None, for_tasks: Recipe | None) -> Endpoint:
+    def _of_client(
+        cls, client: object, for_threads: Recipe | None, for_tasks: Recipe | None
+    ) -> RedisEndpoint:
         return cls(_name(for_threads or for_tasks), for_threads, for_tasks, client)
 
     @classmethod
-    def of_url(cls, url: str) -> Endpoint:
+    def of_url(cls, url: str) -> RedisEndpoint:
         """Return the server of a URL."""
         scheme, separator, rest = url.partition("://")
         known = SCHEMES.get(scheme.lower())
@@ -177,13 +179,13 @@ class Endpoint:
         recipe = self.for_threads or self.for_tasks
         return str(recipe[1].get("host", "localhost")) if recipe else "localhost"
 
-    def at(self, host: str, port: int) -> Endpoint:
+    def at(self, host: str, port: int) -> RedisEndpoint:
         """Return another server of the same cluster, with the same login."""
         moved = {"host": host, "port": port}
         threads, tasks = (
             recipe and (recipe[0], {**recipe[1], **moved}) for recipe in (self.for_threads, self.for_tasks)
         )
-        return Endpoint(f"redis://{host}:{port}", threads, tasks, self.owner)
+        return RedisEndpoint(f"redis://{host}:{port}", threads, tasks, self.owner)
 
     def connection(self, deadline: float) -> Connection:
         """Return a new connection, to be connected; each of its steps takes so many seconds at most."""

@@ -12,14 +12,14 @@ import logging
 from redis.exceptions import RedisError
 
 from headgate.stores.redis.codec import command
-from headgate.stores.redis.endpoint import Endpoint
+from headgate.stores.redis.endpoint import RedisEndpoint
 
 logger = logging.getLogger("headgate")
 
 _INFO = [command(b"INFO", b"memory")]
 
 
-def ask(endpoint: Endpoint, deadline: float) -> str | None:
+def ask(endpoint: RedisEndpoint, deadline: float) -> str | None:
     """Return by which policy a server drops keys; empty if by none, `None` if it does not say."""
     connection = endpoint.connection(deadline)
     try:
@@ -33,7 +33,7 @@ def ask(endpoint: Endpoint, deadline: float) -> str | None:
         connection.disconnect()
 
 
-async def ask_async(endpoint: Endpoint, deadline: float) -> str | None:
+async def ask_async(endpoint: RedisEndpoint, deadline: float) -> str | None:
     """As `ask`, for coroutines."""
     connection = endpoint.async_connection(deadline)
     try:
@@ -57,6 +57,6 @@ def read(info: bytes) -> str | None:
     return "" if policy == b"noeviction" or int(room) == 0 else policy.decode("ascii", "replace")
 
 
-def _explain(endpoint: Endpoint, error: Exception) -> None:
+def _explain(endpoint: RedisEndpoint, error: Exception) -> None:
     # Some providers forbid the command. It is the store's calls that say whether it works.
     logger.debug("%s does not say whether it drops keys: %s", endpoint.name, endpoint.error(error))

@@ -26,7 +26,7 @@ from headgate.errors import ConfigError, StoreError
 from headgate.keys import Key
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts, given_back
-from headgate.stores.redis.codec import Keys, Operation, Plan, Reply, ScriptCall, Tag, plans
+from headgate.stores.redis.codec import Keys, Operation, RedisPlan, Reply, ScriptCall, Tag, plans
 from headgate.stores.request import Request
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Flows:
         """Return the time to decide at; `None` for the server's."""
         return self._clock.now_us() if now is None and self._clock is not None else now
 
-    def _parts(self, plan: Plan, keys: tuple[bytes, ...], cost: Costs) -> list[Part]:
+    def _parts(self, plan: RedisPlan, keys: tuple[bytes, ...], cost: Costs) -> list[Part]:
         """Return the parts of a request that lie in one slot each, in the order in which they are to be charged."""
         if not self.may_spread:
             return [Part(range(len(keys)), plan, keys, cost)]
@@ -123,7 +123,7 @@ class Part(NamedTuple):
     """Those rules of a request that lie in one slot, and what it costs them."""
 
     indices: Sequence[int]
-    plan: Plan
+    plan: RedisPlan
     keys: tuple[bytes, ...]
     cost: Costs
 
@@ -146,7 +146,7 @@ def _has_cost(part: Part) -> bool:
     return any(part.plan.costs(part.cost))
 
 
-def _charge(plan: Plan, parts: list[Part], now: int | None) -> Flow[Answer]:
+def _charge(plan: RedisPlan, parts: list[Part], now: int | None) -> Flow[Answer]:
     """Charge all parts or none."""
     verdicts: dict[int, Fields] = {}
     charged: list[tuple[Part, Receipts]] = []
@@ -172,7 +172,7 @@ def _charge(plan: Plan, parts: list[Part], now: int | None) -> Flow[Answer]:
     return Decision.make(plan.names, _in_order(verdicts)), None
 
 
-def _move(plan: Plan, parts: list[Part], replaces: Receipts, now: int | None) -> Flow[Answer]:
+def _move(plan: RedisPlan, parts: list[Part], replaces: Receipts, now: int | None) -> Flow[Answer]:
     """Charge the one part that a hold is about in place of what it replaces.
 
     Raises:
@@ -196,7 +196,7 @@ def _move(plan: Plan, parts: list[Part], replaces: Receipts, now: int | None) ->
     return Decision.make(plan.names, _in_order(verdicts)), _joined(parts, charged)
 
 
-def _peek(plan: Plan, parts: list[Part], now: int | None) -> Flow[Answer]:
+def _peek(plan: RedisPlan, parts: list[Part], now: int | None) -> Flow[Answer]:
     verdicts: dict[int, Fields] = {}
     yield from _look(parts, now, verdicts)
     if len(parts) > 1 and not all(verdict[0] for verdict in verdicts.values()):

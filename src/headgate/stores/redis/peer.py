@@ -16,13 +16,13 @@ from headgate.stores.redis.codec import ASKING, ScriptCall, call_by_name, call_b
 from headgate.stores.redis.endpoint import (
     AsyncConnection,
     Connection,
-    Endpoint,
+    RedisEndpoint,
     error_of,
     is_read_only,
     socket_of,
 )
 from headgate.stores.redis.flows import slot_of
-from headgate.stores.remote.batching import Call
+from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.peer import PENDING, Talk
 from headgate.stores.remote.polling import Poller
 
@@ -32,7 +32,7 @@ MOST_PER_CALL = 128
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Message(NamedTuple):
+class RedisMessage(NamedTuple):
     """Commands that are sent together, and how many replies there are to them."""
 
     commands: bytes
@@ -71,7 +71,7 @@ class RedisPeer:
     most_bytes = None
     failures = (RedisError,)
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: RedisEndpoint) -> None:
         self.name = endpoint.name
         self._endpoint = endpoint
 
@@ -100,21 +100,21 @@ class RedisPeer:
     def may_repeat(self, request: ScriptCall | Command, cause: BaseException) -> bool:
         return False
 
-    def talk(self, calls: Sequence[Call]) -> Talk:
+    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
         requests = [call.request for call in calls]
-        [reply] = yield Message(call_by_name(requests)[0], 1)
+        [reply] = yield RedisMessage(call_by_name(requests)[0], 1)
         if isinstance(reply, NoScriptError):
             # A new server, or one after SCRIPT FLUSH: nothing was done yet.
-            [reply] = yield Message(call_by_text(requests)[0], 1)
+            [reply] = yield RedisMessage(call_by_text(requests)[0], 1)
         return self._answer(calls, reply)
 
-    def _answer(self, calls: Sequence[Call], reply: Any) -> list[Call]:
+    def _answer(self, calls: Sequence[RemoteCall], reply: Any) -> list[RemoteCall]:
         """Answer the calls of one command, and return those that leave again with what the server has said they need.
 
         Raises:
             ConnectionResetError: The server is no longer the primary, so that the next call looks for that anew.
         """
-        again, is_demoted = list[Call](), False
+        again, is_demoted = list[RemoteCall](), False
         if isinstance(reply, RedisError):
             reply = [reply] * len(calls)
         for call, own in zip(calls, reply, strict=True):
@@ -138,16 +138,16 @@ class NodePeer(RedisPeer):
         # `MovedError` is one too.
         return Redirected(cause) if isinstance(cause, AskError) else super().failure(cause)
 
-    def talk(self, calls: Sequence[Call]) -> Talk:
-        groups: dict[object, list[Call]] = {}
+    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
+        groups: dict[object, list[RemoteCall]] = {}
         for call in calls:
             request = call.request
             group = id(call) if isinstance(request, Command) else (slot_of(request), type(request))
             groups.setdefault(group, []).append(call)
-        pending, packed, again = list(groups.values()), call_by_name, list[Call]()
+        pending, packed, again = list(groups.values()), call_by_name, list[RemoteCall]()
         while pending:
             commands = [_command(some, packed) for some in pending]
-            replies = iter((yield Message(b"".join(commands), sum(map(_replies, pending)))))
+            replies = iter((yield RedisMessage(b"".join(commands), sum(map(_replies, pending)))))
             forgotten = []
             for some in pending:
                 reply = [next(replies) for _ in range(_replies(some))][-1]  # the one before is that to ASKING
@@ -161,7 +161,7 @@ class NodePeer(RedisPeer):
         return again
 
 
-def _command(group: Sequence[Call], packed: Callable[[Sequence[ScriptCall]], list[bytes]]) -> bytes:
+def _command(group: Sequence[RemoteCall], packed: Callable[[Sequence[ScriptCall]], list[bytes]]) -> bytes:
     first = group[0].request
     if isinstance(first, Command):
         return first.packed
@@ -169,7 +169,7 @@ def _command(group: Sequence[Call], packed: Callable[[Sequence[ScriptCall]], lis
     return b"".join([*asking, *packed([call.request for call in group])])
 
 
-def _replies(group: Sequence[Call]) -> int:
+def _replies(group: Sequence[RemoteCall]) -> int:
     return 2 if isinstance(group[0].request, AskingCall) else 1
 
 
@@ -198,7 +198,7 @@ class RedisWire:
             pass
         return True
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RedisMessage) -> None:
         self._unsent, self._expected = message
         self._flush()
 
@@ -246,7 +246,7 @@ class AsyncRedisWire:
         except (RedisError, OSError):
             return True
 
-    async def exchange(self, message: Message) -> list[Any]:
+    async def exchange(self, message: RedisMessage) -> list[Any]:
         connection = self._connection
         await connection.send_packed_command((message.commands,), check_health=False)
         replies: list[Any] = []

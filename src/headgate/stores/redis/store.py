@@ -35,7 +35,7 @@ from headgate.stores.breaker import stop_probes
 from headgate.stores.redis import codec, eviction
 from headgate.stores.redis.cluster import Cluster, ClusterAsks, Nodes
 from headgate.stores.redis.codec import Reply, ScriptCall, Tag
-from headgate.stores.redis.endpoint import Endpoint, Target
+from headgate.stores.redis.endpoint import RedisEndpoint, Target
 from headgate.stores.redis.flows import Flow, Flows, single
 from headgate.stores.redis.peer import NodePeer, RedisPeer
 from headgate.stores.redis.urls import place_of
@@ -192,7 +192,7 @@ class RedisStore:
             return await self._cluster.start(single(request), due)
         return await self._tasks.at(self.endpoint).start(request, due)
 
-    def _peer(self, endpoint: Endpoint) -> RedisPeer:
+    def _peer(self, endpoint: RedisEndpoint) -> RedisPeer:
         return NodePeer(endpoint) if self._is_cluster else RedisPeer(endpoint)
 
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> Asks:

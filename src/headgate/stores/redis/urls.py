@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from headgate.errors import ConfigError
-from headgate.stores.redis.endpoint import SCHEMES, Endpoint, Target
+from headgate.stores.redis.endpoint import SCHEMES, RedisEndpoint, Target
 from headgate.stores.redis.sentinel import (
     Address,
     AsyncPrimaryConnection,
@@ -38,7 +38,7 @@ class Place(NamedTuple):
         hash_tag: What the URL says that lies in one slot, if it does.
     """
 
-    endpoint: Endpoint
+    endpoint: RedisEndpoint
     is_cluster: bool = False
     hash_tag: str | None = None
 
@@ -58,7 +58,7 @@ def place_of(target: Target) -> Place:
         except ValueError:  # not chained: its text may have a part of the password in it
             raise ConfigError(f"the {kind[0]}+{kind[2]}:// URL cannot be read; {example}") from None
         return (_sentinel if kind[2] == "sentinel" else _cluster)(kind[0], parts, addresses)
-    return Place(Endpoint.of(target))
+    return Place(RedisEndpoint.of(target))
 
 
 def _sentinel(scheme: str, parts: SplitResult, addresses: tuple[Address, ...]) -> Place:
@@ -109,11 +109,11 @@ def _cluster(scheme: str, parts: SplitResult, addresses: tuple[Address, ...]) ->
 
 def _endpoint(
     scheme: str, parts: SplitResult, address: Address, path: str, options: dict[str, str]
-) -> Endpoint:
+) -> RedisEndpoint:
     """Return the endpoint of a single server, with the login and the options of a URL of several."""
     login, at, _ = parts.netloc.rpartition("@")
     query = f"?{urlencode(options)}" if options else ""
-    return Endpoint.of_url(f"{scheme}://{login}{at}{_names((address,))}{path}{query}")
+    return RedisEndpoint.of_url(f"{scheme}://{login}{at}{_names((address,))}{path}{query}")
 
 
 def _names(addresses: tuple[Address, ...]) -> str:

@@ -2,7 +2,7 @@
 
 cimport cython
 
-cdef class Call:
+cdef class RemoteCall:
     cdef public object request, source, abandoned, state
     cdef public double since, due
     cdef public bint must_leave, alone, has_left_before
@@ -31,16 +31,16 @@ cdef class Batcher:
     cdef double _deadline, _heard, _usual, _patience
     cdef dict _slow
     @cython.locals(queue=Queue, lane=Lane, due=double)
-    cpdef bint add(self, Call call) except -1
+    cpdef bint add(self, RemoteCall call) except -1
     @cython.locals(queue=Queue, lane=Lane)
     cpdef Lane next_lane(self, double now)
-    @cython.locals(queue=Queue, call=Call, batch=list)
+    @cython.locals(queue=Queue, call=RemoteCall, batch=list)
     cpdef list take(self, Lane lane, double now, bint after_pause=*)
     cpdef hear(self, Lane lane, double now)
-    @cython.locals(call=Call)
+    @cython.locals(call=RemoteCall)
     cpdef finish(self, Lane lane, again=*)
     cpdef Lane main_lane(self)
-    cpdef Lane lane_of(self, Call call)
-    cdef Queue _queue_of(self, Call call)
+    cpdef Lane lane_of(self, RemoteCall call)
+    cdef Queue _queue_of(self, RemoteCall call)
     @cython.locals(lane=Lane, unconnected=Lane)
     cdef Lane _idle_lane(self, double now, bint is_quick)

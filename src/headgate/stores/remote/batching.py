@@ -50,7 +50,7 @@ Abandoned = Callable[[Any], object]
 """Takes the reply to a call whose caller no longer waits for it."""
 
 
-class Call:
+class RemoteCall:
     """A request on its way to a server. Drivers add how a caller waits for the reply.
 
     Attributes:
@@ -135,7 +135,7 @@ class Queue:
     __slots__ = ("lane", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Call] = deque()
+        self.waiting: deque[RemoteCall] = deque()
         self.lane: Any = None
 
 
@@ -156,7 +156,7 @@ class Lane:
     def __init__(self) -> None:
         self.wire: Any = None
         self.queue: Queue | None = None
-        self.batch: list[Call] = []
+        self.batch: list[RemoteCall] = []
         self.sent = 0.0
         self.is_heard = False
         self.closed_until = 0.0
@@ -186,7 +186,7 @@ class Batcher:
         self._usual = 0.0
         self._patience = SLOW if peer.lanes > 1 else _NEVER
 
-    def add(self, call: Call) -> bool:
+    def add(self, call: RemoteCall) -> bool:
         """Take a call; return whether it might leave at once."""
         queue = self._queue_of(call) if self._slow else self._quick
         queue.waiting.append(call)
@@ -207,7 +207,7 @@ class Batcher:
                     return lane
         return None
 
-    def take(self, lane: Lane, now: float, after_pause: bool = False) -> list[Call]:
+    def take(self, lane: Lane, now: float, after_pause: bool = False) -> list[RemoteCall]:
         """Return the calls that leave on a lane now; if there are none, the lane is idle again.
 
         After a pause, the first half of many leaves first: from then on there are always replies to work on here while the
@@ -219,7 +219,7 @@ class Batcher:
         if after_pause and len(waiting) >= MANY:
             most = min(most, len(waiting) // 2)
         lane.sent, lane.is_heard = now, False
-        batch: list[Call] = []
+        batch: list[RemoteCall] = []
         lane.batch = batch
         while waiting and len(batch) < most:
             call = waiting[0]
@@ -250,7 +250,7 @@ class Batcher:
             if len(self.lanes) > 1:
                 self._measure(lane, now - lane.sent)
 
-    def finish(self, lane: Lane, again: Iterable[Call] = ()) -> None:
+    def finish(self, lane: Lane, again: Iterable[RemoteCall] = ()) -> None:
         """Take note that all of a batch is answered, but for those that leave once more, each alone."""
         if lane.queue is not None and lane.queue.lane is lane:
             lane.queue.lane = None
@@ -329,11 +329,11 @@ class Batcher:
         """Return the lane of those calls whose limiters are not slow; `None` if nothing is under way there."""
         return self._quick.lane
 
-    def lane_of(self, call: Call) -> Any:
+    def lane_of(self, call: RemoteCall) -> Any:
         """Return the lane on which a call is under way, or for which it waits; `None` if there is none."""
         return call.lane if call.state == SENT else self._queue_of(call).lane
 
-    def someone_on(self, lane: Lane) -> Call | None:
+    def someone_on(self, lane: Lane) -> RemoteCall | None:
         """Return a call whose caller waits for what happens on a lane; `None` if there is none."""
         calls = (*lane.batch, *lane.queue.waiting) if lane.queue else ()
         return next((call for call in calls if call.state != OVER and not call.is_abandoned()), None)
@@ -341,7 +341,7 @@ class Batcher:
     def _queues(self) -> Iterable[Queue]:
         return (self._quick, *self._slow.values()) if self._slow else (self._quick,)
 
-    def _queue_of(self, call: Call) -> Queue:
+    def _queue_of(self, call: RemoteCall) -> Queue:
         return self._slow.get(call.source, self._quick) if self._slow else self._quick
 
     def _idle_lane(self, now: float, is_quick: bool) -> Any:
@@ -357,7 +357,7 @@ class Batcher:
                     unconnected = lane
         return unconnected
 
-    def _stays(self, call: Call, queue: Queue, now: float) -> bool:
+    def _stays(self, call: RemoteCall, queue: Queue, now: float) -> bool:
         """Return whether the next call of a queue stays behind, and see to it that none waits for it there."""
         if call.state != WAITING or self._is_expired(call, now):
             return True
@@ -370,7 +370,7 @@ class Batcher:
         own.waiting.append(call)  # its limiter has become slow
         return True
 
-    def _is_expired(self, call: Call, now: float) -> bool:
+    def _is_expired(self, call: RemoteCall, now: float) -> bool:
         """Fail a call that was not sent by its deadline."""
         if call.due > now:
             return False
@@ -442,6 +442,6 @@ class Batcher:
             queue.waiting.clear()
 
 
-def _had_time(lane: Lane, call: Call) -> bool:
+def _had_time(lane: Lane, call: RemoteCall) -> bool:
     """Return whether the server had half of a call's time, or more, to answer on a lane."""
     return 2 * (call.due - lane.sent) >= call.due - call.since

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headgate.errors import StoreError
 
 if TYPE_CHECKING:
-    from headgate.stores.remote.batching import Call
+    from headgate.stores.remote.batching import RemoteCall
 
-Talk = Generator[Any, Any, Sequence["Call"]]
+Talk = Generator[Any, Any, Sequence["RemoteCall"]]
 """One batch on one connection. It yields a message, is sent the reply, and so on; it answers the calls itself, as soon as
 their replies are there; and it returns those that are to leave once more, each alone, because nothing of them was done.
 
@@ -99,7 +99,7 @@ class Peer(Protocol):
     def size(self, request: Any) -> int:
         """Return how many bytes a request is worth."""
 
-    def talk(self, calls: Sequence[Call]) -> Talk:
+    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
         """Return what to send for some calls."""
 
     def connect(self, seconds: float) -> Wire:

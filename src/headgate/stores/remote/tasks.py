@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreUnavailable
-from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
+from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Lane, RemoteCall
 from headgate.stores.remote.peer import AsyncWire, Peer
 
 GRACE = 0.02
@@ -22,7 +22,7 @@ TURNS = 5
 ENDING = ConnectionAbortedError("the event loop is shutting down")
 
 
-class TaskCall(Call):
+class TaskCall(RemoteCall):
     """A call that a task waits for."""
 
     __slots__ = ("future",)

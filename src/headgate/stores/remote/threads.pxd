@@ -2,9 +2,9 @@
 
 cimport cython
 
-from headgate.stores.remote.batching cimport Batcher, Call, Lane
+from headgate.stores.remote.batching cimport Batcher, RemoteCall, Lane
 
-cdef class ThreadCall(Call):
+cdef class ThreadCall(RemoteCall):
     cdef public object baton, reply, error, answered
     cdef public bint has_given_up
 

@@ -21,7 +21,7 @@ from typing import Any
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.base import REENTERED, while_locked
-from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Call, Lane
+from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Lane, RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Talk, Wire
@@ -33,7 +33,7 @@ LEASE = 0.05
 """Seconds for which a leader leads without saying so again, and after which those that wait look for themselves."""
 
 
-class ThreadCall(Call):
+class ThreadCall(RemoteCall):
     """A call that a thread waits for.
 
     Attributes:
@@ -103,7 +103,7 @@ class ThreadLane(Lane):
         self.connected = Baton()
         self.connect_by = 0.0
         self.talk: Talk | None = None
-        self.leader: Call | None = None
+        self.leader: RemoteCall | None = None
         self.led_until = 0.0
         self.heard = 0.0
         self.is_in_doubt = False

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate import ConfigError, CostTooHigh, Limiter, Quota, Rule, calendar, concurrent
 from headgate.stores import base
 from headgate.testing.contract.base import Contract, each_kind
-from headgate.testing.contract.races import Tally, eager_switching, in_threads
+from headgate.testing.contract.races import RaceTally, eager_switching, in_threads
 from headgate.testing.contract.traces import START_US
 
 MINUTE_US = 60_000_000
@@ -484,7 +484,7 @@ class FeatureRaceTests(Contract):
     def test_threads_racing_for_places_never_have_too_many_at_once(self) -> None:
         self.require("exact")
         self.need("concurrent", "moves")
-        limiter, tally = self.limiter(concurrent(PLACES, lease="60s")), Tally()
+        limiter, tally = self.limiter(concurrent(PLACES, lease="60s")), RaceTally()
 
         def race(number: int) -> int:
             won = 0

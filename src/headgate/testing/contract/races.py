@@ -62,7 +62,7 @@ class ThreadRaceTests(Contract):
         self.require("exact")
         rule = self.rule(kind, SLOTS)
         limiter = self.limiter(rule)
-        tally = Tally()
+        tally = RaceTally()
         with eager_switching():
             in_threads(THREADS, lambda number: hold_and_settle(limiter, tally, random.Random(number)))
         check_tally(limiter, rule, tally)
@@ -125,7 +125,7 @@ def wins(limiter: Limiter, tries: int) -> int:
     return sum(limiter.hit("a").allowed for _ in range(tries))
 
 
-class Tally:
+class RaceTally:
     """What holds have taken and kept, and the most that was ever out at once."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Tally:
             self.most = max(self.most, self.out)
 
 
-def hold_and_settle(limiter: Limiter, tally: Tally, chance: random.Random) -> None:
+def hold_and_settle(limiter: Limiter, tally: RaceTally, chance: random.Random) -> None:
     """Take units again and again, and keep none, some or all of them."""
     for _ in range(TRIES):
         cost = chance.randint(1, 5)
@@ -151,7 +151,7 @@ def hold_and_settle(limiter: Limiter, tally: Tally, chance: random.Random) -> No
             hold.settle(kept)
 
 
-def check_tally(limiter: Limiter, rule: Rule, tally: Tally) -> None:
+def check_tally(limiter: Limiter, rule: Rule, tally: RaceTally) -> None:
     """Check that there were never too many out, and that what is left is what was not kept."""
     assert tally.most <= SLOTS
     left = SLOTS - tally.out

@@ -9,7 +9,7 @@ from headgate import AsyncLimiter, Decision, Rule, concurrent
 from headgate.stores.base import Store
 from headgate.testing.contract.base import Contract, each_kind
 from headgate.testing.contract.blocking import BlockingStore
-from headgate.testing.contract.races import SLOTS, Tally, check_tally
+from headgate.testing.contract.races import SLOTS, RaceTally, check_tally
 
 PLACES = 5
 
@@ -48,7 +48,7 @@ class TaskRaceTests(Contract):
     def test_tasks_racing_for_places_never_have_too_many_at_once(self) -> None:
         self.need("concurrent", "moves")
         self.require("exact")
-        limiter, tally = self.async_limiter(concurrent(PLACES, lease="60s")), Tally()
+        limiter, tally = self.async_limiter(concurrent(PLACES, lease="60s")), RaceTally()
 
         async def work() -> bool:
             hold = await limiter.hold("a")
@@ -71,7 +71,7 @@ class TaskRaceTests(Contract):
         self.require("exact")
         rule = self.rule(kind, SLOTS)
         limiter = self.async_limiter(rule)
-        tally = Tally()
+        tally = RaceTally()
 
         async def hold_and_settle(chance: random.Random) -> None:
             for _ in range(2):

@@ -22,8 +22,6 @@ class Baton:
         self._blocker.acquire(timeout=max(0.0, seconds))
 
     def set(self) -> None:
-        """End a wait, or the next one."""
-        try:  # not `suppress`, into which a signal handler could raise
+        """End a wait, or the next one. One thread at a time may call this."""
+        if self._blocker.locked():
             self._blocker.release()
-        except RuntimeError:  # it was set already
-            return

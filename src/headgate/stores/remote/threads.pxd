@@ -6,7 +6,7 @@ from headgate.stores.remote.batching cimport Batcher, RemoteCall, Lane
 
 cdef class ThreadCall(RemoteCall):
     cdef public object baton, reply, error, answered
-    cdef public bint has_given_up
+    cdef public bint has_given_up, is_awake
 
 cdef class ThreadLane(Lane):
     cdef public object connecting, connected, talk, leader
@@ -27,7 +27,7 @@ cdef class Crew:
     cpdef ThreadLane _step_alone(self, ThreadCall call)
     cpdef wait(self, ThreadCall call, lane)
     @cython.locals(call=ThreadCall)
-    cpdef wake(self)
+    cpdef wake_next(self)
     @cython.locals(batcher=Batcher, lane=ThreadLane, idle=ThreadLane, own=ThreadLane, main=ThreadLane, now=double)
     cpdef ThreadLane _step(self, ThreadCall call)
     @cython.locals(lane=ThreadLane)

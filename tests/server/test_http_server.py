@@ -7,6 +7,7 @@ import json
 import logging
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -313,7 +314,12 @@ async def test_a_reader_that_was_dropped_is_cut_off(
         tick.totals[f"limiter {number} {'x' * 3000}"] = tick.totals["login"]
     monkeypatch.setattr("headgate_server.app.STALLED", 0.5)
     async with http_server_of(server) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        client = socket.socket()
+        client.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536
+        )  # a system may keep more than there is to send
+        client.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=client, limit=1024)
         server.app._events.publish(tick)
         writer.write(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n")

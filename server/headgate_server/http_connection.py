@@ -136,6 +136,10 @@ class BoundedProtocol(asyncio.Protocol):
     """Since when the last request is answered, if there is no other."""
     _rest = b""
     """What was read and has to wait until there is room in the pipe."""
+    _last_words = b""
+    """The answer to what is no request, for when those before it are answered; nothing behind it is read."""
+    _framing_bytes = 0
+    """What was read of a body since there was last a part of it: sizes of chunks with their extensions, and trailers."""
     _reading: HttpExchange | None = None
     """The newest request, whose body may still arrive."""
     _running: HttpExchange | None = None
@@ -167,8 +171,6 @@ class BoundedProtocol(asyncio.Protocol):
         self._state = server_state
         self._cap = ConnectionCap.of(server_state)
         self._parser = httptools.HttpRequestParser(self)
-        # So that a request is answered behind which others come although it is to be the last.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._headers: list[Field] = []
         self._url = b""
         self.pipeline: deque[HttpExchange] = deque()
@@ -230,9 +232,17 @@ class BoundedProtocol(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Read on, if what was read has been looked at."""
-        if self._is_reading_paused and not self._rest:
+        if self._is_reading_paused and not self._rest and not self._last_words:
             self._is_reading_paused = False
             self.transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        """Answer what a client has asked that sends no more; otherwise the connection ends."""
+        newest = self._reading
+        if newest is None or newest.is_complete or newest.has_more:
+            return False
+        newest.keep_alive = False
+        return True
 
     def shutdown(self) -> None:
         """Close the connection, or let the answer that is under way end it; uvicorn calls this when it stops."""
@@ -276,7 +286,7 @@ class BoundedProtocol(asyncio.Protocol):
                 return
             self._read(data[start : end + 4])
             start = end + 4
-            if self.transport.is_closing():
+            if self._last_words or self.transport.is_closing():
                 return
             if len(self.pipeline) >= MOST_PIPELINED:
                 self._rest = data[start:]
@@ -289,11 +299,9 @@ class BoundedProtocol(asyncio.Protocol):
         self._piece_bytes = len(data)
         try:
             self._parser.feed_data(data)
-        except (
-            httptools.HttpParserUpgrade
-        ):  # to what we do not speak; what follows is of no protocol that we know
-            if self._reading is not None:
-                self._reading.keep_alive = False
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_without_upgrade(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError:
             self._refuse()
             return
@@ -304,8 +312,24 @@ class BoundedProtocol(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
                 self._end_with(431)
+        elif had_more and self._reading is not None and self._reading.has_more:
+            self._framing_bytes += len(data)
+            if self._framing_bytes > HEAD_BYTES:
+                self._end_with(431)
+
+    def _read_without_upgrade(self, rest: bytes) -> None:
+        """Read a request again that asks for another protocol, without that: its body would not be read otherwise."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse()
+            return
+        fields = tuple(field for field in self._headers if field[0] != b"upgrade")
+        self._parser = httptools.HttpRequestParser(self)
+        self._read(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self._url, _encoded(fields), rest))
 
     def _refuse(self) -> None:
+        if self._reading is not None and not self._reading.keep_alive and not self._reading.has_more:
+            return  # what comes behind the last request
         if self._is_head_too_large:
             self._end_with(431)
         else:
@@ -313,9 +337,24 @@ class BoundedProtocol(asyncio.Protocol):
             self._end_with(400, ((b"content-type", b"text/plain; charset=utf-8"),), _MALFORMED.encode())
 
     def _end_with(self, status: int, fields: tuple[Field, ...] = (), body: bytes = b"") -> None:
-        """Write an answer to what is no request for the application, and close the connection."""
+        """Answer what is no request for the application, in its turn, and close the connection."""
         head = _encoded_head(status, (*fields, _CLOSE, (b"content-length", b"%d" % len(body))))
-        self.transport.write(b"%b\r\n%b" % (head, body))
+        self._last_words = b"%b\r\n%b" % (head, body)
+        newest = self._reading
+        if newest is not None and newest.has_more:  # it is its body that cannot be read
+            if newest.is_started:
+                self._last_words = b""
+            elif newest in self.pipeline:
+                self.pipeline.remove(newest)
+            newest.lose()
+        if self.pipeline or not (self._running is None or self._running.is_over):
+            self._pause_reading()
+        else:
+            self._say_last_words()
+
+    def _say_last_words(self) -> None:
+        if self._last_words:
+            self.transport.write(self._last_words)
         self.transport.close()
 
     def on_message_begin(self) -> None:
@@ -332,13 +371,18 @@ class BoundedProtocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header field."""
-        self._headers.append((name.lower(), value))
+        """Take a header field; what is behind a body is none, since it could not have been looked at before it."""
+        if self._is_in_head:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Make a request of the head, and have it answered when it is its turn."""
         self._is_in_head = False
         self._awaited_since = None
+        if self._parser.should_upgrade():
+            return  # it is read again without that
+        if self._reading is not None and not self._reading.keep_alive:
+            raise _BehindTheLast
         if self._head_bytes + self._piece_bytes > HEAD_BYTES and self._head_size() > HEAD_BYTES:
             self._is_head_too_large = True
             raise _HeadTooLarge
@@ -347,6 +391,7 @@ class BoundedProtocol(asyncio.Protocol):
             self._app = self._usual_app
         version = self._parser.get_http_version()
         keep_alive = version != "1.0" and not self._cap.is_draining and self._parser.should_keep_alive()
+        self._framing_bytes = -self._piece_bytes
         before, self._reading = self._reading, HttpExchange(self, self._scope(version), keep_alive)
         self.pipeline.append(self._reading)
         if before is not None and not before.is_complete:
@@ -385,6 +430,7 @@ class BoundedProtocol(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the newest request's body."""
+        self._framing_bytes = -self._piece_bytes
         if self._reading is not None and not self._reading.is_complete:
             self._reading.feed(body)
             if len(self._reading.body) > BODY_BYTES:
@@ -392,9 +438,13 @@ class BoundedProtocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """End the newest request's body."""
-        if self._reading is not None and not self._reading.is_complete:
-            self._reading.has_more = False
+        if self._reading is None or self._parser.should_upgrade():
+            return
+        self._reading.has_more = False
+        if not self._reading.is_complete:
             self._reading.notify()
+        elif not self._reading.keep_alive:
+            self.transport.close()
 
     # Answers
 
@@ -446,8 +496,11 @@ class BoundedProtocol(asyncio.Protocol):
         """Go on with the next request."""
         self._state.total_requests += 1
         if not exchange.keep_alive:
-            self.transport.close()
-        if self.transport.is_closing():
+            self._close_behind(exchange)
+            return
+        if self._last_words and not self.pipeline:
+            self._say_last_words()
+        if self._last_words or self.transport.is_closing():
             return
         rest, self._rest = self._rest, b""
         self.resume_reading()
@@ -456,6 +509,17 @@ class BoundedProtocol(asyncio.Protocol):
         if self._reading is None or self._reading.is_complete:
             self._idle_since = self._loop.time()
             self._cap.waiting[self] = None
+
+    def _close_behind(self, exchange: HttpExchange) -> None:
+        """Close the connection; if the client still sends a body, when it has: a reset would take the answer from it."""
+        self.pipeline.clear()
+        if exchange.has_more and not self._is_lost and not self.transport.is_closing():
+            self._awaited_since = self._loop.time()
+            self._cap.waiting[self] = None
+            self.transport.write_eof()
+            self.resume_reading()
+        else:
+            self.transport.close()
 
 
 class HttpExchange:
@@ -466,14 +530,14 @@ class HttpExchange:
         keep_alive: Whether the connection outlives it.
         has_more: Whether a part of the body has not arrived.
         body: What has arrived of it and was not taken.
-        is_complete: Whether the answer is.
+        is_started: Whether a part of the answer was written.
+        is_complete: Whether all of it was.
     """
 
-    body = b""
+    body: bytes | bytearray = b""
     has_more = True
-    is_complete = False
-    _expects_continue: bool | None = None
-    _is_started = _is_chunked = _is_gone = _has_news = False
+    is_started = is_complete = False
+    _is_chunked = _is_gone = _has_news = _has_continued = False
     _news: asyncio.Event | None = None
 
     def __init__(self, connection: BoundedProtocol, scope: Scope, keep_alive: bool) -> None:
@@ -484,8 +548,18 @@ class HttpExchange:
 
     def feed(self, body: bytes) -> None:
         """Take a part of the body."""
-        self.body += body
+        if not self.body:
+            self.body = body
+        elif isinstance(self.body, bytearray):
+            self.body += body
+        else:
+            self.body = bytearray(self.body) + body
         self.notify()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is written."""
+        return self.is_complete or self._is_gone
 
     def notify(self) -> None:
         """Wake the one that waits for the body, or for the end."""
@@ -502,13 +576,9 @@ class HttpExchange:
 
     async def receive(self) -> Message:
         """Return the next part of the body; after it, that the client is gone, or the answer complete."""
-        if self._expects_continue is None:
-            self._expects_continue = any(
-                name == b"expect" and value.lower() == b"100-continue"
-                for name, value in self.scope["headers"]
-            )
-            if self._expects_continue and self.has_more and not self._is_started:
-                self._connection.transport.write(_CONTINUE)
+        if self._awaits_continue() and not self.is_started:
+            self._has_continued = True
+            self._connection.transport.write(_CONTINUE)
         while not (self._has_news or self._is_gone or self.is_complete):
             self._connection.resume_reading()
             self._news = self._news or asyncio.Event()
@@ -518,7 +588,19 @@ class HttpExchange:
             return {"type": "http.disconnect"}
         self._has_news = False
         body, self.body = self.body, b""
-        return {"type": "http.request", "body": body, "more_body": self.has_more}
+        return {"type": "http.request", "body": bytes(body), "more_body": self.has_more}
+
+    def _awaits_continue(self) -> bool:
+        """Return whether the client sends the body only if it is asked to."""
+        return (
+            self.has_more
+            and not (self._has_continued or self.body)
+            and self.scope["http_version"] != "1.0"
+            and any(
+                name == b"expect" and value.lower() == b"100-continue"
+                for name, value in self.scope["headers"]
+            )
+        )
 
     async def send(self, message: Message) -> None:
         """Write a part of the answer, once the client has taken enough of what came before."""
@@ -531,17 +613,23 @@ class HttpExchange:
             self._continue(message.get("body", b""), more=message.get("more_body", False))
 
     def _start(self, status: int, fields: tuple[Field, ...]) -> None:
-        self._is_started = True
-        if _CLOSE in fields:
-            self.keep_alive = False
-        elif not self.keep_alive:
-            fields = (*fields, _CLOSE)
+        self.is_started = True
+        fields = self._with_close(fields)
         is_sized = any(name == b"content-length" for name, _ in fields)
-        if not is_sized and status not in (NO_CONTENT, NOT_MODIFIED):
+        if not is_sized and status not in (NO_CONTENT, NOT_MODIFIED) and self.scope["http_version"] != "1.0":
             fields = (*fields, (b"transfer-encoding", b"chunked"))
             self._is_chunked = self.scope["method"] != "HEAD"
         head = b"%b%b\r\n" % (_encoded_head(status, fields), self._connection.date())
         self._connection.transport.write(head)
+
+    def _with_close(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Add that the connection ends, if it does; whether a body follows that was not asked for cannot be known."""
+        if _CLOSE in fields:
+            self.keep_alive = False
+            return fields
+        if self.has_more and self._awaits_continue():
+            self.keep_alive = False
+        return fields if self.keep_alive else (*fields, _CLOSE)
 
     def _continue(self, body: bytes, *, more: bool) -> None:
         if self._is_chunked:
@@ -556,18 +644,14 @@ class HttpExchange:
 
     def whole_body(self) -> bytes | None:
         """Return the body; `None` if it has not arrived completely."""
-        return None if self.has_more else self.body
+        return None if self.has_more else bytes(self.body)
 
     def reply(self, status: int, fields: tuple[Field, ...], body: bytes) -> bool:
         """Write the whole answer; return false, having done nothing, if that has to be waited for."""
         connection = self._connection
         if self._is_gone or not connection.is_writable:
             return False
-        if _CLOSE in fields:
-            self.keep_alive = False
-        elif not self.keep_alive:
-            fields = (*fields, _CLOSE)
-        head = _encoded_head(status, fields) + connection.date()
+        head = _encoded_head(status, self._with_close(fields)) + connection.date()
         if self.scope["method"] == "HEAD":
             written = b"%bcontent-length: %d\r\n\r\n" % (head, len(body))
         elif status == NOT_MODIFIED:
@@ -583,7 +667,7 @@ class HttpExchange:
         self._connection.transport.abort()
 
     def _complete(self) -> None:
-        self._is_started = self.is_complete = True
+        self.is_started = self.is_complete = True
         self.notify()
         self._connection.completed(self)
 
@@ -611,6 +695,10 @@ def _address(transport: asyncio.Transport, name: str) -> tuple[str, int | None] 
 
 class _HeadTooLarge(Exception):
     """Ends the parsing of a request."""
+
+
+class _BehindTheLast(Exception):
+    """Ends it, since the answer to the request before ends the connection."""
 
 
 async def _busy(scope: Scope, receive: Receive, send: Send) -> None:

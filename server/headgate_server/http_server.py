@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -77,4 +78,5 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _connections(self) -> list[BoundedProtocol]:
-        return [one for one in self.server_state.connections if isinstance(one, BoundedProtocol)]
+        connections: set[Any] = self.server_state.connections
+        return [one for one in connections if isinstance(one, BoundedProtocol)]

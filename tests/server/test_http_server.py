@@ -187,6 +187,187 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     await asyncio.gather(*state.tasks)
 
 
+CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def answers_of(port: int, *sent: bytes) -> bytes:
+    """Send pieces on one connection, and return all that is answered until it is closed."""
+    async with asyncio.timeout(READ_SECONDS), connected(port) as (reader, writer):
+        for piece in sent:
+            writer.write(piece)
+            await writer.drain()
+        return await reader.read()
+
+
+def slow_health(server: Server, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let answers wait for an event that is returned."""
+    let_go, answer = asyncio.Event(), server.app._answer
+
+    async def slow(*arguments: Any) -> Any:
+        await let_go.wait()
+        return await answer(*arguments)
+
+    monkeypatch.setattr(server.app, "_answer", slow)
+    return let_go
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        (b"no request\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nX-Filler: %b\r\n\r\n" % (b"x" * HEAD_BYTES), b"431"),
+        (b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + b"no chunk\r\n", b"400"),
+    ],
+)
+async def test_what_is_no_request_is_answered_in_its_turn(
+    behind: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server()
+    let_go = slow_health(server, monkeypatch)
+    refused, end_with = asyncio.Event(), BoundedProtocol._end_with
+
+    def seen(*arguments: Any) -> None:
+        end_with(*arguments)
+        refused.set()
+
+    monkeypatch.setattr(BoundedProtocol, "_end_with", seen)
+    async with http_server_of(server) as port:
+        answers = asyncio.ensure_future(answers_of(port, HEALTH + behind))
+        await refused.wait()
+        let_go.set()
+        assert [each[:3] for each in (await answers).split(b"HTTP/1.1 ")[1:]] == [b"200", status]
+
+
+async def test_a_body_that_cannot_be_read_ends_its_own_request() -> None:
+    async with http_server_of(Server()) as port:
+        head = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED
+        answers = await answers_of(port, head + b"1\r\n{\r\n", b"no chunk\r\n")
+        assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"400"]
+
+
+async def test_nothing_is_written_into_an_answer_that_has_begun() -> None:
+    async with (
+        http_server_of(Server()) as port,
+        asyncio.timeout(READ_SECONDS),
+        connected(port) as (reader, writer),
+    ):
+        writer.write(b"GET /v1/events HTTP/1.1\r\n" + CHUNKED)
+        await reader.readuntil(b"event: history")
+        writer.write(b"no chunk\r\n")
+        assert b"HTTP/1.1" not in await reader.read()
+
+
+async def test_trailers_are_no_header_fields() -> None:
+    """They come behind what a proxy has looked at."""
+    body = b'b\r\n{"key":"a"}\r\n0\r\n%b\r\n\r\n'
+    async with http_server_of(Server()) as port:
+        hit = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + body
+        answers = await answers_of(
+            port, hit % b"X-Forwarded-For: 192.0.2.1", hit % b"Host: example", b"x\r\n\r\n"
+        )
+        assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
+
+
+@pytest.mark.parametrize("piece", [b"X: y\r\n" * 1000, b"x" * 6000])
+async def test_trailers_are_bounded(piece: bytes) -> None:
+    config = uvicorn.Config(Server().app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    transport = Mock(spec=asyncio.Transport)
+    transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
+    transport.is_closing.return_value = False
+    connection = BoundedProtocol(config, ServerState(), {})
+    connection.connection_made(transport)
+    connection.data_received(b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + b"0\r\nX: ")
+    for _ in range(1 + HEAD_BYTES // len(piece)):
+        connection.data_received(piece)
+    assert b" 431 " in transport.write.call_args.args[0]
+    assert transport.close.called
+    connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("version", [b"1.0\r\nConnection: keep-alive", b"1.1\r\nConnection: close"])
+async def test_what_comes_behind_the_last_request_is_not_answered(version: bytes) -> None:
+    server = Server()
+    first = request_with_body(b'{"key":"a"}').replace(b"1.1", version)
+    async with http_server_of(server) as port:
+        answers = await answers_of(port, first + request_with_body(b'{"key":"a"}') + b"no request\r\n\r\n")
+        assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"200"]
+        answers = await answers_of(port, first)
+        assert json.loads(answers.split(b"\r\n\r\n")[1])["remaining"] == 3
+
+
+async def test_a_client_that_sends_no_more_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    let_go = slow_health(server, monkeypatch)
+    has_ended, eof_received = asyncio.Event(), BoundedProtocol.eof_received
+
+    def seen(connection: BoundedProtocol) -> bool:
+        has_ended.set()
+        return eof_received(connection)
+
+    monkeypatch.setattr(BoundedProtocol, "eof_received", seen)
+    async with (
+        http_server_of(server) as port,
+        asyncio.timeout(READ_SECONDS),
+        connected(port, HEALTH) as (reader, writer),
+    ):
+        writer.write_eof()
+        await has_ended.wait()
+        let_go.set()
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_request_for_another_protocol_keeps_its_body() -> None:
+    """Java's client asks for HTTP/2 with every first request."""
+    upgrade = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA"
+    hit = request_with_body(b'{"key":"a"}').replace(b"\r\n\r\n", upgrade + b"\r\n\r\n")
+    last = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    async with http_server_of(Server()) as port:
+        for sent in ([hit + last], [hit[:-5], hit[-5:] + last]):
+            answers = await answers_of(port, *sent)
+            assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200"]
+        assert b" 400 " in await answers_of(port, b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+
+async def test_a_client_that_still_sends_its_body_can_read_the_answer() -> None:
+    """A connection that is closed under what arrives is reset, and the answer lost with it."""
+    async with (
+        http_server_of(Server()) as port,
+        asyncio.timeout(READ_SECONDS),
+        connected(port) as (reader, writer),
+    ):
+        body = b"x" * 16_000_000
+        writer.write(request_with_body(body)[: -len(body)])
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 413 ")
+        writer.write(body)
+        await writer.drain()
+        await reader.read()
+
+
+async def test_a_refused_body_that_was_not_asked_for_ends_the_connection() -> None:
+    """The client may send it or not; what follows could be taken for it."""
+    refused = (
+        b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+    )
+    async with http_server_of(Server()) as port:
+        answer = await answers_of(port, refused)
+        assert answer.startswith(b"HTTP/1.1 415 ")
+        assert b"\r\nconnection: close\r\n" in answer
+
+
+async def test_http_1_0_gets_neither_chunks_nor_interim_answers() -> None:
+    async with (
+        http_server_of(Server()) as port,
+        asyncio.timeout(READ_SECONDS),
+        connected(port, b"GET /v1/events HTTP/1.0\r\nHost: localhost\r\n\r\n") as (reader, _),
+    ):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert (await reader.readline()).startswith(b"retry: ")
+        hit = request_with_body(b'{"key":"a"}').replace(b"1.1\r\n", b"1.0\r\nExpect: 100-continue\r\n")
+        assert (await answers_of(port, hit[:-5], hit[-5:])).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_a_reader_that_takes_nothing_is_cut(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,6 +46,9 @@ MOST_PIPELINED = 4
 BODY_BYTES = 65_536
 """How much of a body is read before the application takes it."""
 
+DISCARDED_BYTES = 16_777_216
+"""How much of a body is read behind its answer, so that a client which sends before it reads gets that."""
+
 MOST_CONNECTIONS = 10_000
 FILES_KEPT_FREE = 64
 """Open files that connections leave to stores, figures and logs."""
@@ -148,6 +151,9 @@ class BoundedProtocol(asyncio.Protocol):
     """What answers the requests, one after the other."""
     _waiter: asyncio.Future[None] | None = None
     """What it waits for, if there is none."""
+    _is_ending = False
+    _discarded_bytes = 0
+    """Whether only the rest of a body is awaited behind the last answer, and how much of it has come."""
     _is_lost = False
     _is_reading_paused = False
     _writable: asyncio.Event | None = None
@@ -435,6 +441,10 @@ class BoundedProtocol(asyncio.Protocol):
             self._reading.feed(body)
             if len(self._reading.body) > BODY_BYTES:
                 self._pause_reading()
+        elif self._is_ending:
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > DISCARDED_BYTES:
+                self.transport.abort()
 
     def on_message_complete(self) -> None:
         """End the newest request's body."""
@@ -443,7 +453,7 @@ class BoundedProtocol(asyncio.Protocol):
         self._reading.has_more = False
         if not self._reading.is_complete:
             self._reading.notify()
-        elif not self._reading.keep_alive:
+        elif self._is_ending:
             self.transport.close()
 
     # Answers
@@ -514,6 +524,7 @@ class BoundedProtocol(asyncio.Protocol):
         """Close the connection; if the client still sends a body, when it has: a reset would take the answer from it."""
         self.pipeline.clear()
         if exchange.has_more and not self._is_lost and not self.transport.is_closing():
+            self._is_ending = True
             self._awaited_since = self._loop.time()
             self._cap.waiting[self] = None
             self.transport.write_eof()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,13 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import ConnStatus
 
 from headgate import AsyncLimiter, Decision, Limiter, StoreMisconfigured, StoreUnavailable, fixed_window
 from headgate.errors import StoreError
 from headgate.stores.failure import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
+from headgate.stores.postgres.peer import AsyncPostgresWire, PostgresWire
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
 from tests.integration.redis.proxy import Proxy
@@ -242,6 +245,35 @@ async def test_a_restart_between_two_calls_of_tasks_is_noticed_too(
     await asyncio.to_thread(server.restart)  # and here before that
     assert (await limiter.hit("a")).remaining == 5
     assert (limiter.health.failures, limiter.health.degraded) == (0, 0)
+
+
+async def test_a_lost_connection_leaves_the_number_of_its_file_alone(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As soon as libpq has closed the file, the next connection of the same event loop gets its number."""
+    wires: list[PostgresWire] = []
+    begin = AsyncPostgresWire.__init__
+
+    def seen(self: AsyncPostgresWire, wire: PostgresWire) -> None:
+        wires.append(wire)
+        begin(self, wire)
+
+    monkeypatch.setattr(AsyncPostgresWire, "__init__", seen)
+    async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
+        limiter = AsyncLimiter(f"{LIMIT}/day", name="async", store=store)
+        assert not (await limiter.hit("a")).degraded
+        (wire,) = wires
+        with psycopg.connect(server.url) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", (wire.pgconn.backend_pid,))
+            await until(lambda: wire.pgconn.status != ConnStatus.OK)
+        writers: list[asyncio.StreamWriter] = []
+        while wire.fileno not in {writer.get_extra_info("socket").fileno() for writer in writers}:
+            writers += [(await asyncio.open_connection(sock=end))[1] for end in socket.socketpair()]
+        assert not (await limiter.hit("a")).degraded
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+    assert caplog.messages == []
 
 
 def test_news_on_an_idle_connection_need_not_be_a_goodbye(

@@ -184,14 +184,13 @@ class PostgresWire:
                 raise reply
 
     def is_over(self) -> bool:
+        # Once it is, libpq has closed the file, and its number may be that of another.
         try:
-            while self._poller.wait(0):
+            while self.pgconn.status == ConnStatus.OK and self._poller.wait(0):
                 self.pgconn.consume_input()  # a goodbye, or something harmless
-                if self.pgconn.status != ConnStatus.OK:
-                    return True
         except OperationalError:
             return True
-        return False
+        return bool(self.pgconn.status != ConnStatus.OK)
 
     def send(self, message: Message) -> None:
         pgconn, ((name, text, formats, is_frequent), arguments) = self.pgconn, message
@@ -250,29 +249,44 @@ class AsyncPostgresWire:
         self._loop = asyncio.get_running_loop()
         self._reply: asyncio.Future[Any] | None = None
         self._loop.add_reader(wire.fileno, self._on_news)
+        self._is_watched = True
 
     async def is_over(self) -> bool:
-        return self._wire.is_over()
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        is_over = self._wire.is_over()
+        if is_over:
+            self._unwatch()  # it would be news for ever
+        return is_over
 
     async def exchange(self, message: Message) -> Any:
         self._reply = self._loop.create_future()
-        self._wire.send(message)
+        try:
+            self._wire.send(message)
+        except OperationalError:
+            self._unwatch()
+            raise
         if self._wire.is_unsent:
             self._loop.add_writer(self._wire.fileno, self._on_news)
         return await self._reply
 
     async def close(self) -> None:
-        if not self._loop.is_closed():
+        self._unwatch()
+        self._wire.close()
+
+    def _unwatch(self) -> None:
+        """Leave the file alone, at once when the connection is lost: the next connection of anyone may get its number."""
+        if self._is_watched and not self._loop.is_closed():
             self._loop.remove_reader(self._wire.fileno)
             self._loop.remove_writer(self._wire.fileno)
-        self._wire.close()
+        self._is_watched = False
 
     def _on_news(self) -> None:
         """Read what has come, or send what is left."""
         waiting = self._reply
         if waiting is None or waiting.done():
-            if self._wire.is_over():
-                self._loop.remove_reader(self._wire.fileno)  # it would be news for ever
+            self._is_over()
             return
         try:
             was_unsent = self._wire.is_unsent
@@ -280,6 +294,7 @@ class AsyncPostgresWire:
             if was_unsent and not self._wire.is_unsent:
                 self._loop.remove_writer(self._wire.fileno)
         except Exception as cause:  # noqa: BLE001  # whatever it is, it is for the one that waits
+            self._unwatch()
             waiting.set_exception(cause)
         else:
             if reply is not PENDING:

@@ -16,7 +16,11 @@ __import__(sys.argv[2])
 
 @pytest.mark.parametrize(
     ("package", "module", "extra"),
-    [("redis", "headgate.stores.redis", "redis"), ("fastapi", "headgate.http.fastapi", "fastapi")],
+    [
+        ("redis", "headgate.stores.redis", "redis"),
+        ("psycopg", "headgate.stores.postgres", "postgres"),
+        ("fastapi", "headgate.http.fastapi", "fastapi"),
+    ],
 )
 def test_an_import_says_which_extra_to_install(package: str, module: str, extra: str) -> None:
     ended = subprocess.run(

@@ -24,6 +24,12 @@ _SCHEME = r"[a-z][a-z0-9+.-]{0,30}"
 _URL = re.compile(rf"(?:(?<![a-z0-9+.-])({_SCHEME}):|(?<![\w:/\\]))(?:\\?/){{2}}", re.IGNORECASE)
 _NEXT_URL = re.compile(rf"(?<=[\s,;|\"'<>()\[\]{{}}=]){_SCHEME}:(?:\\?/){{2}}", re.IGNORECASE)
 _ENCODED_URL = re.compile(rf"({_SCHEME}%3a(?:%2f){{2}})\S*%40", re.IGNORECASE)
+# With a slash too few, or the wrong ones; with none at all only where a scheme is that of a store.
+_MISSPELT_URL = re.compile(
+    rf"(?<![a-z0-9+.-])({_SCHEME}:(?:/(?!\\?/)|\\{{1,4}}(?!/))|(?:redis|valkey|postgres)[a-z+]{{0,12}}:)(?![/\\])"
+    r"[^\s@/]{0,256}:\S{1,256}@",
+    re.IGNORECASE,
+)
 # Without a scheme it takes a host with a port behind the `@` to tell a password from anything else.
 _NO_SCHEME = re.compile(r"(?<![\w.+@/*-])[\w.+-]{0,64}:[^\s@/]{1,256}@(?=[\w.-]{1,255}:\d)")
 
@@ -64,6 +70,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
         text = "".join(_without_user_information(text))
     text = _ENCODED_URL.sub(rf"\1{MASK}%40", text)
     if "@" in text:
+        text = _MISSPELT_URL.sub(rf"\1{MASK}@", text)
         text = _NO_SCHEME.sub(f"{MASK}@", text)
     text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
     return _TOKEN.sub(rf"\1{MASK}", _NAMED.sub(_masked_value, text))

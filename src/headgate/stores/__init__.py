@@ -104,12 +104,14 @@ def _open(url: str, deadline: float | None) -> Any:
 
 
 def _scheme(url: str) -> str:
-    scheme, colon, _ = url.partition(":")
-    if scheme.lower() in _REMOTE:
+    scheme, colon, rest = url.partition(":")
+    name = scheme.lower()
+    if name in _REMOTE and rest.startswith("//"):
         check_credentials(url)
-    if scheme.lower() in {"memory", "sqlite", *_REMOTE}:
-        return scheme.lower()
-    if not colon:  # not quoted: it may be the connection string of a database, with a password in it
+        return name
+    if name in {"memory", "sqlite"}:
+        return name
+    if not colon or name in _REMOTE:  # not quoted: there may be a password in it
         raise ConfigError(
             "a store is a URL, such as 'memory://', 'sqlite:///limits.db' or 'redis://localhost:6379/0'"
         )

@@ -168,6 +168,16 @@ async def test_a_store_that_cannot_be_opened_is_said_with_the_file(follow: Follo
         follow()
 
 
+@pytest.mark.parametrize("url", ["redis:/ada:s3cret@host/0", "postgresql:ada:s3cret@host"])
+async def test_a_store_with_a_slash_missing_is_refused_unquoted(
+    follow: Follow, author: Author, url: str
+) -> None:
+    author.limit("5/minute", url)
+    with pytest.raises(PolicyError, match=r"headgate\.toml:3:9: a store is a URL") as caught:
+        follow()
+    assert "s3cret" not in str(caught.value)
+
+
 async def test_a_password_is_in_no_error(follow: Follow, author: Author) -> None:
     live = follow(LOGIN)
     author.write('[limiters.login]\nrules = ["3/minute"]\nstore = "redis://ada:s3cret@host:nowhere/0"')

@@ -9,6 +9,7 @@ nothing else.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from headgate.decision import Decision
 from headgate.hooks import Call, Hook
 from headgate.observe.prometheus import PrometheusHook, ShadowHook, all_processes
 from headgate_server.hosting import METRICS_FOLDER
+
+logger = logging.getLogger("headgate.server")
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
@@ -103,10 +106,13 @@ class CollectedDecisions(Hook):
         self._hook.failed(call, error, seconds)
 
     def flush(self) -> None:
-        """Have counted what was collected."""
+        """Have counted what was collected; what there is no room for is lost."""
         collected, self._alike = self._alike, {}
         for alike in collected.values():
-            self._hook.decided_alike(*alike)
+            try:
+                self._hook.decided_alike(*alike)
+            except OSError as error:
+                logger.error("decisions of limiter '%s' are missing in /metrics: %s", alike[0].limiter, error)  # noqa: TRY400
 
 
 class ServerMetrics:

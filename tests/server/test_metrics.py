@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -110,6 +111,27 @@ def test_counts_are_lost_where_there_is_no_room(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(OSError, match="No space left"):
             ReservedDict(str(tmp_path / "counter_2.db"))
         assert not (tmp_path / "counter_2.db").exists()
+
+
+async def test_the_other_figures_are_shown_where_there_is_no_room_for_some(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(POLICY + '[limiters.other]\nrules = ["2/minute"]\n')
+    count = PrometheusHook.decided_alike
+
+    def full(hook: PrometheusHook, call: Call, *rest: Any) -> None:
+        if call.limiter == "api":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count(hook, call, *rest)
+
+    monkeypatch.setattr(PrometheusHook, "decided_alike", full)
+    await server.hit("api")
+    await server.hit("other")
+    shown = await samples(server)
+    assert any("other" in sample for sample in shown)
+    assert caplog.messages == [
+        "decisions of limiter 'api' are missing in /metrics: [Errno 28] No space left on device"
+    ]
 
 
 async def test_holds_of_before_a_restart_are_not_counted_as_settled(tmp_path: Path) -> None:

@@ -54,13 +54,17 @@ _ENTRY_BYTES = 64
 
 
 def _make(path: Path) -> None:
-    """Make a file with room for the first counts; an empty one must not stay, since it could not be read."""
-    with path.open("ab") as file:
+    """Make a file with room for the first counts; an empty one is never seen, since other workers could not read it."""
+    if path.exists():
+        return
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
         try:
             _reserve(file.fileno(), _FIRST_BYTES)
         except OSError:
-            path.unlink()
+            new.unlink()
             raise
+    new.replace(path)
 
 
 def _reserve(descriptor: int, size: int) -> None:

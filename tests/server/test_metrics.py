@@ -94,6 +94,20 @@ def test_files_of_counts_have_all_their_room(tmp_path: Path) -> None:
     counts.close()
 
 
+def test_no_worker_sees_a_file_without_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is empty cannot be read: `/metrics` failed while another worker started."""
+    allocate, seen = os.posix_fallocate, []
+
+    def look(*arguments: int) -> None:
+        seen.append(list(tmp_path.glob("*.db")))
+        allocate(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", look)
+    ReservedDict(str(tmp_path / "counter_1.db")).close()  # type: ignore[no-untyped-call]
+    assert seen == [[]]
+    assert [path.name for path in tmp_path.iterdir()] == ["counter_1.db"]
+
+
 def test_counts_are_lost_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = ReservedDict(str(tmp_path / "counter_1.db"))
 

@@ -90,7 +90,6 @@ SHAPES = {
 }
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("explicit", [True, False], ids=["with its own time", "by the store's clock"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_answers_like_the_pure_functions(shape: str, explicit: bool, clock: FakeClock) -> None:
@@ -146,7 +145,6 @@ EXTREMES = {
 }
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("shape", EXTREMES)
 def test_the_largest_numbers_are_counted_like_the_pure_functions_do(shape: str, clock: FakeClock) -> None:
     """Products of these pass 2^63; the times are those of the years 1970 to 2255."""

@@ -6,7 +6,7 @@
 
    spin -run limiter.pml                  no
    spin -run -DREFUND_FORGETS limiter.pml a refund without the term for what others were given back: yes
-   spin -run -DCAP_IS_WRITTEN limiter.pml a level that is cut off at the burst of whoever asks: yes
+   spin -run -DCAP_IS_WRITTEN limiter.pml a level that is cut off at the burst of the caller: yes
 
    The algorithms are those of src/headgate/algorithms/token_bucket.py and sliding_log.py, with one small part per unit, of
    which one drains per tick. README.md in this folder says what is left out. */

@@ -23,7 +23,7 @@ _LAST_AT = frozenset({"redis", "rediss", "unix", "valkey", "valkeys"})
 
 
 def check_credentials(url: str) -> None:
-    """Refuse a URL whose name, password and host cannot be told apart; a text that is no URL passes.
+    """Refuse a URL in which name, password and host cannot be separated; a text that is no URL passes.
 
     Raises:
         ConfigError: It is one. The message does not repeat it.
@@ -42,6 +42,6 @@ def check_credentials(url: str) -> None:
     )
     if not is_clear:
         raise ConfigError(
-            "the name, the password and the host in the URL cannot be told apart: in a name or a password, write % as "
+            "the name, the password and the host in the URL cannot be separated: in a name or a password, write % as "
             "%25, @ as %40, : as %3A, / as %2F, ? as %3F, # as %23, [ as %5B, ] as %5D and a space as %20"
         )

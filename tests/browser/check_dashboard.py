@@ -127,7 +127,7 @@ def test_the_page_updates_by_itself(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
     expect(figure(page, "login", "total-admitted")).to_have_text("0")
-    expect(page.locator("#refused-body")).to_have_text("Nobody has been refused.")
+    expect(page.locator("#refused-body")).to_have_text("No one has been refused.")
     server.hit("login", "alice", 6)
     expect(figure(page, "login", "total-admitted")).to_have_text("5")
     expect(figure(page, "login", "total-refused")).to_have_text("1")

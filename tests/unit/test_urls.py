@@ -28,7 +28,7 @@ from headgate.urls import check_credentials
     ],
 )
 def test_a_password_that_could_be_something_else_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be told apart") as refused:
+    with pytest.raises(ConfigError, match="cannot be separated") as refused:
         check_credentials(url)
     assert "host" not in str(refused.value).replace("the host in the URL", "")
 

@@ -62,9 +62,7 @@ def _detected(first_lines: Sequence[str], source: str, time: str | None) -> tupl
     if _is_header(header):
         return CsvFormat(header, time), True
     shown = f"; it begins with {header[:80]!r}" if header else "; it is empty"
-    raise ReplayError(
-        f"{source}: its format cannot be told from its first lines{shown}. Say it with --format"
-    )
+    raise ReplayError(f"{source}: its first lines do not show its format{shown}. Say it with --format")
 
 
 def _by_line(line: str, time: str | None) -> LogFormat | None:

@@ -297,7 +297,7 @@ def _changes(report: Report) -> Iterator[str]:
 def _unread(log: Report) -> Iterator[str]:
     reasons = [(bad["reason"], bad) for bad in log["bad_by_reason"]]
     if log["without_key"]["count"]:
-        reasons.append(("no key: the line says nobody to count for", log["without_key"]))
+        reasons.append(("no key: the line does not say for whom to count", log["without_key"]))
     lines = []
     for reason, bad in reasons:
         lines.append(f"<p>{number(bad['count'])} {escape(reason)}</p>")

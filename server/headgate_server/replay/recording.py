@@ -2,7 +2,7 @@
 
 The file is bounded: when it is full, recording ends, and the log says so. Each line is one append, so the workers of a
 server may share a file. Only the owner may read it, and with `hash_keys` it holds digests instead of keys: those of one
-file can be told apart and linked to each other, but to nobody without the salt, a file beside it that can be deleted.
+file can be compared with each other, but not traced to a person without the salt, a file beside it that can be deleted.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Selection:
         key: Who a request counts for; `None` for `DEFAULT_KEY`. It stands for every scope that `scopes` does not name.
         scopes: Who it counts for, by scope.
         named_scopes: The scopes that the limiter counts by; none for plain keys.
-        needs_key: Whether a line that says nobody to count for is left out; not if all rules count everybody together.
+        needs_key: Whether a line without a key is left out; not if all rules count everybody together.
         cost: How many units.
         tier: The caller's tier; `None` for none.
         route: What the report groups by; `None` for `DEFAULT_ROUTE`, where lines have that.
@@ -108,7 +108,7 @@ class LogCounts:
         lines: All lines.
         empty: Lines with nothing in them.
         bad: Lines that could not be read, by reason.
-        without_key: Lines that say nobody to count for.
+        without_key: Lines without a key.
         other_limiters: Recorded lines of other limiters, or of operations that decide nothing.
         unsorted: Lines that were older than one before them, and were put in order.
         too_late: Lines that were too old for that, and were left out.
@@ -141,7 +141,7 @@ class LogCounts:
         _count(self.bad.setdefault(reason, BadLines()), where, line)
 
     def add_without_key(self, where: str, line: str) -> None:
-        """Count a line that says nobody to count for."""
+        """Count a line without a key."""
         _count(self.without_key, where, line)
 
 
@@ -157,7 +157,7 @@ class _Skipped(Exception):
 
 
 Extract = Callable[[str], LoggedRequest | None]
-"""Returns the request of a line, or `None` if it says nobody to count for; raises BadLine."""
+"""Returns the request of a line, or `None` if it has no key; raises BadLine."""
 
 
 def read_requests(

@@ -61,7 +61,7 @@ class KeySample(Generic[T]):
     """Something about each key: of all keys while they are few, then of a fair sample of them.
 
     A key is in the sample if its digest ends in enough zero bits. When there are too many, one more bit is asked for, and
-    half of them go (Gibbons, 2001). Whoever is left was there from its first request on, so what is kept of a key is
+    half of them go (Gibbons, 2001). A key that is left was there from its first request on, so what is kept of a key is
     always complete, and the number of all keys is known within a few per cent.
 
     Args:

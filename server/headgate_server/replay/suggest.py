@@ -418,7 +418,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         f"# It would have refused {number(report['refused'])} of these requests ({percent(report['refused_share'])}), "
         f"of {about}{number(refused_keys)} keys."
     )
-    yield "# Nobody's growth is in it: leave room, and watch it as a shadow rule first."
+    yield "# It leaves no room for growth: add some, and watch it as a shadow rule first."
     yield f"[limiters.{_toml_key(report['limiter'])}]"
     yield f'rules = ["{report["rule"]}"]'
     yield "#"

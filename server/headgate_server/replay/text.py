@@ -222,7 +222,7 @@ def _comparison(report: Report) -> Iterator[str]:
 def _unread(log: Report) -> Iterator[str]:
     rows = [(bad["reason"], bad) for bad in log["bad_by_reason"]]
     if log["without_key"]["count"]:
-        rows.append(("no key: the line says nobody to count for", log["without_key"]))
+        rows.append(("no key: the line does not say for whom to count", log["without_key"]))
     if log["other_limiters"]:
         rows.append(("recorded for another limiter", {"count": log["other_limiters"], "examples": []}))
     if rows:

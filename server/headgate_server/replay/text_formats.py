@@ -218,7 +218,7 @@ def _format(text: str, pieces: list[tuple[str, str]], tail: str) -> TextFormat:
         is_last = index + 1 == len(pieces)
         if not after and not is_last:
             raise ReplayError(
-                f"format {text!r}: nothing stands between {name} and {pieces[index + 1][1]}, so they cannot be told apart"
+                f"format {text!r}: nothing stands between {name} and {pieces[index + 1][1]}, so their values run together"
             )
         pattern += re.escape(before) + f"({_until(after)})"
         names.append(name if name not in names else f"{name}_{index + 1}")

@@ -2,7 +2,7 @@
 
 10/Oct/2000:13:55:36 -0700       nginx $time_local, Apache %t
 2024-05-01T12:00:00.123456Z      ISO 8601; digits below the microsecond are cut off
-1714564800.123                   seconds; milli-, micro- and nanoseconds are told apart by their size
+1714564800.123                   seconds; milli-, micro- and nanoseconds are distinguished by their size
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ let token = sessionStorage.getItem(TOKEN);
 let asking = null;
 const listeners = [];
 
-/** Be told whenever a token is taken into use or forgotten. */
+/** Call a function whenever a token is taken into use or forgotten. */
 export const onToken = (listener) => listeners.push(listener);
 
 export const hasToken = () => token !== null;

@@ -119,7 +119,7 @@ let connection = "connecting";
 let wasLive = false;
 
 function onState(state, problem) {
-  // Attempts to get back are one state to whoever watches or listens, not a flicker of two.
+  // Attempts to get back are shown and announced as one state, not as a flicker of two.
   connection = state === "connecting" && wasLive ? "waiting" : state;
   wasLive = state === "live" || (wasLive && state !== "refused");
   byId("connection").title = problem?.message ?? "";

@@ -13,7 +13,7 @@ const PARTS = ["admitted", "refused", "degraded"]; // from the bottom up
 /**
  * Decisions per second, stacked, as bars over a range of time: admitted and refused by the store, and degraded ones.
  *
- * Pointer and arrow keys choose a bar; `onRead(bin)` is told which bar to put into words, null while none is chosen. To assistive technology the chart is a slider over time whose value is that text.
+ * Pointer and arrow keys choose a bar; `onRead(bin)` is called with the bar to put into words, null while none is chosen. To assistive technology the chart is a slider over time whose value is that text.
  */
 export class RateChart {
   #svg;
@@ -121,7 +121,7 @@ export class RateChart {
     setAttribute(this.#cursor, "width", step.toFixed(2));
   }
 
-  /** Put the chosen bar into words; `quietly` leaves what a screen reader is told as it was. */
+  /** Put the chosen bar into words; `quietly` changes nothing for a screen reader. */
   #read(quietly = false) {
     const index = this.#chosen ?? this.#newest;
     const bin = this.#bins[index];

@@ -30,7 +30,7 @@ export class Stream {
     this.#wake();
   }
 
-  /** The same, unless the server does not want us: things look better now, but nobody has said so. */
+  /** The same, unless the server has refused us: the connection may be fine again, but that is not certain. */
   nudge() {
     if (!this.#refused) this.now();
   }

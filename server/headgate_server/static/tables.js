@@ -138,7 +138,7 @@ const refusedOff = sentence(
   "[server]",
   " in the policy file to see them.",
 );
-const noRefused = sentence("Nobody has been refused.");
+const noRefused = sentence("No one has been refused.");
 const refusedList = el("ol", { class: "refused-list" });
 
 function drawStores(list) {

@@ -56,7 +56,7 @@ const UNITS = [
 
 /** A duration in seconds as its two largest units: "12.3 s", "4 min 5 s", "3 d 2 h". */
 export function duration(seconds) {
-  const tenths = Math.ceil(seconds * 10) / 10; // up, like the whole seconds below: a wait must not be told too short
+  const tenths = Math.ceil(seconds * 10) / 10; // up, like the whole seconds below: a wait must not be shown too short
   if (tenths < 60) return `${threeDigits.format(seconds < 1 ? seconds : tenths)} s`;
   const rounded = Math.ceil(seconds);
   const [size, unit] = UNITS.find(([length]) => rounded >= length);

@@ -82,7 +82,7 @@ def demo_settings(
             "DATABASE_URL": postgres_url,
             "PETITION_RATE_LIMIT_PER_HOUR": "10",
             "PETITION_RATE_LIMIT_WINDOW_MINUTES": "1",
-            # Nobody deals with the petitions of the demo, so they wait for ever; that must not fill the queue.
+            # No one deals with the petitions of the demo, so they wait for ever; that must not fill the queue.
             "PETITION_QUEUE_THRESHOLD": "1000000000",
         },
     }

@@ -464,7 +464,7 @@ async def test_a_trace_id_that_is_no_word_is_replaced(start: Start) -> None:
 
 
 @pytest.mark.requirement("A-13")
-async def test_an_error_that_nobody_foresaw_has_its_trace_id_on_the_answer_and_in_the_log(
+async def test_an_unexpected_error_has_its_trace_id_on_the_answer_and_in_the_log(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = await start()

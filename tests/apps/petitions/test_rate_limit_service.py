@@ -339,7 +339,7 @@ def test_the_error_says_everything() -> None:
 
 
 @pytest.mark.requirement("A-80")
-async def test_the_stub_does_as_it_is_told() -> None:
+async def test_the_stub_answers_as_it_was_set_up() -> None:
     submitter = someone()
     stub = RateLimiterStub.allowing(limit=2)
     await stub.record_submission(submitter)

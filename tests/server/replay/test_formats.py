@@ -257,7 +257,7 @@ def test_bad_lines_have_a_reason(wanted: str, line: str, reason: str) -> None:
         (
             "auto",
             ["what is this"],
-            "log: its format cannot be told from its first lines; it begins with 'what is",
+            "log: its first lines do not show its format; it begins with 'what is",
         ),
         ("auto", [], "it is empty"),
         ("$remote_addr$status", [], "nothing stands between remote_addr and status"),

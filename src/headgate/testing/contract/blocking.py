@@ -52,7 +52,8 @@ class BlockingStore:
         """Run something to its end on the loop."""
         if self._process != os.getpid():  # a fork: the parent's loop is not ours to run, nor to close
             self._process, self._runner = os.getpid(), asyncio.Runner()
-        return self._runner.run(work)
+        # Not `Runner.run`, which changes the handler of SIGINT and back for each of these short calls.
+        return self._runner.get_loop().run_until_complete(work)
 
     def change_loop(self) -> None:
         """Close the event loop and go on with another."""

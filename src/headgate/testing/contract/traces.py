@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from hypothesis import strategies as st
@@ -45,14 +46,14 @@ LATEST_US = 8_000_000_000_000_000
 ALL_KINDS = RATES
 
 _MS, _SECOND, _HOUR, _DAY = 1_000, 1_000_000, 3_600_000_000, 86_400_000_000
-_PERIODS = (_MS, 7 * _MS, _SECOND, 60 * _SECOND, _HOUR, _HOUR + _MS, 30 * _DAY)
-_LIMITS = (1, 2, 3, 5, 8, 12, 5_000, 0)
-_BUCKETS = (60, 7, 2, 1)
-_TIERS = (None, None, "pro", "unknown")
-_CALENDARS: tuple[tuple[Span, str], ...] = (
-    ("day", "Europe/Berlin"),
-    ("week", "UTC"),
-    ("month", "Pacific/Apia"),
+# What is drawn, made once: to make a strategy costs more than to draw from it.
+_PERIOD = st.sampled_from((_MS, 7 * _MS, _SECOND, 60 * _SECOND, _HOUR, _HOUR + _MS, 30 * _DAY))
+_LIMIT = st.sampled_from((1, 2, 3, 5, 8, 12, 5_000, 0))
+_BURST = st.none() | st.integers(1, 12)
+_BUCKETS = st.sampled_from(tuple(product((60, 7, 2, 1), (False, True))))
+_SCOPES = st.sampled_from((st.sampled_from((None, SHARED)), st.sampled_from(("user", "realm", SHARED))))
+_CALENDARS: st.SearchStrategy[tuple[Span, str]] = st.sampled_from(
+    (("day", "Europe/Berlin"), ("week", "UTC"), ("month", "Pacific/Apia"))
 )
 
 
@@ -142,7 +143,7 @@ def traces(
     features: frozenset[Feature] = frozenset(),
 ) -> st.SearchStrategy[Trace]:
     """Return traces over rules of these kinds, and of those among the features."""
-    steps = st.lists(_steps(backwards, "moves" in features), min_size=1, max_size=most_steps).map(tuple)
+    steps = st.lists(_steps(backwards, features), min_size=1, max_size=most_steps).map(tuple)
     return st.builds(Trace, _versions(kinds, most_rules, features), steps, st.just(features))
 
 
@@ -150,32 +151,28 @@ def traces(
 def _versions(
     draw: st.DrawFn, kinds: Sequence[Kind], most_rules: int, features: frozenset[Feature]
 ) -> tuple[tuple[Rule, ...], ...]:
+    more: tuple[Kind, ...] = ("concurrent", "calendar")
+    kind = st.sampled_from((*kinds, *(kind for kind in more if kind in features)))
+    unit = st.sampled_from(("requests", "tokens") if "units" in features else ("requests",))
     count = draw(st.integers(1, most_rules))
-    scopes = draw(st.sampled_from(((None, SHARED), ("user", "realm", SHARED))))
-    rules = [draw(_rule_versions(kinds, scopes, f"rule{i}", features)) for i in range(count)]
+    scope = draw(_SCOPES)
+    rules = [draw(_rule_versions(draw(kind), scope, f"rule{i}", draw(unit))) for i in range(count)]
     first, second = zip(*rules, strict=True)
     return first, second
 
 
 @st.composite
 def _rule_versions(
-    draw: st.DrawFn,
-    kinds: Sequence[Kind],
-    scopes: Sequence[str | None],
-    name: str,
-    features: frozenset[Feature],
+    draw: st.DrawFn, kind: Kind, scopes: st.SearchStrategy[str | None], name: str, unit: str
 ) -> tuple[Rule, Rule]:
-    more: tuple[Kind, ...] = ("concurrent", "calendar")
-    kind = draw(st.sampled_from((*kinds, *(kind for kind in more if kind in features))))
-    period = draw(st.sampled_from(_PERIODS))
-    buckets, strict = draw(st.sampled_from(_BUCKETS)), draw(st.booleans())
-    scope = draw(st.sampled_from(scopes))
-    unit = draw(st.sampled_from(("requests", "tokens"))) if "units" in features else "requests"
-    span, zone = draw(st.sampled_from(_CALENDARS)) if kind == "calendar" else (None, None)
+    period = draw(_PERIOD)
+    buckets, strict = draw(_BUCKETS) if kind == "sliding_window" else (60, True)
+    scope = draw(scopes)
+    span, zone = draw(_CALENDARS) if kind == "calendar" else (None, None)
 
     def quota() -> Quota:
-        limit = draw(st.sampled_from(_LIMITS))
-        burst = draw(st.none() | st.integers(1, 12)) if kind == "token_bucket" and limit else None
+        limit = draw(_LIMIT)
+        burst = draw(_BURST) if kind == "token_bucket" and limit else None
         return Quota(limit, period if span is None else SPANS_US[span], burst)
 
     def rule() -> Rule:
@@ -186,7 +183,7 @@ def _rule_versions(
 
     first = rule()
     if kind == "concurrent":
-        period = draw(st.sampled_from(_PERIODS))  # a lease may change, and keeps what is held
+        period = draw(_PERIOD)  # a lease may change, and keeps what is held
     return first, rule()
 
 
@@ -210,28 +207,48 @@ def make_rule(
     return makers[kind](quota, name=name, scope=scope, tiers=tiers, unit=unit)
 
 
-def _steps(backwards: bool, confirms: bool) -> st.SearchStrategy[Step]:
-    nudges = st.sampled_from((0, -1, 1))
-    moves = [
-        st.builds(Move, st.just("us"), st.sampled_from((0, 1, 2, 999, 1_000, 10_000_000))),
-        st.builds(Move, st.just("sixtieth"), st.sampled_from((1, 5, 20, 30, 59, 60, 61, 90)), nudges),
-        st.builds(Move, st.sampled_from(("retry", "reset")), st.just(0), nudges),
-    ]
-    if backwards:
-        moves.append(st.builds(Move, st.just("sixtieth"), st.sampled_from((-1, -10, -59, -61)), nudges))
-    ops = ("hit", "hit", "hit", "hold", "hold", "check", "settle", "settle", "release", "record", "reset")
-    return st.builds(
-        Step,
-        op=st.sampled_from((*ops, "hold", "confirm", "confirm", "renew") if confirms else ops),
-        move=st.one_of(st.just(Move("us", 0)), *moves),
-        who=st.sampled_from((0, 0, 0, 1, 2)),
-        cost=st.sampled_from((1, 1, 2, 3, 5, 0, 12, 13, 5_000)),
-        tier=st.sampled_from(_TIERS),
-        version=st.sampled_from((0, 0, 0, 1)),
-        hold=st.integers(0, 3),
-        tokens=st.sampled_from((1, 2, 3, 0, 12)),
-        limit=st.sampled_from((None, None, 1, 4, 12, 0)),
+def _steps(backwards: bool, features: frozenset[Feature]) -> st.SearchStrategy[Step]:
+    # Few draws, of ready-made values: what Hypothesis does for each draw costs more than the call that is then tried.
+    named: tuple[Literal["retry", "reset"], ...] = ("retry", "reset")
+    nudges = (0, -1, 1)
+    moves = (
+        *(Move("us", amount) for amount in (0,) * 28 + (1, 2, 999, 1_000, 10_000_000) * 4),
+        *(Move("sixtieth", amount, nudge) for amount in (1, 5, 20, 30, 59, 60, 61, 90) for nudge in nudges),
+        *(Move(unit, 0, nudge) for unit in named for nudge in nudges * 4),
     )
+    if backwards:
+        moves += tuple(
+            Move("sixtieth", amount, nudge) for amount in (-1, -10, -59, -61) for nudge in nudges * 2
+        )
+    ops: tuple[Operation, ...] = (
+        *("hit", "hit", "hit", "hit", "hit", "hit", "hold", "hold", "hold"),
+        *("check", "settle", "settle", "release", "record", "record", "reset"),
+        *(("hold", "confirm", "confirm", "renew") if "moves" in features else ()),
+    )
+    callers = product((0, 0, 0, 1, 2), (None, None, "pro", "unknown"), (0, 0, 0, 1))
+    others = product((1, 2, 3, 0, 12), (None, None, 1, 4, 12, 0)) if features else ((0, None),)
+    return st.builds(
+        _step,
+        st.sampled_from(ops),
+        st.sampled_from(moves),
+        st.sampled_from(tuple(callers)),
+        st.sampled_from((1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 5, 0, 12, 13, 5_000)),
+        st.integers(0, 3),
+        st.sampled_from(tuple(others)),
+    )
+
+
+def _step(
+    op: Operation,
+    move: Move,
+    caller: tuple[int, str | None, int],
+    cost: int,
+    hold: int,
+    others: tuple[int, int | None],
+) -> Step:
+    who, tier, version = caller
+    tokens, limit = others
+    return Step(op, move, who, cost, tier, version, hold, tokens, limit)
 
 
 class Actor:

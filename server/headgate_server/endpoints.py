@@ -111,7 +111,7 @@ def endpoints(
             "Count units that have been used already, even beyond the limit",
             values=_LOGIN,
             ask={"key": "alice", "cost": 2},
-            answer={"recorded": 2},
+            answer={"recorded": 2, "degraded": False},
             problems=_CANNOT,
         ),
         Route(

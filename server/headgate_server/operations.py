@@ -115,8 +115,8 @@ class Operations:
             request = request.with_quotas(quotas_of(version.rules, ask.quota))
         else:
             request = version.request("record", key, cost, ask.tier, ask.quota)
-        await version.gate.ask(request)
-        return RecordAnswer(cost)
+        decision, _ = await version.gate.ask(request)
+        return RecordAnswer(cost, decision.degraded)
 
     async def hold(self, request: ApiRequest, ask: HitAsk, name: str) -> HoldAnswer:
         self._limiter(name)  # for the message that lists near names

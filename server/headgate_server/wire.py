@@ -202,9 +202,10 @@ class DecisionAnswer(Struct):
 
 
 class RecordAnswer(Struct):
-    """What was counted."""
+    """What was counted; if it is degraded, it may not be, because the store could not be asked."""
 
     recorded: CostOfEach
+    degraded: bool
 
 
 class HoldAnswer(Struct):

@@ -24,7 +24,7 @@ from tests.faults.proxy import FaultProxy
 from tests.faults.traffic import Subject, subjects
 from tests.integration.redis.cluster import Cluster, running_cluster
 from tests.integration.waiting import until
-from tests.server.loopback import ServerProcess
+from tests.server.loopback import ServerProcess, no_room_for_files
 
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
 """So that a server keeps what it has acknowledged."""
@@ -295,18 +295,6 @@ def restart_redis(server: RedisServer) -> None:
     until(lambda: not answers_ping(server.port))
     server.kill()
     server.start()
-
-
-@contextlib.contextmanager
-def no_room_for_files(pid: int) -> Iterator[None]:
-    """Let a process write to no file as long as a block runs."""
-    usual = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, usual[1]))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # it has given up
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, usual)
 
 
 def fill_disk(server: RedisServer) -> None:

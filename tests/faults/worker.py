@@ -292,7 +292,9 @@ class Actor:
             outcome = "unknown"
             worker.errors[type(error).__name__] += 1
         verdicts: Any = ()
-        if not outcome and operation in ("settle", "record"):
+        if not outcome and operation == "record":
+            outcome = "unknown" if answer.degraded else "done"
+        elif not outcome and operation == "settle":
             # Only a limiter that raises says whether it was done; one of our server never does so for its own store.
             is_certain = worker.orders.policy == "raise" and not worker.orders.url.startswith("http")
             outcome = "done" if is_certain else "unknown"

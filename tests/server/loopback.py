@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +32,18 @@ LARGEST_BODY = 1_000_000
 
 ESTABLISHED = "01"
 """As /proc/net/tcp calls it."""
+
+
+@contextlib.contextmanager
+def no_room_for_files(pid: int) -> Iterator[None]:
+    """Let a process write to no file as long as a block runs."""
+    usual = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, usual[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has given up
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, usual)
 
 
 def until(condition: Callable[[], object]) -> None:

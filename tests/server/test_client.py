@@ -26,6 +26,7 @@ from headgate import (
 )
 from headgate.client import ServerStore
 from headgate.client.peer import LANES
+from headgate.decision import UNLIMITED
 from headgate.policy import AsyncLivePolicy
 from headgate.policy.model import TokenPolicy
 from headgate.stores import local
@@ -37,6 +38,7 @@ from tests.server.loopback import (
     ServerProcess,
     ThreadedServer,
     limiter_policy,
+    no_room_for_files,
     policy_of,
 )
 from tests.unit.flavours import AnyLimiter, close, done
@@ -474,6 +476,21 @@ async def test_while_the_server_is_gone_the_policy_answers(
     await until_back(limiter)
     assert (await done(limiter.hit("alice"))).remaining == 3
     assert (limiter.health.outages, limiter.health.failures) == (1, 1)
+    await close(limiter)
+
+
+async def test_what_the_servers_own_store_could_not_record_is_marked(
+    process: ServerProcess, flavour: Flavour
+) -> None:
+    """The server answers by its policy, `"open"`, and only it knows that nothing was counted."""
+    limiter = flavour(
+        "5/hour", name="login", store=process.url, on_store_error="raise", deadline=LONGEST_WAIT
+    )
+    assert await done(limiter.record("alice")) == UNLIMITED
+    with no_room_for_files(process.pid):
+        assert await done(limiter.record("alice", 2)) == UNLIMITED.as_degraded()
+    await until_back(limiter)
+    assert (await done(limiter.check("alice", 0))).remaining == 4
     await close(limiter)
 
 

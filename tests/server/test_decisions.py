@@ -124,7 +124,10 @@ async def test_a_check_takes_nothing() -> None:
 
 async def test_a_record_counts_beyond_the_limit() -> None:
     server = Server()
-    assert await server.answer("/v1/limiters/login/record", {"key": "alice", "cost": 8}) == {"recorded": 8}
+    assert await server.answer("/v1/limiters/login/record", {"key": "alice", "cost": 8}) == {
+        "recorded": 8,
+        "degraded": False,
+    }
     state = (await server.answer("/v1/inspect", {"key": "alice"}))["limiters"][0]["results"][0]
     assert (state["used"], state["limit"], state["remaining"]) == (8, 5, 0)
 
@@ -363,7 +366,7 @@ async def test_a_batch_is_answered_in_order() -> None:
     assert [bodies[i]["allowed"] for i in (0, 2, 3, 5, 6)] == [False, True, False, True, True]
     assert bodies[1]["first"]
     assert bodies[4] == {"reset": True}
-    assert bodies[7] == {"recorded": 7}
+    assert bodies[7] == {"recorded": 7, "degraded": False}
     assert bodies[8]["decision"]["remaining"] == 990
     assert (bodies[9]["first"], bodies[9]["cost"]) == (False, 999)
 

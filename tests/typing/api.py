@@ -67,7 +67,7 @@ least: int = min(result.remaining for result in decision.results)
 admitted: Decision = decision.raise_if_denied()
 bytes_key: Decision = limiter.hit(b"\x00\x01", now=1_700_000_000.5)
 looked: Decision = limiter.check("alice")
-limiter.record("alice", cost=2)
+is_counted: bool = not limiter.record("alice", cost=2).degraded
 limiter.reset("alice")
 waited: Decision = limiter.wait("alice", timeout=5)
 
@@ -108,7 +108,7 @@ report(3, verbose=True)  # type: ignore[call-arg]
 async def submit() -> None:
     decision: Decision = await several.hit({"user": "42", "realm": "north"}, tier="pro")
     decision = await several.check({"user": "42", "realm": "north"})
-    await several.record({"user": "42", "realm": "north"})
+    decision = await several.record({"user": "42", "realm": "north"})
     decision = await several.wait({"user": "42", "realm": "north"}, timeout=5)
     async with several.hold({"user": "42", "realm": "north"}, cost=10) as hold:
         await hold.settle(7)

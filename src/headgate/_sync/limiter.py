@@ -129,9 +129,13 @@ class Limiter(Asking):
         tier: str | None = None,
         quota: QuotaValue | None = None,
         now: float | None = None,
-    ) -> None:
-        """Count units that have been used already, even beyond the limit."""
-        self._ask("record", key, cost, tier, quota, now)
+    ) -> Decision:
+        """Count units that have been used already, even beyond the limit.
+
+        The decision is always an admission, without figures. Only `degraded` is of interest: if it is true, the store could
+        not be asked and the units may not be counted.
+        """
+        return self._ask("record", key, cost, tier, quota, now)
 
     def hold(
         self,

@@ -78,6 +78,7 @@ class LimiterAsks:
         self._mismatch: str | None = None
         self._read_decision = reading(server, self._decision)
         self._read_hold = reading(server, self._decision_and_hold)
+        self._read_degraded = reading(server, lambda body: body["degraded"])
         self._read_nothing = reading(server, lambda body: None)
 
     def ask(self, request: Request) -> Ask[Answer]:
@@ -155,8 +156,7 @@ class LimiterAsks:
         return decision, _receipts(held, costs)
 
     def _read_recorded(self, response: Response) -> Answer:
-        self._read_nothing(response)
-        return RECORDED
+        return (RECORDED[0].as_degraded(), None) if self._read_degraded(response) else RECORDED
 
     def _read_settled(self, answer: Response) -> None:
         # Forgotten there: its units have expired, so there is nothing to give back.

@@ -91,7 +91,7 @@ async def test_a_refusal_and_its_mark_are_passed_on(server: ScriptedServer, limi
 
 async def test_every_operation_has_its_path(server: ScriptedServer, limiter: AnyLimiter) -> None:
     await done(limiter.check("alice"))
-    await done(limiter.record("alice", 3))
+    assert await done(limiter.record("alice", 3)) == UNLIMITED
     await done(limiter.reset("alice"))
     assert server.paths == [f"/v1/limiters/login/{operation}" for operation in ("check", "record", "reset")]
     assert [asked.body for asked in server.asked] == [

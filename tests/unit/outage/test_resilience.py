@@ -209,7 +209,7 @@ def test_every_operation_is_answered_in_an_outage_except_forgetting(store: Flaky
     store.fail()
     assert limiter.check("alice").degraded
     assert limiter.hit("alice").degraded
-    limiter.record("alice")
+    assert limiter.record("alice").degraded
     with limiter.hold("alice") as hold:
         hold.settle(5)
     assert on_store.release() == 0
@@ -619,7 +619,7 @@ async def test_tasks_are_answered_in_an_outage(store: Flaky) -> None:
     assert all(decision.degraded for decision in decisions)
     assert sum(decision.allowed for decision in decisions) == 4
     assert (await limiter.check("alice")).degraded
-    await limiter.record("alice")
+    assert (await limiter.record("alice")).degraded
     async with limiter.hold("bob") as hold:
         await hold.release()
     await on_store.release()

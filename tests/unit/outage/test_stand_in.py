@@ -22,6 +22,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.algorithms import algorithm_for
+from headgate.decision import UNLIMITED
 from headgate.stores.base import Answer
 from headgate.stores.failure import OnOverload, OnStoreError, local
 from headgate.stores.outage import Health, StandIn
@@ -107,7 +108,8 @@ def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) ->
     decision, receipts = ask(it, "hold")
     assert decision.allowed is (policy == "open")
     assert receipts is None
-    ask(it, "record")
+    assert ask(it, "record") == (UNLIMITED.as_degraded(), None)
+    assert it.answers == 2
     it.refund_failed(ERROR)
     it.reset("alice")
     assert ask(it, "peek")[0].allowed is (policy == "open")
@@ -155,7 +157,7 @@ def test_local_takes_holds_and_gives_them_back() -> None:
 
 def test_local_records_and_resets() -> None:
     it = stand_in(local(0.5), sliding_window("8/minute"))
-    ask(it, "record", 7)
+    assert ask(it, "record", 7) == (UNLIMITED.as_degraded(), None)
     assert not hit(it)
     it.reset("alice")
     assert hit(it)

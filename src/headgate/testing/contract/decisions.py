@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headgate import ConfigError, CostTooHigh, Limiter
+from headgate.decision import UNLIMITED
 from headgate.keys import Key
 from headgate.testing.contract.base import Contract, each_kind
 
@@ -115,9 +116,9 @@ class DecisionTests(Contract):
     @each_kind
     def test_recording_counts_beyond_the_limit(self, kind: str) -> None:
         limiter = self.limiter(self.rule(kind, 4))
-        limiter.record("a", 3)
+        assert limiter.record("a", 3) == UNLIMITED
         assert limiter.check("a", 0).remaining == 1
-        limiter.record("a", 6)
+        assert limiter.record("a", 6) == UNLIMITED
         assert limiter.check("a", 0).remaining == 0
         refused = limiter.hit("a", 1)
         assert not refused

@@ -58,3 +58,10 @@ def test_no_place_for_a_template_is_no_problem(template: Path) -> None:
     template.parent.write_text("a file, where a folder should be")
     with running_postgres(None) as url:
         assert tables(url) == 1
+
+
+def test_only_what_is_kept_waits_for_the_disk(template: Path, folder: Path) -> None:
+    """Else Ctrl-C takes seconds on a busy machine, for files that are then removed."""
+    for keep, waits in ((None, "off"), (folder, "on")):
+        with running_postgres(keep) as url, psycopg.connect(url) as connection:
+            assert connection.execute("SHOW fsync").fetchone() == (waits,)

@@ -22,6 +22,9 @@ from headgate_services.demo.errors import DemoError
 
 _logger = logging.getLogger(__name__)
 
+# Else Ctrl-C waits until everything is on the disk, and then removes it.
+_NOT_KEPT = {"fsync": "off", "full_page_writes": "off"}
+
 
 @contextmanager
 def running_postgres(keep: Path | None) -> Iterator[str]:
@@ -35,7 +38,7 @@ def running_postgres(keep: Path | None) -> Iterator[str]:
     """
     # Not inside of the demo's own folder: for root it runs as the user nobody, who must be able to reach it.
     folder = Path(tempfile.mkdtemp(prefix="headgate-demo-")) if keep is None else keep / "postgres"
-    server = PostgresServer(folder=folder)
+    server = PostgresServer(settings=_NOT_KEPT if keep is None else None, folder=folder)
     try:
         try:
             if keep is None:

@@ -14,7 +14,7 @@ from headgate.circuit import AsyncCircuit, Breaker
 
 
 class Outages:
-    """Whether a database is worth asking.
+    """Keeps track of whether a database is down.
 
     Args:
         name: What the log calls it.

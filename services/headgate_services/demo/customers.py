@@ -1,6 +1,6 @@
 """Who calls the Headgate server in the demo: people, a paying customer, a batch job, and some who want too much.
 
-Each asks as a program in any language would, over HTTP, and believes the answer, or does not.
+Each calls over HTTP, as a program in any language would. Some stop when they are refused, others go on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NIGHT_SECONDS = 30.0  # they come often here
 
 
 class Customers:
-    """Everybody who calls the server.
+    """All callers of the server.
 
     Args:
         client: A client of the server.

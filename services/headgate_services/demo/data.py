@@ -34,7 +34,7 @@ def running_redis() -> Iterator[str]:
 
 @contextmanager
 def data_folder(keep: Path | None) -> Iterator[Path]:
-    """Provide a folder for everything else; a kept one to one demo at a time.
+    """Provide a folder for everything else; only one demo at a time may use a kept one.
 
     Raises:
         DemoError: Another demo has it, or it cannot be made.

@@ -14,7 +14,7 @@ from headgate_services.petitions.logs import configure_logging as configure_peti
 
 
 def log_problems() -> None:
-    """Let standard error have problems only, each in one line, and none again and again."""
+    """Log problems only to standard error, each in one line, and repeated ones only a few times a minute."""
     _configure("WARNING", _problem)
     # A service's warnings are mostly about refusals, which are the demo's point.
     logging.getLogger("headgate_services").setLevel(logging.ERROR)
@@ -24,7 +24,7 @@ def log_problems() -> None:
 
 
 def log_everything(level: str) -> None:
-    """Let standard error have our lines of this level and above, and the warnings of others."""
+    """Log our lines of this level and above, and the warnings of libraries, to standard error."""
     _configure(level, _line)
     logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(level)))
     logging.getLogger("httpx").setLevel(logging.WARNING)

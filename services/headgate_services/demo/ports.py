@@ -38,7 +38,7 @@ def listen_near(host: str, port: int, reserved: Collection[int] = ()) -> socket.
 
 
 class PortTaken(DemoError):
-    """Somebody else listens there, or only root may."""
+    """Another program listens there, or only root may."""
 
 
 def listen(host: str, port: int) -> socket.socket:

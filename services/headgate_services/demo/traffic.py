@@ -14,7 +14,7 @@ _AFTER_A_FAILURE = 2.0  # seconds until a caller without an answer calls again
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who calls.
+    """One caller: what it does, and how often.
 
     Attributes:
         name: Who.

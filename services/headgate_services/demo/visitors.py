@@ -50,7 +50,7 @@ class VisitTally:
 
 
 class Visitors:
-    """Everybody who uses a service.
+    """All callers of the four services.
 
     Args:
         clients: A client of each service, by its name.

@@ -54,7 +54,7 @@ class AsyncTimed:
 
 
 class AsyncQuoted:
-    """A gate whose callers have quotas that a function knows."""
+    """A gate that asks a function for the quotas of each caller."""
 
     def __init__(
         self, gate: AsyncGate, quotas: QuotaCache, pick: Callable[[Key | None], tuple[PlainKey, ...]]
@@ -88,7 +88,7 @@ class AsyncQuoted:
 
 
 class AsyncObserved:
-    """A gate whose hooks hear of everything that passes through it."""
+    """A gate that calls hooks for every answer and every error."""
 
     def __init__(self, gate: AsyncGate, limiter: str, units: Units, hooks: Hooks) -> None:
         self._gate = gate

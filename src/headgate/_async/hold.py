@@ -198,7 +198,7 @@ class AsyncHold:
         )
 
     def _standing(self, cost: Cost, final: Costs) -> Cost:
-        """Return a cost that stands as the caller would write it."""
+        """Return a final cost as callers write it: a number, or a mapping by unit."""
         return cost if isinstance(cost, int) else self._units.named(final)
 
     def _ended(self) -> Decision:
@@ -224,7 +224,7 @@ class AsyncHold:
 
 
 class AsyncObservedHold(AsyncHold):
-    """A hold of whose end hooks hear."""
+    """A hold that calls hooks when it ends."""
 
     is_observed = True
 

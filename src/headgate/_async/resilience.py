@@ -99,7 +99,7 @@ class AsyncPing:
         await self._gate.ask(self._request)
 
     async def inspect_server(self) -> None:
-        """Let the store find out what else is to be known of its server, and warn of it."""
+        """Let the store read the settings of its server, and warn of those that break a promise."""
         inspect = getattr(self.store, "ainspect_server", None)
         if inspect is not None:
             await inspect()
@@ -191,7 +191,7 @@ class AsyncCircuit:
 
 
 class AsyncResilient:
-    """A gate that asks its store while that is worth it, and a stand-in otherwise.
+    """A gate that asks its store while the breaker is closed, and a stand-in otherwise.
 
     Args:
         gate: The limiter's gate on the store.

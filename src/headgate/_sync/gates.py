@@ -51,7 +51,7 @@ class Timed:
 
 
 class Quoted:
-    """A gate whose callers have quotas that a function knows."""
+    """A gate that asks a function for the quotas of each caller."""
 
     def __init__(
         self, gate: Gate, quotas: QuotaCache, pick: Callable[[Key | None], tuple[PlainKey, ...]]
@@ -81,7 +81,7 @@ class Quoted:
 
 
 class Observed:
-    """A gate whose hooks hear of everything that passes through it."""
+    """A gate that calls hooks for every answer and every error."""
 
     def __init__(self, gate: Gate, limiter: str, units: Units, hooks: Hooks) -> None:
         self._gate = gate

@@ -196,7 +196,7 @@ class Hold:
         return self._gate.ask(Request(operation, self.key, costs, self.tier, at, self._quotas, replaces))
 
     def _standing(self, cost: Cost, final: Costs) -> Cost:
-        """Return a cost that stands as the caller would write it."""
+        """Return a final cost as callers write it: a number, or a mapping by unit."""
         return cost if isinstance(cost, int) else self._units.named(final)
 
     def _ended(self) -> Decision:
@@ -222,7 +222,7 @@ class Hold:
 
 
 class ObservedHold(Hold):
-    """A hold of whose end hooks hear."""
+    """A hold that calls hooks when it ends."""
 
     is_observed = True
 

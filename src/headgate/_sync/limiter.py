@@ -114,7 +114,7 @@ class Limiter(Asking):
         self.gate, self.new_hold = self._around(gate, hooks)
 
     def _around(self, gate: Gate, hooks: Iterable[Hook]) -> tuple[Gate, Callable[..., Hold]]:
-        """Return the gate with what calls have to pass around it, and what makes its holds."""
+        """Wrap a gate in time, quotas and hooks; return it with the function that makes its holds."""
         if not hooks:
             return gate, Hold
         heard = Hooks(hooks)
@@ -238,7 +238,7 @@ class Limiter(Asking):
         return decision
 
     def _is_in_vain(self, refusal: Decision, deadline: int | None) -> bool:
-        """Return whether waiting would end too late, or never."""
+        """Return whether waiting would end after the deadline, or never."""
         pause = refusal.retry_after_us
         return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)
 
@@ -339,9 +339,9 @@ class Limiter(Asking):
 
 
 def _pace_of(store: Store) -> Clock:
-    """Return the clock to wait by: that of the store, so that a test's is not waited for in vain.
+    """Return the clock that `wait` sleeps by: the store's, so that the fake clock of a test works.
 
-    A wall clock is none to wait by: a time-out must not end early or late because the clock was set.
+    In place of a wall clock a steady one: a time-out must not end early or late because the wall clock was set.
     """
     clock = store.clock
     return SteadyClock() if clock is None or isinstance(clock, WallClock) else clock

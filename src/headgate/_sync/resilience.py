@@ -98,7 +98,7 @@ class Ping:
         self._gate.ask(self._request)
 
     def inspect_server(self) -> None:
-        """Let the store find out what else is to be known of its server, and warn of it."""
+        """Let the store read the settings of its server, and warn of those that break a promise."""
         inspect = getattr(self.store, "inspect_server", None)
         if inspect is not None:
             inspect()
@@ -190,7 +190,7 @@ class Circuit:
 
 
 class Resilient:
-    """A gate that asks its store while that is worth it, and a stand-in otherwise.
+    """A gate that asks its store while the breaker is closed, and a stand-in otherwise.
 
     Args:
         gate: The limiter's gate on the store.

@@ -109,7 +109,7 @@ def shown_key(key: Key | None, how: Literal["digest", "plain", "none"], salt: by
 
 
 def _word(fact: object) -> str:
-    """Return a fact as one word of a line; what would not be one, as Python would write it."""
+    """Return a value as one word of a log line: as its repr if it has spaces, quotes, `=` or control characters."""
     text = str(fact)
     return text if text.isprintable() and not set(text) & set(" \"'=") else repr(text)
 

@@ -178,7 +178,7 @@ class PrometheusHook(Hook, Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is read only when somebody asks: figures of stores, and the most refused keys."""
+        """Yield what is read only when metrics are scraped: figures of stores, and the most refused keys."""
         stores = list(self._stores)
         yield GaugeMetricFamily("headgate_memory_keys", "States in memory.", value=sum(map(len, stores)))
         yield CounterMetricFamily(

@@ -520,7 +520,7 @@ class _PolicyReader:
     # Errors and the environment
 
     def _trying(self, path: Path, make: Callable[[], T]) -> T:
-        """Return what is made, with the place added to what is wrong with it."""
+        """Return what a function makes; an error gets the place in the file added."""
         try:
             return make()
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""All that is wrong with a policy, and what is right but hardly meant.
+"""All mistakes in a policy, and what is valid but probably not intended.
 
 `load_policy` ends at the first mistake, as it must. Here the policy is read again with each mistake taken out, until none is
 left to be found; what depends on a mistake (overrides of a rule that cannot be read) is not judged.
@@ -47,7 +47,7 @@ def find_mistakes(text: str, source: str, environment: Mapping[str, str]) -> lis
 
 
 def _take_out(document: dict[str, Any], path: tuple[str | int, ...]) -> bool:
-    """Let a mistake be none; return whether that was possible."""
+    """Remove what a mistake is about; return whether that was possible."""
     match path:
         case ("limiters", name):
             document["limiters"][name] = {"rules": []}
@@ -75,7 +75,7 @@ def _take_out(document: dict[str, Any], path: tuple[str | int, ...]) -> bool:
 
 
 def find_warnings(policy: Policy, text: str, environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is allowed but hardly meant."""
+    """Yield what is valid but probably not intended."""
     for limiter in policy.limiters.values():
         yield from _of_limiter(limiter)
     if not policy.server.tokens and not _is_private(policy.server.host):

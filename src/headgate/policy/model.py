@@ -176,7 +176,7 @@ class Policy:
 
 
 def known_tiers(rules: Iterable[Rule]) -> frozenset[str]:
-    """Return the tiers that callers may name: not those of overrides, which are somebody else's."""
+    """Return the tiers that callers may name: not those that stand for overrides."""
     return frozenset(tier for rule in rules for tier in rule.tiers if not tier.startswith(OVERRIDE))
 
 

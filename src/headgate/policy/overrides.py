@@ -65,7 +65,7 @@ def resolved(overrides: Sequence[Override]) -> dict[object, Mapping[str, Quota]]
 
 
 def _meetings(scoped: Mapping[Entries, tuple[int, object]]) -> set[Entries]:
-    """Return all keys, and all that calls can have of several at once."""
+    """Return all keys of overrides, and every combination of them that one call can have."""
     by_shape: dict[frozenset[str], set[Entries]] = {}
     for key, (index, _) in scoped.items():
         shape = _shape(key)

@@ -57,7 +57,7 @@ class PolicyFile:
         return self._glance() != self._seen
 
     def _glance(self) -> tuple[str, str]:
-        """Return the text, and what keeps us from reading it."""
+        """Return the text and no error, or no text and the error that reading it raised."""
         try:
             return read_policy(self.path), ""
         except PolicyError as error:

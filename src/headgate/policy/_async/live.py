@@ -166,7 +166,7 @@ class AsyncLivePolicy(AsyncWatched, Mapping[str, AsyncPolicyLimiter]):
         return bool(changed)
 
     def _look(self, asked: bool) -> None:
-        """Reload if the file has changed, or somebody asked for it. It never raises."""
+        """Reload if the file has changed, or on request (SIGHUP). It never raises."""
         file, known = self._followed(), self.last_error
         try:
             if not asked and not file.has_changed():

@@ -77,7 +77,7 @@ class Policed:
         return decision, (receipts or ()) + also or None
 
     def _ask_candidates(self, request: Request, refusal: Decision) -> None:
-        """Ask the candidates for the rule that has refused a call, if no other rule has: then it was up to that one.
+        """Ask the candidates for the rule that refused a call, if it was the only rule that did.
 
         Not about places: no one knows how long one that was refused would have been held.
         """

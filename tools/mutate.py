@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkResult
+from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkResult
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("src", "tests", "pyproject.toml")
@@ -132,7 +132,7 @@ def try_group(name: str, mutants: int) -> Score:
         write_config(copy, group)
         cosmic_ray(copy, "init")
         with use_db(copy / "session.sqlite", WorkDB.Mode.open) as session:
-            tried = sample(session, mutants)
+            tried = sample(session, mutants, copy)
         print(f"{name}: {tried} mutants", flush=True)
         cosmic_ray(copy, "baseline")
         cosmic_ray(copy, "exec")
@@ -165,15 +165,11 @@ def cosmic_ray(copy: Path, command: str) -> None:
     subprocess.run(program, cwd=copy, env=environment, check=True, stdin=subprocess.DEVNULL)
 
 
-def sample(session: WorkDB, mutants: int) -> int:
+def sample(session: WorkDB, mutants: int, copy: Path) -> int:
     """Skip what is not tried, and return how many are."""
     items = session.work_items
     used = sorted(
-        (
-            item
-            for item in items
-            if all(USED.fullmatch(mutation.operator_name) for mutation in item.mutations)
-        ),
+        (item for item in items if all(is_used(mutation, copy) for mutation in item.mutations)),
         key=lambda item: [
             (str(m.module_path), m.start_pos, m.operator_name, m.occurrence) for m in item.mutations
         ],
@@ -182,6 +178,13 @@ def sample(session: WorkDB, mutants: int) -> int:
     skipped = {item.job_id for item in items} - {item.job_id for item in tried}
     session.set_multiple_results(skipped, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
     return len(tried)
+
+
+def is_used(mutation: MutationSpec, copy: Path) -> bool:
+    """Return whether a mutation may be noticed: `zip(strict=False)` never is, where both parts are equally long."""
+    line, column = mutation.start_pos
+    before = (copy / mutation.module_path).read_text().splitlines()[line - 1][:column]
+    return bool(USED.fullmatch(mutation.operator_name)) and not before.endswith("strict=")
 
 
 def survivors(session: WorkDB) -> list[str]:

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, ConfigError, CostTooHigh, Limiter, SQLiteStore, fixed_window, token_bucket
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    CostTooHigh,
+    Limiter,
+    SQLiteStore,
+    concurrent,
+    fixed_window,
+    token_bucket,
+)
 from headgate.costs import Units, total
 from headgate.rules import Rule
 from headgate.testing import FakeClock, ReferenceStore
@@ -36,6 +45,13 @@ def test_the_unit_is_part_of_a_default_name() -> None:
 )
 def test_a_cost_by_unit_is_one_number_per_rule(cost: Any, costs: Any) -> None:
     assert Units("model", RULES).costs(cost) == costs
+
+
+def test_places_are_free_when_a_hold_ends_and_the_rest_is_settled() -> None:
+    units = Units("model", (*RULES, concurrent(3, lease=60)))
+    assert units.difference((2, 800, 2, 1), (3, 500, 2, 1)) == ((0, 300, 0, 1), (1, 0, 0, 0))
+    assert units.without_places((2, 800, 2, 1)) == (2, 800, 2, 0)
+    assert units.only_places((2, 800, 2, 1)) == (0, 0, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,8 @@ def test_a_period_that_is_no_time_is_refused(per: float) -> None:
 def test_the_largest_and_smallest_periods_are_allowed() -> None:
     assert Quota(5, MIN_PERIOD_US).period_us == 1_000
     assert Quota(5, MAX_PERIOD_US).period_us == 366 * DAY
+    assert Quota.of(5, 0.001).period_us == MIN_PERIOD_US
+    assert Quota.of(5, 366 * 86_400).period_us == MAX_PERIOD_US
 
 
 def test_a_quota_is_a_value() -> None:

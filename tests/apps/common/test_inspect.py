@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from headgate.stores.kv import open_kv
-from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.postgres_server import new_database
 from headgate.testing.servers import RedisServer
 from headgate_server.cli import main
 from headgate_services.mail import GlobalRateLimiter
@@ -98,7 +98,9 @@ def test_tiers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         assert "user:ID or ip:ADDRESS" in capsys.readouterr().err
 
 
-def test_petitions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_petitions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], headgate_postgres_server: str
+) -> None:
     submitter = uuid4()
 
     async def write(url: str) -> None:
@@ -112,9 +114,9 @@ def test_petitions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         await PostgresRateLimitStore(database, counter="co_sign").increment_bucket(submitter, row[0])
         await database.aclose()
 
-    with PostgresServer() as postgres:
-        monkeypatch.setenv("DATABASE_URL", postgres.url)
-        asyncio.run(write(postgres.url))
+    with new_database(headgate_postgres_server) as url:
+        monkeypatch.setenv("DATABASE_URL", url)
+        asyncio.run(write(url))
         first, second = said(capsys, "petitions", "inspect", str(submitter)).splitlines()
         assert first.startswith("petitions: 1 of 10, 9 left, next change 20")
         assert second.startswith("co-signs: 1 of 50, 49 left")

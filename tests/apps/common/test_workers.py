@@ -16,7 +16,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.postgres_server import new_database
 from headgate.testing.servers import RedisServer
 
 NAMES = ("DATABASE_URL", "HOST", "PORT", "LOG_LEVEL", "ENVIRONMENT", "RATE_LIMIT_STORE")
@@ -81,11 +81,13 @@ async def test_two_workers_of_tiers_share_the_buckets_and_the_figures(tmp_path: 
     assert total(text, 'saju_rate_limit_limit{tier="anonymous"') == 1
 
 
-async def test_two_workers_of_petitions_share_the_counters_and_the_figures(tmp_path: Path) -> None:
-    with PostgresServer() as postgres:
+async def test_two_workers_of_petitions_share_the_counters_and_the_figures(
+    tmp_path: Path, headgate_postgres_server: str
+) -> None:
+    with new_database(headgate_postgres_server) as database:
         submitter = str(uuid4())
         body = {"type": "GENERAL", "text": "Hear us", "submitter_id": submitter}
-        async with two_workers("petitions", tmp_path, DATABASE_URL=postgres.url) as url:
+        async with two_workers("petitions", tmp_path, DATABASE_URL=database) as url:
             statuses, text = await asked(url, "POST", "/v1/petition-submissions", [body] * 40)
     assert statuses == {201: 10, 429: 30}
     assert total(text, "petition_rate_limit_hits_total{") == 30

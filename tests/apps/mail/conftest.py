@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.testing.postgres_server import PostgresServer, new_database
+from headgate.testing.postgres_server import new_database
 from headgate_services.mail import Settings
 from tests.apps.mail.support import Service, running
 
@@ -35,18 +34,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         yield start_service
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """Return the URL of a PostgreSQL that may be filled with databases."""
-    if given := os.environ.get("HEADGATE_TEST_POSTGRES_URL"):
-        yield given
-        return
-    with PostgresServer() as server:
-        yield server.url
-
-
 @pytest.fixture
-def postgres_url(postgres_server: str) -> Iterator[str]:
+def postgres_url(headgate_postgres_server: str) -> Iterator[str]:
     """Return the URL of an empty database."""
-    with new_database(postgres_server) as url:
+    with new_database(headgate_postgres_server) as url:
         yield url

@@ -151,7 +151,7 @@ def mail_apis() -> Iterator[MailApis]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     apis.url = f"http://127.0.0.1:{server.server_port}"
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.01,))  # how often it looks whether it is to end
     thread.start()
     try:
         yield apis

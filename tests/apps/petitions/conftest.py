@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headgate.testing.postgres_server import PostgresServer, new_database
+from headgate.testing.postgres_server import new_database
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresRateLimitStore,
@@ -28,27 +28,17 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """Provide the URL of a PostgreSQL server that may be filled with databases."""
-    if given := os.environ.get("HEADGATE_TEST_POSTGRES_URL"):
-        yield given
-        return
-    with PostgresServer() as server:
-        yield server.url
-
-
-@pytest.fixture(scope="session")
-def shared_url(postgres_server: str) -> Iterator[str]:
+def shared_url(headgate_postgres_server: str) -> Iterator[str]:
     """Provide a migrated database that tests share; each is to submit as somebody of its own."""
-    with new_database(postgres_server) as url:
+    with new_database(headgate_postgres_server) as url:
         asyncio.run(_migrate(url))
         yield url
 
 
 @pytest.fixture
-def empty_url(postgres_server: str) -> Iterator[str]:
+def empty_url(headgate_postgres_server: str) -> Iterator[str]:
     """Provide an empty database of the test's own."""
-    with new_database(postgres_server) as url:
+    with new_database(headgate_postgres_server) as url:
         yield url
 
 

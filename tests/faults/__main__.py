@@ -7,7 +7,6 @@ and cut down to the calls that matter, in the folder that is named; `--replay FI
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import random
 import shutil
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,15 @@ ROUNDS_PER_START = 3
 CALM_ONE_IN = 4
 """In one round of so many nothing is done to store and workers: calls are still cancelled and interrupted."""
 
+GOALS = {
+    ("memory",): 10**8,
+    ("redis", "valkey", "cluster", "sentinel"): 10**7,
+    ("postgres", "postgres-async"): 10**6,
+    ("sqlite",): 10**6,
+    ("server", "server-redis"): 10**6,
+}
+"""How many decisions a long run makes on the stores of a kind, all together."""
+
 SHOWN = 5
 QUICK = Path("/dev/shm")
 """Files in memory, where there are such: servers that wait for the disk are quick there."""
@@ -49,6 +57,13 @@ class Report:
         self.violations = 0
         self.unjudged = 0
         self.broken_off = 0
+
+    def is_reached(self, place: str) -> bool:
+        """Return whether the stores of a kind have made as many decisions as a long run does."""
+        return any(place in kind and self._made(kind) >= goal for kind, goal in GOALS.items())
+
+    def _made(self, kind: tuple[str, ...]) -> int:
+        return sum(self.decisions[place] for place in kind)
 
     def add(self, place: str, seed: int, outcome: Outcome, *, calm: bool) -> None:
         """Count a round, print it, and keep it if something is wrong."""
@@ -89,6 +104,9 @@ class Report:
         """Print the totals, and return the exit code."""
         for place, decisions in sorted(self.decisions.items()):
             print(f"{place:<15} {decisions:>12,} decisions")
+        for kind, goal in GOALS.items():
+            if made := self._made(kind):
+                print(f"{made:,} of {goal:,} on {', '.join(kind)}")
         for fault, times in self.faults.most_common():
             print(f"{fault:<25} {times:>6,}")
         if self.broken_off:
@@ -115,7 +133,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="how long a round takes at most")
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults at most")
     parser.add_argument("--deadline", type=float, help="of calls to remote stores, for a busy machine")
-    parser.add_argument("--decisions", type=int, help="end early, when so many were made on all stores")
+    parser.add_argument(
+        "--goals",
+        action="store_true",
+        help="leave stores whose goal of a long run is reached, and end with the last",
+    )
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--keep", type=Path, default=Path("faults"), help="folder for histories of failures")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="only check a history that was kept")
@@ -127,8 +149,9 @@ def main() -> int:
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
     print(f"seed {seed}, {arguments.minutes:g} minutes, failures are kept in {arguments.keep}/")
     report = Report(arguments.keep)
-    places = [partial(PLACES[name], arguments.load) for name in arguments.store or PLACES]
-    for place, round_seed, calm in rounds(random.Random(seed), places, arguments.minutes):
+    places = {name: partial(PLACES[name], arguments.load) for name in arguments.store or PLACES}
+    is_over = report.is_reached if arguments.goals else lambda name: False
+    for place, round_seed, calm in rounds(random.Random(seed), places, arguments.minutes, is_over):
         one = Round(
             place,
             round_seed,
@@ -146,23 +169,26 @@ def main() -> int:
             report.broken_off += 1
             print(f"    {place.name}, seed {round_seed}: the round broke off: {error}", flush=True)
             place.is_broken = True
-        if report.decisions.total() >= (arguments.decisions or math.inf):
-            break
     return report.close()
 
 
 def rounds(
-    rng: random.Random, places: Sequence[Callable[[], AbstractContextManager[Place]]], minutes: float
+    rng: random.Random,
+    places: Mapping[str, Callable[[], AbstractContextManager[Place]]],
+    minutes: float,
+    is_over: Callable[[str], bool],
 ) -> Iterator[tuple[Place, int, bool]]:
-    """Yield a store, a seed and whether to be calm, until the time is over; one store after the other."""
+    """Yield a store, a seed and whether to be calm, one store after the other, until the time or all of them are over."""
     due = time.monotonic() + 60 * minutes
-    while True:
-        for open_place in places:
+    while not all(map(is_over, places)):
+        for name, open_place in places.items():
+            if is_over(name):
+                continue
             with open_place() as place:
                 for _ in range(ROUNDS_PER_START):
                     if time.monotonic() > due:
                         return
-                    if place.is_broken:
+                    if place.is_broken or is_over(name):
                         break
                     yield place, rng.randrange(2**31), rng.randrange(CALM_ONE_IN) == 0
 

@@ -61,6 +61,7 @@ class Place:
         full_disk: Whether workers write to files themselves.
         slack_us: How far the store's clock may be from the wall clock.
         deadline_us: How long a call may take by itself.
+        most_at_once: How many hits at most are made at once; more would only wait for each other beyond their deadline.
         more_limits: Limits that calls may be decided by, besides the usual ones.
         faults: What can be done to it, by name. Each repairs what it has broken before it returns.
         losses: What it may have forgotten, as it declares.
@@ -77,6 +78,7 @@ class Place:
     full_disk: bool = False
     slack_us: int = 0
     deadline_us: int = 1_000_000
+    most_at_once: int = 300
     more_limits: dict[str, tuple[int, ...]] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
@@ -86,7 +88,7 @@ class Place:
 @contextlib.contextmanager
 def memory(load: int) -> Iterator[Place]:
     """Memory of each worker."""
-    yield Place("memory", ["memory://"], scale=8 * load, shared=False, skewed=False)
+    yield Place("memory", ["memory://"], scale=8 * load, shared=False, skewed=False, most_at_once=1000)
 
 
 @contextlib.contextmanager
@@ -184,11 +186,26 @@ def postgres(load: int, *, durable: bool = True) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def headgate_server(load: int) -> Iterator[Place]:
-    """Our server on a file, whose policy changes."""
+def server_on_redis(load: int) -> Iterator[Place]:
+    """Our server on a Redis server that writes everything to disk before it answers; either may fail."""
+    with RedisServer("redis", AOF) as redis_server, headgate_server(2 * load, redis_server.url) as place:
+        place.name = "server-redis"
+        place.most_at_once = 300  # which our server asks of Redis together, and one after the other of a file
+        place.faults = {
+            **place.faults,
+            "stop the server's Redis": lambda rng: stop_server(redis_server, rng),
+            "kill the server's Redis": lambda rng: kill_server(redis_server, rng),
+        }
+        del place.faults["fill the disk"]  # this one writes to none
+        yield place
+
+
+@contextlib.contextmanager
+def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
+    """Our server on a file, or on the store that is named, whose policy changes."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "headgate.toml"
-        store = f"sqlite:///{folder}/limits.db"
+        store = store or f"sqlite:///{folder}/limits.db"
         others: dict[str, tuple[int, ...]] = {name: (limit * load,) for name, limit in OTHER_LIMITS.items()}
         usual, other = policy_text(store, load, {}), policy_text(store, load, others)
         config.write_text(usual)
@@ -197,7 +214,7 @@ def headgate_server(load: int) -> Iterator[Place]:
             FaultProxy(int(server.url.rpartition(":")[2])) as proxy,
         ):
             urls = [server.url, f"http://127.0.0.1:{proxy.port}"]
-            place = Place("server", urls, scale=load, quotas=False, more_limits=others)
+            place = Place("server", urls, scale=load, quotas=False, more_limits=others, most_at_once=100)
 
             def reload(rng: random.Random) -> None:
                 config.write_text(rng.choice((usual, other)))
@@ -242,6 +259,7 @@ PLACES: dict[str, Callable[[int], contextlib.AbstractContextManager[Place]]] = {
     "postgres": postgres,
     "postgres-async": lambda load: postgres(load, durable=False),
     "server": headgate_server,
+    "server-redis": server_on_redis,
 }
 """Each with how many times as many hits are expected as without bursts; limits are larger by that."""
 

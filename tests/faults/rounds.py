@@ -153,7 +153,8 @@ class Round:
         place, rng, number = self.place, self._random, len(self._all)
         path = self._folder / str(number)
         # Bursts are for tasks, which make them at once.
-        is_tasks = number % 4 != 2 if self.burst > 1 else number % 2 == 1
+        burst = min(self.burst, place.most_at_once)
+        is_tasks = number % 4 != 2 if burst > 1 else number % 2 == 1
         orders = Orders(
             url=rng.choice(place.urls) if number else place.urls[0],
             history=str(path),
@@ -164,7 +165,7 @@ class Round:
             calls=self.calls,
             over=str(self._over),
             capacity=SLOTS * self.calls + 1000,
-            burst=self.burst,
+            burst=burst,
             deadline=self.deadline,
             options=place.options,
             policy=rng.choice(POLICIES),

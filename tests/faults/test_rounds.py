@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+from pathlib import Path
+
 import pytest
 
+from tests.faults.__main__ import Report, rounds
 from tests.faults.places import PLACES
 from tests.faults.rounds import Round
 
@@ -19,3 +24,24 @@ def test_every_call_can_be_explained(store: str) -> None:
     assert outcome.failures == []
     assert outcome.violations == []
     assert any(call.outcome in ("admitted", "refused") for call in outcome.history.calls)
+
+
+def test_stores_of_a_kind_reach_their_goal_together(tmp_path: Path) -> None:
+    report = Report(tmp_path)
+    report.decisions.update({"redis": 6 * 10**6, "cluster": 4 * 10**6, "server-redis": 10**6 - 1})
+    assert [name for name in PLACES if report.is_reached(name)] == ["redis", "valkey", "cluster", "sentinel"]
+
+
+def test_a_store_whose_goal_is_reached_is_left() -> None:
+    reached = {"server"}
+    seen = []
+    for place, _, _ in rounds(
+        random.Random(1),
+        {name: partial(PLACES[name], 1) for name in ("server", "memory")},
+        1,
+        reached.__contains__,
+    ):
+        seen.append(place.name)
+        if len(seen) == 2:
+            reached.add("memory")
+    assert seen == ["memory", "memory"]

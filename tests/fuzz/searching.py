@@ -25,7 +25,13 @@ def search(strategy: SearchStrategy[T], try_one: Callable[[T], Any]) -> None:
     """Try examples until the time is over, and print how many. An example must end soon, without any exception."""
     tried = 0
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=not MINUTES,  # a search goes on where the last one ended; a test is the same each time
+    )
     @given(strategy)
     def try_many(example: T) -> None:
         nonlocal tried

@@ -61,7 +61,8 @@ class Place:
         full_disk: Whether workers write to files themselves.
         slack_us: How far the store's clock may be from the wall clock.
         deadline_us: How long a call may take by itself.
-        most_at_once: How many hits at most are made at once; more would only wait for each other beyond their deadline.
+        most_at_once: How many hits at most are made at once. More would wait for each other beyond their deadline; and of a
+            thousand, the one that is wrong may be where nothing is certain.
         more_limits: Limits that calls may be decided by, besides the usual ones.
         faults: What can be done to it, by name. Each repairs what it has broken before it returns.
         losses: What it may have forgotten, as it declares.
@@ -88,7 +89,7 @@ class Place:
 @contextlib.contextmanager
 def memory(load: int) -> Iterator[Place]:
     """Memory of each worker."""
-    yield Place("memory", ["memory://"], scale=8 * load, shared=False, skewed=False, most_at_once=1000)
+    yield Place("memory", ["memory://"], scale=8 * load, shared=False, skewed=False)
 
 
 @contextlib.contextmanager

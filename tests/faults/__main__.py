@@ -67,9 +67,8 @@ class Report:
 
     def add(self, place: str, seed: int, outcome: Outcome, *, calm: bool) -> None:
         """Count a round, print it, and keep it if something is wrong."""
-        decisions = sum(
-            call.times for call in outcome.history.calls if call.outcome in ("admitted", "refused")
-        )
+        calls = outcome.history.calls if outcome.is_judged else []
+        decisions = sum(call.times for call in calls if call.outcome in ("admitted", "refused"))
         self.decisions[place] += decisions
         self.faults.update(outcome.faults)
         self.unjudged += not outcome.is_judged

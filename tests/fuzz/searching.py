@@ -30,7 +30,7 @@ def search(strategy: SearchStrategy[T], try_one: Callable[[T], Any]) -> None:
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
-        derandomize=not MINUTES,  # a search goes on where the last one ended; a test is the same each time
+        derandomize=not MINUTES,  # each search tries others, and a test the same ones each time
     )
     @given(strategy)
     def try_many(example: T) -> None:

@@ -96,6 +96,29 @@ def test_many_threads_get_each_its_own_reply(
     assert len(peer.wires) == 1
 
 
+class OvertakenLock:
+    """A lock that another thread releases as soon as this one has looked at it."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self.release = lock.release
+
+    def locked(self) -> bool:
+        is_locked = self._lock.locked()
+        if is_locked:
+            self._lock.release()
+        return is_locked
+
+
+def test_two_threads_may_wake_a_third_one_at_the_same_time() -> None:
+    baton = Baton()
+    lock = baton._blocker
+    baton._blocker = OvertakenLock(lock)  # type: ignore[assignment]
+    baton.set()
+    baton.set()
+    assert lock.acquire(blocking=False)
+
+
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ class Baton:
         self._blocker.acquire(timeout=max(0.0, seconds))
 
     def set(self) -> None:
-        """End a wait, or the next one. One thread at a time may call this."""
-        if self._blocker.locked():
+        """End a wait, or the next one."""
+        try:
             self._blocker.release()
+        except RuntimeError:
+            return  # it has been set, maybe by another thread just now

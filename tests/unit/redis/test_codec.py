@@ -184,12 +184,12 @@ def test_a_refund_carries_the_receipts() -> None:
 
 def test_several_requests_travel_in_one_command() -> None:
     requests = [ScriptCall((b"a", b"b"), b"one"), ScriptCall((b"c",), b"\r\n")]
-    assert call_by_name(requests) == [
+    assert call_by_name(requests) == (
         b"*8\r\n$7\r\nEVALSHA\r\n$40\r\n" + SHA + b"\r\n$1\r\n3\r\n"
         b"$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n$3\r\none\r\n$2\r\n\r\n\r\n"
-    ]
-    assert SOURCE in call_by_text(requests)[0]
-    assert ASKING == [command(b"ASKING")] == [b"*1\r\n$6\r\nASKING\r\n"]
+    )
+    assert SOURCE in call_by_text(requests)
+    assert ASKING == command(b"ASKING") == b"*1\r\n$6\r\nASKING\r\n"
 
 
 def packed(allowed: int, remaining: int, retry_after: int | None, reset_after: int | None, lag: int) -> bytes:

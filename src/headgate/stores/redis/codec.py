@@ -6,7 +6,7 @@ Numbers travel as doubles, which are exact for every number that Headgate counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
 from struct import Struct, unpack
@@ -97,28 +97,36 @@ def noted(key: bytes) -> ScriptCall:
     return ScriptCall((key,), _HEAD.pack(Operation.NOTE, 1, _SERVER_CLOCK, 0, 0))
 
 
-def call_by_name(requests: Sequence[ScriptCall]) -> list[bytes]:
+def call_by_name(requests: Sequence[ScriptCall]) -> bytes:
     """Return the command that runs the script on these requests, ready to be sent."""
-    return [_call(b"EVALSHA", SHA, requests)]
+    return _call(_BY_NAME, requests)
 
 
-def call_by_text(requests: Sequence[ScriptCall]) -> list[bytes]:
+def call_by_text(requests: Sequence[ScriptCall]) -> bytes:
     """Return the same for a server that does not have the script; it does afterwards."""
-    return [_call(b"EVAL", SOURCE, requests)]
+    return _call(_BY_TEXT, requests)
 
 
 def command(*arguments: bytes) -> bytes:
     """Return any command, ready to be sent."""
-    return b"*%d\r\n" % len(arguments) + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments])
+    return b"*%d\r\n" % len(arguments) + _packed(arguments)
 
 
-ASKING = [command(b"ASKING")]
+def _packed(arguments: Iterable[bytes]) -> bytes:
+    return b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments])
+
+
+ASKING = command(b"ASKING")
 """The command that makes a cluster's node take one call for a slot that is just moving to it."""
 
+_BY_NAME, _BY_TEXT = _packed([b"EVALSHA", SHA]), _packed([b"EVAL", SOURCE])
 
-def _call(name: bytes, script: bytes, requests: Sequence[ScriptCall]) -> bytes:
-    keys = [key for request in requests for key in request.keys]
-    return command(name, script, b"%d" % len(keys), *keys, *[request.body for request in requests])
+
+def _call(opening: bytes, requests: Sequence[ScriptCall]) -> bytes:
+    arguments = [key for request in requests for key in request.keys]
+    count = b"%d" % len(arguments)
+    arguments += [request.body for request in requests]
+    return b"*%d\r\n%b$%d\r\n%b\r\n%b" % (3 + len(arguments), opening, len(count), count, _packed(arguments))
 
 
 class Keys:

@@ -29,6 +29,8 @@ from headgate.stores.remote.polling import Poller
 MOST_PER_CALL = 128
 """How many requests leave together at most: the server does nothing else while it works on them."""
 
+_BULK, _NUMBER, _ARRAY, _ERROR, _STATUS = b"$:*-+"
+
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -102,10 +104,10 @@ class RedisPeer:
 
     def talk(self, calls: Sequence[RemoteCall]) -> Talk:
         requests = [call.request for call in calls]
-        [reply] = yield RedisMessage(call_by_name(requests)[0], 1)
+        [reply] = yield RedisMessage(call_by_name(requests), 1)
         if isinstance(reply, NoScriptError):
             # A new server, or one after SCRIPT FLUSH: nothing was done yet.
-            [reply] = yield RedisMessage(call_by_text(requests)[0], 1)
+            [reply] = yield RedisMessage(call_by_text(requests), 1)
         return self._answer(calls, reply)
 
     def _answer(self, calls: Sequence[RemoteCall], reply: Any) -> list[RemoteCall]:
@@ -161,12 +163,12 @@ class NodePeer(RedisPeer):
         return again
 
 
-def _command(group: Sequence[RemoteCall], packed: Callable[[Sequence[ScriptCall]], list[bytes]]) -> bytes:
+def _command(group: Sequence[RemoteCall], packed: Callable[[Sequence[ScriptCall]], bytes]) -> bytes:
     first = group[0].request
     if isinstance(first, Command):
         return first.packed
-    asking = ASKING if isinstance(first, AskingCall) else []
-    return b"".join([*asking, *packed([call.request for call in group])])
+    asking = ASKING if isinstance(first, AskingCall) else b""
+    return asking + packed([call.request for call in group])
 
 
 def _replies(group: Sequence[RemoteCall]) -> int:
@@ -281,24 +283,24 @@ def _parse_one(data: bytes, place: int) -> tuple[Any, int]:
     end = data.find(b"\r\n", place)
     if end < 0:
         raise _IncompleteError
-    kind, text, place = data[place : place + 1], data[place + 1 : end], end + 2
-    if kind == b"$":
+    kind, text, place = data[place], data[place + 1 : end], end + 2
+    if kind == _BULK:
         end = place + int(text)
         if end < place:
             return None, place
         if len(data) < end + 2:
             raise _IncompleteError
         return data[place:end], end + 2
-    if kind == b":":
+    if kind == _NUMBER:
         return int(text), place
-    if kind == b"*":
+    if kind == _ARRAY:
         items = []
         for _ in range(int(text)):
             item, place = _parse_one(data, place)
             items.append(item)
         return items, place
-    if kind == b"-":
+    if kind == _ERROR:
         return error_of(text.decode("utf-8", "replace")), place
-    if kind == b"+":
+    if kind == _STATUS:
         return text, place
     raise ValueError(f"this is no reply of a Redis server: {data[:40]!r}")

@@ -38,15 +38,14 @@ PARTS = {
 """Parts of suites that run by themselves."""
 CORE = (
     "unit/test_*.py",
-    "unit/client",
-    "unit/observe",
+    "unit/observe/test_hooks.py",
     "unit/outage",
-    "unit/redis",
+    *(f"unit/redis/test_{name}.py" for name in ("codec", "flows")),
     "unit/remote",
     "unit/http/test_frozen.py",
     *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "async_sqlite")),
 )
-"""What runs on plain Python as well."""
+"""What runs on plain Python as well: tests of what is compiled, and of what the coverage bar counts."""
 CORE_EXAMPLES = "10"
 """How many random examples each property tries there."""
 

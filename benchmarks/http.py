@@ -334,6 +334,13 @@ def fastapi_headgate(limit: int, kind: str = "sliding_window") -> Any:
     return app
 
 
+def fastapi_middleware(limit: int) -> Any:
+    """Build ours around the whole application, where FastAPI has no dependency to solve."""
+    from headgate.http.asgi import RateLimitMiddleware
+
+    return RateLimitMiddleware(fastapi(), f"{limit}/hour")
+
+
 # https://pypi.org/project/traffik, "Quickstart": Depends(throttle).
 def fastapi_traffik(limit: int) -> Any:
     """Build traffik as a dependency."""
@@ -400,6 +407,7 @@ FASTAPI: dict[str, Build] = {
     FASTAPI_FLOOR: fastapi_floor,
     HEADGATE: fastapi_headgate,
     f"{HEADGATE}, token bucket": partial(fastapi_headgate, kind="token_bucket"),
+    f"{HEADGATE}, ASGI middleware": fastapi_middleware,
     "traffik": fastapi_traffik,
     "throttled-py": fastapi_throttled,
     "slowapi": fastapi_slowapi,

@@ -20,6 +20,7 @@ SOURCES = Path("src")
 MODULES = (
     "headgate._asking",
     "headgate.decision",
+    "headgate.http.headers",
     "headgate.stores.counters",
     "headgate.stores.meters",
     "headgate.stores.postgres.codec",

@@ -17,6 +17,7 @@ from types import ModuleType
 COMPILED = (
     "headgate._asking",
     "headgate.decision",
+    "headgate.http.headers",
     "headgate.stores.counters",
     "headgate.stores.meters",
     "headgate.stores.postgres.codec",

@@ -26,7 +26,7 @@ from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.declared import MARK, DeclaredLimit, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
-from headgate.http.headers import all_fields, text_fields
+from headgate.http.headers import all_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.stores import AsyncStore
@@ -136,7 +136,7 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
         exchange: ASGIExchange | None = request.get(EXCHANGE)
         if exchange is not None:
             await exchange.settle(response.status)
-            response.headers.update(text_fields(all_fields(exchange.asked)))
+            response.headers.update(all_fields(exchange.asked))
 
     app.middlewares.append(rate_limits)
     app.on_response_prepare.append(put_fields)

@@ -31,7 +31,7 @@ from headgate.http.exchange import (
     nowhere,
     respond,
 )
-from headgate.http.headers import Fields, all_fields
+from headgate.http.headers import Fields, all_fields, encoded
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, by_path, rule_of
 from headgate.http.problems import Answer
 from headgate.rules import Rule
@@ -160,7 +160,7 @@ def raised_answer(scope: Scope, error: RateLimited | CostTooHigh) -> Answer:
     raised = exchange or ASGIExchange(nowhere)
     answer = raised.raised(error, accepted_by(scope))
     if exchange is None:
-        answer.fields.extend(all_fields(raised.asked))
+        answer.fields.extend(encoded(all_fields(raised.asked)))
     return answer
 
 

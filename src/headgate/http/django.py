@@ -31,7 +31,7 @@ from headgate.http.declared import MARK, DeclaredLimit, in_force, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
-from headgate.http.headers import all_fields, text_fields
+from headgate.http.headers import all_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.steps import Steps, run, run_async
@@ -170,12 +170,13 @@ def handled(
     if exchange.holds or exchange.places:
         yield from _settled(response, exchange)
     if outer is None and exchange.asked:
-        _put_fields(response.headers, exchange)
+        put_fields(response.headers, exchange)
     return response
 
 
-def _put_fields(headers: Any, exchange: Any) -> None:
-    for name, value in text_fields(all_fields(exchange.asked)):
+def put_fields(headers: Any, exchange: AnyExchange) -> None:
+    """Put the fields of a response where a framework has its header fields."""
+    for name, value in all_fields(exchange.asked):
         headers[name] = value
 
 

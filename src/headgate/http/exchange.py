@@ -17,7 +17,16 @@ from headgate.clock import WallClock
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
-from headgate.http.headers import Asked, Terms, WriterOfRaised, all_fields, distinct_names, released, replaced
+from headgate.http.headers import (
+    Asked,
+    Terms,
+    Writer,
+    all_fields,
+    distinct_names,
+    encoded,
+    released,
+    replaced,
+)
 from headgate.http.limit import AnyLimiter, LimitVersion, RequestLimit
 from headgate.http.problems import Answer, refusal, too_costly
 from headgate.quota import Quotas
@@ -47,9 +56,6 @@ POLICY_VIOLATION = 1008
 
 NOT_GIVEN_BACK = "%s held units could not be given back"
 """Logged instead of raised: the response is worth more than the units, which expire by themselves."""
-
-
-RAISED = WriterOfRaised()
 
 
 class Exchange(Generic[AnyLimiter]):
@@ -86,7 +92,8 @@ class Exchange(Generic[AnyLimiter]):
         """Return the answer to a request in which the application has raised a refusal, as `guard` does."""
         if isinstance(error, CostTooHigh):
             return too_costly(error, accept)
-        self.asked.append((RAISED, error.decision, None, WallClock().now_us()))
+        writer = Writer((), names=error.decision.names)  # its rules are not known
+        self.asked.append((writer, error.decision, None, WallClock().now_us()))
         return self.refusal(accept)
 
     def refusal(self, accept: bytes | None) -> Answer:
@@ -201,7 +208,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
 
     def _with_fields(self, message: Message) -> Message:
         # A new message: the application may send the very same one every time.
-        return {**message, "headers": replaced(message.get("headers", ()), all_fields(self.asked))}
+        return {**message, "headers": replaced(message.get("headers", ()), encoded(all_fields(self.asked)))}
 
 
 async def nowhere(message: Message) -> None:

@@ -45,7 +45,7 @@ from headgate.http.exchange import (
     can_deny,
     nowhere,
 )
-from headgate.http.headers import Field, Fields, all_fields
+from headgate.http.headers import Field, Fields, TextField, all_fields, encoded
 from headgate.http.keys import by_address, matched_route, takes_scope
 from headgate.http.limit import (
     Cost,
@@ -87,11 +87,10 @@ class RequestRefused(HTTPException):
         answer: The response that it gets otherwise.
     """
 
-    def __init__(self, answer: Answer, fields: list[Field]) -> None:
-        headers = {name.decode(): value.decode() for name, value in fields}
-        super().__init__(answer.status, headers=headers or None)
+    def __init__(self, answer: Answer, fields: list[TextField]) -> None:
+        super().__init__(answer.status, headers=dict(fields) or None)
         self.answer = answer
-        self.fields = fields
+        self.fields: list[Field] = encoded(fields)
 
 
 def limit(
@@ -259,7 +258,7 @@ class Unsent(ASGIExchange):
 
     def show(self, response: Response) -> None:
         """Put the fields where FastAPI takes them from, for a response made of a return value."""
-        fields = all_fields(self.asked)
+        fields = encoded(all_fields(self.asked))
         if len(self.asked) > 1:  # those of the limits before are among them
             names = {name for name, _ in fields}
             response.raw_headers[:] = [field for field in response.raw_headers if field[0] not in names]
@@ -312,7 +311,8 @@ class _Exchanges:
                 await exchange.settle(SERVER_ERROR)
             raise
         finally:
-            await exchange.end()
+            if exchange.places:
+                await exchange.end()
 
 
 def active_limits(dependant: Any) -> list[Limit]:

@@ -12,7 +12,9 @@ revision is a setting: 11 as above (8 to 10 look the same), 7 `RateLimit: limit=
 Seconds are whole and rounded up: a client that waits so long is not refused for a fraction. On a refusal no window ends
 after `Retry-After`, as the draft asks for; a shorter one is as true, since no more than what is left can be used in it.
 
-`Writer` holds what can be prepared for a limiter's rules, because fields are written for every response.
+`Writer` holds what can be prepared for a limiter's rules, because fields are written for every response; for the same reason
+this file is also compiled, with the types in `headers.pxd`. Fields are written as text, which most frameworks take;
+`encoded` makes of them what ASGI takes.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ from headgate.quota import Quota, Quotas
 from headgate.rules import REQUESTS, Rule
 
 Field = tuple[bytes, bytes]
-Header = TypeVar("Header", bound=tuple[bytes | str, bytes | str])
 """Name in lower case and value, as ASGI has them."""
+TextField = tuple[str, str]
+"""Name as it is usually written, and value."""
+Header = TypeVar("Header", Field, TextField)
 
 LARGEST_INTEGER = 999_999_999_999_999
 """Of a structured field."""
@@ -90,10 +94,13 @@ class Writer:
     Args:
         rules: The rules of the limiter that decides, in order.
         fields: Which fields to write.
+        names: What the rules are called, where no more is known of them; there is then no policy to write.
     """
 
-    def __init__(self, rules: Sequence[Rule], fields: Fields | None = None) -> None:
-        self.names = tuple(wire_name(rule.name) for rule in rules)
+    def __init__(
+        self, rules: Sequence[Rule], fields: Fields | None = None, names: Iterable[str] | None = None
+    ) -> None:
+        self.names = tuple(map(wire_name, [rule.name for rule in rules] if names is None else names))
         """What the rules are called in fields and bodies."""
         self.style = fields or Fields()
         """Which fields are written."""
@@ -112,43 +119,52 @@ class Writer:
             now: The time of the decision, in microseconds since the epoch.
             tier: The tier that the call was decided under, or the quota of each rule.
         """
+        return encoded(self.text_fields(decision, now, tier))
+
+    def text_fields(self, decision: Decision, now: int, tier: Terms = None) -> list[TextField]:
+        """As `fields`, as text."""
         allowed, limit, reset_us = decision.allowed, decision.limit, decision.reset_after_us
         wait = None if allowed else retry_seconds(decision)
         if limit is None:
-            return [] if wait is None else [(b"retry-after", b"%d" % wait)]
+            return [] if wait is None else [("Retry-After", f"{wait}")]
         remaining = decision.remaining or 0
         if wait is None and not allowed:
             reset_us = None  # what is refused for ever never begins anew
-        written: list[Field] = []
-        policy = self._own_policy if tier is None else self._policy_of(tier)
+        written: list[TextField] = []
+        if self._revision is not None:
+            policy = self._own_policy if tier is None else self._policy_of(tier)
+            if policy[1]:
+                written.append(policy)
         if self._revision == 11:
             strings = self._strings
             if len(strings) == 1 == len(decision.names):  # its figures are those of the decision
                 left = _left_item(strings[0], remaining, reset_us, wait)
             else:
                 left = _left(decision, wait, strings)
-            written = [policy, (b"ratelimit", left)]
+            written.append(("RateLimit", left))
         elif self._revision is not None:
-            written = [policy, *self._earlier_draft(decision, reset_us, wait)]
+            written += self._earlier_draft(decision, reset_us, wait)
         if self._reset is not None:
-            written.append((b"x-ratelimit-limit", b"%d" % limit))
-            written.append((b"x-ratelimit-remaining", b"%d" % remaining))
+            written.append(("X-RateLimit-Limit", f"{limit}"))
+            written.append(("X-RateLimit-Remaining", f"{remaining}"))
             if reset_us is not None:
                 until = reset_us if self._reset == "seconds" else now + reset_us
-                written.append((b"x-ratelimit-reset", b"%d" % ((until + ROUND_UP) // MICROSECONDS)))
+                written.append(("X-RateLimit-Reset", f"{(until + ROUND_UP) // MICROSECONDS}"))
         if wait is not None:
-            written.append((b"retry-after", b"%d" % wait))
+            written.append(("Retry-After", f"{wait}"))
         return written
 
-    def policy_field(self, tier: Terms, strings: Sequence[bytes]) -> Field:
+    def policy_field(self, tier: Terms, strings: Sequence[str]) -> TextField:
+        if not self._rules:
+            return "RateLimit-Policy", ""
         quotas = tier if isinstance(tier, tuple) else tuple(rule.quota_for(tier) for rule in self._rules)
         items = (
-            _policy_item(string if self._revision == 11 else b"", rule, quota or rule.quota)
+            _policy_item(string if self._revision == 11 else "", rule, quota or rule.quota)
             for string, rule, quota in zip(strings, self._rules, quotas, strict=True)
         )
-        return b"ratelimit-policy", b", ".join(items)
+        return "RateLimit-Policy", ", ".join(items)
 
-    def _policy_of(self, tier: str | Quotas) -> Field:
+    def _policy_of(self, tier: str | Quotas) -> TextField:
         if isinstance(tier, tuple):
             return self.policy_field(tier, self._strings)
         return self._policy_of_tier.get(tier, self._own_policy)
@@ -159,50 +175,45 @@ class Writer:
             return [cost if isinstance(cost, int) else 0] * count
         return [cost.get(rule.unit, 0) for rule in self._rules]
 
-    def _earlier_draft(self, decision: Decision, reset_us: int | None, wait: int | None) -> list[Field]:
+    def _earlier_draft(self, decision: Decision, reset_us: int | None, wait: int | None) -> list[TextField]:
         """Return the fields of revisions that show the rule that binds only."""
         figures = {
-            b"limit": decision.limit,
-            b"remaining": decision.remaining,
-            b"reset": None if reset_us is None else min(seconds(reset_us), wait or LARGEST_INTEGER),
+            "Limit": decision.limit,
+            "Remaining": decision.remaining,
+            "Reset": None if reset_us is None else min(seconds(reset_us), wait or LARGEST_INTEGER),
         }
         numbers = {
             name: min(number, LARGEST_INTEGER) for name, number in figures.items() if number is not None
         }
         if self._revision == 7:
-            return [(b"ratelimit", b", ".join(b"%b=%d" % pair for pair in numbers.items()))]
-        return [(b"ratelimit-" + name, b"%d" % number) for name, number in numbers.items()]
-
-
-class WriterOfRaised(Writer):
-    """Writes the fields of a refusal that was raised, whose rules are not known: all but the policy."""
-
-    def __init__(self) -> None:
-        super().__init__(())
-
-    def fields(self, decision: Decision, now: int, tier: Terms = None) -> list[Field]:
-        return [field for field in super().fields(decision, now) if field[0] != b"ratelimit-policy"]
+            listed = ", ".join(f"{name.lower()}={number}" for name, number in numbers.items())
+            return [("RateLimit", listed)]
+        return [(f"RateLimit-{name}", f"{number}") for name, number in numbers.items()]
 
 
 Asked = tuple[Writer, Decision, Terms, int]
 """A limiter's part in a response: the writer of its fields, its decision, the tier of the call, and the time (us)."""
 
 
-def all_fields(asked: Sequence[Asked]) -> list[Field]:
+def all_fields(asked: Sequence[Asked]) -> list[TextField]:
     """Return the fields of a response that several limiters were asked for.
 
     The policies of all are listed; figures that have room for one are those of the limiter that refused, or else of
     the one with the least left.
     """
-    if len(asked) == 1:
-        writer, decision, tier, now = asked[0]
-        return writer.fields(decision, now, tier)
+    if len(asked) != 1:
+        return _merged_fields(asked)
+    writer, decision, tier, now = asked[0]
+    return writer.text_fields(decision, now, tier)
+
+
+def _merged_fields(asked: Sequence[Asked]) -> list[TextField]:
     named = zip(asked, distinct_names(asked), strict=True)
     limited = [(one, names) for one, names in named if one[1].limit is not None or not one[1].allowed]
     if not limited:
         return []
     writer, binding, tier, now = min((one for one, _ in limited), key=_room)
-    merged = dict(writer.fields(binding, now, tier))
+    merged = dict(writer.text_fields(binding, now, tier))
     policies, left = [], []
     for (writer, decision, tier, _), names in limited:
         if writer.style.ratelimit == 11 and decision.limit is not None:
@@ -210,8 +221,8 @@ def all_fields(asked: Sequence[Asked]) -> list[Field]:
             policies.append(writer.policy_field(tier, strings)[1])
             left.append(_left(decision, retry_seconds(binding), strings))
     if policies:
-        merged[b"ratelimit-policy"] = b", ".join(filter(None, policies))
-        merged[b"ratelimit"] = b", ".join(left)
+        merged["RateLimit-Policy"] = ", ".join(filter(None, policies))
+        merged["RateLimit"] = ", ".join(left)
     return list(merged.items())
 
 
@@ -220,28 +231,28 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
 
     Clients that find two of them add them up, or believe the first.
     """
-    given = headers if type(headers) is list else list(headers)
+    given = list(headers)  # the application's own is left as it is
     kept = [header for header in given if header[0][:12].lower() not in _LEGACY]
-    if len(kept) < len(given) and not any(name[:12].lower() in _LEGACY for name, _ in fields):
+    if len(kept) < len(given) and _LEGACY.isdisjoint([name[:12].lower() for name, _ in fields]):
         kept = given
     kept += fields
     return kept
 
 
-def text_fields(fields: Iterable[Field]) -> list[tuple[str, str]]:
-    """Return fields as text, with names as they are usually written."""
-    return [(_WRITTEN[name], value.decode()) for name, value in fields]
+def encoded(fields: Iterable[TextField]) -> list[Field]:
+    """Return fields as ASGI takes them."""
+    return [(_ENCODED[name], value.encode()) for name, value in fields]
 
 
-class _Written(dict[bytes, str]):
-    """Names of fields as they are usually written; there are only so many."""
+class _Encoded(dict[str, bytes]):
+    """Names of fields in lower case; there are only so many."""
 
-    def __missing__(self, name: bytes) -> str:
-        written = self[name] = name.decode().title()
-        return written
+    def __missing__(self, name: str) -> bytes:
+        lower = self[name] = name.lower().encode()
+        return lower
 
 
-_WRITTEN = _Written()
+_ENCODED = _Encoded()
 
 
 def released(asked: Asked, cost: Cost) -> Asked:
@@ -303,24 +314,25 @@ def wire_name(name: str) -> str:
     return quote(name, safe=_PRINTABLE, errors="surrogatepass")
 
 
-def _string(name: str) -> bytes:
-    return b'"%b"' % name.encode("ascii").replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+def _string(name: str) -> str:
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
-def _policy_item(string: bytes, rule: Rule, quota: Quota) -> bytes:
+def _policy_item(string: str, rule: Rule, quota: Quota) -> str:
     limit = min(quota.limit, LARGEST_INTEGER)
-    item = b"%b;q=%d" % (string, limit) if string else b"%d" % limit
+    item = f"{string};q={limit}" if string else f"{limit}"
     unit = f"concurrent-{rule.unit}" if rule.kind == "concurrent" else rule.unit
     if string and unit != REQUESTS:
-        item = b"%b;qu=%b" % (item, _string(wire_name(unit)))
+        item = f"{item};qu={_string(wire_name(unit))}"
     seconds, fraction = divmod(quota.period_us, MICROSECONDS)
     # A window is whole seconds or not mentioned: 1 for 0.1 would promise a tenth of what is allowed.
     # A lease is no window, and months have no one length.
     has_window = not fraction and rule.kind not in ("concurrent", "calendar")
-    return b"%b;w=%d" % (item, seconds) if has_window else item
+    return f"{item};w={seconds}" if has_window else item
 
 
-def _left(decision: Decision, wait: int | None, strings: Sequence[bytes]) -> bytes:
+def _left(decision: Decision, wait: int | None, strings: Sequence[str]) -> str:
     """Return what is left of each rule, as a list of items."""
     if len(strings) != len(decision.names):  # a server decides by its own rules, and they have changed
         strings = [_string(wire_name(name)) for name in decision.names]
@@ -328,14 +340,14 @@ def _left(decision: Decision, wait: int | None, strings: Sequence[bytes]) -> byt
     for index, (allowed, _, left, retry_us, reset_us) in enumerate(decision.fields):
         is_final = retry_us is None and not allowed
         items.append(_left_item(strings[index], left, None if is_final else reset_us, wait))
-    return b", ".join(items)
+    return ", ".join(items)
 
 
-def _left_item(string: bytes, left: int, reset_us: int | None, wait: int | None) -> bytes:
+def _left_item(string: str, left: int, reset_us: int | None, wait: int | None) -> str:
     """Return what is left of one rule, and for how many seconds that is all there is."""
     if left > LARGEST_INTEGER:
         left = LARGEST_INTEGER
     if reset_us is None:
-        return b"%b;r=%d" % (string, left)
+        return f"{string};r={left}"
     window = (reset_us + ROUND_UP) // MICROSECONDS
-    return b"%b;r=%d;t=%d" % (string, left, window if wait is None or window < wait else wait)
+    return f"{string};r={left};t={window if wait is None or window < wait else wait}"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh
-from headgate.http.headers import Field, retry_seconds, text_fields, wire_name
+from headgate.http.headers import Field, TextField, retry_seconds, wire_name
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
@@ -46,9 +46,9 @@ class Answer(NamedTuple):
     body: bytes
 
     @property
-    def headers(self) -> list[tuple[str, str]]:
+    def headers(self) -> list[TextField]:
         """The fields as text, as most frameworks take them."""
-        return text_fields(self.fields)
+        return [(name.decode().title(), value.decode()) for name, value in self.fields]
 
 
 def refusal(decision: Decision, names: tuple[str, ...], accept: bytes | None = None) -> Answer:

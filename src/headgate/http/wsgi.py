@@ -16,7 +16,7 @@ from headgate import Limiter
 from headgate.errors import ConfigError, CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
-from headgate.http.headers import Field, Fields, all_fields, replaced, text_fields
+from headgate.http.headers import Field, Fields, all_fields, replaced
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, by_path, rule_of
 from headgate.http.problems import Answer, too_costly
 from headgate.rules import Rule
@@ -173,7 +173,7 @@ class WSGIExchange(Exchange[Limiter]):
         self.started = True
         if self.holds:
             self.settle(int(status[:3]))
-        return self._start_response(status, replaced(headers, text_fields(all_fields(self.asked))), *exc_info)
+        return self._start_response(status, replaced(headers, all_fields(self.asked)), *exc_info)
 
     def settle(self, status: int) -> None:
         """Make final what was held."""

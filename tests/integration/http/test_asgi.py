@@ -719,17 +719,21 @@ def guarded() -> Any:
     return report
 
 
-@pytest.mark.parametrize("limiter", ["9/hour", None])
-async def test_a_raised_refusal_is_answered_by_the_handler(limiter: str | None) -> None:
+@pytest.mark.parametrize(
+    ("limiter", "name"),
+    [("9/hour", "sliding_window/1m"), ("9/minute", "sliding_window/1m (2)"), (None, "sliding_window/1m")],
+)
+async def test_a_raised_refusal_is_answered_by_the_handler(limiter: str | None, name: str) -> None:
+    """Under a name of its own, also where a rule of the application has the same."""
     app: Any = Starlette(routes=[Route("/", guarded())], exception_handlers={RateLimited: answer_refusal})
     async with client_of(RateLimitMiddleware(app, limiter) if limiter else app) as client:
         assert (await client.get("/")).status_code == 200
         refused = await client.get("/")
     assert refused.status_code == 429
-    assert refused.json()["violated-policies"] == ["sliding_window/1m"]
+    assert refused.json()["violated-policies"] == [name]
     assert int(refused.headers["retry-after"]) == refused.json()["retry_after"]
     assert refused.headers["x-ratelimit-remaining"] == "0"
-    assert left(refused)["sliding_window/1m"] == 0
+    assert left(refused)[name] == 0
 
 
 async def test_a_raised_refusal_is_answered_by_the_middleware() -> None:

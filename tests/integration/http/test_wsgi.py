@@ -214,7 +214,7 @@ def test_a_refusal_that_the_application_raises_is_answered() -> None:
         assert client.get("/").status_code == 200
         refused = client.get("/")
         assert refused.status_code == 429
-        assert refused.json()["violated-policies"] == ["sliding_window/1m", "sliding_window/1h"]
+        assert refused.json()["violated-policies"] == ["sliding_window/1m (2)", "sliding_window/1h"]
         assert refused.headers["x-ratelimit-remaining"] == "0"
         assert refused.json()["retry_after"] == int(refused.headers["retry-after"])
         assert policies(refused) == {"sliding_window/1m": 9}

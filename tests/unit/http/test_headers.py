@@ -21,7 +21,17 @@ from headgate import (
     token_bucket,
 )
 from headgate.decision import UNLIMITED, Verdict
-from headgate.http.headers import Asked, Fields, Writer, all_fields, released, retry_seconds, wire_name
+from headgate.http.headers import (
+    Asked,
+    Fields,
+    Writer,
+    all_fields,
+    encoded,
+    released,
+    replaced,
+    retry_seconds,
+    wire_name,
+)
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS
 from headgate.testing import FakeClock
 
@@ -237,7 +247,7 @@ def asked(limiter: Limiter, hits: int = 1, **style: Any) -> Asked:
 
 def test_policies_of_all_are_listed_under_different_names() -> None:
     both = [asked(Limiter("100/minute")), asked(Limiter("5/minute"))]
-    fields = dict(all_fields(both))
+    fields = dict(encoded(all_fields(both)))
     policies, left = parsed(fields[b"ratelimit-policy"]), parsed(fields[b"ratelimit"])
     assert [name for name, _ in policies] == ["sliding_window/1m", "sliding_window/1m (2)"]
     assert [name for name, _ in left] == [name for name, _ in policies]
@@ -245,13 +255,15 @@ def test_policies_of_all_are_listed_under_different_names() -> None:
 
 
 def test_single_figures_are_those_of_the_least_room() -> None:
-    fields = dict(all_fields([asked(Limiter("100/minute")), asked(Limiter("5/minute")), asked(Limiter())]))
+    fields = dict(
+        encoded(all_fields([asked(Limiter("100/minute")), asked(Limiter("5/minute")), asked(Limiter())]))
+    )
     assert fields[b"x-ratelimit-limit"] == b"5"
     assert b"retry-after" not in fields
 
 
 def test_single_figures_are_those_of_the_refusal() -> None:
-    fields = dict(all_fields([asked(Limiter("9/hour"), 9), asked(Limiter(fixed_window("1/s")), 2)]))
+    fields = dict(encoded(all_fields([asked(Limiter("9/hour"), 9), asked(Limiter(fixed_window("1/s")), 2)])))
     assert fields[b"x-ratelimit-limit"] == b"1"
     assert fields[b"retry-after"] == b"1"
     assert all(parameters["t"] <= 1 for _, parameters in parsed(fields[b"ratelimit"]))
@@ -263,12 +275,21 @@ def test_several_without_rules_write_nothing() -> None:
 
 
 def test_only_current_revisions_are_merged() -> None:
-    fields = dict(all_fields([asked(Limiter("9/minute"), ratelimit=7), asked(Limiter("5/minute"))]))
+    fields = dict(encoded(all_fields([asked(Limiter("9/minute"), ratelimit=7), asked(Limiter("5/minute"))])))
     assert len(parsed(fields[b"ratelimit"])) == 1
     fields = dict(
-        all_fields([asked(Limiter("9/minute"), ratelimit=6), asked(Limiter("5/minute"), ratelimit=6)])
+        encoded(
+            all_fields([asked(Limiter("9/minute"), ratelimit=6), asked(Limiter("5/minute"), ratelimit=6)])
+        )
     )
     assert fields[b"ratelimit-limit"] == b"5"
+
+
+def test_the_list_of_an_application_is_left_alone() -> None:
+    own = [("X-RateLimit-Limit", "7")]
+    assert replaced(own, [("RateLimit", "ours")]) == [("X-RateLimit-Limit", "7"), ("RateLimit", "ours")]
+    assert replaced(own, [("X-RateLimit-Limit", "5")]) == [("X-RateLimit-Limit", "5")]
+    assert own == [("X-RateLimit-Limit", "7")]
 
 
 @pytest.mark.parametrize("rules", [("5/minute",), ("5/minute", "50/hour")])

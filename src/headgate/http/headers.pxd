@@ -1,0 +1,26 @@
+# Types with which headers.py is compiled; without this the same file is plain Python.
+
+cimport cython
+from libc.stdint cimport int64_t
+
+cdef class Writer:
+    cdef readonly tuple names
+    cdef readonly object style
+    cdef object _revision, _reset
+    cdef tuple _rules, _strings, _own_policy
+    cdef dict _policy_of_tier
+
+    @cython.locals(written=list, remaining=int64_t, until=int64_t)
+    cpdef list text_fields(self, decision, int64_t now, tier=*)
+    cdef tuple _policy_of(self, tier)
+    cdef list _earlier_draft(self, decision, reset_us, wait)
+
+@cython.locals(writer=Writer)
+cpdef list all_fields(list asked)
+@cython.locals(given=list, kept=list)
+cpdef list replaced(headers, list fields)
+@cython.locals(name=str, value=str)
+cpdef list encoded(list fields)
+cdef str _left(decision, wait, strings)
+@cython.locals(window=int64_t)
+cdef str _left_item(str string, int64_t left, reset_us, wait)

@@ -43,6 +43,7 @@ CORE = (
     *(f"unit/redis/test_{name}.py" for name in ("codec", "flows")),
     "unit/remote",
     "unit/http/test_frozen.py",
+    "unit/http/test_headers.py",
     *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "async_sqlite")),
 )
 """What runs on plain Python as well: tests of what is compiled, and of what the coverage bar counts."""

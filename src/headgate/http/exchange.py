@@ -57,6 +57,9 @@ POLICY_VIOLATION = 1008
 NOT_GIVEN_BACK = "%s held units could not be given back"
 """Logged instead of raised: the response is worth more than the units, which expire by themselves."""
 
+RAISED = Writer(())
+"""Writes the fields of refusals that were raised, whose rules are not known: all but the policy."""
+
 
 class Exchange(Generic[AnyLimiter]):
     """A request on its way through the limits, and the response on its way back.
@@ -92,8 +95,7 @@ class Exchange(Generic[AnyLimiter]):
         """Return the answer to a request in which the application has raised a refusal, as `guard` does."""
         if isinstance(error, CostTooHigh):
             return too_costly(error, accept)
-        writer = Writer((), names=error.decision.names)  # its rules are not known
-        self.asked.append((writer, error.decision, None, WallClock().now_us()))
+        self.asked.append((RAISED, error.decision, None, WallClock().now_us()))
         return self.refusal(accept)
 
     def refusal(self, accept: bytes | None) -> Answer:

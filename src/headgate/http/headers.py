@@ -94,13 +94,10 @@ class Writer:
     Args:
         rules: The rules of the limiter that decides, in order.
         fields: Which fields to write.
-        names: What the rules are called, where no more is known of them; there is then no policy to write.
     """
 
-    def __init__(
-        self, rules: Sequence[Rule], fields: Fields | None = None, names: Iterable[str] | None = None
-    ) -> None:
-        self.names = tuple(map(wire_name, [rule.name for rule in rules] if names is None else names))
+    def __init__(self, rules: Sequence[Rule], fields: Fields | None = None) -> None:
+        self.names = tuple([wire_name(rule.name) for rule in rules])
         """What the rules are called in fields and bodies."""
         self.style = fields or Fields()
         """Which fields are written."""
@@ -133,7 +130,7 @@ class Writer:
         written: list[TextField] = []
         if self._revision is not None:
             policy = self._own_policy if tier is None else self._policy_of(tier)
-            if policy[1]:
+            if policy[1]:  # it has none if the rules are not known
                 written.append(policy)
         if self._revision == 11:
             strings = self._strings
@@ -155,8 +152,8 @@ class Writer:
         return written
 
     def policy_field(self, tier: Terms, strings: Sequence[str]) -> TextField:
-        if not self._rules:
-            return "RateLimit-Policy", ""
+        if len(strings) != len(self._rules):  # the decision was made by others
+            strings = self._strings
         quotas = tier if isinstance(tier, tuple) else tuple(rule.quota_for(tier) for rule in self._rules)
         items = (
             _policy_item(string if self._revision == 11 else "", rule, quota or rule.quota)
@@ -214,14 +211,16 @@ def _merged_fields(asked: Sequence[Asked]) -> list[TextField]:
         return []
     writer, binding, tier, now = min((one for one, _ in limited), key=_room)
     merged = dict(writer.text_fields(binding, now, tier))
-    policies, left = [], []
+    policies: list[str] = []
+    left: list[str] = []
     for (writer, decision, tier, _), names in limited:
         if writer.style.ratelimit == 11 and decision.limit is not None:
             strings = tuple(map(_string, names))
             policies.append(writer.policy_field(tier, strings)[1])
             left.append(_left(decision, retry_seconds(binding), strings))
-    if policies:
+    if any(policies):
         merged["RateLimit-Policy"] = ", ".join(filter(None, policies))
+    if left:
         merged["RateLimit"] = ", ".join(left)
     return list(merged.items())
 
@@ -277,9 +276,9 @@ def distinct_names(asked: Iterable[Asked]) -> list[tuple[str, ...]]:
     """Return what the rules of each limiter are called where all stand together: no two alike."""
     seen: set[str] = set()
     named = []
-    for writer, *_ in asked:
+    for writer, decision, *_ in asked:
         names = []
-        for name in writer.names:
+        for name in names_in(decision, writer.names):
             distinct, number = name, 1
             while distinct in seen:
                 number += 1
@@ -288,6 +287,11 @@ def distinct_names(asked: Iterable[Asked]) -> list[tuple[str, ...]]:
             names.append(distinct)
         named.append(tuple(names))
     return named
+
+
+def names_in(decision: Decision, names: Sequence[str]) -> Sequence[str]:
+    """Return what the rules of a decision are called: so, unless it was made by others, as by those of a server."""
+    return names if len(names) == len(decision.names) else [wire_name(name) for name in decision.names]
 
 
 def seconds(microseconds: int) -> int:
@@ -334,8 +338,8 @@ def _policy_item(string: str, rule: Rule, quota: Quota) -> str:
 
 def _left(decision: Decision, wait: int | None, strings: Sequence[str]) -> str:
     """Return what is left of each rule, as a list of items."""
-    if len(strings) != len(decision.names):  # a server decides by its own rules, and they have changed
-        strings = [_string(wire_name(name)) for name in decision.names]
+    if len(strings) != len(decision.names):
+        strings = [_string(name) for name in names_in(decision, ())]
     items = []
     for index, (allowed, _, left, retry_us, reset_us) in enumerate(decision.fields):
         is_final = retry_us is None and not allowed

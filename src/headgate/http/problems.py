@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh
-from headgate.http.headers import Field, TextField, retry_seconds, wire_name
+from headgate.http.headers import Field, TextField, names_in, retry_seconds, wire_name
 
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
@@ -69,8 +69,7 @@ def refusal(decision: Decision, names: tuple[str, ...], accept: bytes | None = N
 
 def _violated(decision: Decision, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of the rules that refuse."""
-    if len(names) != len(decision.names):  # a server decides by its own rules, and they have changed
-        names = tuple(map(wire_name, decision.names))
+    names = tuple(names_in(decision, names))
     if len(names) < 2:
         return names
     return tuple([names[index] for index, (allowed, *_) in enumerate(decision.fields) if not allowed])

@@ -254,6 +254,20 @@ def test_policies_of_all_are_listed_under_different_names() -> None:
     assert [policy["q"] for _, policy in policies] == [100, 5]
 
 
+def test_rules_that_are_not_known_have_names_of_their_own_and_no_policy() -> None:
+    """Those of a server, and of a refusal that was raised."""
+    writer, decision, tier, now = asked(Limiter("5/minute"))
+    unknown = Writer(()), decision, tier, now
+    fields = dict(all_fields([(writer, decision, tier, now), unknown]))
+    assert fields["RateLimit-Policy"] == '"sliding_window/1m";q=5;w=60'
+    assert [name for name, _ in parsed(fields["RateLimit"].encode())] == [
+        "sliding_window/1m",
+        "sliding_window/1m (2)",
+    ]
+    for alone in ([unknown], [unknown, unknown]):
+        assert "RateLimit-Policy" not in dict(all_fields(alone))
+
+
 def test_single_figures_are_those_of_the_least_room() -> None:
     fields = dict(
         encoded(all_fields([asked(Limiter("100/minute")), asked(Limiter("5/minute")), asked(Limiter())]))

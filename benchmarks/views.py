@@ -7,7 +7,8 @@ within each turn. Ours write all header fields; of the others only flask-limiter
 
 REST framework's throttles keep the time of every request, and so get slower with each. They are measured over 1,000 requests
 of one client, as many as its documentation's example admits in a day, from none kept to all of them. How many are kept
-decides this comparison: with hardly any, the throttle adds about 1.3 times what ours does, with 1,000 about 3 times.
+decides this comparison: with up to 50, the throttle adds about 1.5 times what ours does, with 1,000 over 3 times. Of what
+ours adds there, Django takes a third or more to put five fields on a response, of which the throttle has none.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from urllib.parse import unquote
 import httptools
 
 from headgate_server.app import DIRECT, Message, Receive, Scope, Send
+from headgate_server.begin import begin
 from headgate_server.problems import Field
 
 logger = logging.getLogger("headgate.server")
@@ -42,6 +43,15 @@ LOOK_SECONDS = 1.0
 
 MOST_PIPELINED = 4
 """Requests of a connection that wait for the one before them."""
+
+MOST_AT_ONCE = 16
+"""Requests of a connection that are read before other connections have their turn."""
+
+MOST_UNFLUSHED = 32
+"""Connections that have an answer for their clients before it is written to all of them."""
+
+UNFLUSHED_BYTES = 65_536
+"""How much of it a connection keeps at most until then."""
 
 BODY_BYTES = 65_536
 """How much of a body is read before the application takes it."""
@@ -84,6 +94,7 @@ class ConnectionCap:
         self.is_draining = False
         self.dated: tuple[list[Field] | None, bytes] = (None, b"")
         self._is_looking = False
+        self._unflushed: list[BoundedProtocol] = []
 
     @classmethod
     def of(cls, server_state: Any) -> ConnectionCap:
@@ -98,6 +109,22 @@ class ConnectionCap:
         if not self._is_looking:
             self._is_looking = True
             loop.call_later(LOOK_SECONDS, self._look, connections, loop)
+
+    def flush_soon(self, connection: BoundedProtocol, loop: asyncio.AbstractEventLoop) -> None:
+        """Write what a connection has for its client, one after the other with what others have.
+
+        Between two answers there is time for the client to fall asleep, and to wake it takes as long as the answer.
+        """
+        if not self._unflushed:
+            loop.call_soon(self._flush)
+        self._unflushed.append(connection)
+        if len(self._unflushed) >= MOST_UNFLUSHED:
+            self._flush()
+
+    def _flush(self) -> None:
+        connections, self._unflushed = self._unflushed, []
+        for connection in connections:
+            connection.flush()
 
     def _look(self, connections: set[BoundedProtocol], loop: asyncio.AbstractEventLoop) -> None:
         self._is_looking = False
@@ -147,17 +174,15 @@ class BoundedProtocol(asyncio.Protocol):
     """The newest request, whose body may still arrive."""
     _running: HttpExchange | None = None
     """The request that is being answered, or was last."""
-    _task: asyncio.Task[None] | None = None
-    """What answers the requests, one after the other."""
-    _waiter: asyncio.Future[None] | None = None
-    """What it waits for, if there is none."""
+    _is_answering = False
     _is_ending = False
     _discarded_bytes = 0
     """Whether only the rest of a body is awaited behind the last answer, and how much of it has come."""
-    _is_lost = False
     _is_reading_paused = False
     _writable: asyncio.Event | None = None
     """What those that write wait for, while the client does not take what was written."""
+    _unflushed = b""
+    """What is written before the event loop waits again."""
     _unsent = 0
     _sent_at = 0.0
     """How much of what was written was not taken at the last look, and when some of it last was."""
@@ -191,12 +216,12 @@ class BoundedProtocol(asyncio.Protocol):
         self._cap.waiting[self] = None
         self._cap.look_after(self._state.connections, self._loop)
         surplus = len(self._state.connections) - len(self._cap.leaving) - self._cap.most
-        if surplus <= 0:
-            return
-        surplus -= self._make_room(surplus)
+        if surplus > 0:
+            surplus -= self._make_room(surplus)
         if surplus > MOST_SURPLUS:
             self._end_with(503, ((b"retry-after", b"1"),))
-        elif surplus > 0:
+            return
+        if surplus > 0:
             self._app, self._usual_app = _busy, self._app
 
     _usual_app: Any = None
@@ -215,13 +240,31 @@ class BoundedProtocol(asyncio.Protocol):
         self._state.connections.discard(self)
         self._cap.waiting.pop(self, None)
         self._cap.leaving.discard(self)
-        self._rest = b""
-        self._is_lost = True
+        self._rest = self._unflushed = b""
         self.pipeline.clear()
         if self._running is not None:
             self._running.lose()
         self.resume_writing()
-        self._wake()
+
+    def write(self, data: bytes) -> None:
+        """Write to the client, soon."""
+        is_first = not self._unflushed
+        self._unflushed += data
+        if len(self._unflushed) > UNFLUSHED_BYTES:
+            self.flush()
+        elif is_first:
+            self._cap.flush_soon(self, self._loop)
+
+    def flush(self) -> None:
+        """Write now what is to be written."""
+        data, self._unflushed = self._unflushed, b""
+        if data and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection behind what is to be written."""
+        self.flush()
+        self.transport.close()
 
     def pause_writing(self) -> None:
         self._writable = asyncio.Event()
@@ -253,7 +296,7 @@ class BoundedProtocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close the connection, or let the answer that is under way end it; uvicorn calls this when it stops."""
         if self._reading is None or self._reading.is_complete:
-            self.transport.close()
+            self.close()
         else:
             self._reading.keep_alive = False
 
@@ -274,30 +317,43 @@ class BoundedProtocol(asyncio.Protocol):
         elif (self._awaited_since is not None and now - self._awaited_since > HEAD_SECONDS) or (
             self._idle_since is not None and now - self._idle_since > self._keep_alive_seconds
         ):
-            self.transport.close()
+            self.close()
 
     # Requests
 
     def data_received(self, data: bytes) -> None:
-        """Read requests one by one, as far as there is room for them in the pipe."""
-        self._idle_since = None
+        """Read requests one by one and answer them, as far as none has to wait for longer than there is room in the pipe."""
         if self._rest:
             self._rest += data
             return
         start = 0
-        while True:
+        for _ in range(MOST_AT_ONCE):
             end = data.find(_HEAD_END, start)
             if end < 0 or data.find(_HEAD_END, end + 4) < 0:
                 self._read(data[start:] if start else data)
+                self._answer_waiting()
                 return
             self._read(data[start : end + 4])
+            self._answer_waiting()
             start = end + 4
             if self._last_words or self.transport.is_closing():
                 return
             if len(self.pipeline) >= MOST_PIPELINED:
-                self._rest = data[start:]
-                self._pause_reading()
-                return
+                break
+        else:
+            self._loop.call_soon(self._read_rest)
+        self._rest = data[start:]
+        self._pause_reading()
+
+    def _read_rest(self) -> None:
+        """Go on with what was read, if there is room for it in the pipe."""
+        if len(self.pipeline) >= MOST_PIPELINED or self._last_words or self.transport.is_closing():
+            return
+        rest, self._rest = self._rest, b""
+        self.resume_reading()
+        if rest:
+            self.data_received(rest)
+        self._note_idle()
 
     def _read(self, data: bytes) -> None:
         had_more = self._is_in_head or (self._reading is not None and self._reading.has_more)
@@ -360,8 +416,8 @@ class BoundedProtocol(asyncio.Protocol):
 
     def _say_last_words(self) -> None:
         if self._last_words:
-            self.transport.write(self._last_words)
-        self.transport.close()
+            self.write(self._last_words)
+        self.close()
 
     def on_message_begin(self) -> None:
         """Begin a head; this and what follows is called by the parser."""
@@ -370,6 +426,7 @@ class BoundedProtocol(asyncio.Protocol):
         self._head_bytes = 0
         self._begun += 1
         self._is_in_head = True
+        self._idle_since = None
         self._awaited_since = self._loop.time()
 
     def on_url(self, url: bytes) -> None:
@@ -402,11 +459,6 @@ class BoundedProtocol(asyncio.Protocol):
         self.pipeline.append(self._reading)
         if before is not None and not before.is_complete:
             self._pause_reading()
-        elif self._task is None:
-            self._task = self._loop.create_task(self._answer_all())
-            self._state.tasks.add(self._task)
-        else:
-            self._wake()
 
     def _head_size(self) -> int:
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
@@ -454,36 +506,40 @@ class BoundedProtocol(asyncio.Protocol):
         if not self._reading.is_complete:
             self._reading.notify()
         elif self._is_ending:
-            self.transport.close()
+            self.close()
 
     # Answers
 
+    def _answer_waiting(self) -> None:
+        """Answer what is in the pipe, at once as far as nothing has to be waited for."""
+        if self.pipeline and not self._is_answering:
+            task = begin(self._answer_all(), self._loop)
+            if task is not None:
+                self._state.tasks.add(task)
+                task.add_done_callback(self._state.tasks.discard)
+
     async def _answer_all(self) -> None:
-        """Answer requests until the connection is lost."""
+        self._is_answering = True
         try:
-            while not self._is_lost:
-                if self.pipeline:
-                    await self._answer(self.pipeline.popleft())
-                else:
-                    self._waiter = self._loop.create_future()
-                    await self._waiter
+            while self.pipeline:
+                await self._answer(self.pipeline.popleft())
         finally:
-            self._state.tasks.discard(self._task)
+            self._is_answering = False
 
     async def _answer(self, exchange: HttpExchange) -> None:
         self._running = exchange
+        if exchange.has_more:
+            await asyncio.sleep(
+                0
+            )  # from here on it is a task, which can wait for the rest of the body with a time-out
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception:
             logger.exception("a request failed")
         finally:
+            del exchange.scope["extensions"]  # which would be a cycle
             if not exchange.is_complete:
-                self.transport.close()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+                self.close()
 
     def date(self) -> bytes:
         """Return the field that uvicorn sends with every answer; it makes a new list of it once a second."""
@@ -512,25 +568,29 @@ class BoundedProtocol(asyncio.Protocol):
             self._say_last_words()
         if self._last_words or self.transport.is_closing():
             return
-        rest, self._rest = self._rest, b""
+        if self._rest:
+            self._loop.call_soon(self._read_rest)
         self.resume_reading()
-        if rest:
-            self.data_received(rest)
-        if self._reading is None or self._reading.is_complete:
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        """Take note that the next request is awaited, if all that was sent is answered."""
+        if not self._rest and (self._reading is None or self._reading.is_complete):
             self._idle_since = self._loop.time()
             self._cap.waiting[self] = None
 
     def _close_behind(self, exchange: HttpExchange) -> None:
         """Close the connection; if the client still sends a body, when it has: a reset would take the answer from it."""
         self.pipeline.clear()
-        if exchange.has_more and not self._is_lost and not self.transport.is_closing():
+        if exchange.has_more and not self.transport.is_closing():
             self._is_ending = True
             self._awaited_since = self._loop.time()
             self._cap.waiting[self] = None
+            self.flush()
             self.transport.write_eof()
             self.resume_reading()
         else:
-            self.transport.close()
+            self.close()
 
 
 class HttpExchange:
@@ -589,7 +649,7 @@ class HttpExchange:
         """Return the next part of the body; after it, that the client is gone, or the answer complete."""
         if self._awaits_continue() and not self.is_started:
             self._has_continued = True
-            self._connection.transport.write(_CONTINUE)
+            self._connection.write(_CONTINUE)
         while not (self._has_news or self._is_gone or self.is_complete):
             self._connection.resume_reading()
             self._news = self._news or asyncio.Event()
@@ -631,7 +691,7 @@ class HttpExchange:
             fields = (*fields, (b"transfer-encoding", b"chunked"))
             self._is_chunked = self.scope["method"] != "HEAD"
         head = b"%b%b\r\n" % (_encoded_head(status, fields), self._connection.date())
-        self._connection.transport.write(head)
+        self._connection.write(head)
 
     def _with_close(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Add that the connection ends, if it does; whether a body follows that was not asked for cannot be known."""
@@ -647,7 +707,7 @@ class HttpExchange:
             body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             body = body if more else body + b"0\r\n\r\n"
         if body and self.scope["method"] != "HEAD":
-            self._connection.transport.write(body)
+            self._connection.write(body)
         if not more:
             self._complete()
 
@@ -669,7 +729,7 @@ class HttpExchange:
             written = head + b"\r\n"
         else:
             written = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
-        connection.transport.write(written)
+        connection.write(written)
         self._complete()
         return True
 

@@ -21,6 +21,7 @@ from headgate_server import http_connection
 from headgate_server.http_connection import (
     FILES_KEPT_FREE,
     HEAD_BYTES,
+    MOST_AT_ONCE,
     MOST_CONNECTIONS,
     MOST_PIPELINED,
     BoundedProtocol,
@@ -185,6 +186,27 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     let_go.set()
     connection.connection_lost(None)
     await asyncio.gather(*state.tasks)
+
+
+async def test_a_connection_that_pipelines_leaves_others_their_turn() -> None:
+    config = uvicorn.Config(Server().app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state, transport = ServerState(), Mock(spec=asyncio.Transport)
+    transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
+    transport.is_closing.return_value = False
+    connection = BoundedProtocol(config, state, {})
+    connection.connection_made(transport)
+    connection.data_received(HEALTH * 1000)
+    assert state.total_requests == MOST_AT_ONCE
+    transport.write.assert_not_called()  # all answers of a turn leave together
+    while state.total_requests < 1000:
+        before = state.total_requests
+        await asyncio.sleep(0)
+        assert state.total_requests <= before + MOST_AT_ONCE
+    connection.flush()
+    written = b"".join(call.args[0] for call in transport.write.call_args_list)
+    assert written.count(b"HTTP/1.1 200 ") == 1000
+    assert transport.write.call_count <= 1000 / MOST_AT_ONCE + 1
 
 
 CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -150,8 +150,11 @@ class BoundedProtocol(asyncio.Protocol):
     """One connection; the arguments are those that uvicorn gives.
 
     Attributes:
+        early: What the client had sent when the connection was accepted.
         pipeline: Requests that wait for the one before them, the next first.
     """
+
+    early = b""
 
     transport: asyncio.Transport
     _head_bytes = 0
@@ -223,6 +226,9 @@ class BoundedProtocol(asyncio.Protocol):
             return
         if surplus > 0:
             self._app, self._usual_app = _busy, self._app
+        if self.early:
+            early, self.early = self.early, b""
+            self.data_received(early)
 
     _usual_app: Any = None
     """What answers otherwise, if this connection is surplus."""

@@ -1,21 +1,39 @@
-"""What carries requests to the application: uvicorn's server on uvloop, with connections of our own."""
+"""What carries requests to the application: uvicorn's server on uvloop, with connections of our own.
+
+They are accepted here too. Libuv accepts one in a turn of the event loop. A turn takes as long as all requests that have
+come since the last one, so that of 500 clients that connect at once the last would wait for seconds, and `/healthz` too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import uvicorn
 import uvloop
 
 from headgate_server.app import App
+from headgate_server.begin import begin
 from headgate_server.hosting import configuration
 from headgate_server.http_connection import BoundedProtocol
+
+logger = logging.getLogger("headgate.server")
+
+MOST_ACCEPTED = 256
+"""Connections that are accepted in a turn of the event loop."""
+
+EARLY_BYTES = 65_536
+"""How much is read of what a client has sent before it is accepted; otherwise that waits for another turn."""
+
+ACCEPT_PAUSE_SECONDS = 1.0
+"""How long none are accepted after the system has had no room for one."""
 
 DRAIN_SECONDS = 1.0
 """How long a connection that is kept alive may still send a request when the server stops; the answer ends it."""
@@ -44,6 +62,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._tell_started = started
+        self._accepting: set[asyncio.Task[Any]] = set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -58,7 +77,10 @@ class HttpServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        for listener in sockets or ():
+            listener.setblocking(False)
+            self._listen(listener)
         # What there is now stays; and what requests leave behind is garbage in cycles only when they fail.
         gc.freeze()
         gc.set_threshold(GARBAGE_THRESHOLD)
@@ -67,8 +89,10 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was sent, and let every answer end its connection; none is closed under a request just sent."""
         self._app.end_streams()
-        for server in self.servers:
-            server.close()
+        for listener in sockets or ():
+            self._accept(listener)  # those that wait have perhaps sent a request
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
         for connection in self._connections():
             connection.drain()
         with suppress(TimeoutError):
@@ -77,6 +101,35 @@ class HttpServer(uvicorn.Server):
                     await asyncio.sleep(0.01)
         await super().shutdown(sockets)
 
+    def _listen(self, listener: socket.socket) -> None:
+        if not self.should_exit:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(MOST_ACCEPTED):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return  # another worker was quicker, or the client has left
+            except OSError as error:
+                logger.error("no connections are accepted for %g s: %s", ACCEPT_PAUSE_SECONDS, error)  # noqa: TRY400
+                loop.remove_reader(listener)
+                loop.call_later(ACCEPT_PAUSE_SECONDS, self._listen, listener)
+                return
+            connection.setblocking(False)
+            protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
+            with suppress(OSError):  # there is nothing yet, or the connection is lost already
+                protocol.early = connection.recv(EARLY_BYTES)
+            task = begin(loop.connect_accepted_socket(partial(_same, protocol), connection), loop)
+            if task is not None:
+                self._accepting.add(task)
+                task.add_done_callback(self._accepting.discard)
+
     def _connections(self) -> list[BoundedProtocol]:
         connections: set[Any] = self.server_state.connections
         return [one for one in connections if isinstance(one, BoundedProtocol)]
+
+
+def _same(protocol: BoundedProtocol) -> BoundedProtocol:
+    return protocol

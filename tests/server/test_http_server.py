@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import resource
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import uvicorn
+import uvloop
 from uvicorn.server import ServerState
 
-from headgate_server import http_connection
+from headgate_server import http_connection, http_server
 from headgate_server.http_connection import (
     FILES_KEPT_FREE,
     HEAD_BYTES,
@@ -207,6 +209,67 @@ async def test_a_connection_that_pipelines_leaves_others_their_turn() -> None:
     written = b"".join(call.args[0] for call in transport.write.call_args_list)
     assert written.count(b"HTTP/1.1 200 ") == 1000
     assert transport.write.call_count <= 1000 / MOST_AT_ONCE + 1
+
+
+def test_clients_that_connect_together_are_accepted_together() -> None:
+    """Libuv would accept one in a turn of the event loop, so this one is uvloop's."""
+
+    async def turns_to_accept(clients: int) -> int:
+        server = Server()
+        listener = listen("127.0.0.1", 0)
+        config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
+        running = HttpServer(config, server.app, lambda: None)
+        with ExitStack() as stack:
+            for _ in range(clients):
+                stack.enter_context(socket.create_connection(listener.getsockname()))
+            task = asyncio.ensure_future(running.serve([listener]))
+            while not running.server_state.connections:  # noqa: ASYNC110  # uvicorn has no event for it
+                await asyncio.sleep(0)
+            turns = 0
+            while len(running.server_state.connections) < clients:
+                await asyncio.sleep(0)
+                turns += 1
+        running.should_exit = True
+        await task
+        return turns
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(turns_to_accept(40)) < 10
+
+
+async def test_clients_that_are_not_yet_accepted_when_it_stops_are_answered() -> None:
+    server = Server()
+    listener = listen("127.0.0.1", 0)
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
+    config.load()
+    running = HttpServer(config, server.app, lambda: None)
+    running.lifespan = config.lifespan_class(config)
+    await running.startup([listener])
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(4)]
+        for client in clients:
+            client.sendall(HEALTH)
+        await running.shutdown([listener])
+        for client in clients:
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_without_files_nothing_is_accepted_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_server, "ACCEPT_PAUSE_SECONDS", 0.01)
+    server, accept = Server(), socket.socket.accept
+    failures = [OSError(errno.EMFILE, "Too many open files")]
+
+    def fail_once(listener: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fail_once)
+    async with http_server_of(server) as port:
+        assert await healthy(port) == b"200"
+    assert caplog.messages == ["no connections are accepted for 0.01 s: [Errno 24] Too many open files"]
 
 
 CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -461,7 +524,7 @@ async def test_when_it_stops_every_answer_ends_its_connection() -> None:
         for reader, _ in connections:
             assert b"connection: close" not in await reader.readuntil(b"}")
         running.should_exit = True
-        while running.servers[0].is_serving():  # noqa: ASYNC110  # uvicorn tells nobody
+        while listener.fileno() >= 0:  # noqa: ASYNC110  # uvicorn has no event for it
             await asyncio.sleep(0)
         for _, writer in connections:
             writer.write(HEALTH)

@@ -161,6 +161,8 @@ class BoundedProtocol(asyncio.Protocol):
     _piece_bytes = 0
     _begun = 0
     """How many heads have begun in the piece that is being read."""
+    _hosts = 0
+    """How many `Host` fields it has."""
     _is_in_head = False
     _is_head_too_large = False
     _awaited_since: float | None = None
@@ -429,6 +431,7 @@ class BoundedProtocol(asyncio.Protocol):
         """Begin a head; this and what follows is called by the parser."""
         self._url = b""
         self._headers = []
+        self._hosts = 0
         self._head_bytes = 0
         self._begun += 1
         self._is_in_head = True
@@ -442,7 +445,9 @@ class BoundedProtocol(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header field; what is behind a body is none, since it could not have been looked at before it."""
         if self._is_in_head:
-            self._headers.append((name.lower(), value))
+            name = name.lower()
+            self._headers.append((name, value))
+            self._hosts += name == b"host"
 
     def on_headers_complete(self) -> None:
         """Make a request of the head, and have it answered when it is its turn."""
@@ -455,10 +460,12 @@ class BoundedProtocol(asyncio.Protocol):
         if self._head_bytes + self._piece_bytes > HEAD_BYTES and self._head_size() > HEAD_BYTES:
             self._is_head_too_large = True
             raise _HeadTooLarge
+        version = self._parser.get_http_version()
+        if self._hosts > 1 or (self._hosts == 0 and version != "1.0"):
+            raise _NotOneHost
         self._cap.waiting.pop(self, None)
         if self._usual_app is not None and self._url == b"/healthz":
             self._app = self._usual_app
-        version = self._parser.get_http_version()
         keep_alive = version != "1.0" and not self._cap.is_draining and self._parser.should_keep_alive()
         self._framing_bytes = -self._piece_bytes
         before, self._reading = self._reading, HttpExchange(self, self._scope(version), keep_alive)
@@ -772,6 +779,10 @@ def _address(transport: asyncio.Transport, name: str) -> tuple[str, int | None] 
 
 class _HeadTooLarge(Exception):
     """Ends the parsing of a request."""
+
+
+class _NotOneHost(Exception):
+    """Ends it: a request says for whom it is, once (RFC 9112, section 3.2)."""
 
 
 class _BehindTheLast(Exception):

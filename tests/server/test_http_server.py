@@ -272,6 +272,17 @@ async def test_without_files_nothing_is_accepted_for_a_while(
     assert caplog.messages == ["no connections are accepted for 0.01 s: [Errno 24] Too many open files"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [(b"", b"400"), (b"Host: localhost\r\nHost: localhost\r\n", b"400"), (b"Host: localhost\r\n", b"200")],
+)
+async def test_a_request_has_one_host(fields: bytes, status: bytes) -> None:
+    """RFC 9112, section 3.2."""
+    async with http_server_of(Server()) as port:
+        ask = b"GET /healthz HTTP/1.1\r\n%bConnection: close\r\n\r\n" % fields
+        assert (await answers_of(port, ask)).split()[1] == status
+
+
 CHUNKED = b"Host: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 

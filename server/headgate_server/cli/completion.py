@@ -7,23 +7,30 @@ from collections.abc import Iterator
 
 from headgate_server.cli.common import Commands
 
+# Zsh gives `words` and `path` a meaning of their own: the line that is completed, and where programs are.
 _BASH = """\
 _headgate() {{
-    local words current path word
+    local offered current typed word
     current="${{COMP_WORDS[COMP_CWORD]}}"
-    path=""
-    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-        case "$word" in -*) ;; *) path="$path $word" ;; esac
+    typed=""
+    for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD - 1))}}"; do
+        case "$word" in -*) ;; *) typed="$typed $word" ;; esac
     done
-    case "${{path# }}" in
+    case "${{typed# }}" in
 {cases}
-        *) words="" ;;
+        *) offered="" ;;
     esac
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    COMPREPLY=($(compgen -W "$offered" -- "$current"))
 }}
 complete -o default -F _headgate headgate
 """
 _ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n" + _BASH
+_FISH = """\
+function __headgate_after
+    set -l typed (string match --invert -- '-*' (commandline -opc)[2..-1])
+    test "$typed" = "$argv"
+end
+"""
 
 
 def add(commands: Commands, parser: argparse.ArgumentParser) -> None:
@@ -45,12 +52,12 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the completion of a shell."""
     words = dict(_words(parser, ()))
     if shell == "fish":
-        return "".join(
-            f"complete -c headgate -n '{_fish_condition(path)}' -a '{' '.join(each)}'\n"
+        return _FISH + "".join(
+            f"complete -c headgate -n '{' '.join(('__headgate_after', *path))}' -a '{' '.join(each)}'\n"
             for path, each in words.items()
         )
     cases = "\n".join(
-        f'        "{" ".join(path)}") words="{" ".join(each)}" ;;' for path, each in words.items()
+        f'        "{" ".join(path)}") offered="{" ".join(each)}" ;;' for path, each in words.items()
     )
     return (_ZSH if shell == "zsh" else _BASH).format(cases=cases)
 
@@ -69,9 +76,3 @@ def _words(
             words += [option for option in action.option_strings if option.startswith("--")]
             words += map(str, action.choices or ()) if not action.option_strings else ()
     yield path, words
-
-
-def _fish_condition(path: tuple[str, ...]) -> str:
-    if not path:
-        return "__fish_use_subcommand"
-    return "; and ".join(f"__fish_seen_subcommand_from {part}" for part in path)

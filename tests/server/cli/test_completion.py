@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,25 +12,43 @@ from headgate_server.cli import main, make_parser
 from headgate_server.cli.completion import script
 
 
-def completed(line: str) -> list[str]:
-    """Return what bash offers at the end of a line."""
-    bash = shutil.which("bash")
-    assert bash, "bash is needed"
-    words = line.split(" ")
-    program = script(make_parser(), "bash") + (
-        f"COMP_WORDS=({' '.join(words[:-1])} '{words[-1]}'); COMP_CWORD={len(words) - 1}; _headgate; "
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    return subprocess.run([bash, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+def completed(shell: str, line: str) -> list[str]:
+    """Return what a shell offers at the end of a line."""
+    program, words = script(make_parser(), shell), line.split(" ")
+    if shell == "fish":
+        options = ["--no-config"]
+        program += f"complete -C '{line}'"
+    else:
+        options = ["-f"] if shell == "zsh" else []
+        program += "emulate sh\n" if shell == "zsh" else ""  # as zsh runs what is written for bash
+        program += (
+            f"COMP_WORDS=({' '.join(words[:-1])} '{words[-1]}'); COMP_CWORD={len(words) - 1}; _headgate; "
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+    found = subprocess.run([shell, *options, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stderr == ""
+    return [word for word in found.stdout.split() if word.startswith(words[-1])]  # zsh looks at that itself
 
 
-def test_bash_completes_commands_options_and_choices() -> None:
-    assert completed("headgate che") == ["check"]
-    assert completed("headgate check --js") == ["--json"]
-    assert completed("headgate run te") == ["telegram"]
-    assert completed("headgate run mail --po") == ["--port"]
-    assert completed("headgate tiers keys c") == ["create"]
-    assert completed("headgate --debug completion z") == ["zsh"]
+@pytest.mark.parametrize(
+    "shell",
+    [
+        pytest.param(shell, marks=pytest.mark.skipif(shutil.which(shell) is None, reason=f"needs {shell}"))
+        for shell in ("bash", "zsh", "fish")
+    ],
+)
+def test_shells_complete_commands_options_and_choices(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some offer files too
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert completed(shell, "headgate che") == ["check"]
+    assert completed(shell, "headgate check --js") == ["--json"]
+    assert completed(shell, "headgate run te") == ["telegram"]
+    assert completed(shell, "headgate run mail --po") == ["--port"]
+    assert completed(shell, "headgate mail inspect --js") == []  # the command `inspect` has that
+    assert completed(shell, "headgate tiers keys c") == ["create"]
+    assert completed(shell, "headgate --debug completion z") == ["zsh"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

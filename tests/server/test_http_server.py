@@ -26,6 +26,7 @@ from headgate_server.http_connection import (
     MOST_AT_ONCE,
     MOST_CONNECTIONS,
     MOST_PIPELINED,
+    MOST_UNFLUSHED,
     BoundedProtocol,
     ConnectionCap,
 )
@@ -174,13 +175,8 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
         await let_go.wait()
 
     monkeypatch.setattr(server.app, "_answer", never)
-    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
-    config.load()
-    state, transport = ServerState(), Mock(spec=asyncio.Transport)
-    transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
-    transport.is_closing.return_value = False
-    connection = BoundedProtocol(config, state, {})
-    connection.connection_made(transport)
+    state = ServerState()
+    connection, transport = connection_of(server, state)
     connection.data_received(HEALTH * 10_000)
     assert len(connection.pipeline) == MOST_PIPELINED
     assert transport.pause_reading.called
@@ -190,14 +186,21 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     await asyncio.gather(*state.tasks)
 
 
-async def test_a_connection_that_pipelines_leaves_others_their_turn() -> None:
-    config = uvicorn.Config(Server().app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
+def connection_of(server: Server, state: ServerState) -> tuple[BoundedProtocol, Mock]:
+    """Return a connection that is not one, and its transport."""
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
-    state, transport = ServerState(), Mock(spec=asyncio.Transport)
+    transport = Mock(spec=asyncio.Transport)
     transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
     transport.is_closing.return_value = False
     connection = BoundedProtocol(config, state, {})
     connection.connection_made(transport)
+    return connection, transport
+
+
+async def test_a_connection_that_pipelines_leaves_others_their_turn() -> None:
+    state = ServerState()
+    connection, transport = connection_of(Server(), state)
     connection.data_received(HEALTH * 1000)
     assert state.total_requests == MOST_AT_ONCE
     transport.write.assert_not_called()  # all answers of a turn leave together
@@ -209,6 +212,16 @@ async def test_a_connection_that_pipelines_leaves_others_their_turn() -> None:
     written = b"".join(call.args[0] for call in transport.write.call_args_list)
     assert written.count(b"HTTP/1.1 200 ") == 1000
     assert transport.write.call_count <= 1000 / MOST_AT_ONCE + 1
+
+
+async def test_answers_on_many_connections_in_one_turn_are_all_written() -> None:
+    server, state = Server(), ServerState()
+    many = [connection_of(server, state) for _ in range(3 * MOST_UNFLUSHED)]
+    for _ in range(2):
+        for connection, _ in many:
+            connection.data_received(HEALTH)
+        await asyncio.sleep(0)
+    assert [transport.write.call_count for _, transport in many] == [2] * len(many)
 
 
 def test_clients_that_connect_together_are_accepted_together() -> None:

@@ -309,8 +309,7 @@ class BoundedProtocol(asyncio.Protocol):
             self._reading.keep_alive = False
 
     def drain(self) -> None:
-        """Let the next answer end the connection."""
-        self._cap.is_draining = True
+        """Let the answer that is under way end the connection."""
         if self._reading is not None and not self._reading.is_complete:
             self._reading.keep_alive = False  # the last one in the pipe
 
@@ -330,7 +329,7 @@ class BoundedProtocol(asyncio.Protocol):
     # Requests
 
     def data_received(self, data: bytes) -> None:
-        """Read requests one by one and answer them, as far as none has to wait for longer than there is room in the pipe."""
+        """Read requests one by one, and answer each at once; if one has to wait, as far as there is room in the pipe."""
         if self._rest:
             self._rest += data
             return
@@ -541,11 +540,11 @@ class BoundedProtocol(asyncio.Protocol):
 
     async def _answer(self, exchange: HttpExchange) -> None:
         self._running = exchange
-        if exchange.has_more:
-            await asyncio.sleep(
-                0
-            )  # from here on it is a task, which can wait for the rest of the body with a time-out
         try:
+            if exchange.has_more:
+                await asyncio.sleep(
+                    0
+                )  # from here on it is a task: the rest of a body is awaited with a time-out
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception:
             logger.exception("a request failed")

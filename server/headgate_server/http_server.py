@@ -22,12 +22,15 @@ import uvloop
 from headgate_server.app import App
 from headgate_server.begin import begin
 from headgate_server.hosting import configuration
-from headgate_server.http_connection import BoundedProtocol
+from headgate_server.http_connection import BoundedProtocol, ConnectionCap
 
 logger = logging.getLogger("headgate.server")
 
-MOST_ACCEPTED = 256
-"""Connections that are accepted in a turn of the event loop."""
+LEAST_ACCEPTED, ACCEPTED_SHARE = 4, 0.25
+"""How many of those that wait are accepted in a turn of the event loop: so many, and this share of those that there are.
+
+A turn with few connections is short, and other workers have theirs meanwhile: one must not take them all.
+"""
 
 EARLY_BYTES = 65_536
 """How much is read of what a client has sent before it is accepted; otherwise that waits for another turn."""
@@ -89,15 +92,17 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was sent, and let every answer end its connection; none is closed under a request just sent."""
         self._app.end_streams()
+        ConnectionCap.of(self.server_state).is_draining = True
         for listener in sockets or ():
-            self._accept(listener)  # those that wait have perhaps sent a request
+            while self._accept(listener):  # those that wait have perhaps sent a request
+                pass
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
         for connection in self._connections():
             connection.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                while self.server_state.connections and not self.force_exit:  # noqa: ASYNC110  # uvicorn has no event for it
+                while (self._accepting or self.server_state.connections) and not self.force_exit:  # noqa: ASYNC110  # uvicorn has no event for it
                     await asyncio.sleep(0.01)
         await super().shutdown(sockets)
 
@@ -105,18 +110,19 @@ class HttpServer(uvicorn.Server):
         if not self.should_exit:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> bool:
+        """Accept some of the connections that wait; return whether there may be more."""
         loop = asyncio.get_running_loop()
-        for _ in range(MOST_ACCEPTED):
+        for _ in range(LEAST_ACCEPTED + int(ACCEPTED_SHARE * len(self.server_state.connections))):
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                return  # another worker was quicker, or the client has left
+                return False  # another worker was quicker, or the client has left
             except OSError as error:
                 logger.error("no connections are accepted for %g s: %s", ACCEPT_PAUSE_SECONDS, error)  # noqa: TRY400
                 loop.remove_reader(listener)
                 loop.call_later(ACCEPT_PAUSE_SECONDS, self._listen, listener)
-                return
+                return False
             connection.setblocking(False)
             protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
             with suppress(OSError):  # there is nothing yet, or the connection is lost already
@@ -125,6 +131,7 @@ class HttpServer(uvicorn.Server):
             if task is not None:
                 self._accepting.add(task)
                 task.add_done_callback(self._accepting.discard)
+        return True
 
     def _connections(self) -> list[BoundedProtocol]:
         connections: set[Any] = self.server_state.connections

@@ -32,16 +32,8 @@ MODULES = (
     "headgate.stores.request",
 )
 """What is compiled, each with the types in the `.pxd` beside it; `headgate._build` has the same list."""
-DECORATED = {
-    # Every call makes one: a few dead ones are kept for reuse. (Not of a class with `__del__`: it would run once only.)
-    "Decision": "freelist(8)",
-    "Request": "freelist(8)",
-    # Cannot be part of a cycle: the garbage collector need not look at it, which takes 16 bytes of each.
-    "AwaitingDecision": "no_gc",
-    "BucketState": "no_gc",
-    "SlidingState": "no_gc",
-}
-"""What is said of classes by decorators that only Cython knows, and that have no effect in a `.pxd`."""
+DECORATED = re.compile(r"\n\n# Compiled with (\S+) and (\S+): .*\nclass ")
+"""What a comment says of a class, for decorators that only Cython knows, and that have no effect in a `.pxd`."""
 
 
 class CompiledCore(BuildHookInterface[Any]):
@@ -81,13 +73,9 @@ def _is_wanted(name: str) -> bool:
 
 
 def decorated(source: str) -> str:
-    """Return a module's source with the decorators of its classes, in place of the empty lines above them."""
+    """Return a module's source with the decorators of its classes, in place of the comments and empty lines above them."""
     source = source.replace("import annotations\n", "import annotations; import cython\n", 1)
-    for name, decorator in DECORATED.items():
-        source = source.replace(
-            f"\n\n\nclass {name}", f"\n@cython.{decorator}\n@cython.cclass\nclass {name}", 1
-        )
-    return source
+    return DECORATED.sub(r"\n@cython.\1\n@cython.\2\n@cython.cclass\nclass ", source)
 
 
 def _paths(root: Path) -> list[Path]:

@@ -132,6 +132,7 @@ def awaiting(gate: AsyncGate, request: Request) -> Awaiting[Decision]:
     return Awaiting(decided(gate, request))
 
 
+# Compiled with no_gc and freelist(8): it cannot be part of a cycle, and every call makes one.
 class AwaitingDecision:
     """The decision of a gate that never waits, made when it is awaited; no coroutine is needed for that."""
 

@@ -96,7 +96,7 @@ cdef class ConcurrentMeter(Meter):
     cpdef load(self, MeterState s, tuple numbers)
 
 cdef class SlidingState(MeterState):
-    cdef readonly int64_t newest, units, total, looked_for
+    cdef readonly int64_t newest, units, total, since, until
     cdef readonly int first, live
     cdef readonly object older
 
@@ -104,10 +104,11 @@ cdef class SlidingMeter(Meter):
     cdef readonly int64_t width, lifetime
     @cython.locals(state=SlidingState)
     cpdef clear(self, MeterState s)
-    @cython.locals(state=SlidingState, newest=int64_t, dead=int64_t)
+    @cython.locals(state=SlidingState)
     cpdef int64_t used(self, MeterState s, int64_t now) except? -1
-    @cython.locals(live=Py_ssize_t, size=Py_ssize_t, total=int64_t, index=int64_t, units=int64_t)
-    cdef look(self, SlidingState state, int64_t dead)
+    @cython.locals(live=Py_ssize_t, size=Py_ssize_t, total=int64_t, since=int64_t, oldest=int64_t, dead=int64_t,
+                   index=int64_t, units=int64_t)
+    cdef look(self, SlidingState state, int64_t now)
     @cython.locals(state=SlidingState, index=int64_t)
     cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
     @cython.locals(live=Py_ssize_t, size=Py_ssize_t)

@@ -359,11 +359,11 @@ class SlidingState(MeterState):
     """The newest bucket, and the ones before it.
 
     `older` has index and units of each, oldest first. Those before the place `first` are dropped, those before `live` had
-    expired when they were last looked at, because their index was at most `looked_for`; `total` is the units of all that
-    are live, the newest included.
+    expired when they were last looked at; `total` is the units of all that are live, the newest included. This is so from
+    the time `since` up to `until`, when the oldest live bucket expires.
     """
 
-    __slots__ = ("first", "live", "looked_for", "newest", "older", "total", "units")
+    __slots__ = ("first", "live", "newest", "older", "since", "total", "units", "until")
 
     def __init__(self) -> None:
         self.birth = 0
@@ -372,7 +372,8 @@ class SlidingState(MeterState):
         self.total: int = 0
         self.first: int = 0
         self.live: int = 0
-        self.looked_for: int = NEVER
+        self.since: int = NEVER
+        self.until: int = NEVER
         self.older: array[int] | None = None
 
 
@@ -397,42 +398,45 @@ class SlidingMeter(Meter):
         state.total = 0
         state.first = 0
         state.live = 0
-        state.looked_for = NEVER
+        state.since = NEVER
+        state.until = NEVER
         state.older = None
 
     def used(self, s: MeterState, now: int) -> int:
         state: SlidingState = s  # type: ignore[assignment]
-        if not state.units:
-            return 0
-        newest = state.newest * self.width
-        dead = ((max(newest, now)) - self.lifetime) // self.width
-        if state.newest <= dead:
-            return 0
-        if state.older is not None and state.looked_for != dead:
-            self.look(state, dead)
+        if not state.since <= now < state.until:
+            now = max(now, state.newest * self.width)
+            if not state.units or now >= state.newest * self.width + self.lifetime:
+                return 0
+            self.look(state, now)
         return state.total
 
-    def look(self, state: SlidingState, dead: int) -> None:
-        """Move the border between the buckets that have expired, those up to the index `dead`, and the live ones."""
-        older = state.older
-        assert older is not None
-        live, size, total = state.live, len(older), state.total
-        while live < size:
-            index = older[live]
-            if index > dead:
-                break
-            units = older[live + 1]
-            total -= units
-            live += 2
-        while live > state.first:  # and if the clock went back
-            index = older[live - 2]
-            if index <= dead:
-                break
-            live -= 2
-            units = older[live + 1]
-            total += units
+    def look(self, state: SlidingState, now: int) -> None:
+        """Move the border between the buckets that have expired and the live ones."""
+        older, oldest, since = state.older, state.newest, NEVER
+        live, total = state.live, state.total
+        if older is not None:
+            dead, size = (now - self.lifetime) // self.width, len(older)
+            while live < size:
+                index = older[live]
+                if index > dead:
+                    oldest = index
+                    break
+                units = older[live + 1]
+                total -= units
+                live += 2
+            while live > state.first:  # and if the clock went back
+                index = older[live - 2]
+                if index <= dead:
+                    since = index * self.width + self.lifetime
+                    break
+                oldest = index
+                live -= 2
+                units = older[live + 1]
+                total += units
         state.live = live
-        state.looked_for = dead
+        state.since = since
+        state.until = oldest * self.width + self.lifetime
         state.total = total
 
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
@@ -445,9 +449,10 @@ class SlidingMeter(Meter):
             state.total = cost
             state.first = 0
             state.live = 0
-            state.looked_for = NEVER
+            state.since = NEVER
+            state.until = index * self.width + self.lifetime
             state.older = None
-            return index * self.width + self.lifetime
+            return state.until
         if state.first != state.live:
             self.drop(state)
         if index <= state.newest:
@@ -496,15 +501,16 @@ class SlidingMeter(Meter):
         if not self.limit:
             return NEVER
         older = state.older
-        if older is not None:
-            place, size = state.live, len(older)
-            while place < size:
-                units = older[place + 1]
-                excess -= units
-                if excess <= 0:
-                    index = older[place]
-                    return index * self.width + self.lifetime
-                place += 2
+        if older is None or excess == 1:
+            return state.until  # no live bucket is without a unit
+        place, size = state.live, len(older)
+        while place < size:
+            units = older[place + 1]
+            excess -= units
+            if excess <= 0:
+                index = older[place]
+                return index * self.width + self.lifetime
+            place += 2
         return state.newest * self.width + self.lifetime
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
@@ -556,6 +562,7 @@ class SlidingMeter(Meter):
         if cost < units:
             older[place + 1] = units - cost
         else:
+            state.until = NEVER
             del older[place : place + 2]  # kept without units, they would make a log larger than its limit
 
     def forget_newest(self, state: SlidingState) -> None:
@@ -575,6 +582,7 @@ class SlidingMeter(Meter):
         state.units = units
         state.total = total
         state.live = live
+        state.until = NEVER
         del older[size:]
 
     def fresh_at(self, s: MeterState) -> int:
@@ -599,7 +607,8 @@ class SlidingMeter(Meter):
         state.total = total
         state.first = 0
         state.live = 0
-        state.looked_for = NEVER
+        state.since = NEVER
+        state.until = NEVER
         state.older = kept
 
 

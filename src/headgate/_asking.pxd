@@ -2,6 +2,7 @@
 
 cimport cython
 
+from headgate.decision cimport Decision
 from headgate.stores.counters cimport ImmediateGate
 from headgate.stores.request cimport Request, new_request
 
@@ -11,3 +12,50 @@ cdef awaiting(gate, Request request)
 cdef class AwaitingDecision:
     cdef object gate
     cdef Request request
+    @cython.locals(request=Request)
+    cdef Decision decide(self)
+
+# `await` asks for an iterator and takes its result from an exception. Where nothing waits, both are made in vain: here an
+# answer is its own iterator, and hands its result over as it is wherever Python can take it so (`am_send`).
+cdef extern from *:
+    """
+    static PyObject *(*headgate_decision)(PyObject *);
+
+    static PyObject *headgate_await(PyObject *self) {
+        Py_INCREF(self);
+        return self;
+    }
+
+    static PySendResult headgate_send(PyObject *self, PyObject *value, PyObject **result) {
+        (void)value;
+        *result = headgate_decision(self);
+        return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
+    }
+
+    static PyObject *headgate_next(PyObject *self) {
+        PyObject *decision = headgate_decision(self);
+        if (decision != NULL) {
+            PyErr_SetObject(PyExc_StopIteration, decision);
+            Py_DECREF(decision);
+        }
+        return NULL;
+    }
+
+    static void headgate_decide_when_awaited(PyObject *type, PyObject *(*decision)(PyObject *)) {
+        PyTypeObject *answers = (PyTypeObject *)type;
+        headgate_decision = decision;
+        answers->tp_iternext = headgate_next;
+        answers->tp_as_async->am_await = headgate_await;
+        answers->tp_as_async->am_send = headgate_send;
+    }
+    """
+    void headgate_decide_when_awaited(object type, object (*decision)(object))
+
+cdef inline object decision_of_answer(object answer):
+    try:
+        return (<AwaitingDecision>answer).decide()
+    except StopIteration as error:  # which would be taken for a result
+        raise RuntimeError("a decision raised StopIteration") from error
+
+cdef inline void decide_when_awaited():
+    headgate_decide_when_awaited(AwaitingDecision, decision_of_answer)

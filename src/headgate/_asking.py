@@ -142,12 +142,16 @@ class AwaitingDecision:
     request: Request | None
 
     def __await__(self) -> Generator[Any, None, Decision]:
+        return self.decide()
+        yield  # which makes this a generator, as an awaitable needs
+
+    def decide(self) -> Decision:
+        """Ask the gate, once."""
         request = self.request
         if request is None:
             raise RuntimeError("this answer was already awaited")
         self.request = None
         return self.gate.ask(request)[0]
-        yield  # which makes this a generator, as an awaitable needs
 
     def send(self, value: Any) -> Any:
         """Run to the end, as an event loop does."""
@@ -174,3 +178,5 @@ class AwaitingDecision:
 
 
 Awaiting.register(AwaitingDecision)
+if not __file__.endswith(".py"):
+    decide_when_awaited()  # type: ignore[name-defined]  # noqa: F821  # in C, in `_asking.pxd`

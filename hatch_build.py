@@ -32,7 +32,7 @@ MODULES = (
     "headgate.stores.request",
 )
 """What is compiled, each with the types in the `.pxd` beside it; `headgate._build` has the same list."""
-DECORATED = re.compile(r"\n\n# Compiled with (\S+) and (\S+): .*\nclass ")
+DECORATED = re.compile(r"\n\n\n# Compiled with (?:(\S+) and )?(\S+): .*\nclass ")
 """What a comment says of a class, for decorators that only Cython knows, and that have no effect in a `.pxd`."""
 
 
@@ -75,7 +75,13 @@ def _is_wanted(name: str) -> bool:
 def decorated(source: str) -> str:
     """Return a module's source with the decorators of its classes, in place of the comments and empty lines above them."""
     source = source.replace("import annotations\n", "import annotations; import cython\n", 1)
-    return DECORATED.sub(r"\n@cython.\1\n@cython.\2\n@cython.cclass\nclass ", source)
+    return DECORATED.sub(_decorators, source)
+
+
+def _decorators(found: re.Match[str]) -> str:
+    """Return as many lines as were found, for the numbers in tracebacks."""
+    first = f"@cython.{found[1]}" if found[1] else ""
+    return f"\n{first}\n@cython.{found[2]}\n@cython.cclass\nclass "
 
 
 def _paths(root: Path) -> list[Path]:

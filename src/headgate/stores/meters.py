@@ -354,7 +354,7 @@ class ConcurrentMeter(Meter):
         state.leases = leases
 
 
-# Compiled with no_gc and freelist(8): it cannot be part of a cycle, and there may be a million.
+# Compiled with no_gc: it cannot be part of a cycle, and there may be a million of them.
 class SlidingState(MeterState):
     """The newest bucket, and the ones before it.
 
@@ -612,7 +612,7 @@ class SlidingMeter(Meter):
         state.older = kept
 
 
-# Compiled with no_gc and freelist(8): it cannot be part of a cycle, and there may be a million.
+# Compiled with no_gc: it cannot be part of a cycle, and there may be a million of them.
 class BucketState(MeterState):
     """The level at a time in ticks, the total ever refunded, and the shape that the level was measured in."""
 

@@ -654,12 +654,12 @@ class BucketMeter(Meter):
     def used(self, s: MeterState, now: int) -> int:
         state: BucketState = s  # type: ignore[assignment]
         level, passed = state.level, now // self.tick - state.time
-        if passed < 0:
-            passed = 0
         if state.shape is not self.shape:
-            level = self.converted(state, passed)
+            level = self.converted(state, max(0, passed))
             if level > MAX_UNITS:
                 return level
+        if passed <= 0:
+            return level
         return 0 if passed >= -(level // -self.n) else level - passed * self.n
 
     def converted(self, state: BucketState, passed: int) -> int:
@@ -710,12 +710,14 @@ class BucketMeter(Meter):
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
         state: BucketState = s  # type: ignore[assignment]
-        if cost:
-            time = now // self.tick
-            if time < state.time:
-                time = state.time
-            return (time - (used + cost * self.part) // -self.n) * self.tick
-        return self.free_at(s, now, used) if used else now
+        if not cost and not used:
+            return now
+        if not cost and state.shape is not self.shape:
+            return self.free_at(s, now, used)
+        time = now // self.tick
+        if time < state.time:
+            time = state.time
+        return (time - (used + cost * self.part) // -self.n) * self.tick
 
     def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
         state: BucketState = s  # type: ignore[assignment]

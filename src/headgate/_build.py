@@ -1,6 +1,7 @@
 """Which build of the core is in use: the compiled one where there is one, else plain Python.
 
-`HEADGATE_PURE=1` chooses plain Python at run time. Both are made from the same files, and give the same answers.
+`HEADGATE_PURE=1` chooses plain Python at run time, and so does a subinterpreter: only one interpreter of a process can load
+what is compiled. Both are made from the same files, and give the same answers.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -53,6 +55,8 @@ def describe() -> str:
         return "compiled"
     if _is_plain_wanted():
         return "in plain Python, as HEADGATE_PURE asks for"
+    if any(isinstance(finder, _PlainFinder) for finder in sys.meta_path):
+        return "in plain Python: another interpreter of this process has loaded the compiled core"
     return "in plain Python: it was installed without a C compiler, so it answers the same but takes longer"
 
 
@@ -60,5 +64,15 @@ def _is_plain_wanted() -> bool:
     return os.environ.get("HEADGATE_PURE", "0") not in ("", "0")
 
 
-if _is_plain_wanted():
+def _is_loaded_elsewhere() -> bool:
+    try:
+        import_module("headgate.decision")
+    except ImportError as error:
+        if "interpreter" not in str(error):
+            raise
+        return True
+    return False
+
+
+if _is_plain_wanted() or _is_loaded_elsewhere():
     sys.meta_path.insert(0, _PlainFinder())

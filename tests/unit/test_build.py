@@ -25,9 +25,9 @@ print(_build.describe(), Limiter("2/minute").hit("ada").remaining)
 """
 
 
-def run(**environment: str) -> str:
+def run(code: str = SHOW, **environment: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", SHOW],
+        [sys.executable, "-c", code],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -45,6 +45,25 @@ def compiled_file(module: str) -> Path | None:
 
 def test_plain_python_can_be_chosen_at_run_time() -> None:
     assert run(HEADGATE_PURE="1") == "in plain Python, as HEADGATE_PURE asks for 1"
+
+
+IN_TWO_INTERPRETERS = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+SHOW = '''{show}'''
+exec(SHOW)
+interpreters.run_string(interpreters.create(), SHOW)
+"""
+
+
+def test_a_second_interpreter_of_a_process_uses_plain_python() -> None:
+    """What Cython compiles can be loaded by one of them only."""
+    first, second = run(IN_TWO_INTERPRETERS.format(show=SHOW)).splitlines()
+    assert second.startswith("in plain Python")
+    assert (first == second) is not _build.is_compiled()
+    assert second.endswith(" 1")
 
 
 @pytest.mark.parametrize("value", ["", "0"])

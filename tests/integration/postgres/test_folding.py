@@ -14,6 +14,7 @@ from headgate import AsyncLimiter, Decision, Hold, Limiter, sliding_log, sliding
 from headgate.keys import storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.postgres import PostgresStore
+from headgate.stores.postgres.sql import migrations
 from headgate.testing.reference import ReferenceStore
 from tests.searching import SEEDS
 
@@ -22,7 +23,7 @@ START = 1_000_000_000_000  # in microseconds, where seconds as floats are still 
 PERIOD = 3_000_000
 SMALL = 96
 """The most buckets of a state that is not folded."""
-CHUNK = 64
+CHUNK = 32
 
 
 @pytest.fixture
@@ -33,6 +34,8 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 class Kept:
     """What is in the tables for one key."""
+
+    longest_chunk = CHUNK
 
     def __init__(self, connection: psycopg.Connection, limiter: str, rule: Rule, key: str = "a") -> None:
         self._connection = connection
@@ -62,7 +65,7 @@ class Kept:
             for place, (newest, chunk) in enumerate(chunks):
                 assert chunk[0] == -1 - birth
                 assert chunk[1] == sum(chunk[3::2])
-                assert len(chunk) <= 2 + 2 * CHUNK
+                assert len(chunk) <= 2 + 2 * self.longest_chunk
                 assert max(chunk[2::2]) <= newest
                 live = [n for pair in pairs(chunk[2:]) if pair[0] >= oldest for n in pair]
                 assert chunk[1] - sum(live[1::2]) == (dropped if place == 0 else 0)
@@ -264,7 +267,7 @@ def test_the_holds_of_a_large_log_are_confirmed_from_either_end_and_from_the_mid
     both = Both(store, connection, name, sliding_log("500/3s"))
     holds = [both.hold(START + number * 1000) for number in range(300)]
     end = START + 300_000
-    for count, place in enumerate((0, -1, 150, 0, -1, 63, 64, 100)):
+    for count, place in enumerate((0, -1, 150, 0, -1, CHUNK - 1, CHUNK, 100)):
         hold = holds.pop(place)
         assert not both.confirm(hold, end, 500 - 298 + count)
         both.compare()
@@ -309,7 +312,7 @@ def test_a_small_log_becomes_large_and_small_again(
         assert both.kept.chunks() == []
         now += 1000
         assert both.hit(now)
-        assert len(both.kept.chunks()) == 1
+        assert len(both.kept.chunks()) == (SMALL + 1 - 8) // CHUNK
         for _ in range(900):
             now += 1000
             assert both.hit(now)
@@ -348,22 +351,22 @@ def test_what_a_released_hold_has_dropped_stays_dropped(
     both = Both(store, connection, name, sliding_log("500/3s"))
     holds = [both.hold(START + number * 1000) for number in range(500)]
     end = START + 499_000
-    last = both.hold(START + PERIOD + 30_000)  # drops half of a chunk
+    last = both.hold(START + PERIOD + 15_000)  # drops half of a chunk
     for hold in last:
         hold.release(now=end / 1e6)
-    assert both.compare() == 500 - 31
-    for cost in (1, 31, 32, 200):
+    assert both.compare() == 500 - 16
+    for cost in (1, 16, 17, 200):
         both.check(end, cost)
-    for number in (0, 30, 31, 63, 5):  # the first two have been dropped, and so has the last
+    for number in (0, 15, 16, 31, 5):  # the first two have been dropped, and so has the last
         for hold in holds[number]:
             hold.release(now=end / 1e6)
         both.check(end, 100)
-    assert both.compare() == 500 - 31 - 2
-    for number in range(32, 63):  # nothing of the first chunk is left but what has been dropped
+    assert both.compare() == 500 - 16 - 2
+    for number in range(17, 31):  # nothing of the first chunk is left but what has been dropped
         for hold in holds[number]:
             hold.release(now=end / 1e6)
-    assert both.compare() == 500 - 64
-    assert both.hit(end + 1000, 40)
+    assert both.compare() == 500 - CHUNK
+    assert both.hit(end + 1000, 20)
     both.compare()
     assert both.hit(START + PERIOD + 100_000)
     both.compare()
@@ -384,7 +387,7 @@ def test_a_refusal_or_a_look_writes_nothing(
         ]
 
     before = versions()
-    for cost in (1, 64, 65, 150, 300):
+    for cost in (1, CHUNK, CHUNK + 1, 150, 300):
         assert not both.hit(START + 299_000, cost)
         both.check(START + 299_000, cost)
         both.check(START + PERIOD + 150_000, cost)
@@ -407,7 +410,36 @@ def test_a_state_of_an_earlier_version_is_folded_when_it_is_written(
     assert kept.chunks() == []
     assert limiter.hit("a", now=now).remaining == 999
     assert kept.buckets() == [*buckets, START + count, 1]
-    assert len(kept.chunks()) == (count - 32) // CHUNK
+    assert len(kept.chunks()) == (count - 8) // CHUNK
+
+
+def test_the_longer_chunks_of_an_earlier_version_go_on_counting(empty_url: str, name: str) -> None:
+    with (
+        PostgresStore(empty_url, deadline=PATIENT) as store,
+        psycopg.connect(empty_url, autocommit=True) as connection,
+    ):
+        for migration in migrations()[:6]:
+            connection.execute(migration.text.encode())
+        both = Both(store, connection, name, sliding_log("400/3s"))
+        both.kept.longest_chunk = 64
+        holds = [both.hold(START + number * 1000) for number in range(250)]
+        assert [len(chunk) for _, chunk in both.kept.chunks()] == [2 + 2 * 64] * 3
+        for migration in migrations()[6:]:
+            connection.execute(migration.text.encode())
+        holds += [both.hold(START + number * 1000) for number in range(250, 400)]
+        assert both.compare() == 400
+        assert {len(chunk) for _, chunk in both.kept.chunks()} == {2 + 2 * 64, 2 + 2 * CHUNK}
+        end = START + 400_000
+        for cost in (1, 64, 65, 250, 400):
+            assert not both.hit(end, cost)
+        for number in (399, 200, 63, 0, 191, 192):
+            for hold in holds[number]:
+                hold.release(now=end / 1e6)
+            assert both.compare() < 400
+            both.check(end, 100)
+        for number in range(0, 400, 7):  # entries of either kind of chunk expire
+            both.hit(START + PERIOD + number * 1000, 3)
+            both.compare()
 
 
 def test_what_a_state_that_was_removed_by_hand_left_behind_does_not_count(

@@ -126,7 +126,7 @@ def test_older_code_goes_on_counting_beside_newer_code(empty_url: str) -> None:
         log = "2,200,1,3000000,0"
         for number in range(150):
             value(f"SELECT headgate_one_v1('l', 1, {log}, {now + number}, 1, 7, false)")
-        assert connection.execute("SELECT count(*) FROM headgate_chunks").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM headgate_chunks").fetchone() == (4,)
         refund = f"3,{now},1,0,1,1,{log},7,{now + 5},0,0,0,0,0,1"
         look = f"0,{now},1,10,1,1,{log}"
         reply = value(f"SELECT headgate_many_v1('{{l}}', 1, '{{{refund},{look}}}', false)")

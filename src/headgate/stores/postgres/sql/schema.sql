@@ -571,8 +571,9 @@ $$;
 --   6  and on: index and units of the youngest buckets, of which there is always one
 -- and has at least one chunk. Every chunk has units that have not been dropped.
 --
--- A chunk has 64 buckets, and more than 32 remain outside when it is made. So it takes many calls until the next one is made,
--- and many refunds until one has to be brought back; and each row is short enough to be kept in one piece.
+-- A chunk has 32 buckets, and more than 8 remain outside when it is made. So it takes many calls until the next one is made,
+-- and refunds until one has to be brought back; and what a call writes and looks through is short. Chunks of earlier versions
+-- have 64.
 CREATE FUNCTION headgate_fold_v1(key bytea, before bigint[], after bigint[], cost bigint)
 RETURNS bigint[]
 LANGUAGE plpgsql
@@ -612,20 +613,20 @@ BEGIN
     END IF;
 
     youngest := CASE WHEN after[1] < 0 THEN 6 ELSE 3 END;
-    full_chunks := ((cardinality(after) - youngest + 1) / 2 - 33) / 64;
+    full_chunks := ((cardinality(after) - youngest + 1) / 2 - 9) / 32;
     IF full_chunks > 0 THEN
         IF after[1] >= 0 THEN
-            after := ARRAY[-1 - after[1], after[2], after[3], 0, after[129]] || after[3 :];
+            after := ARRAY[-1 - after[1], after[2], after[3], 0, after[65]] || after[3 :];
         END IF;
         INSERT INTO headgate_chunks
         SELECT
             key,
-            (array_agg(numbers.number ORDER BY numbers.place))[127],
+            (array_agg(numbers.number ORDER BY numbers.place))[63],
             ARRAY[-1 - after[1], sum(numbers.number) FILTER (WHERE numbers.place % 2 = 0)]::bigint[]
                 || array_agg(numbers.number ORDER BY numbers.place)
-        FROM unnest(after[6 : 5 + 128 * full_chunks]) WITH ORDINALITY AS numbers (number, place)
-        GROUP BY (numbers.place - 1) / 128;
-        after := after[: 5] || after[6 + 128 * full_chunks :];
+        FROM unnest(after[6 : 5 + 64 * full_chunks]) WITH ORDINALITY AS numbers (number, place)
+        GROUP BY (numbers.place - 1) / 64;
+        after := after[: 5] || after[6 + 64 * full_chunks :];
     END IF;
     RETURN after;
 END
@@ -860,10 +861,12 @@ VOLATILE
 SET enable_seqscan = off -- as above
 AS $$
 DECLARE
+    present bytea[]; -- the keys that have a state
     cells headgate_cell_v2[]; -- by place in keys
     changes headgate_cell_v2[]; -- what the request under way would make of them, by rule
     cell headgate_cell_v2;
     reply bigint[];
+    recent bigint[]; -- what belongs at its end: adding to a long array takes longer than adding to a short one
     server_now bigint;
     ignored text;
     few boolean;
@@ -900,13 +903,14 @@ BEGIN
         END LOOP;
     ELSE
         PERFORM pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM unnest(keys[: locks]) AS key;
-        cells := ARRAY(
-            SELECT (
-                SELECT ROW(states.state, states.ctid, NULL)::headgate_cell_v2
-                FROM headgate_states AS states WHERE states.key = asked
-            )
-            FROM unnest(keys) AS asked
-        );
+        SELECT
+            array_agg(states.key ORDER BY states.key),
+            array_agg(ROW(states.state, states.ctid, NULL)::headgate_cell_v2 ORDER BY states.key)
+        INTO present, cells
+        FROM headgate_states AS states WHERE states.key = ANY (keys);
+        IF present IS DISTINCT FROM keys THEN -- some have no state yet, or are only looked at and so not in this order
+            cells := ARRAY(SELECT cells[array_position(present, asked)] FROM unnest(keys) AS asked);
+        END IF;
     END IF;
     server_now := extract(epoch FROM clock_timestamp()) * 1000000;
     now := server_now;
@@ -943,7 +947,7 @@ BEGIN
                         );
                     END IF;
                 END IF;
-                reply := reply || after[: 9];
+                recent := recent || after[: 9];
                 admitted := admitted AND after[1] = -1;
                 IF admitted THEN
                     -- There is no new state after a cost of 0, or a limit of 0 that records nothing.
@@ -985,7 +989,7 @@ BEGIN
                         cells[place].state, program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2]
                     );
                 END IF;
-                reply := reply || after[2 : 10];
+                recent := recent || after[2 : 10];
                 lefts[i] := after[1];
                 admitted := admitted AND after[2] = -1;
                 cell := ROW(after[11 :], cells[place].place, server_now + after[5] + grace)::headgate_cell_v2;
@@ -995,7 +999,7 @@ BEGIN
             IF admitted THEN
                 q := q - 16 * rules;
                 FOR i IN 1 .. rules LOOP
-                    reply[cardinality(reply) - 9 * (rules - i + 1) + 2] := lefts[i];
+                    recent[cardinality(recent) - 9 * (rules - i + 1) + 2] := lefts[i];
                     place := program[q];
                     cell := changes[i];
                     IF cells[place].state[1] < 0 THEN
@@ -1049,6 +1053,10 @@ BEGIN
             removed := true;
         END IF;
         p := q;
+        IF cardinality(recent) > 200 THEN
+            reply := reply || recent;
+            recent := NULL;
+        END IF;
     END LOOP;
 
     -- A state is where it was just found, unless it was cleared away since.
@@ -1094,7 +1102,7 @@ BEGIN
             ));
         END IF;
     END IF;
-    RETURN reply;
+    RETURN reply || recent;
 END
 $$;
 

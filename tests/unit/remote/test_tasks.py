@@ -226,6 +226,47 @@ async def test_what_a_blocked_event_loop_did_not_come_to_send_is_overload(
     assert peer.batches == [["warm"]]
 
 
+async def test_a_connection_that_a_blocked_event_loop_did_not_notice_is_no_outage(
+    engine: AsyncEngine, peer: ScriptedPeer
+) -> None:
+    """As at a cold start with very many callers."""
+    go_on = asyncio.Event()
+    connecting = asyncio.Event()
+
+    async def connect() -> None:
+        connecting.set()
+        await go_on.wait()
+
+    peer.before_connect = connect
+    call = start(engine, "a", 0.01)
+    await connecting.wait()
+    block(0.1)
+    with pytest.raises(StoreOverloaded):
+        await call
+    go_on.set()
+    assert await start(engine, "b") == "b"
+
+
+async def test_a_connection_is_tried_again_if_a_blocked_event_loop_has_missed_it(peer: ScriptedPeer) -> None:
+    engine = AsyncEngine(peer, 0.01)
+    connecting = asyncio.Event()
+
+    async def connect() -> None:
+        connecting.set()
+        peer.before_connect = lambda: None
+        await asyncio.Event().wait()
+
+    peer.before_connect = connect
+    first = start(engine, "a", 0.01)
+    await connecting.wait()
+    second = start(engine, "b")
+    block(0.1)
+    assert await second == "b"
+    with pytest.raises(StoreOverloaded):
+        await first
+    await engine.aclose()
+
+
 # --- Cancelled callers -----------------------------------------------------------------------------------------------
 
 

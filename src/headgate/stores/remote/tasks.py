@@ -231,12 +231,18 @@ class LoopEngine:
             await self._lose(lane, cause)
 
     async def _connect(self, lane: TaskLane) -> AsyncWire | None:
+        seconds = self._batcher.time_to_connect(lane, time.monotonic())
+        due = lane.sent + seconds
         try:
-            seconds = self._batcher.time_to_connect(lane, time.monotonic())
             async with asyncio.timeout(seconds):
                 lane.wire = await self._peer.connect_async(seconds)
         except Exception as cause:  # noqa: BLE001  # see above
-            self._batcher.cannot_connect(lane, cause, time.monotonic())
+            now = time.monotonic()
+            if isinstance(cause, TimeoutError) and now > due + GRACE:
+                # The event loop was blocked, so it is not known who was slow: what is not due yet is tried again.
+                self._batcher.finish(lane)
+            else:
+                self._batcher.cannot_connect(lane, cause, now)
             return None
         wire: AsyncWire = lane.wire
         return wire
@@ -262,18 +268,18 @@ class LoopEngine:
     def _on_due(self) -> None:
         if time.monotonic() > self._timer_due + GRACE:
             # This comes late, so the event loop was blocked.
-            self._timer = self._loop.call_later(GRACE, self._expire_after, TURNS)
+            self._timer = self._loop.call_later(GRACE, self._expire_after, TURNS, True)
         else:
-            self._expire_after(TURNS)
+            self._expire_after(TURNS, False)
 
-    def _expire_after(self, turns: int) -> None:
+    def _expire_after(self, turns: int, is_late: bool) -> None:
         """Fail the calls that are due, after so many turns of the event loop: replies may be there and just unread."""
         if turns > 0:
-            self._timer = self._loop.call_soon(self._expire_after, turns - 1)
+            self._timer = self._loop.call_soon(self._expire_after, turns - 1, is_late)
             return
         self._timer, self._timer_due = None, float("inf")
         now = time.monotonic()
-        for lane in self._batcher.expire(now) if now >= self._batcher.alarm else ():
+        for lane in self._batcher.expire(now, is_late) if now >= self._batcher.alarm else ():
             driver, lane.driver = lane.driver, None
             if driver is not None:
                 driver.cancel()

@@ -294,7 +294,7 @@ class SQLiteStore:
                 self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False
             )
             try:
-                _switch_to_wal(connection, self.timeout)
+                switch_to_wal(connection, self.timeout)
                 connection.execute("PRAGMA synchronous = NORMAL")
                 for statement in (_CREATE, *SCHEMA, _CREATE_NOTES, _INDEX_NOTES):
                     connection.execute(statement)
@@ -522,7 +522,7 @@ def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> S
         return LargeLog.load(connection, row, algorithm, found[0])
 
 
-def _switch_to_wal(connection: sqlite3.Connection, timeout: float) -> None:
+def switch_to_wal(connection: sqlite3.Connection, timeout: float) -> None:
     """Make the file one that can be read while it is written.
 
     SQLite does not wait here for others who switch at the same moment, as processes do that start together. So we do.

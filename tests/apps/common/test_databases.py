@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from headgate.testing.postgres_server import PostgresServer
+from headgate_services.common import databases
 from headgate_services.common.databases import DatabaseDown, SqlDatabase, database_url
 
 PATIENCE = 60
@@ -50,6 +52,24 @@ async def until_back(database: SqlDatabase) -> None:
                 return await database.ping()
             except DatabaseDown:
                 await asyncio.sleep(0)
+
+
+async def test_a_connection_waits_for_another_that_writes_to_a_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite does not, whatever the time-out: it refuses to switch the file to WAL at once."""
+    other = sqlite3.connect(tmp_path / "new.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    async def sleep(seconds: float) -> None:
+        other.execute("ROLLBACK")
+
+    monkeypatch.setattr(databases, "sleep", sleep)
+    database = SqlDatabase(database_url(f"sqlite:///{tmp_path / 'new.db'}"))
+    await database.ping()
+    assert not other.in_transaction
+    other.close()
+    await database.aclose()
 
 
 async def test_a_database_that_is_gone_is_asked_by_probes_only(

@@ -131,6 +131,18 @@ class TestSQLite:
         assert await second.get("key") == "1"
         await second.aclose()
 
+    async def test_it_waits_for_another_that_writes_to_a_new_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SQLite does not, whatever the time-out: it refuses to switch the file to WAL at once."""
+        other = sqlite3.connect(tmp_path / "kv.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr("headgate.stores.sqlite.time.sleep", lambda _: other.execute("ROLLBACK"))
+        kv = SQLiteKV(tmp_path / "kv.db")
+        assert not other.in_transaction
+        other.close()
+        await kv.aclose()
+
     async def test_of_racing_swaps_one_wins(self, tmp_path: Path) -> None:
         adapters = [SQLiteKV(tmp_path / "kv.db") for _ in range(8)]
         won = await asyncio.gather(*(kv.swap("key", None, str(i), 60) for i, kv in enumerate(adapters)))

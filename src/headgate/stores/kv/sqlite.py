@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from headgate.clock import MICROSECONDS, Clock, WallClock
 from headgate.errors import ConfigError, StoreUnavailable
 from headgate.stores.base import Guarantees
+from headgate.stores.sqlite import switch_to_wal
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ class SQLiteKV:
             self._connection = sqlite3.connect(
                 self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False
             )
-            self._connection.execute("PRAGMA journal_mode = WAL")
+            switch_to_wal(self._connection, self.timeout)
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute(_CREATE)
         except sqlite3.Error as error:

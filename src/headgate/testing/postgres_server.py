@@ -100,9 +100,8 @@ class PostgresServer:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._identity = _identity(self.folder)
         self._make_cluster()
-        for _ in range(
-            1 if self._is_kept else 5
-        ):  # between finding a free port and using it, somebody else may take it
+        # Several times, because another process may take a free port between finding and using it.
+        for _ in range(1 if self._is_kept else 5):
             port = self.port or find_free_port()
             if self._launch(port):
                 self.port = port
@@ -170,19 +169,11 @@ class PostgresServer:
                 atexit.register(_remove_template, template, os.getpid())
                 self._initdb(template / "data", "--no-sync", "--wal-segsize=1")
                 _templates[self.version] = template
-        subprocess.run(["cp", "-Rp", str(template / "data"), str(self._data)], check=True, **self._identity)
+        _run(["cp", "-Rp", str(template / "data"), str(self._data)], self._identity)
 
     def _initdb(self, data: Path, *more: str) -> None:
         arguments = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", *more]
-        made = subprocess.run(
-            [str(self._find_programs() / "initdb"), "-D", str(data), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            **_identity(data.parent),
-        )
-        if made.returncode:
-            raise ServerError(f"initdb failed: {made.stderr.strip()}")
+        _run([str(self._find_programs() / "initdb"), "-D", str(data), *arguments], _identity(data.parent))
 
     def _launch(self, port: int) -> bool:
         address = (
@@ -291,6 +282,12 @@ def with_database(url: str, name: str) -> str:
     if "://" in url:
         return urlsplit(url)._replace(path=f"/{name}").geturl()
     return make_conninfo(url, dbname=name)
+
+
+def _run(command: list[str], identity: dict[str, Any]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **identity)
+    if done.returncode:
+        raise ServerError(f"{Path(command[0]).name} failed: {done.stderr.strip()}")
 
 
 def _identity(folder: Path) -> dict[str, Any]:

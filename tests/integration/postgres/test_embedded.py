@@ -10,7 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headgate.testing.postgres_server import PostgresServer
+from headgate.testing import postgres_server
+from headgate.testing.postgres_server import NEWEST, PostgresServer
 from headgate.testing.servers import ServerError
 
 
@@ -55,3 +56,9 @@ def test_it_listens_on_no_port(folder: Path) -> None:
 def test_a_path_that_is_too_long_for_a_socket_is_refused(folder: Path) -> None:
     with pytest.raises(ServerError, match="at most 80 characters"):
         PostgresServer(folder=folder / ("x" * 80)).start()
+
+
+def test_a_cluster_that_cannot_be_copied_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_server, "_templates", {NEWEST: Path("/no-such-template")})
+    with pytest.raises(ServerError, match=r"cp failed: .*no-such-template"), PostgresServer():
+        pass

@@ -11,15 +11,14 @@ from headgate.clock import MICROSECONDS
 from headgate.observe import redact
 from headgate.policy import in_words
 from headgate.policy.model import OVERRIDE, LimiterPolicy
-from headgate.quota import Quota, format_period
+from headgate.quota import format_period
 from headgate.rules import DEFAULT_BUCKETS, REQUESTS, Rule
-from headgate.stores.failure import Local
-from headgate_server.wire import LimiterShown, LocalPolicy, RuleShown, StoreShown
+from headgate.stores.failure import policy_to_data
+from headgate_server.wire import LimiterShown, RuleShown, StoreShown
 
 
 def limiter_shown(policy: LimiterPolicy) -> LimiterShown:
     """Return a limiter without credentials, and without the tiers that stand for single keys."""
-    failure = policy.on_store_error
     return LimiterShown(
         name=policy.name,
         rules=[rule_shown(rule, policy.rule_sources.get(rule.name)) for rule in policy.rules],
@@ -27,7 +26,7 @@ def limiter_shown(policy: LimiterPolicy) -> LimiterShown:
             rule_shown(rule, policy.rule_sources.get(rule.name), is_shadow=True) for rule in policy.shadow
         ],
         store=redact(policy.store),
-        on_store_error=LocalPolicy(failure.share) if isinstance(failure, Local) else failure,
+        on_store_error=policy_to_data(policy.on_store_error),
         default_tier=policy.default_tier,
         headers=policy.headers,
         source=policy.source,
@@ -39,7 +38,7 @@ def rule_shown(rule: Rule, source: str | None = None, *, is_shadow: bool = False
     return RuleShown(
         name=rule.name,
         kind=rule.kind,
-        quota=_quota(rule, rule.quota),
+        quota=rule.data_of(rule.quota),
         limit=rule.quota.limit,
         period=rule.quota.period_us / MICROSECONDS,
         burst=rule.quota.burst,
@@ -61,7 +60,7 @@ def rule_toml(rule: Rule, *, is_shadow: bool = False) -> str:
     usual_kind = "sliding_window" if rule.quota.burst is None else "token_bucket"
     is_window = rule.kind == "sliding_window"
     entries: dict[str, Any] = {
-        "quota": _quota(rule, rule.quota),
+        "quota": rule.data_of(rule.quota),
         "name": rule.name,
         "kind": None if rule.kind == usual_kind else rule.kind,
         "scope": rule.scope,
@@ -90,11 +89,7 @@ def _key(name: str) -> str:
 
 def _tiers(rule: Rule) -> dict[str, str | int]:
     """Return the quotas of a rule's tiers, without those that stand for single keys."""
-    return {tier: _quota(rule, quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)}
-
-
-def _quota(rule: Rule, quota: Quota) -> str | int:
-    return quota.limit if rule.kind == "concurrent" else rule.text_of(quota)
+    return {tier: rule.data_of(quota) for tier, quota in rule.tiers.items() if not tier.startswith(OVERRIDE)}
 
 
 def store_shown(limiter: AsyncLimiter, policy: LimiterPolicy, reason: str | None = None) -> StoreShown:

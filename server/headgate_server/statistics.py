@@ -22,8 +22,9 @@ from msgspec import Struct
 
 from headgate.costs import Cost
 from headgate.decision import Decision
+from headgate.errors import ConfigError
 from headgate.hooks import Call, Hook
-from headgate.keys import Key
+from headgate.keys import Key, key_to_data
 from headgate.observe import TopKeys
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in_words
 from headgate.policy.model import OVERRIDE, known_tiers
@@ -42,7 +43,6 @@ from headgate_server.wire import (
     ShadowFigures,
     StoreShown,
     Tick,
-    wire_key,
 )
 
 logger = logging.getLogger("headgate.server")
@@ -382,10 +382,10 @@ def shown_key(key: Key | None) -> str:
 def _refused_key(limiter: str, key: Hashable, refused: int) -> RefusedKey:
     """Return a key that was refused so often, to show and to inspect."""
     found: Key | None = dict(key) if isinstance(key, tuple) else key  # type: ignore[assignment]
-    wire = wire_key(found)
     try:
+        wire = key_to_data(found)
         msgspec.json.encode(wire)
-    except UnicodeEncodeError:  # half of a character, which JSON cannot carry
+    except (ConfigError, UnicodeEncodeError):  # a scope that reads like bytes, or half of a character
         wire = None
     return RefusedKey(limiter, shown_key(found), refused, wire)
 

@@ -16,8 +16,9 @@ from msgspec import Meta, Struct, field
 
 from headgate.clock import MICROSECONDS
 from headgate.decision import Decision
-from headgate.keys import Key, PlainKey
+from headgate.keys import BASE64, Key, PlainKey
 from headgate.quota import MAX_UNITS
+from headgate.stores.failure import FailureData
 from headgate.usage import RuleUsage
 from headgate_server.problems import ApiProblem
 
@@ -28,9 +29,6 @@ LONGEST_KEY = 512
 """Bytes of the longest key, or part of one, that is kept as it is; of a longer one only the digest is kept, everywhere."""
 
 LONGEST_TIER = 200
-
-BASE64 = "$base64"
-"""The single entry of an object that stands for bytes."""
 
 Units = Annotated[int, Meta(ge=0, le=MAX_UNITS, description="Units, a whole number.")]
 Cost = Annotated[
@@ -276,12 +274,6 @@ class RuleShown(Struct):
     source: str | None
 
 
-class LocalPolicy(Struct):
-    """Each process admits this share of every limit by itself."""
-
-    local: float
-
-
 class LimiterShown(Struct):
     """A limiter of the policy file."""
 
@@ -289,7 +281,7 @@ class LimiterShown(Struct):
     rules: list[RuleShown]
     shadow: list[RuleShown]
     store: str
-    on_store_error: Literal["open", "closed", "raise"] | LocalPolicy
+    on_store_error: FailureData
     default_tier: str | None
     headers: str
     source: str | None = None
@@ -510,15 +502,6 @@ def _plain(part: str | dict[str, str | dict[str, str]] | dict[str, str]) -> Plai
 def _shortened(key: str) -> str:
     raw = key.encode("utf-8", "surrogatepass")
     return key if len(raw) <= LONGEST_KEY else f"sha256:{sha256(raw).hexdigest()}"
-
-
-def wire_key(key: Key | None) -> str | dict[str, Any] | None:
-    """Return a key as it goes over the wire; the reverse of `key_from`."""
-    if key is None or isinstance(key, str):
-        return key
-    if isinstance(key, Mapping):
-        return {scope: wire_key(part) for scope, part in key.items()}
-    return {BASE64: base64.b64encode(key).decode("ascii")}
 
 
 def wire_cost(cost: int | Mapping[str, int]) -> WireCost:

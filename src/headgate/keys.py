@@ -7,8 +7,10 @@ length before it, so that no choice of text makes two of them alike; a long key 
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
+from typing import Any
 
 from headgate.errors import ConfigError
 from headgate.rules import SHARED, Rule
@@ -22,6 +24,9 @@ Key = PlainKey | Mapping[str, PlainKey]
 
 LONGEST_KEY = 128
 """Bytes up to which a key is stored as it is."""
+
+BASE64 = "$base64"
+"""The one entry of an object that stands for bytes where a key is data, as between a client and a server."""
 
 SHARED_KEY = "*"
 """The key of the one counter of a rule with the scope `"*"`; such a rule's identity belongs to it alone."""
@@ -80,6 +85,19 @@ def _scoped(key: Key | None, scopes: tuple[str | None, ...], named: frozenset[st
 
 def _listed(scopes: Iterable[object]) -> str:
     return ", ".join(sorted(repr(scope) for scope in scopes))
+
+
+def key_to_data(key: Key | None) -> str | dict[str, Any] | None:
+    """Return a key as JSON can say it.
+
+    Raises:
+        ConfigError: A mapping that reads like bytes.
+    """
+    if isinstance(key, Mapping):
+        if key.keys() == {BASE64}:
+            raise ConfigError(f"a scope called {BASE64!r} cannot be distinguished from bytes; rename it")
+        return {scope: key_to_data(part) for scope, part in key.items()}
+    return {BASE64: b64encode(key).decode("ascii")} if isinstance(key, bytes) else key
 
 
 def storage_prefix(namespace: str, limiter: str, rule: Rule) -> bytes:

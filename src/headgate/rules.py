@@ -120,6 +120,10 @@ class Rule:
             return Quota(limit, SPANS_US[span])
         return Quota.parse(value)  # type: ignore[arg-type]
 
+    def data_of(self, quota: Quota) -> str | int:
+        """Return a quota of this rule as a policy file has it: of a concurrent rule, a number."""
+        return quota.limit if self.kind == "concurrent" else self.text_of(quota)
+
     def text_of(self, quota: Quota) -> str:
         """Return a quota of this rule as people write it."""
         if self.kind == "concurrent":

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import ConfigError, Limiter, fixed_window, sliding_log, sliding_window
-from headgate.keys import LONGEST_KEY, SHARED_KEY, key_picker, storage_key, storage_prefix
+from headgate.keys import LONGEST_KEY, SHARED_KEY, Key, key_picker, key_to_data, storage_key, storage_prefix
 
 PLAIN = sliding_window("5/minute")
 USER = sliding_window("5/minute", scope="user")
@@ -174,3 +174,24 @@ def test_text_that_is_not_valid_unicode_is_a_key_too() -> None:
     assert not limiter.hit("\udc80")
     assert limiter.hit("\udc81")
     limiter.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "document"),
+    [
+        ("alice", "alice"),
+        ("", ""),
+        (None, None),
+        (b"\x00\x01\x02", {"$base64": "AAEC"}),
+        (b"", {"$base64": ""}),
+        ({"user": "42", "realm": b"\xff"}, {"user": "42", "realm": {"$base64": "/w=="}}),
+        ({}, {}),
+    ],
+)
+def test_keys_go_as_json_can_say_them(key: Key | None, document: object) -> None:
+    assert key_to_data(key) == document
+
+
+def test_a_scope_that_reads_like_bytes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\$base64"):
+        key_to_data({"$base64": "AAEC"})

@@ -14,7 +14,6 @@ from headgate.client.wire import (
     alone,
     confirm_request,
     limiter_request,
-    packed_key,
     packed_quotas,
     read_decision,
     reading,
@@ -25,7 +24,7 @@ from headgate.client.wire import (
 from headgate.costs import Cost, Costs, Units, check_whole
 from headgate.decision import Decision
 from headgate.errors import ConfigError
-from headgate.keys import Key, key_picker
+from headgate.keys import Key, key_picker, key_to_data
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts
 from headgate.stores.remote.gates import Ask
@@ -95,7 +94,7 @@ class LimiterAsks:
         # The costs of a hold, though not of what is recorded above it, are the same for all rules that count the same.
         by_rule = request.operation == "record" and isinstance(request.cost, tuple)
         members = {
-            "key": packed_key(request.key),
+            "key": key_to_data(request.key),
             "cost": request.cost if by_rule else self._units.by_unit(request.cost),
             "tier": request.tier,
             "quota": packed_quotas(self._rules, request.quotas),
@@ -138,7 +137,7 @@ class LimiterAsks:
 
     def reset(self, key: Key | None) -> Ask[None]:
         self._pick(key)
-        request = limiter_request(self._limiter, "reset", {"key": packed_key(key)})
+        request = limiter_request(self._limiter, "reset", {"key": key_to_data(key)})
         return Ask(alone(request), self._read_nothing)  # it takes a permission that a batch need not have
 
     def _without_receipts(self, response: Response) -> Answer:

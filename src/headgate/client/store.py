@@ -19,7 +19,6 @@ from headgate.client.wire import (
     find_limiter,
     limiter_request,
     packed,
-    packed_key,
     read_key_states,
     read_limiters,
     read_wait_hint,
@@ -27,7 +26,7 @@ from headgate.client.wire import (
 )
 from headgate.costs import Cost, check_whole
 from headgate.hooks import Hook
-from headgate.keys import Key
+from headgate.keys import Key, key_to_data
 from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline
 from headgate.stores.breaker import stop_probes
@@ -213,12 +212,12 @@ class ServerStore:
     def _ask_for_hint(self, limiter: str, key: Key | None, cost: Cost, tier: str | None) -> Ask[WaitHint]:
         for units in cost.values() if isinstance(cost, Mapping) else (cost,):
             check_whole(units)
-        members = {"key": packed_key(key), "cost": cost, "tier": tier}
+        members = {"key": key_to_data(key), "cost": cost, "tier": tier}
         request = limiter_request(limiter, "wait-hint", members)
         return Ask(alone(request), reading(self.endpoint.name, read_wait_hint))
 
     def _ask_for_states(self, key: Key | None, tier: str | None) -> Ask[tuple[KeyState, ...]]:
-        request = HttpRequest("POST", "/v1/inspect", packed({"key": packed_key(key), "tier": tier}))
+        request = HttpRequest("POST", "/v1/inspect", packed({"key": key_to_data(key), "tier": tier}))
         return Ask(request, reading(self.endpoint.name, read_key_states))
 
     def _call(self, ask: Ask[T]) -> T:

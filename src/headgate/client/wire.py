@@ -6,7 +6,6 @@ A request comes together with the way to read its answer (`Ask`).
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -17,16 +16,12 @@ from headgate.clock import to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreMisconfigured, StoreUnavailable
-from headgate.keys import Key, PlainKey
 from headgate.quota import Quotas
 from headgate.rules import REQUESTS, Kind, Rule, calendar, concurrent, make_rule
 from headgate.stores.failure import policy_from_data
 from headgate.usage import RuleUsage
 
 T = TypeVar("T")
-
-BYTES = "$base64"
-"""The one entry of an object that stands for bytes."""
 
 BATCH_PATH = "/v1/batch"
 
@@ -83,23 +78,6 @@ def packed(document: object) -> bytes:
         raise ConfigError("text with lone surrogates cannot be sent to a server; make it bytes") from None
 
 
-def packed_key(key: Key | None) -> object:
-    """Return a key as JSON can say it.
-
-    Raises:
-        ConfigError: A mapping that reads like bytes.
-    """
-    if isinstance(key, Mapping):
-        if key.keys() == {BYTES}:
-            raise ConfigError(f"a scope called {BYTES!r} cannot be distinguished from bytes; rename it")
-        return {scope: _packed_plain(entry) for scope, entry in key.items()}
-    return None if key is None else _packed_plain(key)
-
-
-def _packed_plain(key: PlainKey) -> object:
-    return {BYTES: b64encode(key).decode("ascii")} if isinstance(key, bytes) else key
-
-
 def limiter_request(limiter: str, operation: str, members: Mapping[str, object]) -> HttpRequest:
     """Return a call of a limiter's operation that may leave in a batch."""
     call = {name: value for name, value in members.items() if value is not None}
@@ -145,9 +123,7 @@ def packed_quotas(rules: tuple[Rule, ...], quotas: Quotas | None) -> dict[str, s
     if quotas is None:
         return None
     return {
-        rule.name: quota.limit if rule.kind == "concurrent" else rule.text_of(quota)
-        for rule, quota in zip(rules, quotas, strict=True)
-        if quota is not None
+        rule.name: rule.data_of(quota) for rule, quota in zip(rules, quotas, strict=True) if quota is not None
     }
 
 

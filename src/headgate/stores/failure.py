@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, cast
+from typing import Literal, TypedDict, cast
 
 from headgate.errors import ConfigError
 
@@ -37,7 +37,14 @@ OnStoreError = Literal["open", "closed", "raise"] | Local
 OnOverload = Literal["refuse", "policy"]
 """What a limiter answers when this process could not send a call in time: a refusal, or as when the store is down."""
 
-FailureData = str | Mapping[str, float]
+
+class LocalData(TypedDict):
+    """Each process admits this share of every limit by itself."""
+
+    local: float
+
+
+FailureData = Literal["open", "closed", "raise"] | LocalData
 """A failure policy as data."""
 
 

@@ -18,7 +18,6 @@ from headgate.client.wire import (
     failure,
     limiter_request,
     packed,
-    packed_key,
     read_decision,
     read_key_states,
     read_limiter,
@@ -29,34 +28,12 @@ from headgate.client.wire import (
 )
 from headgate.decision import UNLIMITED, Verdict
 from headgate.errors import StoreMisconfigured
-from headgate.keys import Key
 from headgate.usage import RuleUsage
 from tests.unit.client.scripted import LIMITER, decision_document
 
 REFUSED = Decision.make(("rule",), [Verdict(False, 5, 0, 12_345_678, 60_000_001)])
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("key", "document"),
-    [
-        ("alice", "alice"),
-        ("", ""),
-        (None, None),
-        (b"\x00\x01\x02", {"$base64": "AAEC"}),
-        (b"", {"$base64": ""}),
-        ({"user": "42", "realm": b"\xff"}, {"user": "42", "realm": {"$base64": "/w=="}}),
-        ({}, {}),
-    ],
-)
-def test_keys_go_as_json_can_say_them(key: Key | None, document: object) -> None:
-    assert packed_key(key) == document
-
-
-def test_a_scope_that_reads_like_bytes_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\$base64"):
-        packed_key({"$base64": "AAEC"})
 
 
 def test_text_goes_unescaped_and_compact() -> None:

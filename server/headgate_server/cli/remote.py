@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from headgate.client import ServerStore
 from headgate.errors import ConfigError, StoreMisconfigured
 from headgate_server.cli.common import TOKEN_VARIABLE, Failure
@@ -31,7 +33,7 @@ def understood(server: ServerStore) -> Iterator[None]:
     """Raise StoreMisconfigured if an answer has not the form that it should have."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, msgspec.ValidationError) as error:
         raise StoreMisconfigured(
             f"{server.endpoint.name} did not answer as a Headgate server does"
         ) from error

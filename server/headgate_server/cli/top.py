@@ -7,10 +7,10 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headgate.errors import StoreUnavailable
 from headgate_server.cli.common import DEFAULT_SERVER, Commands, add_server
@@ -18,14 +18,11 @@ from headgate_server.cli.terminal import Style, printable
 
 if TYPE_CHECKING:
     from headgate.client import ServerStore
-
-Tick = Mapping[str, Any]
-"""One second, an event of `GET /v1/events`."""
+    from headgate_server.wire import Tick
 
 _SECONDS_SHOWN = 60
 _LONGEST_NAME = 24
 _BAR = 20
-_NOTHING = {"admitted": 0, "refused": 0, "degraded": 0}
 _PAUSE = 1.0
 """Seconds until a lost server is looked for again."""
 
@@ -76,12 +73,19 @@ def _followed(server: ServerStore, picture: Picture) -> Iterator[Tick]:
     Raises:
         HeadgateError: The server cannot be asked, or has ended.
     """
+    import msgspec
+
+    from headgate_server.wire import Figures, History, Tick
+
     for name, data in server.events():
         if name == "history":
-            picture.remember([_long(second) for second in data["ticks"]])
+            for second in msgspec.convert(data, History).ticks:
+                limiters = {name: Figures(*row) for name, row in second.limiters.items()}
+                picture.remember(Tick(second.time, limiters, totals={}, stores=[], shadow=[]))
         elif name == "tick":
-            picture.remember([data])
-            yield data
+            tick = msgspec.convert(data, Tick)
+            picture.remember(tick)
+            yield tick
     raise StoreUnavailable(f"{server.endpoint.name} has ended")
 
 
@@ -117,15 +121,15 @@ def _draw(lines: list[str]) -> None:
 def line(tick: Tick) -> str:
     """Return a second in one line."""
     limiters = ", ".join(
-        f"{printable(name)} {counts['admitted']} admitted {counts['refused']} refused"
-        + (f" {counts['degraded']} degraded" if counts["degraded"] else "")
-        for name, counts in tick["limiters"].items()
+        f"{printable(name)} {counts.admitted} admitted {counts.refused} refused"
+        + (f" {counts.degraded} degraded" if counts.degraded else "")
+        for name, counts in tick.limiters.items()
     )
     return f"{_clock(tick)}  {limiters or 'no decisions'}"
 
 
 def _clock(tick: Tick) -> str:
-    return f"{datetime.fromtimestamp(tick['time'], UTC).astimezone():%H:%M:%S}"
+    return f"{datetime.fromtimestamp(tick.time, UTC).astimezone():%H:%M:%S}"
 
 
 class Picture:
@@ -145,20 +149,20 @@ class Picture:
     def is_empty(self) -> bool:
         return not self._ticks
 
-    def remember(self, ticks: list[Tick]) -> None:
-        """Add seconds, the newest last; one that is there already is replaced."""
-        while ticks and self._ticks and self._ticks[-1]["time"] >= ticks[0]["time"]:
+    def remember(self, tick: Tick) -> None:
+        """Add a second; what is there already of it or of later ones is replaced."""
+        while self._ticks and self._ticks[-1].time >= tick.time:
             self._ticks.pop()
-        self._ticks.extend(ticks)
+        self._ticks.append(tick)
 
     def lines(self) -> list[str]:
         """Return the picture as of the newest second."""
         tick = self._ticks[-1]
-        workers = f"{tick['workers']} worker{'s' if tick['workers'] != 1 else ''}"
+        workers = f"{tick.workers} worker{'s' if tick.workers != 1 else ''}"
         lines = [f"{self._style.bold('headgate top')}  {self._title}  {_clock(tick)}  {workers}"]
-        if tick["policy_error"]:
+        if tick.policy_error:
             lines.append(
-                self._style.red(f"the newest policy file is not in force: {printable(tick['policy_error'])}")
+                self._style.red(f"the newest policy file is not in force: {printable(tick.policy_error)}")
             )
         for part in (self._limiters, self._stores, self._shadow, self._keys):
             shown = part(tick)
@@ -166,27 +170,27 @@ class Picture:
         return [text.rstrip() for text in lines]
 
     def _limiters(self, tick: Tick) -> list[str]:
-        names = list(tick["totals"])
-        if not names:
+        if not tick.totals:
             return ["nothing was decided yet"]
-        highest = max(_decisions(tick, name) for name in names)
+        highest = max(_decisions(tick, name) for name in tick.totals)
         heading = f"{'limiter':<{_LONGEST_NAME}}  admitted/s   refused/s  {'':<{_BAR}}  the last minute"
-        return [self._style.dim(heading), *(self._limiter(tick, name, highest) for name in names)]
+        return [self._style.dim(heading), *(self._limiter(tick, name, highest) for name in tick.totals)]
 
     def _limiter(self, tick: Tick, name: str, highest: int) -> str:
-        counts = tick["limiters"].get(name, _NOTHING)
-        bar = self._style.stack(counts["admitted"], counts["refused"], highest, _BAR)
+        counts = tick.limiters.get(name)
+        admitted, refused = (counts.admitted, counts.refused) if counts else (0, 0)
+        bar = self._style.stack(admitted, refused, highest, _BAR)
         history = self._style.history([_decisions(past, name) for past in self._ticks])
-        degraded = f"  {self._style.yellow('without its store')}" if counts["degraded"] else ""
-        held = ", ".join(f"{n:,} {printable(unit)}" for unit, n in tick["held"].get(name, {}).items() if n)
+        degraded = f"  {self._style.yellow('without its store')}" if counts and counts.degraded else ""
+        held = ", ".join(f"{n:,} {printable(unit)}" for unit, n in tick.held.get(name, {}).items() if n)
         held = f"  held: {held}" if held else ""
-        return f"{_cut(name)}  {counts['admitted']:>10,}  {counts['refused']:>10,}  {bar}  {history}{held}{degraded}"
+        return f"{_cut(name)}  {admitted:>10,}  {refused:>10,}  {bar}  {history}{held}{degraded}"
 
     def _stores(self, tick: Tick) -> list[str]:
         lines = [
-            f"{_cut(store['limiter'])}  {self._up(store['up'])}  breaker {store['breaker']}, "
-            f"failures {store['failures']:,}  {self._style.dim(printable(store['store']))}"
-            for store in tick["stores"]
+            f"{_cut(store.limiter)}  {self._up(store.up)}  breaker {store.breaker}, "
+            f"failures {store.failures:,}  {self._style.dim(printable(store.store))}"
+            for store in tick.stores
         ]
         return [self._style.dim("store of"), *lines] if lines else []
 
@@ -195,33 +199,21 @@ class Picture:
 
     def _shadow(self, tick: Tick) -> list[str]:
         lines = [
-            f"{_cut(rule['limiter'])}  {rule['refused']:>10,} of {rule['asked']:,}"
-            f"  {printable(rule['words'])}  {self._style.dim(printable(rule['rule']))}"
-            for rule in tick["shadow"]
+            f"{_cut(rule.limiter)}  {rule.refused:>10,} of {rule.asked:,}"
+            f"  {printable(rule.words)}  {self._style.dim(printable(rule.rule))}"
+            for rule in tick.shadow
         ]
-        return (
-            [self._style.dim(f"{'shadow rule of':<{_LONGEST_NAME}}  would have refused"), *lines]
-            if lines
-            else []
-        )
+        heading = self._style.dim(f"{'shadow rule of':<{_LONGEST_NAME}}  would have refused")
+        return [heading, *lines] if lines else []
 
     def _keys(self, tick: Tick) -> list[str]:
-        lines = [
-            f"{_cut(top['limiter'])}  {top['refused']:>10,}  {printable(top['key'])}"
-            for top in tick["top"] or ()
-        ]
+        lines = [f"{_cut(top.limiter)}  {top.refused:>10,}  {printable(top.key)}" for top in tick.top or ()]
         return [self._style.dim("most refused by"), *lines] if lines else []
 
 
-def _long(second: Tick) -> Tick:
-    """Return a second of the history, where figures are in short, as a tick has them."""
-    rows = second["limiters"].items()
-    return {**second, "limiters": {name: dict(zip(_NOTHING, row, strict=False)) for name, row in rows}}
-
-
 def _decisions(tick: Tick, name: str) -> int:
-    counts = tick["limiters"].get(name, _NOTHING)
-    return int(counts["admitted"] + counts["refused"])
+    counts = tick.limiters.get(name)
+    return counts.admitted + counts.refused if counts else 0
 
 
 def _cut(name: str) -> str:

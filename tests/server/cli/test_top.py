@@ -36,8 +36,11 @@ def tick(admitted: int = 12, refused: int = 3, **changes: Any) -> dict[str, Any]
 def once(server: Stub, capsys: pytest.CaptureFixture[str], *ticks: dict[str, Any]) -> str:
     """Return what `top --once` shows of the last one; the others are history."""
     short = [
-        {"time": second["time"] - 9, "limiters": {n: [*c.values()] for n, c in second["limiters"].items()}}
-        for second in ticks[:-1]
+        {
+            "time": second["time"] - ago,
+            "limiters": {n: [*c.values(), 0] for n, c in second["limiters"].items()},
+        }
+        for ago, second in zip(range(len(ticks) - 1, 0, -1), ticks, strict=False)
     ]
     server.answers["/v1/events"] = (200, events(("history", {"ticks": short}), ("tick", ticks[-1])))
     assert main(["top", "--once", "--server", server.url]) == 0

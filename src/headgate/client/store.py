@@ -28,7 +28,7 @@ from headgate.costs import Cost, check_whole
 from headgate.hooks import Hook
 from headgate.keys import Key, key_to_data
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline
+from headgate.stores.base import AsyncGate, Closing, Gate, Guarantees, check_deadline
 from headgate.stores.breaker import stop_probes
 from headgate.stores.failure import OnStoreError
 from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
@@ -41,7 +41,7 @@ DEFAULT_DEADLINE = 1.0
 """Seconds."""
 
 
-class ServerStore:
+class ServerStore(Closing):
     """Counts on a Headgate server.
 
     Args:
@@ -225,18 +225,6 @@ class ServerStore:
 
     async def _acall(self, ask: Ask[T]) -> T:
         return ask.read(await self._tasks.start(ask.request, monotonic() + self.deadline))
-
-    def __enter__(self) -> ServerStore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> ServerStore:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.endpoint.name}>"

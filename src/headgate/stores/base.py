@@ -10,11 +10,12 @@ All times are whole microseconds; `None` means the store's own clock.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from headgate._fork import watch
 from headgate.algorithms import Algorithm, Receipt, algorithm_for
@@ -69,6 +70,30 @@ class Guarantees:
     shared: bool = False
     durable: bool = False
     may_lose: str = ""
+
+
+class Closing(ABC):
+    """What a `with` or `async with` block closes at its end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
 
 
 class AsyncNotes(Protocol):

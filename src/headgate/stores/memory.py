@@ -15,6 +15,7 @@ from headgate.rules import Rule
 from headgate.stores.base import (
     AsyncGate,
     AsyncNotes,
+    Closing,
     Gate,
     Guarantees,
     check_note,
@@ -26,7 +27,7 @@ DEFAULT_MAX_NOTES = 200_000
 _DROPPED_PER_NEW_NOTE = 2
 
 
-class MemoryStore:
+class MemoryStore(Closing):
     """Counts in this process's memory.
 
     Args:
@@ -99,18 +100,6 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Forget everything."""
-        self.close()
-
-    def __enter__(self) -> MemoryStore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> MemoryStore:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
         self.close()
 
     def __len__(self) -> int:

@@ -37,6 +37,7 @@ from headgate.stores.base import (
     AsyncGate,
     AsyncNotes,
     Births,
+    Closing,
     Gate,
     Guarantees,
     Receipts,
@@ -91,7 +92,7 @@ _CLEAN_NOTES = """
 """
 
 
-class SQLiteStore:
+class SQLiteStore(Closing):
     """Counts in an SQLite file.
 
     Args:
@@ -214,18 +215,6 @@ class SQLiteStore:
     async def aclose(self) -> None:
         """As `close`."""
         await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> SQLiteStore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> SQLiteStore:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     def transact(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
         """Do work in one transaction: alone if it writes, else on one snapshot; as a whole or not at all."""

@@ -20,6 +20,7 @@ from headgate.stores.base import (
     Answer,
     AsyncGate,
     AsyncNotes,
+    Closing,
     Gate,
     Guarantees,
     Receipts,
@@ -45,7 +46,7 @@ _MAY_LOSE = "nothing when a client dies; the last moments when the server does (
 _MAY_LOSE_DURABLE = "nothing"
 
 
-class PostgresStore:
+class PostgresStore(Closing):
     """Counts in a PostgreSQL (14 or later) database, in which `headgate migrate` or `store.migrate()` was run once.
 
     Args:
@@ -147,18 +148,6 @@ class PostgresStore:
 
     async def _note(self, request: NoteCall) -> Any:
         return await self._tasks.start(request, time.monotonic() + self.deadline)
-
-    def __enter__(self) -> PostgresStore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> PostgresStore:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.endpoint.name}>"

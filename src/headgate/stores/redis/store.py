@@ -23,6 +23,7 @@ from headgate.stores.base import (
     Answer,
     AsyncGate,
     AsyncNotes,
+    Closing,
     Gate,
     Guarantees,
     Receipts,
@@ -54,7 +55,7 @@ DEFAULT_DEADLINE = 1.0
 _MAY_LOSE = "nothing when a client dies. When the server does, what it had not written to disk or replicated"
 
 
-class RedisStore:
+class RedisStore(Closing):
     """Counts on a Redis (6.2 or later) or Valkey server.
 
     Args:
@@ -198,18 +199,6 @@ class RedisStore:
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> Asks:
         flows = Flows(limiter, rules, self.namespace, self._tag, self.clock)
         return ClusterAsks(flows) if self._is_cluster else RedisAsks(flows)
-
-    def __enter__(self) -> RedisStore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> RedisStore:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.endpoint.name}>"

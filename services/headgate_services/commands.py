@@ -95,7 +95,6 @@ def _add_run(commands: Commands) -> None:
         _run_all,
         about="Each has its own settings; a variable with a service's name before it, such as MAIL_PORT, is for that one "
         "alone. `headgate demo` brings the servers that they need, the dashboard and some traffic besides.",
-        examples=["headgate run all"],
     )
     everything.add_argument("--host", help="where all of them listen (default: their own settings)")
 
@@ -106,13 +105,9 @@ def _add_mail(commands: Commands) -> None:
         "inspect",
         "show what was counted of the send limit",
         lambda options: print(_service("mail").inspect_limit()),
-        examples=["headgate mail inspect"],
     )
     actions.add(
-        "reset",
-        "forget what was counted of the send limit",
-        lambda options: _service("mail").reset_limit(),
-        examples=["headgate mail reset"],
+        "reset", "forget what was counted of the send limit", lambda options: _service("mail").reset_limit()
     )
 
 
@@ -130,26 +125,22 @@ def _add_telegram(commands: Commands) -> None:
         "webhook-info",
         "show what Telegram says about the webhook",
         lambda options: print(_service("telegram").webhook_info()),
-        examples=["headgate telegram webhook-info"],
     )
     actions.add(
         "delete-webhook",
         "have updates delivered nowhere, so that they can be polled",
         lambda options: print(_service("telegram").delete_webhook()),
-        examples=["headgate telegram delete-webhook"],
     )
     actions.add(
         "poll",
         "run the bot without a public address, for development",
         lambda options: _service("telegram").poll(),
         about="Updates are fetched instead of delivered; Ctrl-C stops. Telegram refuses while a webhook is set.",
-        examples=["headgate telegram poll"],
     )
     actions.add(
         "purge",
         "forget what was counted for every user",
         lambda options: print(f"entries removed: {_service('telegram').purge_limits()}"),
-        examples=["headgate telegram purge"],
     )
     action = actions.add(
         "inspect",
@@ -180,12 +171,7 @@ def _add_tiers(commands: Commands) -> None:
     )
     action.add_argument("user", metavar="USER", help="the user's id")
     action.add_argument("--tier", help="the user's tier from now on (default: the one they have, or free)")
-    keys.add(
-        "list",
-        "show all keys",
-        lambda options: _service("tiers").list_keys(),
-        examples=["headgate tiers keys list"],
-    )
+    keys.add("list", "show all keys", lambda options: _service("tiers").list_keys())
     action = keys.add(
         "revoke",
         "end a key",
@@ -228,12 +214,7 @@ def _add_tiers(commands: Commands) -> None:
 def _add_petitions(commands: Commands) -> None:
     group = commands.add("petitions", "clean up, halt and resume the petitions service; look at submitters")
     actions = Commands(group, "ACTION")
-    actions.add(
-        "cleanup",
-        "remove expired counters",
-        _clean_up_petitions,
-        examples=["headgate petitions cleanup"],
-    )
+    actions.add("cleanup", "remove expired counters", _clean_up_petitions)
     action = actions.add(
         "halt",
         "let nothing more be submitted",
@@ -241,12 +222,7 @@ def _add_petitions(commands: Commands) -> None:
         examples=["headgate petitions halt 'back at noon'"],
     )
     action.add_argument("reason", metavar="REASON", help="the reason that clients get")
-    actions.add(
-        "resume",
-        "let petitions be submitted again",
-        lambda options: _service("petitions").resume(),
-        examples=["headgate petitions resume"],
-    )
+    actions.add("resume", "let petitions be submitted again", lambda options: _service("petitions").resume())
     action = actions.add(
         "inspect",
         "show what was counted for a submitter",

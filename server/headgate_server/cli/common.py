@@ -7,7 +7,7 @@ import importlib
 import os
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -43,7 +43,7 @@ class Failure(Exception):
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints are one line, and whose help keeps the lines of what it was given."""
 
-    def __init__(self, *, prog: str, description: str, examples: Iterable[str] = ()) -> None:
+    def __init__(self, *, prog: str, description: str, examples: Sequence[str] = ()) -> None:
         super().__init__(
             prog=prog,
             description=textwrap.fill(description, _WIDTH - 4),
@@ -97,7 +97,7 @@ class Commands:
         run: Callable[[argparse.Namespace], int | None] | None = None,
         *,
         about: str = "",
-        examples: Iterable[str] = (),
+        examples: Sequence[str] = (),
     ) -> Parser:
         """Add a command and return its parser.
 
@@ -106,16 +106,17 @@ class Commands:
             summary: What it does, in a few words, for the list.
             run: What does it, with the options; the exit code, if it is not 0. Without, it has commands of its own.
             about: What else its own help says.
-            examples: Lines of a shell, for its own help.
+            examples: Lines of a shell, for its own help; by default the command alone.
         """
+        prog = f"{self._parser.prog} {name}"
         self._listed.setdefault(self._group, []).append((name, summary))
         self._parser.description = "\n\n".join([self._introduction, *map(self._listing, self._listed)])
         first = f"{summary[0].upper()}{summary[1:]}."
         parser: Parser = self._add(
             name,
-            prog=f"{self._parser.prog} {name}",
+            prog=prog,
             description=f"{first} {about}".strip(),
-            examples=examples,
+            examples=examples or ([] if run is None else [prog]),
         )
         # Also after the command, where people write it; the default stays that of the parser above.
         parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG_HELP)

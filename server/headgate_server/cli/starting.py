@@ -25,12 +25,7 @@ def add_first(commands: Commands) -> None:
 
 def add_last(commands: Commands) -> None:
     """Add what says which Headgate this is."""
-    commands.add(
-        "version",
-        "print the version, and which build of the core is in use",
-        _version,
-        examples=["headgate version"],
-    )
+    commands.add("version", "print the version, and which build of the core is in use", _version)
 
 
 def _tour(options: argparse.Namespace) -> None:

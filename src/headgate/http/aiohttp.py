@@ -23,7 +23,7 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import MARK, DeclaredLimit, limits_around
+from headgate.http.declared import DeclaredLimit, check_order, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import all_fields
@@ -78,7 +78,7 @@ class HandlerLimit(DeclaredLimit):
             await self.ask(last.request if isinstance(last, web.View) else last)
             return await handler(*args)
 
-        setattr(limited, MARK, (*getattr(handler, MARK, ()), self))
+        self.mark(limited, handler)
         return limited
 
     async def ask(self, request: web.Request) -> None:
@@ -138,7 +138,11 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
             await exchange.settle(response.status)
             response.headers.update(all_fields(exchange.asked))
 
+    async def check(app: web.Application) -> None:
+        check_order(route.handler for route in app.router.routes())
+
     app.middlewares.append(rate_limits)
+    app.on_startup.append(check)
     app.on_response_prepare.append(put_fields)
 
 

@@ -5,7 +5,9 @@ A limiter on a given store needs a name. One that is not given comes from the vi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from headgate import AsyncLimiter, Limiter, MemoryStore
@@ -79,6 +81,11 @@ class DeclaredLimit:
             raise ConfigError(f"a limit of both {self.name} and {name}, on a given store, needs a name=")
         self.name = self.name or name
 
+    def mark(self, limited: Any, view: Any) -> None:
+        """Note what a view has become under this limit."""
+        setattr(limited, MARK, (*getattr(view, MARK, ()), self))
+        _without_limit[id(view)] = view
+
     def limit_for(self, kind: type) -> RequestLimit[Any]:
         """Return what asks the limiter of this kind, `Limiter` or `AsyncLimiter`."""
         found = self._limits.get(kind)
@@ -101,6 +108,32 @@ class DeclaredLimit:
         if made.awaits and kind is Limiter:
             raise ConfigError("coroutine functions are for limits of ASGI frameworks and async views")
         return made
+
+
+_without_limit: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""What views were before they had a limit, by id: not all can be hashed."""
+
+
+def check_order(views: Iterable[Any]) -> None:
+    """Refuse views that a framework has as they were before their limit: its decorator was written in the wrong place.
+
+    A function that is still known by its name, or is also registered with a limit, was left without one on purpose.
+    """
+    registered = list(views)
+    wrapped = {id(inner) for view in registered for inner in _wrapped_by(view)}
+    for view in registered:
+        if _without_limit.get(id(view)) is not view or id(view) in wrapped:
+            continue
+        if getattr(sys.modules.get(view.__module__), view.__name__, None) is not view:
+            raise ConfigError(
+                f"write @limit(…) below the decorator of the route, next to the function {view.__qualname__}"
+            )
+
+
+def _wrapped_by(view: Any) -> Iterator[Any]:
+    # Not by getattr: some objects have every attribute that one asks for.
+    while (view := getattr(view, "__dict__", {}).get("__wrapped__")) is not None:
+        yield view
 
 
 def exempt(view: Marked) -> Marked:

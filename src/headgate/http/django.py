@@ -27,7 +27,7 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import MARK, DeclaredLimit, in_force, limits_around
+from headgate.http.declared import DeclaredLimit, in_force, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
@@ -124,7 +124,7 @@ class DjangoLimit(DeclaredLimit):
                 return run(handled(WSGIExchange, _request_of(args), self, view, args, kwargs))
 
         limited = wraps(view)(limited)
-        setattr(limited, MARK, (*getattr(view, MARK, ()), self))
+        self.mark(limited, view)
         return cast("View", limited)
 
 

@@ -22,7 +22,6 @@ Functions of a limit take `flask.request`, and see `g`, `session` and everything
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, Unpack
@@ -32,7 +31,7 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import MARK, DeclaredLimit, limits_around
+from headgate.http.declared import MARK, DeclaredLimit, check_order, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
@@ -109,7 +108,7 @@ class ViewLimit(DeclaredLimit):
             function = current_app.ensure_sync(view) if is_async else view
             return function(*args, **kwargs)
 
-        setattr(limited, MARK, (*getattr(view, MARK, ()), self))
+        self.mark(limited, view)
         return limited  # type: ignore[return-value]  # it is what was given, but limited
 
     def ask(self) -> None:
@@ -160,6 +159,8 @@ class RateLimits:
             route = request.endpoint, request.method
             plan = plans.get(route)
             if plan is None:
+                if not plans:  # at first, when all views are known
+                    check_order(app.view_functions.values())
                 plan = self._plan(app)
                 if request.endpoint is not None:  # of which there are only so many
                     plans[route] = plan
@@ -173,18 +174,9 @@ class RateLimits:
     def _plan(self, app: Flask) -> list[ViewLimit]:
         """Return the limits to ask before a request is handled: those in force which are not the view's own."""
         view: Any = app.view_functions.get(request.endpoint or "")
-        if _is_passed_by(view):
-            raise ConfigError(f"write @limit(…) below @app.route(…), next to the function {view.__name__}")
         groups = [app.blueprints[name] for name in reversed(request.blueprints)]
         outer = [*self.limits, *(mark for group in groups for mark in getattr(group, MARK, ()))]
         return limits_around(outer, view, request.method)
-
-
-def _is_passed_by(view: Any) -> bool:
-    """Return whether a module has a view under a limit, but Flask was given it without."""
-    name, module = getattr(view, "__name__", ""), sys.modules.get(getattr(view, "__module__", ""))
-    namesake = getattr(module, name, None)
-    return hasattr(namesake, MARK) and getattr(namesake, "__wrapped__", None) is view
 
 
 def scope_of(request: Request) -> WSGIScope:

@@ -299,14 +299,50 @@ def wrapped_too_late() -> str:
     return "ok"
 
 
+def test_a_limit_above_the_route_is_refused_wherever_it_is() -> None:
+    by_decorator, of_blueprint, by_name = application(), application(), application()
+    blueprint = flask.Blueprint("pages", __name__)
+
+    @limit("1/minute")
+    @by_decorator.get("/")
+    @blueprint.get("/")
+    @limit("5/hour")
+    def page() -> str:
+        return "page"
+
+    of_blueprint.register_blueprint(blueprint)
+    by_name.add_url_rule("/", view_func=wrapped_too_late.__wrapped__)  # type: ignore[attr-defined]
+    for app in (by_decorator, of_blueprint, by_name):
+        app.add_url_rule("/other", view_func=ok)
+        with client_of(app) as client:
+            assert [client.get("/").status_code, client.get("/other").status_code] == [500, 500]
+        app.testing = True
+        with (
+            client_of(app) as client,
+            pytest.raises(ConfigError, match=r"@limit\(…\) below .*(page|too_late)"),
+        ):
+            client.get("/")
+
+
+def test_a_view_may_have_a_limit_in_one_place_only() -> None:
+    def page() -> str:
+        return "page"
+
+    app, other = application(), application()
+    limit("1/minute")(ok)
+    for one in (app, other):
+        one.add_url_rule("/ok", view_func=ok)
+    app.add_url_rule("/free", view_func=page, endpoint="free")
+    app.add_url_rule("/", view_func=exempt(limit("1/minute")(page)))
+    with client_of(app) as client, client_of(other) as second:
+        assert [client.get(path).status_code for path in ("/ok", "/free", "/free", "/", "/")] == [200] * 4 + [
+            429
+        ]
+        assert second.get("/ok").status_code == 200
+
+
 def test_mistakes_say_what_to_write() -> None:
     app = application()
-    app.add_url_rule("/", view_func=wrapped_too_late.__wrapped__)  # type: ignore[attr-defined]
-    with client_of(app) as client:
-        assert client.get("/").status_code == 500
-    app.testing = True
-    with client_of(app) as client, pytest.raises(ConfigError, match="below @app"):
-        client.get("/")
     without = flask.Flask(__name__)
     without.testing = True
     without.add_url_rule("/", view_func=limit("1/minute")(ok))

@@ -177,6 +177,21 @@ class TestAiohttp:
         async with AiohttpServer(app) as server, httpx.AsyncClient() as client:
             assert (await client.get(str(server.make_url("/")))).status_code == 500
 
+    async def test_a_limit_above_the_route_is_refused(self) -> None:
+        app, inner, routes = web.Application(), web.Application(), web.RouteTableDef()
+        install(app)
+
+        @limit("1/minute")
+        @routes.get("/")
+        async def page(request: web.Request) -> web.StreamResponse:
+            return web.Response()
+
+        inner.add_routes(routes)
+        app.add_subapp("/inner", inner)
+        with pytest.raises(ConfigError, match=r"@limit\(…\) below .*page"):
+            async with AiohttpServer(app):
+                pass
+
     async def test_help_for_tests_reaches_aiohttp(self, headgate_limits: FreshLimits) -> None:
         async with aiohttp_client(ok=limit("1/minute")(ok)) as client:
             assert [(await client.get("ok")).status_code for _ in range(2)] == [200, 429]

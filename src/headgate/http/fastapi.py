@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 from headgate import AsyncLimiter
 from headgate._extras import needing
@@ -93,8 +93,15 @@ class RequestRefused(HTTPException):
         self.fields: list[Field] = encoded(fields)
 
 
+class _NotCalled:
+    """Says what to write where FastAPI was given `limit` itself, and wants to know what a request brings as its rules."""
+
+    def __get_pydantic_core_schema__(self, *given: object) -> NoReturn:
+        raise ConfigError(f"limit is no dependency before it is called; {_FORGOTTEN}")
+
+
 def limit(
-    *rules: str | Rule | AsyncLimiter,
+    *rules: Annotated[str | Rule | AsyncLimiter, _NotCalled()],
     key: Keys | Depends | None = None,
     cost: Cost | Depends = 1,
     tier: Tier | Depends = None,

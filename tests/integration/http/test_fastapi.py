@@ -716,6 +716,8 @@ async def test_a_forgotten_depends_is_said() -> None:
     app = FastAPI()
     with pytest.raises(ConfigError, match=r"Depends\(limit"):
         app.get("/", dependencies=[one])(lambda: None)  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"before it is called.*Depends"):
+        app.get("/", dependencies=[Depends(limit)])(lambda: None)
     with pytest.raises(ConfigError, match="no decorator"):
 
         @one

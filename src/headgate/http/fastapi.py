@@ -31,7 +31,7 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.asgi import KINDS, answer_refusal
+from headgate.http.asgi import KINDS, RefusalResponse, answer_refusal
 from headgate.http.declared import DeclaredLimit, in_force
 from headgate.http.exchange import (
     EXCHANGE,
@@ -45,7 +45,7 @@ from headgate.http.exchange import (
     can_deny,
     nowhere,
 )
-from headgate.http.headers import Field, Fields, TextField, all_fields, encoded
+from headgate.http.headers import Fields, TextField, all_fields, encoded
 from headgate.http.keys import by_address, matched_route, takes_scope
 from headgate.http.limit import (
     Cost,
@@ -89,8 +89,8 @@ class RequestRefused(HTTPException):
 
     def __init__(self, answer: Answer, fields: list[TextField]) -> None:
         super().__init__(answer.status, headers=dict(fields) or None)
+        answer.fields.extend(encoded(fields))
         self.answer = answer
-        self.fields: list[Field] = encoded(fields)
 
 
 class _NotCalled:
@@ -358,11 +358,11 @@ def _register(scope: Scope) -> None:
             handlers[RequestRefused] = _respond
 
 
-async def _respond(connection: HTTPConnection, error: RequestRefused) -> Response | None:
-    response = Response(error.answer.body, error.answer.status)
-    response.raw_headers = [*error.answer.fields, *error.fields]
+async def _respond(connection: HTTPConnection, error: RequestRefused) -> RefusalResponse | None:
     if not isinstance(connection, WebSocket):
-        return response
+        return RefusalResponse(error.answer)
+    response = Response(error.answer.body, error.answer.status)
+    response.raw_headers = error.answer.fields
     await connection.send_denial_response(response)  # not every Starlette does that with what is returned
     return None
 

@@ -3,6 +3,8 @@
 cimport cython
 from libc.stdint cimport int64_t
 
+cdef int64_t MICROSECONDS, ROUND_UP
+
 cdef class Writer:
     cdef readonly tuple names
     cdef readonly object style
@@ -21,6 +23,7 @@ cpdef list all_fields(list asked)
 cpdef list replaced(headers, list fields)
 @cython.locals(name=str, value=str)
 cpdef list encoded(list fields)
+cpdef int64_t seconds(int64_t microseconds) except? -1
 cdef str _left(decision, wait, strings)
 @cython.locals(window=int64_t)
 cdef str _left_item(str string, int64_t left, reset_us, wait)

@@ -145,8 +145,10 @@ class Writer:
             written.append(("X-RateLimit-Limit", f"{limit}"))
             written.append(("X-RateLimit-Remaining", f"{remaining}"))
             if reset_us is not None:
-                until = reset_us if self._reset == "seconds" else now + reset_us
-                written.append(("X-RateLimit-Reset", f"{(until + ROUND_UP) // MICROSECONDS}"))
+                until = reset_us
+                if self._reset == "epoch":
+                    until += now
+                written.append(("X-RateLimit-Reset", f"{seconds(until)}"))
         if wait is not None:
             written.append(("Retry-After", f"{wait}"))
         return written
@@ -353,5 +355,7 @@ def _left_item(string: str, left: int, reset_us: int | None, wait: int | None) -
         left = LARGEST_INTEGER
     if reset_us is None:
         return f"{string};r={left}"
-    window = (reset_us + ROUND_UP) // MICROSECONDS
-    return f"{string};r={left};t={window if wait is None or window < wait else wait}"
+    window = seconds(reset_us)
+    if wait is not None and wait < window:
+        window = wait
+    return f"{string};r={left};t={window}"

@@ -352,6 +352,26 @@ def test_a_store_tells_its_latency_and_last_contact(serving: Serving, look: Look
     expect(cells.nth(7)).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
 
 
+@pytest.mark.parametrize("width", [360, 768, 900, 1440])
+def test_the_table_of_stores_fits_and_is_readable(serving: Serving, look: Look, width: int) -> None:
+    server = serving("""
+[limiters.login]
+rules = ["5/day"]
+store = "redis://127.0.0.1:1/0"
+[limiters.exports]
+rules = ["5/day"]
+store = "sqlite:///near.db"
+""")
+    server.hit("login", "alice")
+    server.hit("exports", "alice")
+    page = look(server, live=False, viewport={"width": width, "height": 900})
+    cells = page.locator("#stores tbody").get_by_role("row").nth(1).get_by_role("cell")
+    expect(cells.nth(7)).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
+    assert page.evaluate("(node => node.scrollWidth - node.clientWidth)(document.querySelector('#stores'))") == 0
+    names = page.locator("#stores .name")
+    assert names.evaluate_all("nodes => nodes.map(node => node.getClientRects().length)") == [1, 1, 1, 1]
+
+
 def test_refusals_are_shown_by_rule_and_tier(serving: Serving, look: Look) -> None:
     server = serving("""
 [limiters.api]

@@ -73,7 +73,7 @@ const stores = new Table("Stores and breakers, by limiter", [
   number("Failures", (store) => store.failures),
   number("p50", (store) => latency(store.p50)),
   number("p99", (store) => latency(store.p99)),
-  text("Last contact", (store) => (store.last_contact === null ? "–" : moment(store.last_contact))),
+  number("Last contact", (store) => (store.last_contact === null ? "–" : moment(store.last_contact))),
 ]);
 
 const shadows = new Table("Shadow rules and what they would have refused", [

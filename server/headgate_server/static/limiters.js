@@ -150,7 +150,9 @@ function inFile({ name, source, toml }) {
   const copied = el("span", { class: "sub", role: "status" });
   const copy = el("button", { class: "quiet", type: "button", click: () => copyText(text, copied) }, "Copy");
   copy.setAttribute("aria-label", `Copy ${name}`);
-  return el("details", { class: "in-file" }, el("summary", {}, source ?? "For the file"), text, copy, copied);
+  const where = el("p", { class: "sub" }, source ?? ""); // the whole path: it would fill a card that shows it always
+  const short = source?.split("/").at(-1) ?? "For the file";
+  return el("details", { class: "in-file" }, el("summary", {}, short), where, text, copy, copied);
 }
 
 /** Let the charts look back as far as this. */

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from headgate_server.files import replace_file
-from headgate_server.wire import Figures, HistoryAnswer, HistoryStep, Row, Tick
+from headgate_server.wire import Figures, HistoryAnswer, HistoryStep, Row, Second, Tick
 
 logger = logging.getLogger("headgate.server")
 
@@ -49,12 +49,12 @@ class DecisionHistory:
         """The last minutes."""
         return self._seconds
 
-    def add(self, tick: Tick) -> None:
-        """Take note of a second."""
+    def add(self, tick: Tick, seconds: int = 1) -> None:
+        """Take note of a second; of several, if none was taken note of since the last."""
         rows = rows_of(tick.limiters)
-        self._seconds.add(tick.time, rows)
+        self._seconds.add(tick.time, rows, seconds)
         for ring in self._rings.values():
-            ring.add(tick.time, rows)
+            ring.add(tick.time, rows, seconds)
 
     def range(self, name: str) -> HistoryAnswer | None:
         """Return what is known of a range; `None` if there is no such range."""
@@ -108,9 +108,9 @@ class Seconds:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._written)
 
-    def add(self, time: int, rows: Mapping[str, Row]) -> None:
+    def add(self, time: int, rows: dict[str, Row], seconds: int) -> None:
         """Write one more, and forget the oldest if there are too many."""
-        self.extend([_encode({"time": time, "limiters": rows})])
+        self.extend([_encode(Second(time, rows, seconds))])
 
     def extend(self, written: Iterable[bytes]) -> None:
         """Add seconds that were written already."""
@@ -141,15 +141,15 @@ class Ring:
         self.steps: deque[HistoryStep] = deque(maxlen=length)
         self._span = step * length
 
-    def add(self, time: int, rows: Mapping[str, Row]) -> None:
-        """Add a second to its step."""
+    def add(self, time: int, rows: Mapping[str, Row], seconds: int) -> None:
+        """Add what was decided in so many seconds to the step in which they ended."""
         begin = time - time % self.step
         while self.steps and self.steps[0].time <= begin - self._span:
             self.steps.popleft()
         if not self.steps or self.steps[-1].time != begin:
             self.steps.append(HistoryStep(begin))
         latest = self.steps[-1]
-        latest.seconds += 1
+        latest.seconds = min(self.step, latest.seconds + seconds)
         for name, row in rows.items():
             known = latest.limiters.get(name, (0, 0, 0, 0))
             latest.limiters[name] = tuple(map(int.__add__, known, row))  # type: ignore[assignment]

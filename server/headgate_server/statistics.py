@@ -199,8 +199,10 @@ class Statistics(Hook):
             tick.limiters = self._own.totals
         tick.demo = self._demo_figures()
         self._before = tick.totals
+        # Ticks are missing if this process had no time for them; what was decided meanwhile is in this one.
+        seconds = 1 if self.newest is None else max(1, at - self.newest.time)
         self.newest = tick
-        self.history.add(tick)
+        self.history.add(tick, seconds)
         if at % SAVE_EVERY == 0:
             self.save()
         return tick

@@ -438,11 +438,15 @@ Row = tuple[int, int, int, int]
 """Figures in short: admitted, refused, degraded, and the refused among the degraded."""
 
 
-class Second(Struct):
-    """One second in short: of each limiter that decided something admitted, refused, degraded, degraded_refused."""
+class Second(Struct, omit_defaults=True):
+    """One second in short: of each limiter that decided something admitted, refused, degraded, degraded_refused.
+
+    `seconds`: how many it is about, if the server was too busy to take note of each.
+    """
 
     time: int
     limiters: dict[str, Row]
+    seconds: int = 1
 
 
 class History(Struct):

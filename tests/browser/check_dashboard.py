@@ -189,6 +189,19 @@ def test_rates_are_of_one_window_and_agree(serving: Serving, look: Look) -> None
     expect(card(page, "login").locator(".readout-time")).to_have_text("Last 10 s")
 
 
+def test_a_tick_after_missing_ones_is_no_peak(serving: Serving, look: Look) -> None:
+    page = look(serving(POLICY))
+    shown = page.evaluate("""async () => {
+        const { History } = await import('/static/history.js');
+        const history = new History();
+        const figures = (admitted) => ({ login: { admitted, refused: 0, degraded: 0, degraded_refused: 0 } });
+        history.add({ time: 100, limiters: figures(10), totals: figures(10) });
+        history.add({ time: 104, limiters: figures(10), totals: figures(50) });
+        return { ...history.sum(10, 'login'), bar: history.bins('login').at(-1).admitted };
+    }""")
+    assert (shown["admitted"], shown["seconds"], shown["bar"]) == (50, 5, 10)
+
+
 def test_the_chart_reads_out_what_was_decided(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)
@@ -369,7 +382,7 @@ store = "sqlite:///near.db"
     page = look(server, live=False, viewport={"width": width, "height": 900})
     cells = page.locator("#stores tbody").get_by_role("row").nth(1).get_by_role("cell")
     expect(cells.nth(7)).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
-    assert page.evaluate("(node => node.scrollWidth - node.clientWidth)(document.querySelector('#stores'))") == 0
+    assert page.locator("#stores").evaluate("node => node.scrollWidth - node.clientWidth") == 0
     names = page.locator("#stores .name")
     assert names.evaluate_all("nodes => nodes.map(node => node.getClientRects().length)") == [1, 1, 1, 1]
 

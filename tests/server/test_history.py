@@ -57,6 +57,21 @@ def test_an_hour_and_a_day_are_rings_of_steps() -> None:
     assert day.steps[0] == HistoryStep(86_400, 30, {"login": (30, 0, 0, 0)})
 
 
+def test_a_tick_after_missing_ones_is_about_their_seconds_too() -> None:
+    history = DecisionHistory()
+    history.add(tick(60, login=Figures(10)))
+    history.add(tick(65, login=Figures(50)), seconds=5)
+    assert history.seconds.whole() == (
+        b'{"ticks":[{"time":60,"limiters":{"login":[10,0,0,0]}},'
+        b'{"time":65,"limiters":{"login":[50,0,0,0]},"seconds":5}]}'
+    )
+    hour = history.range("hour")
+    assert hour is not None
+    assert hour.steps == [HistoryStep(60, 6, {"login": (60, 0, 0, 0)})]
+    history.add(tick(119), seconds=1_000)  # the machine slept
+    assert hour.steps[0].seconds == 60
+
+
 def test_steps_that_are_too_old_go_even_after_a_pause() -> None:
     history = DecisionHistory()
     history.add(tick(0, login=Figures(1)))

@@ -52,6 +52,15 @@ async def test_a_tick_tells_the_second_and_the_total() -> None:
     assert second.limiters["api"] == Figures(admitted=1)
 
 
+async def test_a_late_tick_is_about_the_seconds_since_the_last() -> None:
+    statistics = Statistics()
+    live = live_with(statistics)
+    for at in (100, 104, 103):  # the last: someone has set the clock
+        statistics.tick(live, at)
+    ticks = msgspec.json.decode(statistics.history.seconds.whole(), type=History).ticks
+    assert [tick.seconds for tick in ticks] == [1, 4, 1]
+
+
 async def test_what_a_policy_decided_is_counted_as_degraded_too() -> None:
     statistics = Statistics()
     far = '[limiters.far]\nrules = ["5/minute"]\nstore = "redis://u:secret@127.0.0.1:1/0"'

@@ -29,10 +29,12 @@ export class History {
     this.newest = null;
   }
 
-  /** Take note of a tick; it may repeat the last second of the history. */
+  /** Take note of a tick; it may repeat the last second of the history. If ticks are missing before it, it stands for them. */
   add(tick) {
+    const seconds = this.newest ? Math.max(1, tick.time - this.newest.time) : 1;
+    const limiters = seconds === 1 ? tick.limiters : difference(tick.totals, this.newest.totals);
     this.#steps = this.#steps.filter(({ time }) => time < tick.time && time > tick.time - SPAN);
-    this.#steps.push({ time: tick.time, seconds: 1, limiters: tick.limiters });
+    this.#steps.push({ time: tick.time, seconds, limiters });
     this.newest = tick;
   }
 
@@ -45,8 +47,8 @@ export class History {
   sum(seconds, name) {
     const since = (this.newest?.time ?? 0) - seconds;
     const recent = this.isStale ? [] : this.#steps.filter(({ time }) => time > since);
-    const sum = { ...NOTHING, seconds: recent.length };
-    for (const step of recent) addTo(sum, countsOf(step, name));
+    const sum = { ...NOTHING, seconds: 0 };
+    for (const step of recent) addTo(sum, countsOf(step, name)).seconds += step.seconds;
     return sum;
   }
 
@@ -74,6 +76,13 @@ export const decisionsOf = ({ admitted, refused }) => admitted + refused;
 function addTo(sum, counts) {
   for (const part of Object.keys(NOTHING)) sum[part] += counts?.[part] ?? 0;
   return sum;
+}
+
+/** What was decided between two totals, by limiter. */
+function difference(after, before) {
+  const parts = Object.keys(NOTHING);
+  const since = ([name, counts]) => [name, Object.fromEntries(parts.map((part) => [part, counts[part] - (entry(before, name)?.[part] ?? 0)]))];
+  return Object.fromEntries(Object.entries(after).map(since));
 }
 
 export const sumOf = (all) => all.reduce(addTo, { ...NOTHING });

@@ -112,6 +112,15 @@ def test_figures_out_of_sight_are_true(serving: Serving, look: Look) -> None:
     expect(hidden_chart).to_have_attribute("d", re.compile("^M"))
 
 
+def test_a_dark_page_is_printed_in_dark_letters(serving: Serving, look: Look) -> None:
+    page = look(serving(POLICY), color_scheme="light")
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    page.get_by_role("button", name="Dark colours").click()
+    assert page.evaluate("getComputedStyle(document.body).color") != ink
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).color") == ink
+
+
 def test_limiters_show_their_rules_in_words(serving: Serving, look: Look) -> None:
     server = serving(POLICY)
     page = look(server)

@@ -124,10 +124,9 @@ def check_order(views: Iterable[Any]) -> None:
     for view in registered:
         if _without_limit.get(id(view)) is not view or id(view) in wrapped:
             continue
-        if getattr(sys.modules.get(view.__module__), view.__name__, None) is not view:
-            raise ConfigError(
-                f"write @limit(…) below the decorator of the route, next to the function {view.__qualname__}"
-            )
+        name = getattr(view, "__name__", "")  # a partial has none
+        if getattr(sys.modules.get(view.__module__), name, None) is not view:
+            raise ConfigError(f"write @limit(…) below the decorator of the route, next to {name or view!r}")
 
 
 def _wrapped_by(view: Any) -> Iterator[Any]:

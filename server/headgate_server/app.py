@@ -272,7 +272,9 @@ async def read_body(scope: Scope, fields: HeaderFields, receive: Receive, larges
         raise _too_large(largest)
     direct = _direct(scope)
     whole: bytes | None = None if direct is None else direct.whole_body()
-    if whole is not None and len(whole) <= largest:
+    if whole is not None:
+        if len(whole) > largest:
+            raise _too_large(largest)
         return whole
     body = bytearray()
     try:

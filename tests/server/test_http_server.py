@@ -32,7 +32,7 @@ from headgate_server.http_connection import (
 )
 from headgate_server.http_server import HttpServer
 from headgate_server.startup import listen
-from tests.server.support import READ_SECONDS, Server
+from tests.server.support import POLICY, READ_SECONDS, Server
 
 
 @asynccontextmanager
@@ -354,6 +354,18 @@ async def test_a_body_that_cannot_be_read_ends_its_own_request() -> None:
         head = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED
         answers = await answers_of(port, head + b"1\r\n{\r\n", b"no chunk\r\n")
         assert [each[:3] for each in answers.split(b"HTTP/1.1 ")[1:]] == [b"400"]
+
+
+async def test_a_body_that_is_too_large_may_be_there_at_once() -> None:
+    """As when the end of the head arrives with the body; there is no task yet that could have a time-out."""
+    server = Server(POLICY + "[server]\nlargest_body = 100")
+    connection, transport = connection_of(server, ServerState())
+    head, chunks = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED, b"65\r\n%b\r\n0\r\n\r\n" % (b"x" * 101)
+    connection.data_received(head[:-1])
+    asyncio.get_running_loop().call_soon(connection.data_received, head[-1:] + chunks)
+    await asyncio.sleep(0)
+    connection.flush()
+    assert transport.write.call_args.args[0].split()[1] == b"413"
 
 
 async def test_nothing_is_written_into_an_answer_that_has_begun() -> None:

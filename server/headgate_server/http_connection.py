@@ -283,9 +283,9 @@ class BoundedProtocol(asyncio.Protocol):
             writable.set()
 
     def _pause_reading(self) -> None:
-        if not self._is_reading_paused:
-            self._is_reading_paused = True
-            self.transport.pause_reading()
+        """Read no more; also if that was said before: uvloop reads from every connection after `connection_made`."""
+        self._is_reading_paused = True
+        self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read on, if what was read has been looked at."""
@@ -330,8 +330,9 @@ class BoundedProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read requests one by one, and answer each at once; if one has to wait, as far as there is room in the pipe."""
-        if self._rest:
+        if self._rest or self._last_words:
             self._rest += data
+            self._pause_reading()
             return
         start = 0
         for _ in range(MOST_AT_ONCE):

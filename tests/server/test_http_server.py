@@ -181,6 +181,9 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     assert len(connection.pipeline) == MOST_PIPELINED
     assert transport.pause_reading.called
     assert not transport.resume_reading.called
+    transport.pause_reading.reset_mock()
+    connection.data_received(HEALTH)  # uvloop reads after `connection_made`, although reading was paused there
+    assert transport.pause_reading.called
     let_go.set()
     connection.connection_lost(None)
     await asyncio.gather(*state.tasks)

@@ -295,8 +295,11 @@ class BoundedProtocol(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Answer what a client has asked that sends no more; otherwise the connection ends."""
+        if self._rest:
+            return True  # what came before the end has to wait; the end is read again behind it
         newest = self._reading
         if newest is None or newest.is_complete or newest.has_more:
+            self.flush()
             return False
         newest.keep_alive = False
         return True

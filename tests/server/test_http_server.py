@@ -443,6 +443,24 @@ async def test_a_client_that_sends_no_more_is_answered(monkeypatch: pytest.Monke
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("requests", [1, 10 * MOST_AT_ONCE])
+def test_a_client_that_sends_no_more_before_it_is_accepted_is_answered(requests: int) -> None:
+    """With uvloop the end is read before the answers are written, and although reading was paused."""
+
+    async def answers() -> bytes:
+        async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(HEALTH * requests)
+                client.shutdown(socket.SHUT_WR)
+                reader, writer = await asyncio.open_connection(sock=client)
+                read = await reader.read()
+                writer.close()
+                return read
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(answers()).count(b"HTTP/1.1 200 ") == requests
+
+
 async def test_a_request_for_another_protocol_keeps_its_body() -> None:
     """Java's client asks for HTTP/2 with every first request."""
     upgrade = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import inf
 from pathlib import Path
-from typing import Literal, NoReturn, cast
+from typing import Any, Literal, TypeVar, get_args
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -29,61 +30,75 @@ LARGEST_LIMIT = 2**31 - 1
 """What the count's column, an INTEGER, can hold."""
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?")
+_NUMBERS = {
+    int: (re.compile(r"[+-]?[0-9]{1,18}"), "must be a whole number"),
+    float: (re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?"), "must be a number"),
+}
 _FLAGS = {
-    "true": True,
-    "1": True,
-    "yes": True,
-    "on": True,
-    "false": False,
-    "0": False,
-    "no": False,
-    "off": False,
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
 }
 
-
-class Environment:
-    """Variables, each read as what it must be; whatever else it is raises `SettingsError`."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-
-    def text(self, name: str, default: str) -> str:
-        """Return a variable without the white space around it."""
-        return self._variables.get(name, "").strip() or default
-
-    def whole(self, name: str, default: int) -> int:
-        """Return a whole number."""
-        text = self.text(name, "")
-        if text and not _WHOLE.fullmatch(text):
-            _refuse(name, "must be a whole number")
-        return int(text) if text else default
-
-    def number(self, name: str, default: float) -> float:
-        """Return a number such as 5 or 0.5."""
-        text = self.text(name, "")
-        if text and not _NUMBER.fullmatch(text):
-            _refuse(name, "must be a number")
-        return float(text) if text else default
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Return a yes or no."""
-        text = self.text(name, "").lower()
-        if text and text not in _FLAGS:
-            _refuse(name, "must be true or false")
-        return _FLAGS[text] if text else default
-
-    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
-        """Return one of a few words."""
-        text = self.text(name, default)
-        if text not in choices:
-            _refuse(name, f"must be one of {', '.join(choices)}")
-        return text
+T = TypeVar("T")
 
 
-def _refuse(name: str, why: str) -> NoReturn:
-    raise SettingsError(f"{name}: {why}")
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """The environment variable of a field: its names, of which the first counts that is set, and what it may be."""
+
+    names: tuple[str, ...]
+    least: float = -inf
+    most: float = inf
+    choices: tuple[str, ...] = ()
+
+    def check(self, value: Any) -> None:
+        """Refuse what is not between the bounds, or not one of the choices."""
+        if self.choices:
+            _demand(value in self.choices, f"{self.names[0]}: must be one of {', '.join(self.choices)}")
+        elif not isinstance(value, str):
+            bounds = f"at least {self.least}" if self.most == inf else f"from {self.least} to {self.most}"
+            _demand(self.least <= value <= self.most, f"{self.names[0]}: must be {bounds}")
+
+
+def setting(
+    *names: str, default: T, least: float = -inf, most: float = inf, choices: tuple[str, ...] = ()
+) -> T:
+    """Return a field that is read from an environment variable, as what its default is."""
+    return field(default=default, metadata={"variable": Variable(names, least, most, choices)})
+
+
+def check_all(config: Any) -> None:
+    """Refuse a field whose value is not what its variable may be."""
+    for each in fields(config):
+        if "variable" in each.metadata:
+            each.metadata["variable"].check(getattr(config, each.name))
+
+
+def read(config: Any, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields whose variables are set, without the white space around them."""
+    return {
+        each.name: _value(name, text, type(each.default))
+        for each in fields(config)
+        if "variable" in each.metadata
+        # The last one in a dictionary counts.
+        for name in reversed(each.metadata["variable"].names)
+        if (text := variables.get(name, "").strip())
+    }
+
+
+def _value(name: str, text: str, kind: type) -> object:
+    if kind is bool:
+        _demand(text.lower() in _FLAGS, f"{name}: must be true or false")
+        return _FLAGS[text.lower()]
+    if kind in _NUMBERS:
+        pattern, otherwise = _NUMBERS[kind]
+        _demand(pattern.fullmatch(text) is not None, f"{name}: {otherwise}")
+    return kind(text)
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise SettingsError(otherwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +112,20 @@ class PetitionQueueConfig:
         retry_after_seconds: `Retry-After` of a refusal.
     """
 
-    threshold: int = 10_000
-    hysteresis: int = 500
-    cache_ttl_seconds: float = 5.0
-    retry_after_seconds: int = 60
+    threshold: int = setting("PETITION_QUEUE_THRESHOLD", default=10_000, least=1)
+    hysteresis: int = setting("PETITION_QUEUE_HYSTERESIS", default=500, least=0)
+    cache_ttl_seconds: float = setting("PETITION_QUEUE_CACHE_TTL", default=5.0, least=0, most=3600)
+    retry_after_seconds: int = setting(
+        "PETITION_RETRY_AFTER", "PETITION_QUEUE_RETRY_AFTER", default=60, least=1
+    )
 
     def __post_init__(self) -> None:
-        _demand(self.threshold >= 1, "PETITION_QUEUE_THRESHOLD: must be at least 1")
+        check_all(self)
         _demand(
-            0 <= self.hysteresis < self.threshold,
-            f"PETITION_QUEUE_HYSTERESIS: must be at least 0 and below PETITION_QUEUE_THRESHOLD, {self.threshold}",
+            self.hysteresis < self.threshold,
+            f"PETITION_QUEUE_HYSTERESIS: must be below PETITION_QUEUE_THRESHOLD, {self.threshold}",
         )
-        _demand(0 < self.cache_ttl_seconds <= 3600, "PETITION_QUEUE_CACHE_TTL: must be above 0, at most 3600")
-        _demand(self.retry_after_seconds >= 1, "PETITION_RETRY_AFTER: must be at least 1")
+        _demand(self.cache_ttl_seconds > 0, "PETITION_QUEUE_CACHE_TTL: must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +144,20 @@ class PetitionRateLimitConfig:
         co_sign_limit_per_hour: Most co-signs of one identity in a window.
     """
 
-    limit_per_hour: int = 10
-    window_minutes: int = 60
-    bucket_ttl_hours: int = 2
-    strict: bool = False
-    realm_limit: int = 0
-    global_limit: int = 0
-    co_sign_limit_per_hour: int = 50
+    limit_per_hour: int = setting("PETITION_RATE_LIMIT_PER_HOUR", default=10, least=1, most=LARGEST_LIMIT)
+    window_minutes: int = setting(
+        "PETITION_RATE_LIMIT_WINDOW_MINUTES", default=60, least=1, most=LONGEST_WINDOW_MINUTES
+    )
+    bucket_ttl_hours: int = setting("PETITION_RATE_LIMIT_TTL_HOURS", default=2)
+    strict: bool = setting("PETITION_RATE_LIMIT_STRICT", default=False)
+    realm_limit: int = setting("PETITION_RATE_LIMIT_PER_REALM", default=0, least=0, most=LARGEST_LIMIT)
+    global_limit: int = setting("PETITION_RATE_LIMIT_GLOBAL", default=0, least=0, most=LARGEST_LIMIT)
+    co_sign_limit_per_hour: int = setting(
+        "PETITION_CO_SIGN_LIMIT_PER_HOUR", default=50, least=1, most=LARGEST_LIMIT
+    )
 
     def __post_init__(self) -> None:
-        bounds = {
-            "PETITION_RATE_LIMIT_PER_HOUR": (self.limit_per_hour, 1, LARGEST_LIMIT),
-            "PETITION_RATE_LIMIT_WINDOW_MINUTES": (self.window_minutes, 1, LONGEST_WINDOW_MINUTES),
-            "PETITION_RATE_LIMIT_PER_REALM": (self.realm_limit, 0, LARGEST_LIMIT),
-            "PETITION_RATE_LIMIT_GLOBAL": (self.global_limit, 0, LARGEST_LIMIT),
-            "PETITION_CO_SIGN_LIMIT_PER_HOUR": (self.co_sign_limit_per_hour, 1, LARGEST_LIMIT),
-        }
-        for name, (value, least, most) in bounds.items():
-            _demand(least <= value <= most, f"{name}: must be from {least} to {most}")
+        check_all(self)
         _demand(
             self.bucket_ttl_hours * 60 > self.window_minutes,
             f"PETITION_RATE_LIMIT_TTL_HOURS: must be longer than the window of {self.window_minutes} minutes",
@@ -160,32 +172,12 @@ def load_petition_config(
     Raises:
         SettingsError: One of them cannot work; the message begins with its name.
     """
-    given = Environment(os.environ if variables is None else variables)
-    threshold = given.whole("PETITION_QUEUE_THRESHOLD", 10_000)
-    queue = PetitionQueueConfig(
-        threshold=threshold,
+    variables = os.environ if variables is None else variables
+    queue = read(PetitionQueueConfig, variables)
+    if "threshold" in queue:
         # A small threshold alone gets the same proportion instead of a start that fails.
-        hysteresis=given.whole("PETITION_QUEUE_HYSTERESIS", min(500, max(0, threshold) // 20)),
-        cache_ttl_seconds=given.number("PETITION_QUEUE_CACHE_TTL", 5.0),
-        retry_after_seconds=given.whole(
-            "PETITION_RETRY_AFTER", given.whole("PETITION_QUEUE_RETRY_AFTER", 60)
-        ),
-    )
-    limit = PetitionRateLimitConfig(
-        limit_per_hour=given.whole("PETITION_RATE_LIMIT_PER_HOUR", 10),
-        window_minutes=given.whole("PETITION_RATE_LIMIT_WINDOW_MINUTES", 60),
-        bucket_ttl_hours=given.whole("PETITION_RATE_LIMIT_TTL_HOURS", 2),
-        strict=given.flag("PETITION_RATE_LIMIT_STRICT", False),
-        realm_limit=given.whole("PETITION_RATE_LIMIT_PER_REALM", 0),
-        global_limit=given.whole("PETITION_RATE_LIMIT_GLOBAL", 0),
-        co_sign_limit_per_hour=given.whole("PETITION_CO_SIGN_LIMIT_PER_HOUR", 50),
-    )
-    return queue, limit
-
-
-def _demand(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise SettingsError(otherwise)
+        queue = {"hysteresis": min(500, max(0, queue["threshold"]) // 20), **queue}
+    return PetitionQueueConfig(**queue), PetitionRateLimitConfig(**read(PetitionRateLimitConfig, variables))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,38 +205,25 @@ class PetitionsSettings:
     rate_limit: PetitionRateLimitConfig = field(default_factory=PetitionRateLimitConfig)
     database_url: str = field(default="", repr=False)
     data_dir: Path = field(default_factory=lambda: _default_data_dir(os.environ))
-    pool_size: int = 10
-    database_timeout: float = 5.0
-    outage_seconds: float = 30.0
-    anonymous: Anonymous = "address"
+    pool_size: int = setting("PETITION_DATABASE_POOL_SIZE", default=10, least=1)
+    database_timeout: float = setting("PETITION_DATABASE_TIMEOUT", default=5.0, least=0.1)
+    outage_seconds: float = setting("PETITION_DATABASE_OUTAGE_SECONDS", default=30.0, least=0)
+    anonymous: Anonymous = setting(  # noqa: RUF009  # a field, which ruff sees only of simpler types
+        "PETITION_ANONYMOUS", default="address", choices=get_args(Anonymous)
+    )
     proxies: Proxies | None = None
-    default_realm: str = REALMS[0]
-    cleanup_interval_seconds: float = 1_800.0
-    status_wait_seconds: float = 30.0
-    metrics_max_submitters: int = 1_000
-    service_name: str = "archon72-api"
-    environment: str = "development"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    log_level: str = "INFO"
+    default_realm: str = setting("PETITION_DEFAULT_REALM", default=REALMS[0], choices=REALMS)
+    cleanup_interval_seconds: float = setting("PETITION_CLEANUP_INTERVAL_SECONDS", default=1_800.0, least=0.1)
+    status_wait_seconds: float = setting("PETITION_STATUS_WAIT_SECONDS", default=30.0, least=0)
+    metrics_max_submitters: int = setting("PETITION_METRICS_MAX_SUBMITTERS", default=1_000, least=0)
+    service_name: str = setting("SERVICE_NAME", default="archon72-api")
+    environment: str = setting("ENVIRONMENT", default="development")
+    host: str = setting("HOST", default="127.0.0.1")
+    port: int = setting("PORT", default=8000, least=0, most=65_535)
+    log_level: str = setting("LOG_LEVEL", default="INFO", choices=_LEVELS)
 
     def __post_init__(self) -> None:
-        if self.default_realm not in REALMS:
-            raise SettingsError(f"PETITION_DEFAULT_REALM: must be one of {', '.join(REALMS)}")
-        least: dict[str, tuple[float, float]] = {
-            "PETITION_DATABASE_POOL_SIZE": (self.pool_size, 1),
-            "PETITION_DATABASE_TIMEOUT": (self.database_timeout, 0.1),
-            "PETITION_DATABASE_OUTAGE_SECONDS": (self.outage_seconds, 0),
-            "PETITION_CLEANUP_INTERVAL_SECONDS": (self.cleanup_interval_seconds, 0.1),
-            "PETITION_STATUS_WAIT_SECONDS": (self.status_wait_seconds, 0),
-            "PETITION_METRICS_MAX_SUBMITTERS": (self.metrics_max_submitters, 0),
-            "PORT": (self.port, 0),
-        }
-        for name, (value, bound) in least.items():
-            if value < bound:
-                raise SettingsError(f"{name}: must be at least {bound}")
-        if self.port > 65_535:
-            raise SettingsError("PORT: must be at most 65535")
+        check_all(self)
 
 
 def load_settings(variables: Mapping[str, str] | None = None) -> PetitionsSettings:
@@ -254,32 +233,18 @@ def load_settings(variables: Mapping[str, str] | None = None) -> PetitionsSettin
         SettingsError: One of them cannot work; the message begins with its name.
     """
     variables = os.environ if variables is None else variables
-    given = Environment(variables)
     queue, rate_limit = load_petition_config(variables)
-    data_dir = given.text("PETITION_DATA_DIR", "")
+    given = read(PetitionsSettings, variables)
+    if "log_level" in given:
+        given["log_level"] = given["log_level"].upper()
+    data_dir = variables.get("PETITION_DATA_DIR", "").strip()
     return PetitionsSettings(
         queue=queue,
         rate_limit=rate_limit,
-        database_url=_database_url(given.text("DATABASE_URL", "")),
+        database_url=_database_url(variables.get("DATABASE_URL", "").strip()),
         data_dir=Path(data_dir).absolute() if data_dir else _default_data_dir(variables),
-        pool_size=given.whole("PETITION_DATABASE_POOL_SIZE", 10),
-        database_timeout=given.number("PETITION_DATABASE_TIMEOUT", 5.0),
-        outage_seconds=given.number("PETITION_DATABASE_OUTAGE_SECONDS", 30.0),
-        anonymous=cast(
-            Anonymous, given.choice("PETITION_ANONYMOUS", "address", ("address", "shared", "refuse"))
-        ),
-        proxies=_proxies(given.text("TRUSTED_PROXIES", "")),
-        default_realm=given.text("PETITION_DEFAULT_REALM", REALMS[0]),
-        cleanup_interval_seconds=given.number("PETITION_CLEANUP_INTERVAL_SECONDS", 1_800.0),
-        status_wait_seconds=given.number("PETITION_STATUS_WAIT_SECONDS", 30.0),
-        metrics_max_submitters=given.whole("PETITION_METRICS_MAX_SUBMITTERS", 1_000),
-        service_name=given.text("SERVICE_NAME", "archon72-api"),
-        environment=given.text("ENVIRONMENT", "development"),
-        host=given.text("HOST", "127.0.0.1"),
-        port=given.whole("PORT", 8000),
-        log_level=Environment({"LOG_LEVEL": given.text("LOG_LEVEL", "INFO").upper()}).choice(
-            "LOG_LEVEL", "INFO", _LEVELS
-        ),
+        proxies=_proxies(variables.get("TRUSTED_PROXIES", "")),
+        **given,
     )
 
 

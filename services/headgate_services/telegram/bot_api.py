@@ -10,6 +10,7 @@ import httpx
 
 from headgate import HeadgateError
 from headgate.clock import Clock, SteadyClock
+from headgate.observe import RedactingFilter
 from headgate_services.telegram.markdown import to_html
 
 UPDATES = ["message", "callback_query"]
@@ -65,7 +66,7 @@ class BotApi:
         self._timeout = timeout
         self._clock = SteadyClock() if clock is None else clock
         self._client = httpx.AsyncClient(timeout=timeout)
-        self._secrecy = _Without(token)
+        self._secrecy = RedactingFilter([token])
         logging.getLogger("httpx").addFilter(self._secrecy)
 
     async def send_message(self, chat_id: str, text: str, message_thread_id: int | None = None) -> None:
@@ -180,20 +181,6 @@ class BotApi:
         """Close the connections."""
         logging.getLogger("httpx").removeFilter(self._secrecy)
         await self._client.aclose()
-
-
-class _Without(logging.Filter):
-    """Takes a secret out of what is logged."""
-
-    def __init__(self, secret: str) -> None:
-        super().__init__()
-        self._secret = secret
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        if self._secret in message:
-            record.msg, record.args = message.replace(self._secret, "<token>"), None
-        return True
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -171,5 +171,5 @@ class TestClient:
             await unreachable.send_message("42", "Hi")
         await unreachable.aclose()
         secret = token.partition(":")[2]
-        assert "bot<token>/sendMessage" in caplog.text
+        assert "bot***/sendMessage" in caplog.text
         assert secret not in caplog.text + str(refused.value) + str(unanswered.value)

@@ -6,11 +6,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -38,6 +39,8 @@ from headgate_services.petitions.infrastructure.adapters.persistence import migr
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 from headgate_services.petitions.logs import configure_logging
 from headgate_services.petitions.parts import Parts, build_metrics, build_parts
+
+T = TypeVar("T")
 
 MAX_BODY_BYTES = 256 * 1024
 """Of a request: 10,000 characters need no more than 120 kB, however they are written."""
@@ -168,12 +171,7 @@ def cleanup() -> CleanupReport:
     Raises:
         SettingsError: The settings cannot work, or the database cannot be reached.
     """
-
-    async def run() -> CleanupReport:
-        async with _reached(load_settings()) as parts:
-            return await parts.cleanup.cleanup_and_report()
-
-    return asyncio.run(run())
+    return _with_parts(lambda parts: parts.cleanup.cleanup_and_report())
 
 
 def halt(reason: str) -> None:
@@ -184,46 +182,44 @@ def halt(reason: str) -> None:
     """
     if not reason.strip():
         raise SettingsError("a halt needs a reason, which clients get")
-
-    async def run() -> None:
-        async with _reached(load_settings()) as parts:
-            await parts.halt.halt(reason.strip())
-
-    asyncio.run(run())
+    _with_parts(lambda parts: parts.halt.halt(reason.strip()))
 
 
 def resume() -> None:
     """Let petitions be submitted again; raises as `halt` does."""
-
-    async def run() -> None:
-        async with _reached(load_settings()) as parts:
-            await parts.halt.resume()
-
-    asyncio.run(run())
+    _with_parts(lambda parts: parts.halt.resume())
 
 
 def inspect_submitter(submitter_id: UUID) -> str:
     """Return in two lines what was counted for a submitter: petitions and co-signs. Raises as `halt` does."""
 
-    async def run() -> str:
-        async with _reached(load_settings()) as parts:
-            limiters = {"petitions": parts.rate_limiter, "co-signs": parts.co_sign_limiter}
-            found = {unit: await each.check_rate_limit(submitter_id) for unit, each in limiters.items()}
+    async def look(parts: Parts) -> str:
+        limiters = {"petitions": parts.rate_limiter, "co-signs": parts.co_sign_limiter}
+        found = {unit: await each.check_rate_limit(submitter_id) for unit, each in limiters.items()}
         return "\n".join(
             f"{unit}: {result.current_count} of {result.limit}, {result.remaining} left, "
             f"next change {result.reset_at.isoformat(timespec='seconds')}"
             for unit, result in found.items()
         )
 
-    return asyncio.run(run())
+    return _with_parts(look)
 
 
 def reset_submitter(submitter_id: UUID) -> int:
     """Forget what was counted for a submitter, and return how many units that were; raises as `halt` does."""
 
-    async def run() -> int:
+    async def forget(parts: Parts) -> int:
+        return sum([await store.reset(submitter_id) for store in parts.counters])
+
+    return _with_parts(forget)
+
+
+def _with_parts(work: Callable[[Parts], Coroutine[Any, Any, T]]) -> T:
+    """Do something with the parts of the service, by the environment's settings."""
+
+    async def run() -> T:
         async with _reached(load_settings()) as parts:
-            return sum([await store.reset(submitter_id) for store in parts.counters])
+            return await work(parts)
 
     return asyncio.run(run())
 

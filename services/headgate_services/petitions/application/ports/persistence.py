@@ -36,7 +36,6 @@ class UnitOfWorkPort(Protocol):
 
         Raises `CommitUnknownError` at the end if it is unknown which of the two it is.
         """
-        ...
 
 
 class PetitionRepositoryPort(Protocol):
@@ -44,15 +43,12 @@ class PetitionRepositoryPort(Protocol):
 
     async def save(self, draft: Draft) -> Petition:
         """Keep a new petition."""
-        ...
 
     async def get(self, petition_id: UUID, *, for_update: bool = False) -> Petition | None:
         """Return a petition; `for_update` locks it until the transaction ends."""
-        ...
 
     async def change(self, petition_id: UUID, state: PetitionState, fate_reason: str) -> Petition:
         """Give a petition another state, and say why."""
-        ...
 
 
 class CoSignRepositoryPort(Protocol):
@@ -60,7 +56,6 @@ class CoSignRepositoryPort(Protocol):
 
     async def add(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
         """Keep a co-sign; `None` if this identity has co-signed the petition."""
-        ...
 
 
 class EventLedgerPort(Protocol):
@@ -68,15 +63,12 @@ class EventLedgerPort(Protocol):
 
     async def append(self, event: LedgerEvent) -> int:
         """Write an event and return its number."""
-        ...
 
     async def append_unless_halted(self, event: LedgerEvent) -> int | None:
         """Write an event and return its number; write nothing and return `None` while the system is halted."""
-        ...
 
     async def last_sequence(self) -> int:
         """Return the number of the latest event; 0 if there is none."""
-        ...
 
 
 class HaltStatePort(Protocol):
@@ -84,12 +76,9 @@ class HaltStatePort(Protocol):
 
     async def get_reason(self) -> str | None:
         """Return why the system is halted; `None` if it is not."""
-        ...
 
     async def halt(self, reason: str) -> None:
         """Let nothing more be written."""
-        ...
 
     async def resume(self) -> None:
         """Let things be written again."""
-        ...

@@ -98,25 +98,20 @@ class RateLimitStorePort(Protocol):
     @property
     def counter(self) -> str:
         """What is counted; stores of different names count apart."""
-        ...
 
     async def get_submission_count(self, submitter_id: UUID, since: datetime) -> int:
         """Return the sum of the counters whose minute began later than `since`; 0 if there are none."""
-        ...
 
     async def increment_bucket(self, submitter_id: UUID, bucket_minute: datetime) -> None:
         """Add one to the counter of a minute, whatever the limit."""
-        ...
 
     async def get_oldest_bucket_expiry(self, submitter_id: UUID, since: datetime) -> datetime | None:
         """Return when the oldest counter later than `since` leaves the window; `None` if there is none."""
-        ...
 
     async def get_usage(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
     ) -> UsageReport:
         """Return what all limits have counted, with one statement."""
-        ...
 
     async def hold(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
@@ -125,8 +120,6 @@ class RateLimitStorePort(Protocol):
 
         Others who count for the same submitter wait until that transaction has ended.
         """
-        ...
 
     async def cleanup_expired_buckets(self, older_than: timedelta) -> CleanupResult:
         """Delete the counters of minutes that began longer ago than that, unless another instance is doing so."""
-        ...

@@ -45,7 +45,6 @@ class RateLimiterPort(Protocol):
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
         """Return whether one more petition is admitted; counts nothing."""
-        ...
 
     async def record_submission(self, submitter_id: UUID, *, realm: str | None = None) -> None:
         """Count a petition, in the transaction under way, after it has been saved in that.
@@ -54,19 +53,15 @@ class RateLimiterPort(Protocol):
             RateLimitExceededError: Others were faster since the check. The transaction is to be rolled back, and the
                 petition with it.
         """
-        ...
 
     async def get_remaining(self, submitter_id: UUID) -> int:
         """Return how many more petitions of this submitter are admitted."""
-        ...
 
     def get_limit(self) -> int:
         """Return how many petitions of one submitter a window may hold (HC-4)."""
-        ...
 
     def get_window_minutes(self) -> int:
         """Return how long the window is."""
-        ...
 
 
 class RateLimitObserver(Protocol):
@@ -74,8 +69,6 @@ class RateLimitObserver(Protocol):
 
     def checked(self, submitter_id: UUID, result: RateLimitResult) -> None:
         """Take note of what a check found."""
-        ...
 
     def recorded(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
         """Take note of what is left after a petition was counted, and for how long that is true if nothing else comes."""
-        ...

@@ -47,7 +47,6 @@ class QueueCapacityService(LoggingMixin):
         self._counting = asyncio.Lock()
 
     async def is_accepting_submissions(self) -> bool:
-        """Tell whether there is room."""
         depth = await self.get_queue_depth()
         threshold, hysteresis = self._config.threshold, self._config.hysteresis
         if not self._is_rejecting and depth >= threshold:
@@ -71,11 +70,6 @@ class QueueCapacityService(LoggingMixin):
         return self._depth
 
     async def take_place(self) -> None:
-        """Take a place in the queue for a petition, in the transaction under way, in which it has been saved.
-
-        Raises:
-            QueueOverflowError: Others were faster since there was room. The transaction is to be rolled back.
-        """
         depth = await self._store.take_place(self._config.threshold)
         if depth is None:
             self._depth = max(self._depth, self._config.threshold)
@@ -84,7 +78,6 @@ class QueueCapacityService(LoggingMixin):
         self._notify()
 
     def refuse(self) -> QueueOverflowError:
-        """Take note of a petition that is refused for lack of room, and return the error that says so."""
         self.log.info(
             "petition_rejected_queue_overflow", queue_depth=self._depth, threshold=self._config.threshold
         )

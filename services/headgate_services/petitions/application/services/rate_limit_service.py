@@ -94,7 +94,6 @@ class RateLimitService(LoggingMixin):
         )
 
     async def get_remaining(self, submitter_id: UUID) -> int:
-        """Return how many more petitions of this submitter are admitted."""
         return self._result(await self._store.get_usage(self._policy, submitter_id)).remaining
 
     def get_limit(self) -> int:
@@ -102,7 +101,6 @@ class RateLimitService(LoggingMixin):
         return self._policy.limit
 
     def get_window_minutes(self) -> int:
-        """Return how long the window is."""
         return self._policy.window_minutes
 
     def _result(self, report: UsageReport) -> RateLimitResult:

@@ -62,7 +62,6 @@ class PostgresRateLimitStore:
         self._now = now
 
     async def get_submission_count(self, submitter_id: UUID, since: datetime) -> int:
-        """Return the sum of the counters whose minute began later than `since`; 0 if there are none."""
         async with self._database.connection() as connection:
             row = await (await connection.execute(_COUNT, [self._id(submitter_id), since])).fetchone()
         return int(row[0]) if row else 0
@@ -73,7 +72,6 @@ class PostgresRateLimitStore:
             await connection.execute(_INCREMENT, [self._id(submitter_id), start_of_minute(bucket_minute)])
 
     async def get_oldest_bucket_expiry(self, submitter_id: UUID, since: datetime) -> datetime | None:
-        """Return when the oldest counter later than `since` leaves the window; `None` if there is none."""
         async with self._database.connection() as connection:
             row = await (await connection.execute(_OLDEST, [self._id(submitter_id), since])).fetchone()
         oldest: datetime | None = row[0] if row else None
@@ -82,7 +80,6 @@ class PostgresRateLimitStore:
     async def get_usage(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
     ) -> UsageReport:
-        """Return what all limits have counted, with one statement."""
         table = _bucket_table(policy, realm is not None, self.counter)
         async with self._database.connection() as connection:
             decision = await table.check(connection, self._key(policy, submitter_id, realm), now=self._time())
@@ -104,7 +101,6 @@ class PostgresRateLimitStore:
         return sum(count for (count,) in rows)
 
     async def cleanup_expired_buckets(self, older_than: timedelta) -> CleanupResult:
-        """Delete the counters of minutes that began longer ago than that, unless another instance is doing so."""
         # How old they must be is what counts here; which limits they were for does not.
         table = _bucket_table(RateLimitPolicy(1, 1), False, self.counter)
         async with self._database.connection(_CLEANUP_SECONDS) as connection:

@@ -56,7 +56,7 @@ _RESUME = "UPDATE halt_state SET is_halted = FALSE, reason = NULL, halted_at = N
 
 
 class _Records:
-    """What is kept in tables."""
+    """What is kept in tables; the ports say what each method does."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -90,12 +90,10 @@ class PostgresPetitionRepository(_Records):
         return _petition(row)
 
     async def get(self, petition_id: UUID, *, for_update: bool = False) -> Petition | None:
-        """Return a petition; `for_update` locks it until the transaction ends."""
         row = await self._row(f"{_GET} FOR UPDATE" if for_update else _GET, petition_id)
         return None if row is None else _petition(row)
 
     async def change(self, petition_id: UUID, state: PetitionState, fate_reason: str) -> Petition:
-        """Give a petition another state, and say why."""
         return _petition(await self._row(_CHANGE, state, fate_reason, petition_id))
 
 
@@ -103,7 +101,6 @@ class PostgresCoSignRepository(_Records):
     """Co-signs in `petition_co_signs`."""
 
     async def add(self, petition_id: UUID, signer_id: UUID) -> CoSign | None:
-        """Keep a co-sign; `None` if this identity has co-signed the petition."""
         row = await self._row(_CO_SIGN, petition_id, signer_id)
         if row is None:
             return None
@@ -116,7 +113,6 @@ class PostgresQueueStore(_Records):
     """The one row of `petition_queue`."""
 
     async def measure(self, max_age: float) -> QueueMeasure:
-        """Return how many petitions wait; they are counted anew if that was done longer ago than so many seconds."""
         row = await self._row(_DEPTH)
         assert row is not None  # a migration put it there
         if row[1] < max_age:
@@ -137,16 +133,13 @@ class PostgresEventLedger(_Records):
     """Events in `ledger.governance_events`, which takes additions only."""
 
     async def append(self, event: LedgerEvent) -> int:
-        """Write an event and return its number."""
         return await self._number(_APPEND, *_columns(event))
 
     async def append_unless_halted(self, event: LedgerEvent) -> int | None:
-        """Write an event and return its number; write nothing and return `None` while the system is halted."""
         row = await self._row(_APPEND_UNLESS_HALTED, *_columns(event))
         return None if row is None else int(row[0])
 
     async def last_sequence(self) -> int:
-        """Return the number of the latest event; 0 if there is none."""
         return await self._number(_LAST)
 
 
@@ -154,16 +147,13 @@ class PostgresHaltState(_Records):
     """The one row of `halt_state`."""
 
     async def get_reason(self) -> str | None:
-        """Return why the system is halted; `None` if it is not."""
         row = await self._row(_REASON)
         return None if row is None else str(row[0])
 
     async def halt(self, reason: str) -> None:
-        """Let nothing more be written."""
         await self._row(_HALT, reason)
 
     async def resume(self) -> None:
-        """Let things be written again."""
         await self._row(_RESUME)
 
 

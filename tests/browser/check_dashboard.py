@@ -438,7 +438,7 @@ def test_places_tokens_and_calendars_are_called_what_they_are(serving: Serving, 
     for _ in range(2):
         server.post("/v1/limiters/model/hold", {"key": "alice", "cost": {"tokens": 400}})
     expect(figure(page, "model", "held")).to_have_text("800 tokens, 2 requests")
-    expect(card(page, "model").locator(".rule-held")).to_have_text(["", "2 places held now", ""])
+    expect(card(page, "model").locator(".rule-held")).to_have_text(["", "up to 2 places held now", ""])
     inspect(page, "alice")
     expect(usage(page, "model", "tokens")).to_contain_text("800 of 1,000 tokens used")
     places = usage(page, "model", "in flight")

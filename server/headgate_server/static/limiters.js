@@ -195,13 +195,17 @@ function drawBadge(card, tick, now) {
   card.badge.title = now.degraded ? `${plural(now.degraded, "decision")} without the store in the last ${RECENT} s` : "";
 }
 
-/** The units of open holds, and beside a rule of places how many are held: by all keys together, for its limit is for each. */
+/**
+ * The units of open holds, and beside a rule of places how many are held: by all keys together, for its limit is for each. A place
+ * may be free before its hold is over, when its lease ends, so these are the most.
+ */
 function drawHeld(card, units) {
   const words = heldWords(units);
   setText(card.totalHeld, words || "0");
   show(card.totalHeld.parentElement, words !== "");
   for (const { rule, held } of card.ruleRows.values()) {
-    if (rule.kind === "concurrent") setText(held, `${plural(entry(units, rule.unit) ?? 0, "place")} held now`);
+    const places = entry(units, rule.unit) ?? 0;
+    if (rule.kind === "concurrent") setText(held, `${places ? "up to " : ""}${plural(places, "place")} held now`);
   }
 }
 

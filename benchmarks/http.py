@@ -463,7 +463,7 @@ def runners_of(
     builds: Mapping[str, Build], loop: asyncio.Runner, calls: int, *, refused: bool
 ) -> dict[str, Runner | Result]:
     """Build every contender, see it admit or refuse, and return what times it."""
-    chosen = {name: build for name, build in builds.items() if not (refused and name in UNLIMITED[1:])}
+    chosen = {name: build for name, build in builds.items() if not (refused and name in UNLIMITED)}
 
     def build_and_check(build: Build) -> Runner:
         app = build(1 if refused else PLENTY)
@@ -487,12 +487,13 @@ def measure(
 ) -> tuple[dict[str, Result], dict[str, Result]]:
     """Return what each contender adds to a request that is admitted, and to one that is refused."""
     with asyncio.Runner() as loop:
-        found = []
-        for refused in (False, True):
-            runners = runners_of(builds, loop, calls, refused=refused)
-            results = interleave(runners, scale.rounds, progress)
-            found.append({name: over(result, results[BARE]) for name, result in results.items()})
-    return found[0], found[1]
+        admitted = runners_of(builds, loop, calls, refused=False)
+        refused = runners_of(builds, loop, calls, refused=True)
+        # In the same rounds, since one is compared with the other.
+        turns = {**admitted, **{f"{name}, refused": runner for name, runner in refused.items()}}
+        results = interleave(turns, scale.rounds, progress)
+    added = {name: over(result, results[BARE]) for name, result in results.items()}
+    return {name: added[name] for name in admitted}, {name: added[f"{name}, refused"] for name in refused}
 
 
 def section(name: str, admitted: dict[str, Result], refused: dict[str, Result], floor: str) -> Section:

@@ -49,17 +49,14 @@ class OpenHolds:
     def get(self, hold_id: str) -> OpenHold | None:
         return self._by_id.get(hold_id)
 
-    def drop(self, hold_id: str) -> None:
-        """Forget a hold. If it was not settled, its hooks are called."""
-        self._pop(hold_id)
-
     def disarm(self, hold_id: str) -> None:
         """Forget a hold that was settled by its id, by code that has called the hooks already."""
-        found = self._pop(hold_id)
+        found = self.drop(hold_id)
         if found is not None:
             found.hold.forget()
 
-    def _pop(self, hold_id: str) -> OpenHold | None:
+    def drop(self, hold_id: str) -> OpenHold | None:
+        """Forget a hold, and return it. If it was not settled, its hooks are called when it is no longer used."""
         found = self._by_id.pop(hold_id, None)
         if found is not None:
             self._by_caller[found.caller] -= 1

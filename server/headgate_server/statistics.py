@@ -353,9 +353,9 @@ def merged(
     totals = {name: Figures() for snapshot in present for name in snapshot.totals}
     for snapshot in (*present, *gone):
         for name, figures in snapshot.totals.items():
-            totals[name] = _sum(totals.get(name, Figures()), figures)
+            totals[name] = _combined(int.__add__, totals.get(name, Figures()), figures)
     # A file that was being renamed is missing for once; what was counted does not become less.
-    totals = {name: _most(figures, before.get(name, Figures())) for name, figures in totals.items()}
+    totals = {name: _combined(max, figures, before.get(name, Figures())) for name, figures in totals.items()}
     return Tick(
         time=at,
         limiters={name: _difference(figures, before.get(name)) for name, figures in totals.items()},
@@ -390,14 +390,6 @@ def _refused_key(limiter: str, key: Hashable, refused: int) -> RefusedKey:
     except (ConfigError, UnicodeEncodeError):  # a scope that reads like bytes, or half of a character
         wire = None
     return RefusedKey(limiter, shown_key(found), refused, wire)
-
-
-def _sum(one: Figures, other: Figures) -> Figures:
-    return _combined(int.__add__, one, other)
-
-
-def _most(one: Figures, other: Figures) -> Figures:
-    return _combined(max, one, other)
 
 
 def _difference(after: Figures, before: Figures | None) -> Figures:

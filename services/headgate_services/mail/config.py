@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -186,10 +187,4 @@ class Settings(ServiceSettings):
         return url
 
 
-def load_settings() -> Settings:
-    """Return the settings of this process's environment.
-
-    Raises:
-        SettingsError: One of them is wrong; the message has a line for each, which begins with the variable's name.
-    """
-    return load(Settings)
+load_settings = partial(load, Settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -70,13 +71,7 @@ class TiersSettings(AtomicSwitch):
         return database_url(self.database_url or DEFAULT_DATABASE)
 
 
-def load_settings() -> TiersSettings:
-    """Return the settings of this process's environment.
-
-    Raises:
-        SettingsError: One of them is wrong; the message has a line for each, which begins with the variable's name.
-    """
-    return load(TiersSettings)
+load_settings = partial(load, TiersSettings)
 
 
 def atomic_by_environment() -> bool:

@@ -241,7 +241,8 @@ class BoundedProtocol(asyncio.Protocol):
         for one in waiting:
             del self._cap.waiting[one]
             self._cap.leaving.add(one)
-            one.transport.abort()
+            one.close()  # behind an answer of this turn, which is written before the next
+            self._loop.call_soon(one.transport.abort)
         return len(waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:

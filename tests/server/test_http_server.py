@@ -539,6 +539,27 @@ async def test_those_that_only_wait_make_room_at_the_cap(monkeypatch: pytest.Mon
         assert await first[0].read() == b""  # it had waited for longest
 
 
+def test_an_answer_is_written_before_its_connection_makes_room() -> None:
+    """Both in one turn of the event loop, in which uvloop has not yet written what it was given."""
+
+    async def answers() -> bytes:
+        async with http_server_of(Server()) as port, asyncio.timeout(READ_SECONDS):
+            with ExitStack() as stack:
+                clients = []
+                for _ in range(2):  # accepted together; the second takes the place of the first
+                    clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
+                    clients[-1].sendall(HEALTH)
+                reader, writer = await asyncio.open_connection(sock=clients[0])
+                read = await reader.read()
+                writer.close()
+                return read
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_connection, "MOST_CONNECTIONS", 1)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(answers()).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_above_the_cap_only_health_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "MOST_CONNECTIONS", 2)
     monkeypatch.setattr(http_connection, "MOST_SURPLUS", 1)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from headgate.testing.postgres_server import PostgresServer
 from headgate_services.common import databases
-from headgate_services.common.databases import DatabaseDown, SqlDatabase, database_url
+from headgate_services.common.databases import FAILURES, DatabaseDown, SqlDatabase, database_url
 
 PATIENCE = 60
 """Seconds after which a test gives up; what it waits for takes far less."""
@@ -29,7 +29,7 @@ def server() -> Iterator[PostgresServer]:
 @pytest.fixture
 async def database(server: PostgresServer) -> AsyncIterator[SqlDatabase]:
     database = SqlDatabase(database_url(server.url), timeout=0.5)
-    await database.ping()
+    await until_back(database)
     yield database
     await database.aclose()
 
@@ -50,7 +50,7 @@ async def until_back(database: SqlDatabase) -> None:
         while True:
             try:
                 return await database.ping()
-            except DatabaseDown:
+            except FAILURES:  # perhaps only late, on a busy machine
                 await asyncio.sleep(0)
 
 

@@ -547,9 +547,8 @@ class BoundedProtocol(asyncio.Protocol):
         self._running = exchange
         try:
             if exchange.has_more:
-                await asyncio.sleep(
-                    0
-                )  # from here on it is a task: the rest of a body is awaited with a time-out
+                # From here on it is a task: the rest of a body is awaited with a time-out.
+                await asyncio.sleep(0)
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception:
             logger.exception("a request failed")

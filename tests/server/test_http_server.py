@@ -182,7 +182,7 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     assert transport.pause_reading.called
     assert not transport.resume_reading.called
     transport.pause_reading.reset_mock()
-    connection.data_received(HEALTH)  # uvloop reads after `connection_made`, although reading was paused there
+    connection.data_received(HEALTH)  # as from uvloop, which reads after `connection_made` although paused
     assert transport.pause_reading.called
     let_go.set()
     connection.connection_lost(None)
@@ -363,9 +363,10 @@ async def test_a_body_that_is_too_large_may_be_there_at_once() -> None:
     """As when the end of the head arrives with the body; there is no task yet that could have a time-out."""
     server = Server(POLICY + "[server]\nlargest_body = 100")
     connection, transport = connection_of(server, ServerState())
-    head, chunks = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED, b"65\r\n%b\r\n0\r\n\r\n" % (b"x" * 101)
+    head = b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED
     connection.data_received(head[:-1])
-    asyncio.get_running_loop().call_soon(connection.data_received, head[-1:] + chunks)
+    rest = head[-1:] + b"65\r\n%b\r\n0\r\n\r\n" % (b"x" * 101)
+    asyncio.get_running_loop().call_soon(connection.data_received, rest)
     await asyncio.sleep(0)
     connection.flush()
     assert transport.write.call_args.args[0].split()[1] == b"413"

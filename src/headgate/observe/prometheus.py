@@ -126,9 +126,8 @@ class PrometheusHook(Hook, Collector):
         if hasattr(limiter.store, "overflowed"):
             self._stores.add(limiter.store)
         if limiter.store.remote:
-            self._healths[limiter.store] = (
-                limiter.health
-            )  # of all limiters on that store, this figure is the same
+            # Of all limiters on that store, this figure is the same.
+            self._healths[limiter.store] = limiter.health
         self._held.labels(limiter.name)
         self._set_up(limiter.name, True)
 

@@ -202,8 +202,9 @@ class Hold:
         for charge, book, (held, used, is_place) in zip(
             self.charges, self.limiter._books_of(self.ask.key), every, strict=False
         ):
-            if charge is not None:
-                book.give_back(charge, held if is_place else max(0, held - used), now)
+            back = held if is_place else max(0, held - used)
+            if charge is not None and back:  # nothing given back is no change, and so looks at no clock
+                book.give_back(charge, back, now)
 
     def confirm(self, now: int, cost: Cost | None = None) -> list[Figures]:
         costs = tuple(

@@ -58,6 +58,9 @@ interpreters.run_string(interpreters.create(), SHOW)
 """
 
 
+@pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12), reason="a second interpreter of 3.12 cannot import its own zoneinfo"
+)
 def test_a_second_interpreter_of_a_process_uses_plain_python() -> None:
     """What Cython compiles can be loaded by one of them only."""
     first, second = run(IN_TWO_INTERPRETERS.format(show=SHOW)).splitlines()

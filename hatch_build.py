@@ -22,6 +22,7 @@ MODULES = (
     "headgate.decision",
     "headgate.http.headers",
     "headgate.stores.counters",
+    "headgate.stores.lock",
     "headgate.stores.meters",
     "headgate.stores.postgres.codec",
     "headgate.stores.redis.codec",

@@ -21,6 +21,7 @@ COMPILED = (
     "headgate.decision",
     "headgate.http.headers",
     "headgate.stores.counters",
+    "headgate.stores.lock",
     "headgate.stores.meters",
     "headgate.stores.postgres.codec",
     "headgate.stores.redis.codec",

@@ -705,6 +705,17 @@ def test_a_child_gives_its_states_births_of_its_own() -> None:
     assert in_child(lambda: abs(store._counters.births - before) > 1_000)
 
 
+def test_a_fork_whose_hook_was_interrupted_while_it_waited_leaves_a_lock_that_works(clock: FakeClock) -> None:
+    """The hook after the fork releases what was never taken."""
+    limiter = Limiter("3/minute", clock=clock)
+    lock = limiter.store._counters.lock  # type: ignore[attr-defined]
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            lock.release()
+    assert is_free(lock)
+    assert limiter.hit("ada")
+
+
 # --- Calls from inside a call ----------------------------------------------------------------------------------------
 
 
@@ -769,6 +780,37 @@ def test_an_exception_from_a_signal_handler_leaves_no_lock_behind(
     for _ in interruptions(lambda: limiter.hit("ada")):
         assert not store._counters.busy
         assert is_free(store._counters.lock)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_an_exception_from_a_signal_handler_while_others_are_inside_leaves_no_lock_behind(
+    interruptions: Interruptions,
+) -> None:
+    """Of a clock that is written in Python, threads take turns in the middle of calls, and then wait for each other."""
+
+    class Slow(SteadyClock):
+        def now_us(self) -> int:
+            return super().now_us()
+
+    limiter, stop, admitted = Limiter("1000000000/hour", clock=Slow()), threading.Event(), [0] * 3
+
+    def work(number: int) -> None:
+        while not stop.is_set():
+            admitted[number] += limiter.hit("ada").allowed
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in interruptions(lambda: limiter.hit("bob")):
+            pass
+    finally:
+        stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert is_free(limiter.store._counters.lock)  # type: ignore[attr-defined]
+    assert limiter.check("ada", 0).remaining == 1_000_000_000 - sum(admitted)
 
 
 class InterruptedLock(type(threading.RLock())):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from cpython cimport time
 from libc.stdint cimport int64_t
 
 from headgate.decision cimport Decision, joined, new_decision
+from headgate.stores.lock cimport CallLock
 from headgate.stores.meters cimport Meter, MeterState
 from headgate.stores.request cimport Request
 
@@ -14,7 +15,7 @@ cdef bint IS_COMPILED
 
 cdef class Counters:
     cdef readonly object clock
-    cdef public object lock, acquire, release
+    cdef public CallLock lock
     cdef public bint busy
     cdef readonly bint is_usual
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
@@ -63,7 +64,7 @@ cdef class MemoryGate:
     cdef readonly int named
     cdef readonly object pick, tiers, always_fits
     cdef readonly dict by_tier
-    @cython.locals(slots=tuple, keys=tuple)
+    @cython.locals(slots=tuple, keys=tuple, lock=CallLock)
     cpdef tuple ask(self, Request request)
     @cython.locals(operation=str, counters=Counters, at=int64_t, is_hit=bint, charged=bint, admitted=bint,
                    slot=Slot)

@@ -39,14 +39,16 @@ from headgate.stores.base import (
     check_costs,
     while_locked,
 )
+from headgate.stores.lock import CallLock
 from headgate.stores.meters import Meter, MeterState, meter_for
 from headgate.stores.request import Request
 
 T = TypeVar("T")
 
 # A signal handler may run, and raise, wherever plain Python calls something; so it needs `while_locked`.
-# Between two lines of compiled code none runs, and `acquire` and `release` take a third of the time.
+# Between two lines of compiled code none runs; there is a lock for it that costs far less.
 IS_COMPILED: bool = not __file__.endswith(".py")
+new_lock: Callable[[], Any] = CallLock if IS_COMPILED else threading.RLock
 
 NEVER: int = -(2**62)
 """The time of what does not happen, as in `meters`."""
@@ -89,7 +91,7 @@ class Counters:
         self.keys: int = 0
         self.overflowed: int = 0
         self.tables: dict[tuple[str, str], Table] = {}
-        self.take_lock(threading.RLock())
+        self.lock: Any = new_lock()
         self.busy: bool = False
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
@@ -99,17 +101,11 @@ class Counters:
         If the thread that forked is inside a call, that call goes on, and releases the lock that it has taken. No other
         thread that was inside one is in this process.
         """
-        births, lock = random.SystemRandom().randrange(1, MAX_UNITS), threading.RLock()
+        births, lock = random.SystemRandom().randrange(1, MAX_UNITS), new_lock()
         is_inside = self.busy and self.lock._is_owned()  # also used by `Condition`
         self.busy = is_inside
         self.births = births
-        self.take_lock(lock)
-
-    def take_lock(self, lock: Any) -> None:
-        """Use a lock from now on."""
         self.lock = lock
-        self.acquire: Callable[[], bool] = lock.acquire  # looked up once, not on every call
-        self.release: Callable[[], None] = lock.release
 
     def now(self) -> int:
         """Return the time in microseconds since the epoch."""
@@ -128,15 +124,15 @@ class Counters:
 
     def alone(self, work: Callable[..., T], *args: Any) -> T:
         """Return what some work returns that no other call may interrupt."""
+        lock = self.lock  # after a fork in the middle, there is another one
         if not IS_COMPILED:
-            result: T = while_locked(self.lock, self._alone, work, args)
+            result: T = while_locked(lock, self._alone, work, args)
             return result
-        release = self.release  # after a fork in the middle, there is another lock
-        self.acquire()
+        lock.acquire()
         try:
             return self._alone(work, args)
         finally:
-            release()
+            lock.release()
 
     def _alone(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
         if self.busy:
@@ -322,14 +318,14 @@ class MemoryGate:
             check_costs(self.rules, request)
             slots = self.tiers.of(tier, request.quotas)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
+        lock = self.counters.lock  # as in `Counters.alone`
         if not IS_COMPILED:
-            return while_locked(self.counters.lock, self.ask_alone, request, slots, keys)
-        release = self.counters.release  # as in `Counters.alone`
-        self.counters.acquire()
+            return while_locked(lock, self.ask_alone, request, slots, keys)
+        lock.acquire()
         try:
             return self.ask_alone(request, slots, keys)
         finally:
-            release()
+            lock.release()
 
     def ask_alone(
         self, request: Request, slots: tuple[Slot, ...], keys: tuple[PlainKey, ...] | None

@@ -96,7 +96,7 @@ cdef class ConcurrentMeter(Meter):
     cpdef load(self, MeterState s, tuple numbers)
 
 cdef class SlidingState(MeterState):
-    cdef readonly int64_t newest, units, total, since, until
+    cdef readonly int64_t newest, units, total, until
     cdef readonly int first, live
     cdef readonly object older
 
@@ -106,7 +106,7 @@ cdef class SlidingMeter(Meter):
     cpdef clear(self, MeterState s)
     @cython.locals(state=SlidingState)
     cpdef int64_t used(self, MeterState s, int64_t now) except? -1
-    @cython.locals(live=Py_ssize_t, size=Py_ssize_t, total=int64_t, since=int64_t, oldest=int64_t, dead=int64_t,
+    @cython.locals(live=Py_ssize_t, size=Py_ssize_t, total=int64_t, oldest=int64_t, dead=int64_t,
                    index=int64_t, units=int64_t)
     cdef look(self, SlidingState state, int64_t now)
     @cython.locals(state=SlidingState, index=int64_t)

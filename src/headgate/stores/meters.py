@@ -359,11 +359,12 @@ class SlidingState(MeterState):
     """The newest bucket, and the ones before it.
 
     `older` has index and units of each, oldest first. Those before the place `first` are dropped, those before `live` had
-    expired when they were last looked at; `total` is the units of all that are live, the newest included. This is so from
-    the time `since` up to `until`, when the oldest live bucket expires.
+    expired when they were last looked at; `total` is the units of all that are live, the newest included. This is so up to
+    the time `until`, when the oldest live bucket expires. It is `NEVER` if that is not known, or if a bucket has expired
+    that would count again if the clock went back: then they have to be looked at.
     """
 
-    __slots__ = ("first", "live", "newest", "older", "since", "total", "units", "until")
+    __slots__ = ("first", "live", "newest", "older", "total", "units", "until")
 
     def __init__(self) -> None:
         self.birth = 0
@@ -372,7 +373,6 @@ class SlidingState(MeterState):
         self.total: int = 0
         self.first: int = 0
         self.live: int = 0
-        self.since: int = NEVER
         self.until: int = NEVER
         self.older: array[int] | None = None
 
@@ -398,13 +398,12 @@ class SlidingMeter(Meter):
         state.total = 0
         state.first = 0
         state.live = 0
-        state.since = NEVER
         state.until = NEVER
         state.older = None
 
     def used(self, s: MeterState, now: int) -> int:
         state: SlidingState = s  # type: ignore[assignment]
-        if not state.since <= now < state.until:
+        if now >= state.until:
             now = max(now, state.newest * self.width)
             if not state.units or now >= state.newest * self.width + self.lifetime:
                 return 0
@@ -413,7 +412,7 @@ class SlidingMeter(Meter):
 
     def look(self, state: SlidingState, now: int) -> None:
         """Move the border between the buckets that have expired and the live ones."""
-        older, oldest, since = state.older, state.newest, NEVER
+        older, oldest = state.older, state.newest
         live, total = state.live, state.total
         if older is not None:
             dead, size = (now - self.lifetime) // self.width, len(older)
@@ -428,15 +427,13 @@ class SlidingMeter(Meter):
             while live > state.first:  # and if the clock went back
                 index = older[live - 2]
                 if index <= dead:
-                    since = index * self.width + self.lifetime
                     break
                 oldest = index
                 live -= 2
                 units = older[live + 1]
                 total += units
         state.live = live
-        state.since = since
-        state.until = oldest * self.width + self.lifetime
+        state.until = oldest * self.width + self.lifetime if live == state.first else NEVER
         state.total = total
 
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
@@ -449,7 +446,6 @@ class SlidingMeter(Meter):
             state.total = cost
             state.first = 0
             state.live = 0
-            state.since = NEVER
             state.until = index * self.width + self.lifetime
             state.older = None
             return state.until
@@ -501,7 +497,7 @@ class SlidingMeter(Meter):
         if not self.limit:
             return NEVER
         older = state.older
-        if older is None or excess == 1:
+        if older is None or (excess == 1 and state.until != NEVER):
             return state.until  # no live bucket is without a unit
         place, size = state.live, len(older)
         while place < size:
@@ -607,7 +603,6 @@ class SlidingMeter(Meter):
         state.total = total
         state.first = 0
         state.live = 0
-        state.since = NEVER
         state.until = NEVER
         state.older = kept
 

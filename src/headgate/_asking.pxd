@@ -3,14 +3,14 @@
 cimport cython
 
 from headgate.decision cimport Decision
-from headgate.stores.counters cimport ImmediateGate
+from headgate.stores.counters cimport ImmediateGate, MemoryGate
 from headgate.stores.request cimport Request, new_request
 
 @cython.locals(answer=AwaitingDecision, immediate=ImmediateGate)
 cdef awaiting(gate, Request request)
 
 cdef class AwaitingDecision:
-    cdef object gate
+    cdef MemoryGate gate
     cdef Request request
     @cython.locals(request=Request)
     cdef Decision decide(self)

@@ -32,10 +32,34 @@ cdef extern from *:
         return *result == NULL ? PYGEN_ERROR : PYGEN_RETURN;
     }
 
+    #if PY_VERSION_HEX < 0x030C0000 || defined(Py_GIL_DISABLED)
+    static void headgate_stop(PyObject *decision) {
+        PyErr_SetObject(PyExc_StopIteration, decision);
+    }
+    #else
+    /* `await` takes the result out of the exception and lets go of it, so one exception serves again and again: until
+       something else has kept it, or has caught it in Python. */
+    static void headgate_stop(PyObject *decision) {
+        static PyObject *kept = NULL;
+        PyObject *stop = kept;
+        kept = NULL;
+        if (stop == NULL || Py_REFCNT(stop) > 1 || ((PyBaseExceptionObject *)stop)->traceback != NULL) {
+            Py_XDECREF(stop);
+            stop = PyObject_CallNoArgs(PyExc_StopIteration);
+            if (stop == NULL) {
+                return;
+            }
+        }
+        Py_XSETREF(((PyStopIterationObject *)stop)->value, Py_NewRef(decision));
+        Py_XSETREF(kept, Py_NewRef(stop));
+        PyErr_SetRaisedException(stop);
+    }
+    #endif
+
     static PyObject *headgate_next(PyObject *self) {
         PyObject *decision = headgate_decision(self);
         if (decision != NULL) {
-            PyErr_SetObject(PyExc_StopIteration, decision);
+            headgate_stop(decision);
             Py_DECREF(decision);
         }
         return NULL;

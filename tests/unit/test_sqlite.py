@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.stores.base import REENTERED
+from headgate.stores.sqlite import switch_to_wal
 from headgate.testing import FakeClock
 from tests.unit.processes import came_out_right, fork, forking, in_child
 
@@ -279,6 +281,13 @@ def test_a_locked_new_file_is_an_unavailable_store(path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="database is locked"):
         SQLiteStore(path, timeout=0)
     other.close()
+
+
+def test_the_switch_to_wal_pauses_as_it_is_asked_to_while_another_writes(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other, closing(sqlite3.connect(path)) as own:
+        other.execute("BEGIN IMMEDIATE")
+        switch_to_wal(own.execute, 60, pause=lambda seconds: other.execute("ROLLBACK"))
+        assert own.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_call_waits_for_a_writer_up_to_the_time_out(path: Path, writer: sqlite3.Connection) -> None:

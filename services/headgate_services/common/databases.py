@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import time
 from asyncio import sleep
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
@@ -17,12 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from headgate import StoreUnavailable
 from headgate.migrations import Migration, apply_async
+from headgate.stores.sqlite import switch_to_wal
 from headgate.urls import check_credentials
 from headgate_services.common.deadlines import DEFAULT_LIMIT, within
 from headgate_services.common.outages import Outages
 
 _SQLITE_WAIT_SECONDS = 15.0  # for other processes that are writing: they take turns, and do not hang
-_SQLITE_PAUSE_SECONDS = 0.005
 _STATEMENT_END = re.compile(r";[ \t]*$", re.MULTILINE)
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -193,16 +192,11 @@ def _prepare_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None
     cursor: sqlite3.Cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")
-    deadline = time.monotonic() + _SQLITE_WAIT_SECONDS
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode = WAL")
-            break
-        except sqlite3.OperationalError as error:
-            # A new file: another connection switches it or writes at this moment, and SQLite does not wait for that.
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
-                raise
-            connection.run_async(lambda _: sleep(_SQLITE_PAUSE_SECONDS))
+    switch_to_wal(
+        cursor.execute,
+        _SQLITE_WAIT_SECONDS,
+        pause=lambda seconds: connection.run_async(lambda _: sleep(seconds)),
+    )
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
 

@@ -52,6 +52,8 @@ from headgate.stores.breaker import stop_probes
 from headgate.stores.request import Request
 from headgate.stores.sqlite_log import LONGEST_STATE, SCHEMA, LargeLog, pack, unpack
 
+__all__ = ["switch_to_wal"]
+
 T = TypeVar("T")
 
 logger = logging.getLogger("headgate")
@@ -283,7 +285,7 @@ class SQLiteStore(Closing):
                 self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False
             )
             try:
-                switch_to_wal(connection, self.timeout)
+                switch_to_wal(connection.execute, self.timeout)
                 connection.execute("PRAGMA synchronous = NORMAL")
                 for statement in (_CREATE, *SCHEMA, _CREATE_NOTES, _INDEX_NOTES):
                     connection.execute(statement)
@@ -511,19 +513,27 @@ def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> S
         return LargeLog.load(connection, row, algorithm, found[0])
 
 
-def switch_to_wal(connection: sqlite3.Connection, timeout: float) -> None:
-    """Make the file one that can be read while it is written.
+def switch_to_wal(
+    execute: Callable[[str], object], timeout: float, pause: Callable[[float], object] = time.sleep
+) -> None:
+    """Make an SQLite file one that can be read while it is written.
 
-    SQLite does not wait here for others who switch at the same moment, as processes do that start together. So we do.
+    SQLite does not wait here for others that switch or write at the same moment, as processes do that start together. So
+    we do.
+
+    Args:
+        execute: Executes a statement on a connection to the file.
+        timeout: Seconds to wait before SQLite's error is raised.
+        pause: Waits for so many seconds, between two attempts.
     """
     deadline = time.monotonic() + timeout
     while True:
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
-            time.sleep(_PAUSE_BETWEEN_SWITCHES)
+            pause(_PAUSE_BETWEEN_SWITCHES)
         else:
             return
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from headgate import ConfigError, StoreUnavailable
 from headgate.stores.kv import ListingKV, MemoryKV, SQLiteKV, SwappingKV, open_kv, purge
 from headgate.stores.kv.redis import RedisKV
+from headgate.stores.sqlite import switch_to_wal
 from headgate.testing import FakeClock
 
 AWKWARD_KEY = "ratelimit:42:a/b%2F ?*[é]\\"
@@ -137,7 +139,8 @@ class TestSQLite:
         """SQLite does not, whatever the time-out: it refuses to switch the file to WAL at once."""
         other = sqlite3.connect(tmp_path / "kv.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        monkeypatch.setattr("headgate.stores.sqlite.time.sleep", lambda _: other.execute("ROLLBACK"))
+        switch = partial(switch_to_wal, pause=lambda _: other.execute("ROLLBACK"))
+        monkeypatch.setattr("headgate.stores.kv.sqlite.switch_to_wal", switch)
         kv = SQLiteKV(tmp_path / "kv.db")
         assert not other.in_transaction
         other.close()

@@ -145,7 +145,7 @@ class SQLiteKV:
             self._connection = sqlite3.connect(
                 self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False
             )
-            switch_to_wal(self._connection, self.timeout)
+            switch_to_wal(self._connection.execute, self.timeout)
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute(_CREATE)
         except sqlite3.Error as error:

@@ -87,8 +87,8 @@ class CollectedDecisions(Hook):
     def attached(self, limiter: Any) -> None:
         self._hook.attached(limiter)
 
-    def completed(self, call: Call, seconds: float) -> None:
-        self._hook.completed(call, seconds)
+    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
+        self._hook.completed(call, seconds, degraded)
 
     def settled(self, call: Call, cost: Cost | None) -> None:
         self._hook.settled(call, cost)

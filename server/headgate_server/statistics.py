@@ -137,8 +137,9 @@ class Statistics(Hook):
         elif call.operation == "hold":
             self._held.setdefault(call.limiter, Counter()).update(_units(call.cost))
 
-    def completed(self, call: Call, seconds: float) -> None:
-        self._answered(call, seconds)
+    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
+        if not degraded:
+            self._answered(call, seconds)
 
     def settled(self, call: Call, cost: Cost | None) -> None:
         self._held.setdefault(call.limiter, Counter()).subtract(_units(call.cost))

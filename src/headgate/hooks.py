@@ -53,8 +53,12 @@ class Hook:
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
         """Called after a hit, a check, a hold or a move, with the decision and the seconds that the store took."""
 
-    def completed(self, call: Call, seconds: float) -> None:
-        """Called after units were recorded, refunded or reset, with the seconds that the store took."""
+    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
+        """Called after units were recorded, refunded or reset, with the seconds that the store took.
+
+        `degraded` says of a record that the store could not be asked, so that the units may not be counted. Of a refund
+        that is not known: units that could not be given back stay counted until they expire.
+        """
 
     def settled(self, call: Call, cost: Cost | None) -> None:
         """Called when a hold has ended, with its final cost; `None` if it was never settled and counts as it was taken."""

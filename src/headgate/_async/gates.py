@@ -107,7 +107,7 @@ class AsyncObserved:
             raise
         seconds = perf_counter() - start
         if request.operation == "record":
-            self._hooks.completed(call, seconds)
+            self._hooks.completed(call, seconds, answer[0].degraded)
         else:
             self._hooks.decided(call, answer[0], seconds)
         return answer
@@ -115,9 +115,9 @@ class AsyncObserved:
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         with self._hooks.watch(Call(self._limiter, "refund", None, self._by_unit(cost), None)) as watch:
             await self._gate.refund(receipts, cost, now)
-        self._hooks.completed(watch.call, watch.seconds)
+        self._hooks.completed(watch.call, watch.seconds, False)
 
     async def reset(self, key: Key | None) -> None:
         with self._hooks.watch(Call(self._limiter, "reset", key, 0, None)) as watch:
             await self._gate.reset(key)
-        self._hooks.completed(watch.call, watch.seconds)
+        self._hooks.completed(watch.call, watch.seconds, False)

@@ -100,7 +100,7 @@ class Observed:
             raise
         seconds = perf_counter() - start
         if request.operation == "record":
-            self._hooks.completed(call, seconds)
+            self._hooks.completed(call, seconds, answer[0].degraded)
         else:
             self._hooks.decided(call, answer[0], seconds)
         return answer
@@ -108,9 +108,9 @@ class Observed:
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         with self._hooks.watch(Call(self._limiter, "refund", None, self._by_unit(cost), None)) as watch:
             self._gate.refund(receipts, cost, now)
-        self._hooks.completed(watch.call, watch.seconds)
+        self._hooks.completed(watch.call, watch.seconds, False)
 
     def reset(self, key: Key | None) -> None:
         with self._hooks.watch(Call(self._limiter, "reset", key, 0, None)) as watch:
             self._gate.reset(key)
-        self._hooks.completed(watch.call, watch.seconds)
+        self._hooks.completed(watch.call, watch.seconds, False)

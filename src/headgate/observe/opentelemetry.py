@@ -113,10 +113,12 @@ class OpenTelemetryHook(Hook):
             found["remaining"] = decision.remaining
         self._add_span(call, seconds, found)
 
-    def completed(self, call: Call, seconds: float) -> None:
-        self._up[call.limiter] = True
-        self._seconds.record(seconds, {"limiter": call.limiter, "operation": call.operation})
-        self._add_span(call, seconds, {})
+    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
+        if call.operation != "refund":  # which ends the same way whether the store answered or not
+            self._up[call.limiter] = not degraded
+        if not degraded:
+            self._seconds.record(seconds, {"limiter": call.limiter, "operation": call.operation})
+        self._add_span(call, seconds, {"degraded": True} if degraded else {})
 
     def settled(self, call: Call, cost: Cost | None) -> None:
         self._held.add(-total(call.cost), {"limiter": call.limiter})

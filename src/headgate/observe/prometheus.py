@@ -160,9 +160,11 @@ class PrometheusHook(Hook, Collector):
         for bucket, count in Tally(bisect_left(self._bounds, each) for each in seconds).items():
             timer._buckets[bucket].inc(count)
 
-    def completed(self, call: Call, seconds: float) -> None:
-        self._set_up(call.limiter, True)
-        self._timer(call).observe(seconds)
+    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
+        if call.operation != "refund":  # which ends the same way whether the store answered or not
+            self._set_up(call.limiter, not degraded)
+        if not degraded:
+            self._timer(call).observe(seconds)
 
     def settled(self, call: Call, cost: Cost | None) -> None:
         self._held.labels(call.limiter).dec(total(call.cost))

@@ -42,8 +42,8 @@ class Recorder(Hook):
         self.events.append(("decided", call, decision))
         self.seconds.append(seconds)
 
-    def completed(self, call: Call, seconds: float) -> None:
-        self.events.append(("completed", call))
+    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
+        self.events.append(("completed", call, degraded))
         self.seconds.append(seconds)
 
     def settled(self, call: Call, cost: int | None) -> None:
@@ -86,10 +86,10 @@ def test_everything_is_told_in_order() -> None:
         ("decided", Call("login", "check", "a", 2, None), checked),
         ("decided", Call("login", "hold", "a", 1, "pro"), hold.decision),
         ("decided", Call("login", "hit", "a", 1, None), refused),
-        ("completed", Call("login", "refund", None, 1, None)),
+        ("completed", Call("login", "refund", None, 1, None), False),
         ("settled", Call("login", "hold", "a", 1, "pro"), 0),
-        ("completed", Call("login", "record", "a", 3, None)),
-        ("completed", Call("login", "reset", "a", 0, None)),
+        ("completed", Call("login", "record", "a", 3, None), False),
+        ("completed", Call("login", "reset", "a", 0, None), False),
     ]
     assert not refused
     assert all(0 <= seconds < 60 for seconds in recorder.seconds)

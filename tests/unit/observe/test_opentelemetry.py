@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from headgate import AsyncLimiter, ConfigError, CostTooHigh, Limiter, MemoryStore, StoreUnavailable
+from headgate.hooks import Call
 from headgate.observe.opentelemetry import BOUNDS, OpenTelemetryHook
 from headgate.observe.prometheus import SECONDS
 
@@ -70,6 +71,17 @@ def test_decisions_are_counted() -> None:
     hold.release()
     assert telemetry.metrics()["headgate.held_units"] == [({"limiter": "login"}, 0)]
     assert "ada" not in str(found)
+
+
+def test_a_record_that_the_store_did_not_answer_is_not_its_time() -> None:
+    telemetry = Telemetry()
+    limiter = Limiter("2/minute", name="login", hooks=[telemetry.hook])
+    limiter.record("ada")
+    telemetry.hook.completed(Call("login", "record", "ada", 1, None), 9.0, True)
+    telemetry.hook.completed(Call("login", "refund", None, 1, None), 0.1, False)
+    found = telemetry.metrics()
+    assert ({"limiter": "login", "operation": "record"}, 1) in found["headgate.store"]
+    assert found["headgate.store.up"] == [({"limiter": "login"}, 0)]
 
 
 def test_failures_are_counted() -> None:

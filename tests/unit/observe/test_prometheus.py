@@ -103,6 +103,13 @@ def test_the_state_of_the_store(registry: CollectorRegistry) -> None:
     assert samples(registry)[up] == 0
     limiter.record("a")
     assert samples(registry)[up] == 1
+    hook.completed(Call("login", "record", "a", 1, None), 9.0, True)
+    assert samples(registry)[up] == 0
+    assert samples(registry)["headgate_store_seconds_count", "login", "record"] == 1, "not the store's time"
+    hook.completed(Call("login", "refund", None, 1, None), 0.1, False)
+    assert samples(registry)[up] == 0, "a refund ends the same way if the store does not answer"
+    limiter.reset("a")
+    assert samples(registry)[up] == 1
     with pytest.raises(CostTooHigh):
         limiter.hit("a", 6)
     found = samples(registry)

@@ -17,6 +17,7 @@ from headgate import (
     AsyncLimiter,
     ConfigError,
     Decision,
+    Hook,
     Limiter,
     MemoryStore,
     RateLimited,
@@ -30,6 +31,7 @@ from headgate import (
     StoreUnavailable,
 )
 from headgate._concurrency import call_later, call_later_async
+from headgate.hooks import Call
 from headgate.keys import Key
 from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts
 from headgate.stores.breaker import breaker_of
@@ -216,6 +218,20 @@ def test_every_operation_is_answered_in_an_outage_except_forgetting(store: Flaky
     with pytest.raises(StoreUnavailable):
         limiter.reset("alice")
     assert store.asked == ["hold", "peek"]
+
+
+def test_hooks_are_told_that_a_record_was_not_counted(store: Flaky) -> None:
+    heard: list[tuple[str, bool]] = []
+
+    class Listener(Hook):
+        def completed(self, call: Call, seconds: float, degraded: bool) -> None:
+            heard.append((call.operation, degraded))
+
+    limiter = limiter_on(store, hooks=[Listener()])
+    limiter.record("alice")
+    store.fail()
+    limiter.record("alice")
+    assert heard == [("record", False), ("record", True)]
 
 
 @pytest.mark.parametrize("operation", ["hit", "check", "hold", "record", "release", "reset"])

@@ -48,7 +48,7 @@ class Listener(Hook):
     def decided(self, call: Call, decision: Any, seconds: float) -> None:
         self.heard.append(("decided", call.limiter, decision.rule, decision.allowed))
 
-    def completed(self, call: Call, seconds: float) -> None:
+    def completed(self, call: Call, seconds: float, degraded: bool) -> None:
         self.heard.append(("completed", call.operation))
 
     def settled(self, call: Call, cost: int | None) -> None:

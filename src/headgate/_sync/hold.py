@@ -39,6 +39,8 @@ class Hold:
     is_observed = False
     """Whether hooks hear of its end."""
 
+    _is_excess_degraded = False
+
     def __init__(
         self,
         gate: Gate,
@@ -72,6 +74,11 @@ class Hold:
         return self.decision.allowed
 
     @property
+    def degraded(self) -> bool:
+        """Whether the store could not be asked for the hold, or for what `settle` records above it, and may not count it."""
+        return self.decision.degraded or self._is_excess_degraded
+
+    @property
     def final(self) -> Cost | None:
         """The cost that stands; `None` while the hold is open."""
         return self._final
@@ -94,9 +101,9 @@ class Hold:
         """Make the hold final at its true cost, and return the cost that stands.
 
         Units held beyond it are given back as far as they still count; units above what was held are recorded, even
-        beyond the limit. Of a cost by unit, what is not named stays as it was held. Only the first call of `settle`,
-        `confirm` or `release` counts; later ones return its result. A hold that was taken at a time of the caller's own is
-        settled at that time unless another one is given.
+        beyond the limit; `degraded` is true then if the store could not be asked. Of a cost by unit, what is not named stays
+        as it was held. Only the first call of `settle`, `confirm` or `release` counts; later ones return its result. A hold
+        that was taken at a time of the caller's own is settled at that time unless another one is given.
         """
         final = self._units.settled(cost, self._costs)
         at = self._at if now is None else instant(now)
@@ -108,7 +115,8 @@ class Hold:
         back, more = self._units.difference(self._costs, final)
         try:
             if more:
-                self._ask("record", more, at)
+                recorded, _ = self._ask("record", more, at)
+                self._is_excess_degraded = recorded.degraded
         finally:
             if back and self.receipts is not None:
                 self._gate.refund(self.receipts, back, at)

@@ -234,6 +234,17 @@ def test_hooks_are_told_that_a_record_was_not_counted(store: Flaky) -> None:
     assert heard == [("record", False), ("record", True)]
 
 
+def test_a_hold_says_whether_what_it_cost_above_it_was_counted(store: Flaky) -> None:
+    limiter = limiter_on(store)
+    counted, settled, exceeded = (limiter.hold("alice", 2) for _ in range(3))
+    assert counted.settle(3) == 3
+    store.fail()
+    assert settled.settle(1) == 1
+    assert exceeded.settle(3) == 3
+    assert [hold.degraded for hold in (counted, settled, exceeded)] == [False, False, True]
+    assert limiter.hold("alice").degraded, "the policy took it"
+
+
 @pytest.mark.parametrize("operation", ["hit", "check", "hold", "record", "release", "reset"])
 def test_whatever_fails_first_finds_out(store: Flaky, operation: str) -> None:
     limiter = limiter_on(store)

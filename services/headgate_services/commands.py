@@ -263,7 +263,7 @@ def _run_all(options: argparse.Namespace) -> int:
 
 def _clean_up_petitions(options: argparse.Namespace) -> None:
     report = _service("petitions").cleanup()
-    print(f"buckets removed: {report.deleted_count}, from before {report.cutoff.isoformat()}")
+    print(f"buckets removed: {report.deleted}, from before {report.cutoff.isoformat()}")
 
 
 def _load_test(options: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 
 import headgate
+from headgate.stores.postgres import Cleanup
 from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import ServerError
 from headgate_services.common.guards import SizeGuard, answer_invalid
@@ -28,7 +29,6 @@ from headgate_services.common.starting import Launch, run
 from headgate_services.petitions.api.middleware import MetricsMiddleware, TraceMiddleware
 from headgate_services.petitions.api.problems import answer_refusal
 from headgate_services.petitions.api.routes import router
-from headgate_services.petitions.application.services import CleanupReport
 from headgate_services.petitions.config import PetitionsSettings, load_settings
 from headgate_services.petitions.domain.errors import (
     CommitUnknownError,
@@ -165,13 +165,13 @@ def make_worker() -> FastAPI:
     return create_app(settings)
 
 
-def cleanup() -> CleanupReport:
+def cleanup() -> Cleanup:
     """Remove expired counters once, from the database of the environment's settings, and return what was done.
 
     Raises:
         SettingsError: The settings cannot work, or the database cannot be reached.
     """
-    return _with_parts(lambda parts: parts.cleanup.cleanup_and_report())
+    return _with_parts(lambda parts: parts.cleanup.cleanup())
 
 
 def halt(reason: str) -> None:

@@ -64,7 +64,7 @@ async def test_get_submission_count_excludes_expired(
     put_bucket(shared_url, submitter, since, 4)  # exactly a window old
     put_bucket(shared_url, submitter, since + timedelta(minutes=1), 2)
     assert await store.get_submission_count(submitter, since) == 2
-    assert (await store.get_usage(RateLimitPolicy(10, 60), submitter)).submitter.count == 2
+    assert (await store.get_usage(RateLimitPolicy(10, 60), submitter)).usages[0].count == 2
 
 
 @pytest.mark.requirement("A-36", "A-41")
@@ -178,18 +178,17 @@ async def test_cleanup_removes_what_is_older_than_the_ttl(
         put_bucket(shared_url, submitter, now - timedelta(minutes=minutes))
     service = RateLimitCleanupService(PostgresRateLimitStore(database, now=lambda: now), ttl_hours)
     with capture_logs() as logs:
-        report = await service.cleanup_and_report()
-    assert (report.deleted_count, report.ttl_hours, report.executed_at, report.ran) == (
-        2 - len(left),
-        ttl_hours,
-        now,
-        True,
-    )
-    assert report.cutoff == now - timedelta(hours=ttl_hours)
+        done = await service.cleanup()
+    assert (done.deleted, done.ran) == (2 - len(left), True)
+    assert done.cutoff == now - timedelta(hours=ttl_hours)
     found = [minute for minute, _ in rows(shared_url, BUCKETS, submitter)]
     assert found == [now - timedelta(minutes=minutes) for minutes in left]
     [line] = [line for line in logs if line["event"] == "cleanup_completed"]
-    assert line["deleted_count"] == 2 - len(left)
+    assert (line["deleted_count"], line["ttl_hours"], line["executed_at"]) == (
+        2 - len(left),
+        ttl_hours,
+        now.isoformat(),
+    )
     await RateLimitCleanupService(PostgresRateLimitStore(database, now=lambda: now), 1).cleanup()
 
 
@@ -226,15 +225,15 @@ async def test_the_service_cleans_up_without_a_request(
 ) -> None:
     submitter = someone()
     service = await start(url=empty_url, real_time=True, cleanup_interval_seconds=0.1)
-    clean_up, has_deleted = service.parts.cleanup.cleanup_and_report, asyncio.Event()
+    clean_up, has_deleted = service.parts.cleanup.cleanup, asyncio.Event()
 
     async def watched() -> object:
-        report = await clean_up()
-        if report.deleted_count:
+        done = await clean_up()
+        if done.deleted:
             has_deleted.set()
-        return report
+        return done
 
-    monkeypatch.setattr(service.parts.cleanup, "cleanup_and_report", watched)
+    monkeypatch.setattr(service.parts.cleanup, "cleanup", watched)
     put_bucket(empty_url, submitter, datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=3))
     await asyncio.wait_for(has_deleted.wait(), 60)
     assert service.count(submitter) == 0

@@ -36,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     petitions = SimpleNamespace(
         halt=lambda reason: tell("halt", reason),
         resume=lambda: tell("resume"),
-        cleanup=lambda: SimpleNamespace(deleted_count=9, cutoff=datetime(2025, 1, 2, tzinfo=UTC)),
+        cleanup=lambda: SimpleNamespace(deleted=9, cutoff=datetime(2025, 1, 2, tzinfo=UTC)),
     )
     for name, module in {"tiers": tiers, "telegram": telegram, "petitions": petitions, "mail": None}.items():
         module = module or SimpleNamespace()

@@ -15,11 +15,8 @@ from headgate_services.petitions.application.ports.queue_capacity import (
     QueueStorePort,
 )
 from headgate_services.petitions.application.ports.rate_limit_store import (
-    CleanupResult,
     RateLimitPolicy,
     RateLimitStorePort,
-    ScopeUsage,
-    UsageReport,
 )
 from headgate_services.petitions.application.ports.rate_limiter import (
     RateLimiterPort,
@@ -28,7 +25,6 @@ from headgate_services.petitions.application.ports.rate_limiter import (
 )
 
 __all__ = [
-    "CleanupResult",
     "CoSignRepositoryPort",
     "EventLedgerPort",
     "HaltStatePort",
@@ -43,7 +39,5 @@ __all__ = [
     "RateLimitResult",
     "RateLimitStorePort",
     "RateLimiterPort",
-    "ScopeUsage",
     "UnitOfWorkPort",
-    "UsageReport",
 ]

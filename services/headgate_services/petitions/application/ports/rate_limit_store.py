@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
+from headgate.stores.postgres import BucketDecision, Cleanup
+
 
 @dataclass(frozen=True, slots=True)
 class RateLimitPolicy:
@@ -32,63 +34,6 @@ class RateLimitPolicy:
         return timedelta(minutes=self.window_minutes)
 
 
-@dataclass(frozen=True, slots=True)
-class ScopeUsage:
-    """What one limit of a policy has counted.
-
-    Attributes:
-        scope: Whose limit: `submitter`, `realm` or `global`.
-        limit: How much may be counted.
-        count: What was counted before this call.
-        next_allowed: When one more unit is admitted if no one else comes.
-        oldest_expiry: When the oldest counter leaves the window; `None` if there is none.
-    """
-
-    scope: str
-    limit: int
-    count: int
-    next_allowed: datetime
-    oldest_expiry: datetime | None
-
-    @property
-    def allowed(self) -> bool:
-        """Whether one more unit is admitted."""
-        return self.count < self.limit
-
-
-@dataclass(frozen=True, slots=True)
-class UsageReport:
-    """What all limits of a policy have counted; the submitter's comes first."""
-
-    at: datetime
-    usages: tuple[ScopeUsage, ...]
-
-    @property
-    def allowed(self) -> bool:
-        """Whether all limits admit one more unit."""
-        return all(usage.allowed for usage in self.usages)
-
-    @property
-    def submitter(self) -> ScopeUsage:
-        """What the submitter's own limit has counted."""
-        return self.usages[0]
-
-    @property
-    def binding(self) -> ScopeUsage:
-        """Of a refusal, the limit that must be waited for longest; else the submitter's."""
-        refusing = [usage for usage in self.usages if not usage.allowed]
-        return max(refusing, key=lambda usage: usage.next_allowed) if refusing else self.submitter
-
-
-@dataclass(frozen=True, slots=True)
-class CleanupResult:
-    """What a cleanup did: how many counters it deleted from before when; it did not run if another was at it."""
-
-    deleted: int
-    cutoff: datetime
-    ran: bool
-
-
 class RateLimitStorePort(Protocol):
     """Counts submissions, or whatever else `counter` names, in minutes.
 
@@ -110,16 +55,16 @@ class RateLimitStorePort(Protocol):
 
     async def get_usage(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
-    ) -> UsageReport:
-        """Return what all limits have counted, with one statement."""
+    ) -> BucketDecision:
+        """Return what all limits have counted, the submitter's first, with one statement."""
 
     async def hold(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
-    ) -> UsageReport:
+    ) -> BucketDecision:
         """Count one unit under all limits if all admit it, in the transaction under way; else count nothing.
 
         Others who count for the same submitter wait until that transaction has ended.
         """
 
-    async def cleanup_expired_buckets(self, older_than: timedelta) -> CleanupResult:
+    async def cleanup_expired_buckets(self, older_than: timedelta) -> Cleanup:
         """Delete the counters of minutes that began longer ago than that, unless another instance is doing so."""

@@ -6,14 +6,12 @@ from headgate_services.petitions.application.services.petition_submission_servic
 )
 from headgate_services.petitions.application.services.queue_capacity_service import QueueCapacityService
 from headgate_services.petitions.application.services.rate_limit_cleanup_service import (
-    CleanupReport,
     RateLimitCleanupService,
 )
 from headgate_services.petitions.application.services.rate_limit_service import RateLimitService, refusal_of
 from headgate_services.petitions.application.services.refusal_witness_service import RefusalWitnessService
 
 __all__ = [
-    "CleanupReport",
     "CoSignService",
     "PetitionSubmissionService",
     "QueueCapacityService",

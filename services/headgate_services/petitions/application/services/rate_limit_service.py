@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
 from uuid import UUID
 
-from headgate_services.petitions.application.ports.rate_limit_store import (
-    RateLimitPolicy,
-    RateLimitStorePort,
-    UsageReport,
-)
+from headgate.stores.postgres import BucketDecision
+from headgate_services.petitions.application.ports.rate_limit_store import RateLimitPolicy, RateLimitStorePort
 from headgate_services.petitions.application.ports.rate_limiter import RateLimitObserver, RateLimitResult
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import RateLimitExceededError
@@ -61,8 +57,7 @@ class RateLimitService(LoggingMixin):
 
     async def check_rate_limit(self, submitter_id: UUID, *, realm: str | None = None) -> RateLimitResult:
         """Return whether one more petition is admitted, with one statement; counts nothing."""
-        report = await self._store.get_usage(self._policy, submitter_id, realm)
-        result = self._result(report)
+        result = self._result(await self._store.get_usage(self._policy, submitter_id, realm))
         if self._observer is not None:
             self._observer.checked(submitter_id, result)
         if not result.allowed:
@@ -78,19 +73,18 @@ class RateLimitService(LoggingMixin):
         Raises:
             RateLimitExceededError: There is no room any more; nothing was counted.
         """
-        report = await self._store.hold(self._policy, submitter_id, realm)
-        if not report.allowed:
-            result = self._result(report)
+        decision = await self._store.hold(self._policy, submitter_id, realm)
+        result = self._result(decision)
+        if not result.allowed:
             self._log_refusal(submitter_id, result)
             raise refusal_of(submitter_id, result, self._policy.window_minutes, self._store.counter)
         if self._observer is not None:
-            expiry = report.submitter.oldest_expiry or report.at + self._policy.window
-            valid_seconds = (expiry - report.at).total_seconds()
-            self._observer.recorded(submitter_id, self._remaining(report) - 1, valid_seconds)
+            valid_seconds = (result.reset_at - decision.at).total_seconds()
+            self._observer.recorded(submitter_id, result.remaining - 1, valid_seconds)
         self.log.debug(
             "submission_recorded",
             submitter_id=str(submitter_id),
-            bucket_minute=start_of_minute(report.at).isoformat(),
+            bucket_minute=start_of_minute(decision.at).isoformat(),
         )
 
     async def get_remaining(self, submitter_id: UUID) -> int:
@@ -103,28 +97,21 @@ class RateLimitService(LoggingMixin):
     def get_window_minutes(self) -> int:
         return self._policy.window_minutes
 
-    def _result(self, report: UsageReport) -> RateLimitResult:
-        usage = report.binding
+    def _result(self, decision: BucketDecision) -> RateLimitResult:
+        usage = decision.usages[0]
+        reset_at = usage.oldest_expiry or decision.at + self._policy.window
+        if not decision.allowed:
+            # Not the oldest counter's end: above the limit (it was lowered, say) that frees too little.
+            usage, reset_at = decision.binding, decision.next_allowed or reset_at
         return RateLimitResult(
-            allowed=report.allowed,
-            remaining=max(0, usage.limit - usage.count),
-            reset_at=self._reset_at(report),
+            allowed=decision.allowed,
+            remaining=usage.remaining,
+            reset_at=reset_at,
             current_count=usage.count,
             limit=usage.limit,
-            scope=usage.scope,
-            checked_at=report.at,
+            scope=usage.name,
+            checked_at=decision.at,
         )
-
-    def _reset_at(self, report: UsageReport) -> datetime:
-        usage = report.binding
-        if not report.allowed:
-            # Not the oldest counter's end: above the limit (it was lowered, say) that frees too little.
-            return usage.next_allowed
-        return usage.oldest_expiry or report.at + self._policy.window
-
-    @staticmethod
-    def _remaining(report: UsageReport) -> int:
-        return max(0, report.submitter.limit - report.submitter.count)
 
     def _log_refusal(self, submitter_id: UUID, result: RateLimitResult) -> None:
         refusals = self._lines.refused((submitter_id, result.scope))

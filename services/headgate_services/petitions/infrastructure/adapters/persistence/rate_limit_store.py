@@ -8,13 +8,8 @@ from functools import lru_cache
 from uuid import UUID, uuid5
 
 from headgate import Quota, Rule, sliding_window
-from headgate.stores.postgres import AsyncBucketTable, BucketDecision
-from headgate_services.petitions.application.ports.rate_limit_store import (
-    CleanupResult,
-    RateLimitPolicy,
-    ScopeUsage,
-    UsageReport,
-)
+from headgate.stores.postgres import AsyncBucketTable, BucketDecision, Cleanup
+from headgate_services.petitions.application.ports.rate_limit_store import RateLimitPolicy
 from headgate_services.petitions.domain.models import start_of_minute
 from headgate_services.petitions.infrastructure.adapters.persistence.database import Database
 
@@ -79,20 +74,18 @@ class PostgresRateLimitStore:
 
     async def get_usage(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
-    ) -> UsageReport:
+    ) -> BucketDecision:
         table = _bucket_table(policy, realm is not None, self.counter)
         async with self._database.connection() as connection:
-            decision = await table.check(connection, self._key(policy, submitter_id, realm), now=self._time())
-        return _report(decision)
+            return await table.check(connection, self._key(policy, submitter_id, realm), now=self._time())
 
     async def hold(
         self, policy: RateLimitPolicy, submitter_id: UUID, realm: str | None = None
-    ) -> UsageReport:
+    ) -> BucketDecision:
         """Count one unit under all limits if all admit it, in the transaction under way or one of its own."""
         table = _bucket_table(policy, realm is not None, self.counter)
         async with self._database.transaction() as connection:
-            decision = await table.hold(connection, self._key(policy, submitter_id, realm), now=self._time())
-        return _report(decision)
+            return await table.hold(connection, self._key(policy, submitter_id, realm), now=self._time())
 
     async def reset(self, submitter_id: UUID) -> int:
         """Forget what was counted for a submitter, and return how many units that were."""
@@ -100,12 +93,11 @@ class PostgresRateLimitStore:
             rows = await (await connection.execute(_RESET, [self._id(submitter_id)])).fetchall()
         return sum(count for (count,) in rows)
 
-    async def cleanup_expired_buckets(self, older_than: timedelta) -> CleanupResult:
+    async def cleanup_expired_buckets(self, older_than: timedelta) -> Cleanup:
         # How old they must be is what counts here; which limits they were for does not.
         table = _bucket_table(RateLimitPolicy(1, 1), False, self.counter)
         async with self._database.connection(_CLEANUP_SECONDS) as connection:
-            done = await table.cleanup(connection, older_than=older_than, now=self._time())
-        return CleanupResult(done.deleted, done.cutoff, done.ran)
+            return await table.cleanup(connection, older_than=older_than, now=self._time())
 
     def _time(self) -> datetime | None:
         return None if self._now is None else self._now()
@@ -145,13 +137,3 @@ def _bucket_table(policy: RateLimitPolicy, has_realm: bool, counter: str) -> Asy
 def _rule(policy: RateLimitPolicy, name: str, limit: int, scope: str) -> Rule:
     quota = Quota(limit, policy.window_minutes * _MINUTE_US)
     return sliding_window(quota, scope=scope, name=name, buckets=policy.window_minutes, strict=policy.strict)
-
-
-def _report(decision: BucketDecision) -> UsageReport:
-    usages = tuple(
-        ScopeUsage(
-            usage.name, usage.limit, usage.count, usage.next_allowed or decision.at, usage.oldest_expiry
-        )
-        for usage in decision.usages
-    )
-    return UsageReport(decision.at, usages)

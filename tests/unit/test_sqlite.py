@@ -31,7 +31,7 @@ from headgate import (
     token_bucket,
 )
 from headgate.stores.base import REENTERED
-from headgate.stores.sqlite import switch_to_wal
+from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
 from tests.unit.processes import came_out_right, fork, forking, in_child
 

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from headgate import StoreUnavailable
 from headgate.migrations import Migration, apply_async
-from headgate.stores.sqlite import switch_to_wal
+from headgate.stores.sqlite_file import switch_to_wal
 from headgate.urls import check_credentials
 from headgate_services.common.deadlines import DEFAULT_LIMIT, within
 from headgate_services.common.outages import Outages

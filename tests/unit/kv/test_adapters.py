@@ -13,7 +13,7 @@ import pytest
 from headgate import ConfigError, StoreUnavailable
 from headgate.stores.kv import ListingKV, MemoryKV, SQLiteKV, SwappingKV, open_kv, purge
 from headgate.stores.kv.redis import RedisKV
-from headgate.stores.sqlite import switch_to_wal
+from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
 
 AWKWARD_KEY = "ratelimit:42:a/b%2F ?*[é]\\"
@@ -140,7 +140,7 @@ class TestSQLite:
         other = sqlite3.connect(tmp_path / "kv.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         switch = partial(switch_to_wal, pause=lambda _: other.execute("ROLLBACK"))
-        monkeypatch.setattr("headgate.stores.kv.sqlite.switch_to_wal", switch)
+        monkeypatch.setattr("headgate.stores.sqlite_file.switch_to_wal", switch)
         kv = SQLiteKV(tmp_path / "kv.db")
         assert not other.in_transaction
         other.close()

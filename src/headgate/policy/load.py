@@ -44,13 +44,13 @@ import contextlib
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, date, datetime, time
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
@@ -90,19 +90,8 @@ _LIMITER_KEYS = {
     "default_tier",
     "overrides",
 }
-_ON_OVERLOAD: tuple[OnOverload, ...] = ("refuse", "policy")
-_SERVER_KEYS = {
-    "host",
-    "port",
-    "top_keys",
-    "largest_body",
-    "history",
-    "record",
-    "record_bytes",
-    "record_keys",
-    "tokens",
-}
-_TOKEN_KEYS = {"sha256", "may", "expires"}
+_SERVER_KEYS = frozenset(field.name for field in fields(ServerPolicy))
+_TOKEN_KEYS = frozenset(field.name for field in fields(TokenPolicy))
 _RULE_KEYS = {
     "quota",
     "kind",
@@ -127,14 +116,6 @@ _HIGHEST_PORT = 65_535
 _MOST_TOP_KEYS = 1_000
 _LARGEST_BODY = 2**30
 _LARGEST_RECORD = 2**40
-_KINDS: tuple[Kind, ...] = (
-    "sliding_window",
-    "token_bucket",
-    "fixed_window",
-    "sliding_log",
-    "concurrent",
-    "calendar",
-)
 
 
 def load_policy(path: str | FilePath, environment: Mapping[str, str] | None = None) -> Policy:
@@ -215,133 +196,115 @@ class _PolicyReader:
         self._replace_from(environment)
 
     def policy(self) -> Policy:
-        self._known_keys(self.document, (), {"allow_removal", "store", "limiters", "server"})
-        store = self._table(self.document.get("store", {}), ("store",))
-        self._known_keys(store, ("store",), {"url"})
-        url = self._store(store.get("url", "memory://"), ("store", "url"))
-        limiters = self._table(self.document.get("limiters", {}), ("limiters",))
-        if not limiters:
-            raise self._error((), 'no limiters; write for example [limiters.login] with rules = ["5/minute"]')
+        document = _Section(self, self.document, (), {"allow_removal", "store", "limiters", "server"})
+        url = document.section("store", {"url"}).store("url", "memory://")
+        limiters = document.section("limiters")
+        if not limiters.values:
+            raise document.error('no limiters; write for example [limiters.login] with rules = ["5/minute"]')
         return Policy(
-            MappingProxyType({name: self._limiter(name, value, url) for name, value in limiters.items()}),
-            self._server(self.document.get("server", {})),
-            self._flag(self.document.get("allow_removal", False), ("allow_removal",)),
+            MappingProxyType({name: self._limiter(limiters, name, url) for name in limiters.values}),
+            self._server(document.section("server", _SERVER_KEYS)),
+            document.flag("allow_removal", False),
         )
 
-    def _limiter(self, name: str, value: object, default_store: str) -> LimiterPolicy:
-        path = ("limiters", name)
-        table = self._table(value, path)
-        self._known_keys(table, path, _LIMITER_KEYS)
-        if "rules" not in table:
-            raise self._error(path, f'limiter {name!r} has no rules; write for example rules = ["5/minute"]')
-        specs = table["rules"]
+    def _limiter(self, limiters: _Section, name: str, default_store: str) -> LimiterPolicy:
+        table = limiters.section(name, _LIMITER_KEYS)
+        if "rules" not in table.values:
+            raise table.error(f'limiter {name!r} has no rules; write for example rules = ["5/minute"]')
+        specs = table.values["rules"]
         if not isinstance(specs, list):
-            raise self._error((*path, "rules"), 'rules is an array, as in rules = ["5/minute"]')
+            raise table.error('rules is an array, as in rules = ["5/minute"]', "rules")
         live: list[Rule] = []
         shadow: list[Rule] = []
         sources: dict[str, str] = {}
         for index, spec in enumerate(specs):
-            place = (*path, "rules", index)
+            place = (*table.path, "rules", index)
             rules, is_shadow = self._rules(spec, place)
             (shadow if is_shadow else live).extend(rules)
             sources |= dict.fromkeys((rule.name for rule in rules), self._source_of(place))
-        self._trying((*path, "rules"), lambda: rules_from([*live, *shadow]))
-        rules, overrides = self._overrides(table.get("overrides", []), (*path, "overrides"), [*live, *shadow])
+        table.trying(lambda: rules_from([*live, *shadow]), "rules")
+        rules, overrides = self._overrides(table, [*live, *shadow])
         return LimiterPolicy(
             name=name,
             rules=tuple(rules[: len(live)]),
             shadow=tuple(rules[len(live) :]),
-            store=self._store(table["store"], (*path, "store")) if "store" in table else default_store,
-            on_store_error=self._on_store_error(
-                table.get("on_store_error", "open"), (*path, "on_store_error")
-            ),
-            on_overload=self._choice(
-                table.get("on_overload", "refuse"), (*path, "on_overload"), _ON_OVERLOAD
-            ),
-            deadline=self._deadline(table.get("deadline"), (*path, "deadline")),
-            headers=self._choice(table.get("headers", "both"), (*path, "headers"), HEADER_STYLES),
-            default_tier=self._default_tier(table.get("default_tier"), (*path, "default_tier")),
+            store=table.store("store", default_store),
+            on_store_error=table.on_store_error(),
+            on_overload=table.choice("on_overload", "refuse", get_args(OnOverload)),
+            deadline=table.deadline(),
+            headers=table.choice("headers", "both", HEADER_STYLES),
+            default_tier=table.tier("default_tier") if "default_tier" in table.values else None,
             overrides=MappingProxyType(overrides),
-            source=self._source_of((*path, "rules") if path not in self.places else path),
+            source=self._source_of(table.path if table.path in self.places else (*table.path, "rules")),
             rule_sources=MappingProxyType(sources),
         )
 
     def _rules(self, spec: object, path: Path) -> tuple[list[Rule], bool]:
         if isinstance(spec, str):
             text = spec
-            return list(self._trying(path, lambda: rules_from([text]))), False
-        table = self._table(spec, path)
-        self._known_keys(table, path, _RULE_KEYS)
-        if "quota" not in table:
-            raise self._error(path, 'a rule needs a quota, as in { quota = "5/minute" }')
-        kind, quota, span = self._kind_and_quota(table, path)
+            return list(self.trying(path, lambda: rules_from([text]))), False
+        table = _Section(self, spec, path, _RULE_KEYS)
+        if "quota" not in table.values:
+            raise table.error('a rule needs a quota, as in { quota = "5/minute" }')
+        kind, quota, span = self._kind_and_quota(table)
         for name, owner in _KEYS_OF_ONE_KIND.items():
-            if name in table and kind != owner:
-                raise self._error((*path, name), f"{name} is for {owner}, not for {kind}")
-        strict = self._flag(table.get("strict", True), (*path, "strict"))
-        timezone = self._timezone(table, path) if kind == "calendar" else None
-        unit = self._text(table.get("unit", REQUESTS), (*path, "unit"))
-        rule = self._trying(
-            path,
+            if name in table.values and kind != owner:
+                raise table.error(f"{name} is for {owner}, not for {kind}", name)
+        strict = table.flag("strict", True)
+        timezone = table.timezone() if kind == "calendar" else None
+        unit = table.text("unit", REQUESTS)
+        rule = table.trying(
             lambda: make_rule(
                 kind,
                 quota,
-                table.get("scope"),
+                table.values.get("scope"),
                 None,
-                table.get("name"),
-                table.get("buckets", DEFAULT_BUCKETS),
+                table.values.get("name"),
+                table.values.get("buckets", DEFAULT_BUCKETS),
                 strict,
                 unit=unit,
                 span=span,
                 timezone=timezone,
-            ),
+            )
         )
-        tiers = {
-            self._tier(tier, (*path, "tiers", tier)): self._quota_of(rule, value, (*path, "tiers", tier))
-            for tier, value in self._table(table.get("tiers", {}), (*path, "tiers")).items()
-        }
-        return [_with_tiers(rule, tiers)], self._flag(table.get("shadow", False), (*path, "shadow"))
+        given = table.section("tiers")
+        tiers = {given.tier(tier, tier): given.quota_of(rule, tier) for tier in given.values}
+        return [_with_tiers(rule, tiers)], table.flag("shadow", False)
 
-    def _kind_and_quota(self, table: Mapping[str, Any], path: Path) -> tuple[Kind, Quota, Span | None]:
+    def _kind_and_quota(self, table: _Section) -> tuple[Kind, Quota, Span | None]:
         """Return the kind of a rule, its quota, and of a calendar what its windows are."""
-        value, place = table["quota"], (*path, "quota")
-        kind = self._choice(table["kind"], (*path, "kind"), _KINDS) if "kind" in table else None
+        kinds: tuple[Kind, ...] = get_args(Kind)
+        kind = table.choice("kind", None, kinds) if "kind" in table.values else None
         if kind == "concurrent":
-            if "lease" not in table:
-                raise self._error(
-                    path, 'concurrent needs a lease, as in { kind = "concurrent", quota = 5, lease = "60s" }'
+            if "lease" not in table.values:
+                raise table.error(
+                    'concurrent needs a lease, as in { kind = "concurrent", quota = 5, lease = "60s" }'
                 )
-            lease = self._trying((*path, "lease"), lambda: period_from(table["lease"], "lease"))
-            return kind, Quota(self._whole(value, place, 0, MAX_UNITS), lease), None
-        text = self._text(value, place)
+            lease = table.trying(lambda: period_from(table.values["lease"], "lease"), "lease")
+            return kind, Quota(table.whole("quota", None, 0, MAX_UNITS), lease), None
+        text = table.text("quota")
         if kind == "calendar":
-            limit, span = self._trying(place, lambda: parse_calendar(text))
+            limit, span = table.trying(lambda: parse_calendar(text), "quota")
             return kind, Quota(limit, SPANS_US[span]), span
-        quota = self._trying(place, lambda: Quota.parse(text))
+        quota = table.trying(lambda: Quota.parse(text), "quota")
         return kind or ("sliding_window" if quota.burst is None else "token_bucket"), quota, None
 
-    def _timezone(self, table: Mapping[str, Any], path: Path) -> str:
-        place = (*path, "timezone")
-        timezone = self._text(table.get("timezone", "UTC"), place)
-        self._trying(place, lambda: check_timezone(timezone))
-        return timezone
-
-    def _overrides(
-        self, value: object, path: Path, rules: list[Rule]
-    ) -> tuple[list[Rule], dict[object, str]]:
+    def _overrides(self, table: _Section, rules: list[Rule]) -> tuple[list[Rule], dict[object, str]]:
         """Return the rules with tiers for the overrides, and the tier by key."""
+        value = table.values.get("overrides", [])
         if not isinstance(value, list):
-            raise self._error(path, "overrides is an array of tables: [[limiters.NAME.overrides]]")
+            raise table.error("overrides is an array of tables: [[limiters.NAME.overrides]]", "overrides")
         overrides: dict[object, Override] = {}
         for index, entry in enumerate(value):
-            override = self._override(entry, (*path, index), rules)
+            own = _Section(self, entry, (*table.path, "overrides", index), {"key", "rules"})
+            override = self._override(own, rules)
             if override.key in overrides:
-                raise self._error((*path, index, "key"), f"key {entry['key']!r} is overridden twice")
+                raise own.error(f"key {entry['key']!r} is overridden twice", "key")
             overrides[override.key] = override
         try:
             quotas = resolved(list(overrides.values()))
         except OverridesError as error:
-            raise self._error((*path, error.index), str(error)) from error
+            raise table.error(str(error), "overrides", error.index) from error
         tiers = {key: override_tier(number) for number, key in enumerate(quotas)}
         added = [_override_tiers(tiers[key], own, rules) for key, own in quotas.items()]
         changed = [
@@ -352,179 +315,86 @@ class _PolicyReader:
         ]
         return changed, tiers
 
-    def _override(self, entry: object, path: Path, rules: list[Rule]) -> Override:
-        table = self._table(entry, path)
-        self._known_keys(table, path, {"key", "rules"})
-        if "key" not in table or "rules" not in table:
-            raise self._error(path, 'an override needs a key and rules = { NAME = "QUOTA" }')
-        quotas = self._table(table["rules"], (*path, "rules"))
+    def _override(self, table: _Section, rules: list[Rule]) -> Override:
+        if "key" not in table.values or "rules" not in table.values:
+            raise table.error('an override needs a key and rules = { NAME = "QUOTA" }')
+        quotas = table.section("rules")
         by_name = {rule.name: rule for rule in rules}
-        if unknown := quotas.keys() - by_name.keys():
+        if unknown := quotas.values.keys() - by_name.keys():
             known = ", ".join(map(repr, by_name))
-            raise self._error(
-                (*path, "rules", min(unknown)), f"no rule is called {min(unknown)!r}; there is {known}"
-            )
-        parsed = {
-            name: self._quota_of(by_name[name], value, (*path, "rules", name))
-            for name, value in quotas.items()
-        }
-        return Override(self._override_key(table["key"], (*path, "key"), rules), parsed)
+            raise quotas.error(f"no rule is called {min(unknown)!r}; there is {known}", min(unknown))
+        parsed = {name: quotas.quota_of(by_name[name], name) for name in quotas.values}
+        return Override(self._override_key(table, rules), parsed)
 
-    def _override_key(self, key: object, path: Path, rules: list[Rule]) -> object:
-        scopes = {rule.scope for rule in rules} - {SHARED}
-        named = sorted(scope for scope in scopes if scope is not None)
+    def _override_key(self, table: _Section, rules: list[Rule]) -> object:
+        key = table.values["key"]
+        named = sorted({rule.scope for rule in rules if rule.scope is not None} - {SHARED})
         if isinstance(key, dict):
             if not key or not all(isinstance(part, str) for part in key.values()):
-                raise self._error(path, 'a key by scope has text for each, as in { user = "42" }')
+                raise table.error('a key by scope has text for each, as in { user = "42" }', "key")
             if unknown := key.keys() - set(named):
                 by = ", ".join(map(repr, named)) or "no scope"
-                raise self._error(
-                    (*path, min(unknown)), f"no rule counts by {min(unknown)!r}; the rules count by {by}"
+                raise table.error(
+                    f"no rule counts by {min(unknown)!r}; the rules count by {by}", "key", min(unknown)
                 )
         elif not isinstance(key, str):
-            raise self._error(path, "a key is text, or a table with an entry per scope")
+            raise table.error("a key is text, or a table with an entry per scope", "key")
         elif named:
-            raise self._error(path, f'the rules have scopes, so write for example {{ {named[0]} = "{key}" }}')
+            raise table.error(
+                f'the rules have scopes, so write for example {{ {named[0]} = "{key}" }}', "key"
+            )
         return frozen_key(key)
 
-    def _server(self, value: object) -> ServerPolicy:
-        path = ("server",)
-        table = self._table(value, path)
-        self._known_keys(table, path, _SERVER_KEYS)
+    def _server(self, table: _Section) -> ServerPolicy:
         usual = ServerPolicy()
         return ServerPolicy(
-            host=self._text(table.get("host", usual.host), (*path, "host")),
-            port=self._whole(table.get("port", usual.port), (*path, "port"), 0, _HIGHEST_PORT),
-            top_keys=self._whole(
-                table.get("top_keys", usual.top_keys), (*path, "top_keys"), 0, _MOST_TOP_KEYS
-            ),
-            largest_body=self._whole(
-                table.get("largest_body", usual.largest_body), (*path, "largest_body"), 1, _LARGEST_BODY
-            ),
-            record=self._text(table["record"], (*path, "record")) if "record" in table else None,
-            record_bytes=self._whole(
-                table.get("record_bytes", usual.record_bytes), (*path, "record_bytes"), 1, _LARGEST_RECORD
-            ),
-            record_keys=self._choice(
-                table.get("record_keys", usual.record_keys), (*path, "record_keys"), RECORD_KEYS
-            ),
-            history=self._text(table["history"], (*path, "history")) if "history" in table else None,
-            tokens=MappingProxyType(self._tokens(table.get("tokens", {}), (*path, "tokens"))),
+            host=table.text("host", usual.host),
+            port=table.whole("port", usual.port, 0, _HIGHEST_PORT),
+            top_keys=table.whole("top_keys", usual.top_keys, 0, _MOST_TOP_KEYS),
+            largest_body=table.whole("largest_body", usual.largest_body, 1, _LARGEST_BODY),
+            record=table.text("record") if "record" in table.values else None,
+            record_bytes=table.whole("record_bytes", usual.record_bytes, 1, _LARGEST_RECORD),
+            record_keys=table.choice("record_keys", usual.record_keys, RECORD_KEYS),
+            history=table.text("history") if "history" in table.values else None,
+            tokens=MappingProxyType(self._tokens(table.section("tokens"))),
         )
 
-    def _tokens(self, value: object, path: Path) -> dict[str, TokenPolicy]:
+    def _tokens(self, table: _Section) -> dict[str, TokenPolicy]:
         tokens: dict[str, TokenPolicy] = {}
         names: dict[str, str] = {}
-        for name, entry in self._table(value, path).items():
-            token = tokens[name] = self._token(entry, (*path, name))
+        for name in table.values:
+            token = tokens[name] = self._token(table.section(name, _TOKEN_KEYS))
             other = names.setdefault(token.sha256, name)
             if other != name:
-                raise self._error((*path, name, "sha256"), f"{other!r} has the same token; make another one")
+                raise table.error(f"{other!r} has the same token; make another one", name, "sha256")
         return tokens
 
-    def _token(self, value: object, path: Path) -> TokenPolicy:
-        table = self._table(value, path)
-        self._known_keys(table, path, _TOKEN_KEYS)
-        if not table.keys() >= _TOKEN_KEYS - {"expires"}:
-            raise self._error(
-                path, 'a token needs sha256 and may = ["decide"]; `headgate token` makes one and prints both'
+    def _token(self, table: _Section) -> TokenPolicy:
+        if not table.values.keys() >= _TOKEN_KEYS - {"expires"}:
+            raise table.error(
+                'a token needs sha256 and may = ["decide"]; `headgate token` makes one and prints both'
             )
-        digest = self._text(table["sha256"], (*path, "sha256")).lower()
+        digest = table.text("sha256").lower()
         if not _SHA256.fullmatch(digest):
-            raise self._error(
-                (*path, "sha256"),
+            raise table.error(
                 "the SHA-256 of a token is 64 hexadecimal digits; `headgate token` makes a token and prints them",
+                "sha256",
             )
-        may = table["may"]
+        may = table.values["may"]
         if not isinstance(may, list) or not may:
-            raise self._error((*path, "may"), 'may is an array of "decide" and "administer"')
+            raise table.error('may is an array of "decide" and "administer"', "may")
         return TokenPolicy(
             digest,
-            frozenset(self._choice(one, (*path, "may", place), PERMISSIONS) for place, one in enumerate(may)),
-            self._instant(table["expires"], (*path, "expires")) if "expires" in table else None,
+            frozenset(table.chosen(one, PERMISSIONS, "may", place) for place, one in enumerate(may)),
+            table.instant("expires") if "expires" in table.values else None,
         )
 
-    def _instant(self, value: object, path: Path) -> float:
-        """Return a date or a time as seconds since the epoch; without a zone it is UTC, and a date is its beginning."""
-        if not isinstance(value, date):
-            raise self._error(path, f"a date is wanted, as in expires = 2030-01-31, not {value!r}")
-        instant = value if isinstance(value, datetime) else datetime.combine(value, time.min)
-        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
-
-    # Values
-
-    def _on_store_error(self, value: object, path: Path) -> OnStoreError:
-        if value in ("open", "closed") or isinstance(value, dict):
-            with contextlib.suppress(ConfigError):
-                return policy_from_data(value)
-        raise self._error(path, f'"open", "closed" or {{ local = 0.25 }} is wanted, not {value!r}')
-
-    def _store(self, value: object, path: Path) -> str:
-        url = self._text(value, path)
-        self._trying(path, lambda: check_url(url))
-        return url
-
-    def _deadline(self, value: Any, path: Path) -> float | None:
-        return None if value is None else self._trying(path, lambda: check_deadline(value))
-
-    def _default_tier(self, value: object, path: Path) -> str | None:
-        return None if value is None else self._tier(value, path)
-
-    def _tier(self, value: object, path: Path) -> str:
-        tier = self._text(value, path)
-        if tier.startswith(OVERRIDE):
-            raise self._error(path, f"names that begin with {OVERRIDE!r} are taken")
-        return tier
-
-    def _quota_of(self, rule: Rule, value: object, path: Path) -> Quota:
-        """Return a quota that a rule can count by, of a tier or of a key."""
-        if rule.kind == "concurrent":
-            number = self._whole(value, path, 0, MAX_UNITS)
-            return self._trying(path, lambda: rule.quota_from(number))
-        text = self._text(value, path)
-        return self._trying(path, lambda: rule.quota_from(text))
-
-    def _text(self, value: object, path: Path) -> str:
-        if not isinstance(value, str) or not value:
-            raise self._error(path, f"text is wanted, not {value!r}")
-        return value
-
-    def _whole(self, value: object, path: Path, least: int, most: int) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise self._error(path, f"a whole number from {least} to {most} is wanted, not {value!r}")
-        return value
-
-    def _flag(self, value: object, path: Path) -> bool:
-        if not isinstance(value, bool):
-            raise self._error(path, f"true or false is wanted, not {value!r}")
-        return value
-
-    def _choice(self, value: object, path: Path, choices: tuple[T, ...]) -> T:
-        for choice in choices:
-            if value == choice:
-                return choice
-        raise self._error(
-            path, f"one of {', '.join(repr(choice) for choice in choices)} is wanted, not {value!r}"
-        )
-
-    def _table(self, value: object, path: Path) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise self._error(path, f"a table is wanted, not {value!r}")
-        return value
-
-    def _known_keys(self, table: Mapping[str, object], path: Path, known: set[str]) -> None:
-        if unknown := table.keys() - known:
-            name = min(unknown)
-            raise self._error((*path, name), f"unknown key {name!r}; known are {', '.join(sorted(known))}")
-
-    # Errors and the environment
-
-    def _trying(self, path: Path, make: Callable[[], T]) -> T:
+    def trying(self, path: Path, make: Callable[[], T]) -> T:
         """Return what a function makes; an error gets the place in the file added."""
         try:
             return make()
         except ConfigError as error:
-            raise self._error(path, str(error)) from error
+            raise self.error(path, str(error)) from error
 
     def _origin(self, path: Path) -> tuple[str | None, tuple[int, int] | None]:
         """Return the variable that a value came from, and where it stands in the text, or what it is in."""
@@ -537,7 +407,7 @@ class _PolicyReader:
         variable, place = self._origin(path)
         return variable or (self.source if place is None else f"{self.source}:{place[0]}")
 
-    def _error(self, path: Path, message: str) -> PolicyError:
+    def error(self, path: Path, message: str) -> PolicyError:
         variable, place = self._origin(path)
         if variable is not None:
             error = PolicyError(f"environment variable {variable}: {message}")
@@ -561,6 +431,113 @@ class _PolicyReader:
                 )
             if _put(self.document, path, _toml_or_text(environment[variable])):
                 self.variables[path] = variable
+
+
+class _Section:
+    """A table of the document. It returns its entries, each checked, and knows where they stand.
+
+    Args:
+        reader: Reads the document.
+        value: What should be a table.
+        path: What leads to it.
+        known: The keys that it may have; any, if they are names.
+    """
+
+    def __init__(
+        self, reader: _PolicyReader, value: object, path: Path, known: Set[str] | None = None
+    ) -> None:
+        self._reader = reader
+        self.path = path
+        if not isinstance(value, dict):
+            raise self.error(f"a table is wanted, not {value!r}")
+        if known is not None and (unknown := value.keys() - known):
+            name = min(unknown)
+            raise self.error(f"unknown key {name!r}; known are {', '.join(sorted(known))}", name)
+        self.values: dict[str, Any] = value
+
+    def error(self, message: str, *parts: str | int) -> PolicyError:
+        """Return the error about an entry of this table, or about the table itself."""
+        return self._reader.error((*self.path, *parts), message)
+
+    def trying(self, make: Callable[[], T], *parts: str | int) -> T:
+        """Return what a function makes of an entry; an error gets the place in the file added."""
+        return self._reader.trying((*self.path, *parts), make)
+
+    def section(self, name: str, known: Set[str] | None = None) -> _Section:
+        """Return a table within this one; an empty one if there is none."""
+        return _Section(self._reader, self.values.get(name, {}), (*self.path, name), known)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        return self._text(self.values.get(name, default), name)
+
+    def whole(self, name: str, default: int | None, least: int, most: int) -> int:
+        value = self.values.get(name, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.error(f"a whole number from {least} to {most} is wanted, not {value!r}", name)
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(f"true or false is wanted, not {value!r}", name)
+        return value
+
+    def choice(self, name: str, default: T | None, choices: tuple[T, ...]) -> T:
+        return self.chosen(self.values.get(name, default), choices, name)
+
+    def chosen(self, value: object, choices: tuple[T, ...], *parts: str | int) -> T:
+        """Return the choice that a value of this table is."""
+        for choice in choices:
+            if value == choice:
+                return choice
+        raise self.error(f"one of {', '.join(map(repr, choices))} is wanted, not {value!r}", *parts)
+
+    def store(self, name: str, default: str) -> str:
+        url = self.text(name, default)
+        self.trying(lambda: check_url(url), name)
+        return url
+
+    def on_store_error(self) -> OnStoreError:
+        value = self.values.get("on_store_error", "open")
+        if value in ("open", "closed") or isinstance(value, dict):
+            with contextlib.suppress(ConfigError):
+                return policy_from_data(value)
+        raise self.error(f'"open", "closed" or {{ local = 0.25 }} is wanted, not {value!r}', "on_store_error")
+
+    def deadline(self) -> float | None:
+        value = self.values.get("deadline")
+        return None if value is None else self.trying(lambda: check_deadline(value), "deadline")
+
+    def timezone(self) -> str:
+        timezone = self.text("timezone", "UTC")
+        self.trying(lambda: check_timezone(timezone), "timezone")
+        return timezone
+
+    def instant(self, name: str) -> float:
+        """Return a date or a time as seconds since the epoch; without a zone it is UTC, and a date is its beginning."""
+        value = self.values[name]
+        if not isinstance(value, date):
+            raise self.error(f"a date is wanted, as in expires = 2030-01-31, not {value!r}", name)
+        instant = value if isinstance(value, datetime) else datetime.combine(value, time.min)
+        return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
+
+    def tier(self, name: str, value: str | None = None) -> str:
+        """Return the name of a tier: the value of an entry, or the key of one."""
+        tier = self.text(name) if value is None else self._text(value, name)
+        if tier.startswith(OVERRIDE):
+            raise self.error(f"names that begin with {OVERRIDE!r} are taken", name)
+        return tier
+
+    def quota_of(self, rule: Rule, name: str) -> Quota:
+        """Return a quota that a rule can count by, of a tier or of a key."""
+        is_number = rule.kind == "concurrent"
+        value = self.whole(name, None, 0, MAX_UNITS) if is_number else self.text(name)
+        return self.trying(lambda: rule.quota_from(value), name)
+
+    def _text(self, value: object, name: str) -> str:
+        if not isinstance(value, str) or not value:
+            raise self.error(f"text is wanted, not {value!r}", name)
+        return value
 
 
 def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:

@@ -118,12 +118,12 @@ class PostgresServer:
 
     def kill(self) -> None:
         """End it and all of its processes: as `kill -9` would, or in good order if its files are kept."""
-        processes = self._processes() if self._guardian is not None and not self._is_kept else []
+        processes = [] if self._is_kept else self._processes()
         if self._guardian is not None:
             assert self._guardian.stdin is not None
             self._guardian.stdin.close()
             self._guardian.wait()
-            self._guardian = None
+            self._guardian, self.pid = None, 0
         for pid in processes:
             _signal(pid, signal.SIGKILL)
 
@@ -134,7 +134,7 @@ class PostgresServer:
 
     def resume(self) -> None:
         """Let it go on."""
-        for pid in self._processes() if self._guardian is not None else ():
+        for pid in self._processes():
             _signal(pid, signal.SIGCONT)
 
     def restart(self) -> None:
@@ -238,7 +238,9 @@ class PostgresServer:
         return True
 
     def _processes(self) -> list[int]:
-        """Return the processes of the server; each of them has a process group of its own."""
+        """Return the processes of the server, if it runs; each of them has a process group of its own."""
+        if not self.pid:
+            return []
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
         pairs = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
         return [self.pid, *(pid for pid, parent in pairs if parent == self.pid)]

@@ -23,6 +23,16 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def test_a_server_that_does_not_start_ends_no_process_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no process id yet: 0 is the group of this process, and the parent of all others."""
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(postgres_server, "_signal", lambda *signal: signals.append(signal))
+    server = PostgresServer(settings={"max_connections": "many"})
+    with pytest.raises(ServerError, match="does not start"), server:
+        pass
+    assert signals == []
+
+
 def test_what_it_holds_outlives_it(folder: Path) -> None:
     with PostgresServer(folder=folder) as server, psycopg.connect(server.url) as connection:
         connection.execute("CREATE TABLE kept ()")

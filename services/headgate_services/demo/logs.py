@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
-import structlog
-
 from headgate import Limiter
-from headgate.observe import RedactingFilter
-from headgate_services.petitions.logs import configure_logging as configure_petitions_logging
+from headgate_services.petitions.logs import configure_logging
 
 
 def log_problems() -> None:
     """Log problems only to standard error, each in one line, and repeated ones only a few times a minute."""
-    _configure("WARNING", _problem)
+    configure_logging("WARNING", _problem)
     # A service's warnings are mostly about refusals, which are the demo's point.
     logging.getLogger("headgate_services").setLevel(logging.ERROR)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
@@ -25,30 +21,7 @@ def log_problems() -> None:
 
 def log_everything(level: str) -> None:
     """Log our lines of this level and above, and the warnings of libraries, to standard error."""
-    _configure(level, _line)
-    logging.getLogger("uvicorn").setLevel(max(logging.INFO, logging.getLevelName(level)))
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-
-
-def _configure(level: str, render: Any) -> None:
-    configure_petitions_logging(level)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(RedactingFilter())
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.stdlib.add_log_level,
-                structlog.stdlib.add_logger_name,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-            ],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                render,
-            ],
-        )
-    )
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    configure_logging(level, _line)
 
 
 def _problem(logger: Any, method: str, event: Any) -> str:

@@ -11,8 +11,8 @@ from structlog.typing import Processor
 from headgate_services.common.starting import set_up_log
 
 
-def configure_logging(level: str) -> None:
-    """Send our lines of this level and above, and the warnings of others, to standard error."""
+def configure_logging(level: str, render: Processor | None = None) -> None:
+    """Send our lines of this level and above, and the warnings of others, to standard error; as JSON by default."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -35,7 +35,7 @@ def configure_logging(level: str) -> None:
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
-                structlog.processors.JSONRenderer(),
+                render or structlog.processors.JSONRenderer(),
             ],
         )
     )

@@ -15,13 +15,11 @@ from headgate_services.mail.domain_filter import domain_of
 from headgate_services.mail.rate_limiter import usage_of
 from headgate_services.mail.schemas import (
     AttachmentList,
-    AttachmentView,
     InboxCreate,
     InboxList,
     InboxView,
     MessageList,
     MessageView,
-    OutboxEntryView,
     OutboxList,
     RateLimitView,
     SendRequest,
@@ -29,7 +27,6 @@ from headgate_services.mail.schemas import (
     ThreadDetail,
     ThreadList,
     ThreadMessage,
-    ThreadView,
 )
 from headgate_services.mail.sending import send_message
 from headgate_services.mail.services import LimiterPart, ProviderPart, ServicesPart
@@ -87,18 +84,13 @@ async def create_inbox(request: InboxCreate, services: ServicesPart) -> InboxVie
 async def get_inboxes(services: ServicesPart, limit: Limit = PAGE, offset: Offset = 0) -> InboxList:
     """Return inboxes, oldest first."""
     async with services.database.reading() as session:
-        items = [InboxView.of(inbox) for inbox in await list_inboxes(session, limit, offset)]
-    return InboxList(items=items, count=len(items))
+        return InboxList.of(await list_inboxes(session, limit, offset))
 
 
 @inboxes.get("/{inbox_id}")
 async def get_inbox(inbox_id: Id, services: ServicesPart) -> InboxView:
     """Return an inbox."""
-    async with services.database.reading() as session:
-        inbox = await session.get(Inbox, inbox_id)
-    if inbox is None:
-        raise HTTPException(404, f"Inbox {inbox_id} not found")
-    return InboxView.of(inbox)
+    return InboxView.of(await services.find(Inbox, "Inbox", inbox_id))
 
 
 @inboxes.delete("/{inbox_id}", status_code=204)
@@ -155,18 +147,13 @@ async def get_messages(
         found, total = await search_messages(
             session, inbox_id=inbox_id, thread_id=thread_id, text=q, limit=limit, offset=offset
         )
-    items = [MessageView.of(message) for message in found]
-    return MessageList(items=items, count=len(items), total=total)
+    return MessageList.of(found, total=total)
 
 
 @messages.get("/{message_id}")
 async def get_message(message_id: Id, services: ServicesPart) -> MessageView:
     """Return a message."""
-    async with services.database.reading() as session:
-        message = await session.get(StoredMessage, message_id)
-    if message is None:
-        raise HTTPException(404, f"Message {message_id} not found")
-    return MessageView.of(message)
+    return MessageView.of(await services.find(StoredMessage, "Message", message_id))
 
 
 @threads.get("")
@@ -175,9 +162,7 @@ async def get_threads(
 ) -> ThreadList:
     """Return the threads of an inbox, the one with the newest message first."""
     async with services.database.reading() as session:
-        found = await list_threads(session, inbox_id, limit, offset)
-    items = [ThreadView.of(thread) for thread in found]
-    return ThreadList(items=items, count=len(items))
+        return ThreadList.of(await list_threads(session, inbox_id, limit, offset))
 
 
 @threads.get("/{thread_id}")
@@ -200,8 +185,7 @@ async def get_thread(thread_id: Id, services: ServicesPart) -> ThreadDetail:
 async def get_attachments(services: ServicesPart, message_id: Annotated[Text, Query()]) -> AttachmentList:
     """Return the files that went with a message."""
     async with services.database.reading() as session:
-        items = [AttachmentView.of(found) for found in await attachments_of(session, message_id)]
-    return AttachmentList(items=items, count=len(items))
+        return AttachmentList.of(await attachments_of(session, message_id))
 
 
 @attachments.get("/{attachment_id}/content", response_class=Response)
@@ -210,10 +194,8 @@ async def get_content(attachment_id: Id, services: ServicesPart) -> Response:
 
     Whatever the sender called its type, a browser saves it and never shows it as a page of ours.
     """
-    async with services.database.reading() as session:
-        attachment = await session.get(Attachment, attachment_id, options=[undefer(Attachment.content)])
-    if attachment is None:
-        raise HTTPException(404, f"Attachment {attachment_id} not found")
+    with_content = [undefer(Attachment.content)]
+    attachment = await services.find(Attachment, "Attachment", attachment_id, options=with_content)
     return Response(
         attachment.content,
         media_type="application/octet-stream",
@@ -235,8 +217,7 @@ async def get_outbox(services: ServicesPart, limit: Limit = PAGE, offset: Offset
     """Return what was sent, newest first."""
     async with services.database.reading() as session:
         found, total = await demo_outbox(session, limit, offset)
-    items = [OutboxEntryView.of(entry) for entry in found]
-    return OutboxList(items=items, count=len(items), total=total)
+    return OutboxList.of(found, total=total)
 
 
 api = APIRouter(prefix="/v1")

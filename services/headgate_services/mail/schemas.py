@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -33,6 +34,21 @@ class RowView(BaseModel):
     def of(cls, row: object) -> Self:
         """Return the view of a row."""
         return cls.model_validate(row)
+
+
+V = TypeVar("V", bound=RowView)
+
+
+class RowList(BaseModel, Generic[V]):
+    """Views of some rows, and how many they are."""
+
+    items: list[V]
+    count: int
+
+    @classmethod
+    def of(cls, rows: Sequence[object], **more: int) -> Self:
+        """Return the views of rows."""
+        return cls.model_validate({"items": rows, "count": len(rows), **more})
 
 
 class SendAttachment(BaseModel):
@@ -94,11 +110,8 @@ class InboxView(RowView):
     provider_config: dict[str, Any]
 
 
-class InboxList(BaseModel):
+class InboxList(RowList[InboxView]):
     """Some inboxes."""
-
-    items: list[InboxView]
-    count: int
 
 
 class MessageView(RowView):
@@ -128,11 +141,9 @@ class MessageView(RowView):
     created_at: datetime
 
 
-class MessageList(BaseModel):
+class MessageList(RowList[MessageView]):
     """Some messages, and how many there are in all."""
 
-    items: list[MessageView]
-    count: int
     total: int
 
 
@@ -147,11 +158,8 @@ class ThreadView(RowView):
     participant_hash: str
 
 
-class ThreadList(BaseModel):
+class ThreadList(RowList[ThreadView]):
     """Some threads."""
-
-    items: list[ThreadView]
-    count: int
 
 
 class ThreadMessage(BaseModel):
@@ -194,11 +202,8 @@ class AttachmentView(RowView):
     size: int
 
 
-class AttachmentList(BaseModel):
+class AttachmentList(RowList[AttachmentView]):
     """The files of a message."""
-
-    items: list[AttachmentView]
-    count: int
 
 
 class OutboxEntryView(RowView):
@@ -216,11 +221,9 @@ class OutboxEntryView(RowView):
     attachments: list[str] = Field(validation_alias="attachment_names")
 
 
-class OutboxList(BaseModel):
+class OutboxList(RowList[OutboxEntryView]):
     """Some of the demo outbox, and how much there is in all."""
 
-    items: list[OutboxEntryView]
-    count: int
     total: int
 
 

@@ -103,7 +103,7 @@ async def _admit(
     request: SendRequest, services: Services, limiter: CheckAndRecord
 ) -> tuple[MailDraft, SendHold]:
     """Return an e-mail that may be sent, and the unit that is held for it."""
-    inbox = await _find_inbox(request.inbox_id, services)
+    inbox = await services.find(Inbox, "Inbox", request.inbox_id)
     if blocked := services.outbound.blocked(request.recipients):
         raise HTTPException(403, f"Recipient domain(s) blocked by outbound policy: {', '.join(blocked)}")
     hold = await hold_for(limiter)
@@ -127,14 +127,6 @@ def _too_many(result: RateLimitResult) -> HTTPException:
     retry_after = max(1, math.ceil(result.retry_after or 1))
     fields = {**result.what_is_left(), "Retry-After": str(retry_after)}
     return HTTPException(429, result.detail or "Rate limit exceeded", fields)
-
-
-async def _find_inbox(inbox_id: str, services: Services) -> Inbox:
-    async with services.database.reading() as session:
-        inbox = await session.get(Inbox, inbox_id)
-    if inbox is None:
-        raise HTTPException(404, f"Inbox {inbox_id} not found")
-    return inbox
 
 
 async def _prepare(request: SendRequest, inbox: Inbox, services: Services) -> MailDraft:

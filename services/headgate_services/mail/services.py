@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, HTTPException, Request
 
@@ -17,6 +17,9 @@ from headgate_services.mail.domain_filter import DomainFilter, compile_patterns
 from headgate_services.mail.providers import EmailProvider, build_provider
 from headgate_services.mail.rate_limiter import CheckAndRecord, GlobalRateLimiter
 from headgate_services.mail.storage.database import MailDatabase
+from headgate_services.mail.storage.models import Base
+
+T = TypeVar("T", bound=Base)
 
 STATUSES = ("sent", "pending", "failed")
 
@@ -38,6 +41,14 @@ class Services:
     outbound: DomainFilter
     inbound: DomainFilter
     metrics: LimiterMetrics
+
+    async def find(self, table: type[T], name: str, row_id: str, **options: Any) -> T:
+        """Return the row with an id, or answer 404 by its name."""
+        async with self.database.reading() as session:
+            row = await session.get(table, row_id, **options)
+        if row is None:
+            raise HTTPException(404, f"{name} {row_id} not found")
+        return row
 
     async def aclose(self) -> None:
         """Close what was opened."""

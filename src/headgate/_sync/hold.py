@@ -251,7 +251,7 @@ class ObservedHold(Hold):
     ) -> None:
         super().__init__(gate, decision, receipts, key, cost, tier, at, units=units, quotas=quotas)
         self._hooks = hooks
-        self._call = Call(limiter, "hold", key, cost, tier)
+        self._call = Call(limiter, "hold", key, units.by_unit(self._costs), tier)  # as when it was taken
 
     @overload
     def settle(self, cost: int, *, now: float | None = None) -> int: ...

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headgate import CostTooHigh, Limiter, MemoryStore, StoreOverloaded, StoreUnavailable, sliding_window
+from headgate.costs import Cost
 from headgate.hooks import Call
 from headgate.observe.prometheus import PrometheusHook, ShadowHook
 from headgate.policy import LivePolicy, parse_policy
@@ -87,6 +88,15 @@ def test_held_units(registry: CollectorRegistry) -> None:
     assert samples(registry)["headgate_held_units", "login"] == 4
     del third
     gc.collect()
+    assert samples(registry)["headgate_held_units", "login"] == 0
+
+
+@pytest.mark.parametrize("cost", [2, {"tokens": 60}, {"requests": 3, "tokens": 3}])
+def test_held_units_of_several_kinds_are_back_at_zero(registry: CollectorRegistry, cost: Cost) -> None:
+    limiter, _ = watched(registry, "9/minute", sliding_window("99/minute", unit="tokens", name="tokens"))
+    hold = limiter.hold("a", cost)
+    assert samples(registry)["headgate_held_units", "login"] > 0
+    hold.release()
     assert samples(registry)["headgate_held_units", "login"] == 0
 
 

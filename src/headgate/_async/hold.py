@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from itertools import zip_longest
 from types import TracebackType
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from headgate._awaiting import Awaiting
 from headgate.clock import instant
@@ -232,28 +232,15 @@ class AsyncHold:
 
 
 class AsyncObservedHold(AsyncHold):
-    """A hold that calls hooks when it ends."""
+    """A hold that calls hooks when it ends; besides them and the limiter's name, it takes what any hold does."""
 
     is_observed = True
 
-    def __init__(
-        self,
-        hooks: Hooks,
-        limiter: str,
-        gate: AsyncGate,
-        decision: Decision,
-        receipts: Receipts | None,
-        key: Key | None,
-        cost: Cost,
-        tier: str | None,
-        at: int | None = None,
-        *,
-        units: Units,
-        quotas: Quotas | None = None,
-    ) -> None:
-        super().__init__(gate, decision, receipts, key, cost, tier, at, units=units, quotas=quotas)
+    def __init__(self, hooks: Hooks, limiter: str, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
         self._hooks = hooks
-        self._call = Call(limiter, "hold", key, units.by_unit(self._costs), tier)  # as when it was taken
+        # By unit, as when it was taken.
+        self._call = Call(limiter, "hold", self.key, self._units.by_unit(self._costs), self.tier)
 
     @overload
     async def settle(self, cost: int, *, now: float | None = None) -> int: ...

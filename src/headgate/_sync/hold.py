@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from itertools import zip_longest
 from types import TracebackType
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from headgate.clock import instant
 from headgate.costs import Cost, Costs, Units
@@ -230,28 +230,15 @@ class Hold:
 
 
 class ObservedHold(Hold):
-    """A hold that calls hooks when it ends."""
+    """A hold that calls hooks when it ends; besides them and the limiter's name, it takes what any hold does."""
 
     is_observed = True
 
-    def __init__(
-        self,
-        hooks: Hooks,
-        limiter: str,
-        gate: Gate,
-        decision: Decision,
-        receipts: Receipts | None,
-        key: Key | None,
-        cost: Cost,
-        tier: str | None,
-        at: int | None = None,
-        *,
-        units: Units,
-        quotas: Quotas | None = None,
-    ) -> None:
-        super().__init__(gate, decision, receipts, key, cost, tier, at, units=units, quotas=quotas)
+    def __init__(self, hooks: Hooks, limiter: str, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
         self._hooks = hooks
-        self._call = Call(limiter, "hold", key, units.by_unit(self._costs), tier)  # as when it was taken
+        # By unit, as when it was taken.
+        self._call = Call(limiter, "hold", self.key, self._units.by_unit(self._costs), self.tier)
 
     @overload
     def settle(self, cost: int, *, now: float | None = None) -> int: ...

@@ -289,9 +289,9 @@ def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
 def make_rule(
     kind: Kind,
     quota: str | Quota,
-    scope: str | None,
-    tiers: Mapping[str, Any] | None,
-    name: str | None,
+    scope: str | None = None,
+    tiers: Mapping[str, Any] | None = None,
+    name: str | None = None,
     buckets: int = DEFAULT_BUCKETS,
     strict: bool = True,
     *,

@@ -281,16 +281,7 @@ def _read_rule(body: dict[str, Any]) -> Rule:
         return concurrent(body["quota"], lease=body["lease"], **own)
     if body["kind"] == "calendar":
         return calendar(body["quota"], timezone=body["timezone"], **own)
-    return make_rule(
-        body["kind"],
-        body["quota"],
-        body["scope"],
-        body["tiers"],
-        body["name"],
-        body["buckets"],
-        body["strict"],
-        unit=unit,
-    )
+    return make_rule(body["kind"], body["quota"], buckets=body["buckets"], strict=body["strict"], **own)
 
 
 def read_wait_hint(body: dict[str, Any]) -> WaitHint:

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
 from headgate import Limiter, Quota, Rule
-from headgate.rules import Kind
+from headgate.rules import Kind, make_rule
 from headgate.stores.base import Guarantees, Store
 from headgate.testing.clock import FakeClock
-from headgate.testing.contract.traces import ALL_FEATURES, ALL_KINDS, START_US, Feature, make_rule
+from headgate.testing.contract.traces import ALL_FEATURES, ALL_KINDS, START_US, Feature
 
 each_kind = pytest.mark.parametrize("kind", ALL_KINDS)
 """Run a test once for every kind of rule."""

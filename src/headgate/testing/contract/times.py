@@ -12,7 +12,7 @@ from headgate.keys import Key
 from headgate.rules import Kind
 from headgate.testing.contract.base import each_kind
 from headgate.testing.contract.decisions import DecisionTests
-from headgate.testing.contract.traces import START_US, Actor, Trace, make_rule, traces
+from headgate.testing.contract.traces import START_US, Actor, Trace, traces
 
 OTHER_KEYS = 300
 """Enough new keys for a store that looks at a few old ones with each to have looked at all there are."""
@@ -153,7 +153,7 @@ class TimeTests(DecisionTests):
                     60_000_000,
                     max(bursts) if kind == "token_bucket" else None,
                 )
-                most = _most_between(make_rule(kind, best), span[0][0], span[-1][0])
+                most = _most_between(self.rule(kind, best.limit, burst=best.burst), span[0][0], span[-1][0])
                 assert sum(units for _, units, _ in span) <= most, span
 
     @each_kind

@@ -6,7 +6,7 @@ where mistakes live. A trace is a value, so that Hypothesis can show the shortes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -19,17 +19,12 @@ from headgate import (
     Limiter,
     Quota,
     Rule,
-    fixed_window,
-    sliding_log,
-    sliding_window,
-    token_bucket,
 )
 from headgate.costs import Cost
 from headgate.errors import CostTooHigh
 from headgate.keys import Key
 from headgate.quota import SPANS_US, Span
-from headgate.rules import RATES, SHARED, Kind
-from headgate.rules import make_rule as make_any_rule
+from headgate.rules import RATES, SHARED, Kind, make_rule
 
 Operation = Literal["hit", "check", "hold", "settle", "release", "confirm", "renew", "record", "reset"]
 
@@ -177,34 +172,12 @@ def _rule_versions(
 
     def rule() -> Rule:
         own, tiers = quota(), {"pro": quota()}
-        return make_any_rule(
-            kind, own, scope, tiers, name, buckets, strict, unit=unit, span=span, timezone=zone
-        )
+        return make_rule(kind, own, scope, tiers, name, buckets, strict, unit=unit, span=span, timezone=zone)
 
     first = rule()
     if kind == "concurrent":
         period = draw(_PERIOD)  # a lease may change, and keeps what is held
     return first, rule()
-
-
-def make_rule(
-    kind: str,
-    quota: Quota,
-    *,
-    name: str | None = None,
-    scope: str | None = None,
-    tiers: Mapping[str, Quota] | None = None,
-    buckets: int = 60,
-    strict: bool = True,
-    unit: str = "requests",
-) -> Rule:
-    """Return a rule of the kind that is named."""
-    if kind == "sliding_window":
-        return sliding_window(
-            quota, name=name, scope=scope, tiers=tiers, buckets=buckets, strict=strict, unit=unit
-        )
-    makers = {"fixed_window": fixed_window, "sliding_log": sliding_log, "token_bucket": token_bucket}
-    return makers[kind](quota, name=name, scope=scope, tiers=tiers, unit=unit)
 
 
 def _steps(backwards: bool, features: frozenset[Feature]) -> st.SearchStrategy[Step]:

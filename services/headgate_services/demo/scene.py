@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -182,13 +182,9 @@ async def _start_all(stack: AsyncExitStack, hosted: list[Hosted]) -> None:
 
 async def _api_keys(database_url: str) -> dict[str, str]:
     """Make a key for each tier, and one for the user of the demo."""
-    table = KeyTable(TiersSettings(database_url=database_url).database)
-    try:
+    async with aclosing(KeyTable(TiersSettings(database_url=database_url).database)) as table:
         keys = {tier: (await table.create(f"{tier}-user", tier)).key for tier in _TIERS}
-        keys["you"] = (await table.create("you", "plus")).key
-    finally:
-        await table.aclose()
-    return keys
+        return {**keys, "you": (await table.create("you", "plus")).key}
 
 
 def _client(url: str) -> httpx.AsyncClient:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 from uuid import uuid4
 
@@ -63,11 +63,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        try:
+        async with aclosing(services):
             await _prepare(services)
             yield
-        finally:
-            await services.aclose()
 
     app = FastAPI(title="Headgate mail", version=headgate.__version__, lifespan=lifespan)
     app.state.services = services
@@ -171,11 +169,8 @@ async def _with_limiter(ask: Callable[[GlobalRateLimiter], Awaitable[T]]) -> T:
         raise SettingsError(
             "RATE_LIMIT_STORE: counts are in the memory of the service, which no command can reach"
         )
-    limiter = build_limiter(settings)
-    try:
+    async with aclosing(build_limiter(settings)) as limiter:
         return await ask(limiter)
-    finally:
-        await limiter.aclose()
 
 
 async def _check_database(settings: Settings) -> None:
@@ -183,27 +178,24 @@ async def _check_database(settings: Settings) -> None:
 
     The application does so by itself, but there, within the server, a failure would end in a traceback.
     """
-    database = MailDatabase(settings.sqlalchemy_url(), settings.database_timeout)
-    try:
-        try_sqlite(settings.sqlalchemy_url())
-        await database.migrate()
-    except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
-        raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
-    finally:
-        await database.aclose()
+    url = settings.sqlalchemy_url()
+    async with aclosing(MailDatabase(url, settings.database_timeout)) as database:
+        try:
+            try_sqlite(url)
+            await database.migrate()
+        except (MigrationError, OSError, sqlite3.Error, SQLAlchemyError) as error:
+            raise SettingsError(f"DATABASE_URL: {problem_with(error)}") from error
 
 
 async def _check_store(settings: Settings) -> None:
     """Refuse to start on a store that refuses us. One that is down may be back; until then nothing is sent."""
-    limiter = build_limiter(settings)
-    try:
-        await limiter.ping()
-    except StoreMisconfigured as error:
-        raise SettingsError(f"RATE_LIMIT_STORE: {error}") from error
-    except StoreError as error:
-        logger.warning("Rate limit store unavailable: %s", error)
-    finally:
-        await limiter.aclose()
+    async with aclosing(build_limiter(settings)) as limiter:
+        try:
+            await limiter.ping()
+        except StoreMisconfigured as error:
+            raise SettingsError(f"RATE_LIMIT_STORE: {error}") from error
+        except StoreError as error:
+            logger.warning("Rate limit store unavailable: %s", error)
 
 
 def _in_memory(settings: Settings) -> str:

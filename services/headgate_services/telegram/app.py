@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -170,13 +170,13 @@ def _handler(settings: TelegramSettings, clock: Clock | None, closing: AsyncExit
 
 async def _check_kv(settings: TelegramSettings) -> None:
     """Refuse to start on a store that refuses us. One that is down may be back when the first update comes."""
-    kv = _open_kv(settings)
-    try:
-        await user_limiter(settings, kv).ping()
-    except StoreUnavailable as error:
-        _logger.warning("RATE_LIMIT_KV cannot be reached, and updates are refused until it can: %s", error)
-    finally:
-        await kv.aclose()
+    async with aclosing(_open_kv(settings)) as kv:
+        try:
+            await user_limiter(settings, kv).ping()
+        except StoreUnavailable as error:
+            _logger.warning(
+                "RATE_LIMIT_KV cannot be reached, and updates are refused until it can: %s", error
+            )
 
 
 def set_webhook(url: str, settings: TelegramSettings | None = None) -> str:
@@ -218,11 +218,8 @@ def delete_webhook(settings: TelegramSettings | None = None) -> str:
 
 
 async def _with_bot(settings: TelegramSettings, ask: Callable[[BotApi], Awaitable[T]]) -> T:
-    bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base)
-    try:
+    async with aclosing(BotApi(settings.bot_token, api_base=settings.telegram_api_base)) as bot:
         return await ask(bot)
-    finally:
-        await bot.aclose()
 
 
 def poll(settings: TelegramSettings | None = None) -> None:
@@ -252,11 +249,8 @@ def purge_limits(settings: TelegramSettings | None = None) -> int:
 
 
 async def _purge_limits(settings: TelegramSettings) -> int:
-    kv = _open_kv(settings)
-    try:
+    async with aclosing(_open_kv(settings)) as kv:
         return await purge(kv, "ratelimit:")
-    finally:
-        await kv.aclose()
 
 
 def inspect_user(user_id: str, settings: TelegramSettings | None = None) -> str:
@@ -285,11 +279,8 @@ async def _with_limiter(settings: TelegramSettings, ask: Callable[[AsyncLimiter]
         raise ConfigError(
             "RATE_LIMIT_KV: counts are in the memory of the service, which no command can reach"
         )
-    kv = _open_kv(settings)
-    try:
+    async with aclosing(_open_kv(settings)) as kv:
         return await ask(user_limiter(settings, kv))
-    finally:
-        await kv.aclose()
 
 
 def _load_settings() -> TelegramSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -93,11 +93,8 @@ def _client(settings: TiersSettings) -> Redis | None:
 
 async def _check_database(settings: TiersSettings) -> None:
     """Make the tables. The application does so by itself, but there a failure would end in a traceback."""
-    keys = KeyTable(settings.database, timeout=settings.database_timeout)
-    try:
+    async with aclosing(KeyTable(settings.database, timeout=settings.database_timeout)) as keys:
         await keys.prepare()
-    finally:
-        await keys.aclose()
 
 
 async def _check_redis(settings: TiersSettings) -> None:

@@ -7,13 +7,17 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from headgate import ConfigError, HeadgateError
 from headgate.observe import RedactingFilter, redact
 from headgate_server.hosting import serve, serve_with_workers
 
 MOST_WORKERS = 256
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Launch(NamedTuple):
@@ -116,6 +120,16 @@ class Program(Generic[S]):
         settings = self.load()
         log_to_stderr(settings.log_level)
         return self.create_app(settings)
+
+
+def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Make a coroutine function one that a command can call: it runs in an event loop of its own, to its end."""
+
+    @wraps(work)
+    def run_to_end(*args: P.args, **options: P.kwargs) -> T:
+        return asyncio.run(work(*args, **options))
+
+    return run_to_end
 
 
 def _check_workers(workers: int, in_memory: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 from uuid import uuid4
@@ -24,7 +23,7 @@ from headgate_services.common.databases import FAILURES, problem_with, try_sqlit
 from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
-from headgate_services.common.starting import Program
+from headgate_services.common.starting import Program, blocking
 from headgate_services.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, load_settings
 from headgate_services.mail.guards import ApiKeyGuard
 from headgate_services.mail.providers import EmailProvider
@@ -143,34 +142,34 @@ async def _prepare(services: Services) -> None:
         logger.debug("The demo inbox exists already")
 
 
-def inspect_limit() -> str:
+@blocking
+async def inspect_limit() -> str:
     """Return in a line what was counted of the send limit; counts nothing.
 
     Raises:
         SettingsError: It is counted in the memory of the service.
         StoreError: The store cannot be asked.
     """
-
-    async def look(limiter: GlobalRateLimiter) -> str:
+    async with _send_limit() as limiter:
         windows = (await limiter.usage()).windows
-        return ", ".join(map(str, windows)) or "nothing is limited"
-
-    return asyncio.run(_with_limiter(look))
+    return ", ".join(map(str, windows)) or "nothing is limited"
 
 
-def reset_limit() -> None:
+@blocking
+async def reset_limit() -> None:
     """Forget what was counted of the send limit; raises as `inspect_limit` does."""
-    asyncio.run(_with_limiter(GlobalRateLimiter.reset))
+    async with _send_limit() as limiter:
+        await limiter.reset()
 
 
-async def _with_limiter(ask: Callable[[GlobalRateLimiter], Awaitable[T]]) -> T:
+def _send_limit() -> aclosing[GlobalRateLimiter]:
+    """Provide the limiter of the service, for a command."""
     settings = load_settings()
     if settings.counts_in_memory:
         raise SettingsError(
             "RATE_LIMIT_STORE: counts are in the memory of the service, which no command can reach"
         )
-    async with aclosing(build_limiter(settings)) as limiter:
-        return await ask(limiter)
+    return aclosing(build_limiter(settings))
 
 
 async def _check_database(settings: Settings) -> None:

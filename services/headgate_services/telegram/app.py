@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -22,7 +21,7 @@ from headgate.stores.kv import KV, ListingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.metrics import LimiterMetrics
-from headgate_services.common.starting import Program, log_to_stderr
+from headgate_services.common.starting import Program, blocking, log_to_stderr
 from headgate_services.telegram.bot_api import BotApi
 from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.dispatch import Handler, HttpAgent, echo, load_handler
@@ -179,7 +178,8 @@ async def _check_kv(settings: TelegramSettings) -> None:
             )
 
 
-def set_webhook(url: str, settings: TelegramSettings | None = None) -> str:
+@blocking
+async def set_webhook(url: str, settings: TelegramSettings | None = None) -> str:
     """Tell Telegram to deliver updates to this service, and return what it says.
 
     Args:
@@ -201,28 +201,31 @@ def set_webhook(url: str, settings: TelegramSettings | None = None) -> str:
         raise ConfigError(
             f"{url!r}: the service answers under {WEBHOOK_PATH} only; leave the path out, or end it with that"
         )
-    return asyncio.run(_with_bot(settings, lambda bot: bot.set_webhook(url, settings.webhook_secret)))
+    async with _bot(settings) as bot:
+        return await bot.set_webhook(url, settings.webhook_secret)
 
 
-def webhook_info(settings: TelegramSettings | None = None) -> str:
+@blocking
+async def webhook_info(settings: TelegramSettings | None = None) -> str:
     """Return line by line what Telegram says about where updates are delivered, and how that goes; raises as above."""
-    settings = settings or TelegramSettings.from_env(os.environ)
-    info = asyncio.run(_with_bot(settings, BotApi.webhook_info))
+    async with _bot(settings or TelegramSettings.from_env(os.environ)) as bot:
+        info = await bot.webhook_info()
     return "\n".join(f"{name}: {value or 'none'}" for name, value in info.items())
 
 
-def delete_webhook(settings: TelegramSettings | None = None) -> str:
+@blocking
+async def delete_webhook(settings: TelegramSettings | None = None) -> str:
     """Have updates delivered nowhere, so that they can be polled, and return what Telegram says; raises as above."""
-    settings = settings or TelegramSettings.from_env(os.environ)
-    return asyncio.run(_with_bot(settings, BotApi.delete_webhook))
+    async with _bot(settings or TelegramSettings.from_env(os.environ)) as bot:
+        return await bot.delete_webhook()
 
 
-async def _with_bot(settings: TelegramSettings, ask: Callable[[BotApi], Awaitable[T]]) -> T:
-    async with aclosing(BotApi(settings.bot_token, api_base=settings.telegram_api_base)) as bot:
-        return await ask(bot)
+def _bot(settings: TelegramSettings) -> aclosing[BotApi]:
+    return aclosing(BotApi(settings.bot_token, api_base=settings.telegram_api_base))
 
 
-def poll(settings: TelegramSettings | None = None) -> None:
+@blocking
+async def poll(settings: TelegramSettings | None = None) -> None:
     """Fetch updates and deal with them until interrupted: the bot without a public address, for development.
 
     Raises:
@@ -230,10 +233,7 @@ def poll(settings: TelegramSettings | None = None) -> None:
         BotApiError: Telegram refuses, for instance because a webhook is set.
     """
     log_to_stderr("INFO")
-    asyncio.run(_poll(settings or TelegramSettings.from_env(os.environ)))
-
-
-async def _poll(settings: TelegramSettings) -> None:
+    settings = settings or TelegramSettings.from_env(os.environ)
     async with AsyncExitStack() as closing:
         kv = _opened(_open_kv(settings), closing)
         updates_kv = _opened(open_kv(settings.updates_kv), closing)
@@ -242,45 +242,42 @@ async def _poll(settings: TelegramSettings) -> None:
         await UpdatePoller(bot, webhook, SteadyClock()).run()
 
 
-def purge_limits(settings: TelegramSettings | None = None) -> int:
+@blocking
+async def purge_limits(settings: TelegramSettings | None = None) -> int:
     """Forget what was counted for every user, and return how many entries that were."""
-    settings = settings or TelegramSettings.from_env(os.environ)
-    return asyncio.run(_purge_limits(settings))
-
-
-async def _purge_limits(settings: TelegramSettings) -> int:
-    async with aclosing(_open_kv(settings)) as kv:
+    async with aclosing(_open_kv(settings or TelegramSettings.from_env(os.environ))) as kv:
         return await purge(kv, "ratelimit:")
 
 
-def inspect_user(user_id: str, settings: TelegramSettings | None = None) -> str:
+@blocking
+async def inspect_user(user_id: str, settings: TelegramSettings | None = None) -> str:
     """Return in a line what was counted for a user, and counts nothing."""
-    settings = settings or TelegramSettings.from_env(os.environ)
-
-    async def look(limiter: AsyncLimiter) -> str:
+    async with _user_limits(settings) as limiter:
         decision = await limiter.check(user_id)
-        limit = decision.limit or 0
-        # A check answers as if one more had come.
-        left = (decision.remaining or 0) + (1 if decision.allowed else 0)
-        line = f"user {user_id}: {limit - left} of {limit} messages, {left} left"
-        return line if decision.allowed else f"{line}; again in {math.ceil(decision.retry_after or 0)} s"
-
-    return asyncio.run(_with_limiter(settings, look))
+    limit = decision.limit or 0
+    # A check answers as if one more had come.
+    left = (decision.remaining or 0) + (1 if decision.allowed else 0)
+    line = f"user {user_id}: {limit - left} of {limit} messages, {left} left"
+    return line if decision.allowed else f"{line}; again in {math.ceil(decision.retry_after or 0)} s"
 
 
-def reset_user(user_id: str, settings: TelegramSettings | None = None) -> None:
+@blocking
+async def reset_user(user_id: str, settings: TelegramSettings | None = None) -> None:
     """Forget what was counted for a user."""
+    async with _user_limits(settings) as limiter:
+        await limiter.reset(user_id)
+
+
+@asynccontextmanager
+async def _user_limits(settings: TelegramSettings | None) -> AsyncIterator[AsyncLimiter]:
+    """Provide the limiter of the service, for a command."""
     settings = settings or TelegramSettings.from_env(os.environ)
-    asyncio.run(_with_limiter(settings, lambda limiter: limiter.reset(user_id)))
-
-
-async def _with_limiter(settings: TelegramSettings, ask: Callable[[AsyncLimiter], Awaitable[T]]) -> T:
     if settings.rate_limit_kv.lower().startswith("memory:"):
         raise ConfigError(
             "RATE_LIMIT_KV: counts are in the memory of the service, which no command can reach"
         )
     async with aclosing(_open_kv(settings)) as kv:
-        return await ask(user_limiter(settings, kv))
+        yield user_limiter(settings, kv)
 
 
 def _load_settings() -> TelegramSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from redis.exceptions import RedisError
 
 from headgate import ConfigError
 from headgate.clock import MICROSECONDS
+from headgate_services.common.starting import blocking
 from headgate_services.tiers.backends import state_keys
 from headgate_services.tiers.config import TiersSettings, load_settings
 from headgate_services.tiers.keys import KeyTable, StoredKey
@@ -22,52 +22,13 @@ from headgate_services.tiers.middleware import setup_rate_limiting
 from headgate_services.tiers.rate_limiter import TokenBucketRateLimiter
 
 
-def create_key(user_id: str, tier: str | None = None) -> int:
-    """Make a key for a user and print it; it is not shown again.
-
-    Raises:
-        ConfigError: The database cannot be used, or the id or tier is no name.
-    """
-    return asyncio.run(_create_key(user_id, tier))
-
-
-def list_keys() -> int:
-    """Print all keys, without what could be used of them.
-
-    Raises:
-        ConfigError: The database cannot be used.
-    """
-    return asyncio.run(_list_keys())
-
-
-def revoke_key(key_id: str) -> int:
-    """End a key, from the next request on; 1 if there is none with this id that is still good.
-
-    Raises:
-        ConfigError: The database cannot be used.
-    """
-    return asyncio.run(_revoke_key(key_id))
-
-
-def inspect_caller(key: str) -> int:
+@blocking
+async def inspect_caller(key: str) -> int:
     """Print what is in the bucket of a caller, `user:ID` or `ip:ADDRESS`, and take nothing.
 
     Raises:
         ConfigError: The key is none, or Redis or the database cannot be used.
     """
-    return asyncio.run(_inspect(key))
-
-
-def reset_caller(key: str) -> int:
-    """Fill the bucket of a caller.
-
-    Raises:
-        ConfigError: As for `inspect_caller`.
-    """
-    return asyncio.run(_reset(key))
-
-
-async def _inspect(key: str) -> int:
     settings = load_settings()
     limits = limits_by_tier(settings.rate_limits)
     tier = await _tier_of(key, settings)
@@ -84,7 +45,13 @@ async def _inspect(key: str) -> int:
     return 0
 
 
-async def _reset(key: str) -> int:
+@blocking
+async def reset_caller(key: str) -> int:
+    """Fill the bucket of a caller.
+
+    Raises:
+        ConfigError: As for `inspect_caller`.
+    """
     settings = load_settings()
     await _tier_of(key, settings)
     async with _redis(settings) as client:
@@ -118,7 +85,13 @@ async def _redis(settings: TiersSettings) -> AsyncIterator[Redis]:
         yield client
 
 
-async def _create_key(user_id: str, tier: str | None) -> int:
+@blocking
+async def create_key(user_id: str, tier: str | None = None) -> int:
+    """Make a key for a user and print it; it is not shown again.
+
+    Raises:
+        ConfigError: The database cannot be used, or the id or tier is no name.
+    """
     settings = load_settings()
     async with _key_table(settings) as keys:
         created = await keys.create(user_id, tier)
@@ -134,7 +107,13 @@ async def _create_key(user_id: str, tier: str | None) -> int:
     return 0
 
 
-async def _list_keys() -> int:
+@blocking
+async def list_keys() -> int:
+    """Print all keys, without what could be used of them.
+
+    Raises:
+        ConfigError: The database cannot be used.
+    """
     async with _key_table(load_settings()) as keys:
         stored = await keys.list()
     widest = max([len("USER"), *(len(key.user_id) for key in stored)])
@@ -144,7 +123,13 @@ async def _list_keys() -> int:
     return 0
 
 
-async def _revoke_key(key_id: str) -> int:
+@blocking
+async def revoke_key(key_id: str) -> int:
+    """End a key, from the next request on; 1 if there is none with this id that is still good.
+
+    Raises:
+        ConfigError: The database cannot be used.
+    """
     async with _key_table(load_settings()) as keys:
         revoked = await keys.revoke(key_id)
     if not revoked:

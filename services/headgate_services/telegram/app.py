@@ -174,7 +174,7 @@ async def _check_kv(settings: TelegramSettings) -> None:
             await user_limiter(settings, kv).ping()
         except StoreUnavailable as error:
             _logger.warning(
-                "RATE_LIMIT_KV cannot be reached, and updates are refused until it can: %s", error
+                "RATE_LIMIT_KV cannot be reached, and messages are let through until it can: %s", error
             )
 
 

@@ -173,6 +173,13 @@ async def test_a_wait_that_is_too_long_is_not_begun(client: Ask, clock: FakeCloc
         await send()
 
 
+async def test_a_refusal_is_returned_if_the_own_limit_takes_too_long(client: Ask, clock: FakeClock) -> None:
+    peer = Peer(clock, (429, {"retry-after": "1"}), OK)
+    send = client(peer, "1/minute", max_wait=30)
+    assert await send() == (429, "answer")
+    assert len(peer.seconds) == 1
+
+
 async def test_keys_are_the_callers_choice(client: Ask, clock: FakeClock) -> None:
     def token(request: Any) -> str:
         return str(request.url).rsplit("=", 1)[1]
@@ -190,6 +197,15 @@ def test_pauses_are_longer_by_chance(clock: FakeClock) -> None:
     with httpx.Client(transport=transport) as one:
         one.get(URL)
     assert 10 < peer.seconds[1] < 20
+
+
+def test_chance_does_not_make_a_wait_too_long(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.random", lambda: 0.9)
+    peer = Peer(clock, (429, {"retry-after": "80"}), OK)
+    transport = RateLimitTransport(None, httpx.MockTransport(peer), clock=clock, jitter=1.0)
+    with httpx.Client(transport=transport) as one:
+        assert one.get(URL).status_code == 200
+    assert peer.seconds == [0, 90]
 
 
 def test_pauses_that_are_over_are_forgotten(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ class RateLimitTransport(httpx.BaseTransport):
                 isinstance(request.stream, httpx.ByteStream),
                 lambda: self._transport.handle_request(request),
                 self._manners.clock.sleep,
-                lambda response: response.close(),
+                _read,
             )
         )
         return response
@@ -73,7 +73,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
                 isinstance(request.stream, httpx.ByteStream),
                 lambda: self._transport.handle_async_request(request),
                 self._manners.clock.asleep,
-                lambda response: response.aclose(),
+                _aread,
             )
         )
         return response
@@ -81,3 +81,21 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close the transport that sends."""
         await self._transport.aclose()
+
+
+def _read(response: httpx.Response) -> None:
+    stream = response.stream
+    assert isinstance(stream, httpx.SyncByteStream)
+    try:
+        response.stream = httpx.ByteStream(b"".join(stream))
+    finally:
+        stream.close()
+
+
+async def _aread(response: httpx.Response) -> None:
+    stream = response.stream
+    assert isinstance(stream, httpx.AsyncByteStream)
+    try:
+        response.stream = httpx.ByteStream(b"".join([part async for part in stream]))
+    finally:
+        await stream.aclose()

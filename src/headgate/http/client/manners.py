@@ -94,7 +94,7 @@ class Manners(Generic[AnyLimiter]):
         can_repeat: bool,
         send: Callable[[], Any],
         sleep: Callable[[float], Any],
-        close: Callable[[Any], Any],
+        read: Callable[[Any], Any],
     ) -> Steps:
         """Send a request when it may be sent, again if it is refused, and return the last answer.
 
@@ -104,15 +104,21 @@ class Manners(Generic[AnyLimiter]):
             can_repeat: Whether its body can be sent again.
             send: Sends it; the answer has `status_code` and `headers`.
             sleep: Lets seconds pass.
-            close: Closes an answer that is not wanted.
+            read: Reads an answer whole, so that its connection is free, and it can still be returned.
 
         Raises:
             RateLimited: It would have to wait for too long.
         """
         repeats = self._retries if can_repeat and method.upper() in self._methods else 0
         deadline = self.clock.now_us() + round(self._max_wait * MICROSECONDS)
+        answer = None
         for attempt in range(repeats + 1):
-            yield from self._waited(key, deadline, sleep)
+            try:
+                yield from self._waited(key, deadline, sleep)
+            except RateLimited:
+                if answer is None:
+                    raise
+                return answer
             answer = yield send()
             is_refused = answer.status_code in self._statuses
             pause = asked_pause(answer.headers, self.clock.now_us() / MICROSECONDS, is_refused)
@@ -120,9 +126,9 @@ class Manners(Generic[AnyLimiter]):
                 pause = FIRST_BACKOFF * 2**attempt
             if pause is not None:
                 self._note(key, pause)
-            if not is_refused or attempt == repeats or self.pause_us(key) > self._left(deadline):
+            if not is_refused or attempt == repeats:
                 return answer
-            yield close(answer)
+            yield read(answer)
         raise AssertionError("the last attempt returns")
 
     def pause_us(self, key: PlainKey) -> int:
@@ -137,9 +143,10 @@ class Manners(Generic[AnyLimiter]):
 
     def _paused(self, key: PlainKey, deadline: int, sleep: Callable[[float], Any]) -> Steps:
         while pause := self.pause_us(key):
-            if pause > self._left(deadline):
+            left = self._left(deadline)
+            if pause > left:
                 raise RateLimited(Decision.make(("peer",), [(False, 0, 0, pause, pause)]))
-            yield sleep(pause * (1 + random.random() * self._jitter) / MICROSECONDS)
+            yield sleep(min(pause * (1 + random.random() * self._jitter), left) / MICROSECONDS)
 
     def _left(self, deadline: int) -> int:
         return max(0, deadline - self.clock.now_us())

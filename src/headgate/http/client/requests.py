@@ -37,7 +37,7 @@ class RateLimitAdapter(HTTPAdapter):
                 request.body is None or isinstance(request.body, str | bytes),
                 lambda: super(RateLimitAdapter, self).send(request, *args, **kwargs),
                 self._manners.clock.sleep,
-                lambda response: response.close(),
+                lambda response: response.content,  # which keeps it
             )
         )
         return response

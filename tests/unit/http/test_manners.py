@@ -29,6 +29,8 @@ NOW = 1_700_000_000.0
         ({"retry-after": "soon", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "90"}, 90),
         ({"ratelimit": '"a";r=0;t=30, "b";r=5;t=90, "c";r=0;t=45'}, 45),
         ({"ratelimit": '"a,;r=0;t=99";r=1;t=30'}, None),
+        ({"ratelimit": '"a;r=0;t=30'}, None),
+        ({"ratelimit": '"' + r"\"" * 50_000 + "\\"}, None),  # a pattern that tries every quote takes minutes
         ({"ratelimit": '"a";r=0'}, None),
         ({"ratelimit": '"a";r=01;t=30'}, None),
         ({"ratelimit": "limit=100, remaining=0, reset=20"}, 20),

@@ -27,7 +27,7 @@ FIRST_BACKOFF = 0.5
 """Seconds after a refusal that does not say how long; twice as many after the next one."""
 
 _YEAR_2001 = 1_000_000_000
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*(?:"|$)')  # also an open one: else each quote in it is tried anew
 _LEGACY = ("ratelimit-", "x-ratelimit-", "x-rate-limit-")
 
 

@@ -11,7 +11,8 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from headgate import AsyncLimiter, ConfigError, Limiter, RateLimited
-from headgate.http.client import AsyncRateLimitTransport, RateLimitAdapter, RateLimitTransport
+from headgate.http.client import AsyncRateLimitTransport, Manners, RateLimitAdapter, RateLimitTransport
+from headgate.http.steps import run
 from headgate.testing import FakeClock
 
 URL = "http://peer/"
@@ -189,6 +190,30 @@ async def test_keys_are_the_callers_choice(client: Ask, clock: FakeClock) -> Non
     for name in "aba":
         await send(url=f"http://{name}/?token={name}")
     assert peer.seconds == [0, 0, 61]
+
+
+def test_a_request_that_waits_for_both_counts_when_it_is_sent() -> None:
+    class Clock(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            if self.now == start:
+                with pytest.raises(StopIteration):
+                    earlier.send(httpx.Response(429, headers={"retry-after": "200"}))
+            super().sleep(seconds)
+
+    def exchange(send: Callable[[], Any]) -> Any:
+        return manners.exchange("peer", "POST", False, send, clock.sleep, lambda answer: None)
+
+    clock = Clock()
+    start = clock.now
+    peer = Peer(clock)
+    limiter = Limiter("1/minute", clock=clock)
+    manners = Manners(Limiter, limiter, jitter=0, max_wait=300)
+    earlier = exchange(lambda: None)
+    next(earlier)
+    earlier.send(None)  # now it is under way
+    run(exchange(lambda: peer(httpx.Request("POST", URL))))
+    assert peer.seconds == [200]
+    assert not limiter.check("peer")
 
 
 def test_pauses_are_longer_by_chance(clock: FakeClock) -> None:

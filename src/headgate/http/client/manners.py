@@ -136,10 +136,14 @@ class Manners(Generic[AnyLimiter]):
         return max(0, self._pauses.get(key, 0) - self.clock.now_us())
 
     def _waited(self, key: PlainKey, deadline: int, sleep: Callable[[float], Any]) -> Steps:
-        yield from self._paused(key, deadline, sleep)
-        if self.limiter is not None:
-            yield self.limiter.wait(key, timeout=self._left(deadline) / MICROSECONDS)
-            yield from self._paused(key, deadline, sleep)  # another request may have been refused meanwhile
+        while True:
+            yield from self._paused(key, deadline, sleep)
+            if self.limiter is not None:
+                yield self.limiter.wait(key, timeout=self._left(deadline) / MICROSECONDS)
+            if not self.pause_us(key):
+                return
+            # Another request was refused meanwhile. What was taken before the pause does not count for after it: else all
+            # that have waited would be sent at once.
 
     def _paused(self, key: PlainKey, deadline: int, sleep: Callable[[float], Any]) -> Steps:
         while pause := self.pause_us(key):

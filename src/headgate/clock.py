@@ -117,3 +117,11 @@ class WallClock(_RealTime):
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
+
+
+def dating(clock: Clock) -> Clock:
+    """Return the clock to compare the dates of others with: the wall clock in place of a steady one.
+
+    The steady clock does not follow when the machine's time is set or the machine is suspended; the clocks of others do.
+    """
+    return WallClock() if type(clock) is SteadyClock else clock

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar
 
 from headgate import AsyncLimiter, Limiter
-from headgate.clock import SteadyClock, WallClock
+from headgate.clock import dating
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.errors import ConfigError
@@ -148,15 +148,13 @@ class RequestLimit(Generic[AnyLimiter]):
         own = self.limiter.current
         deciding: Any = own if limiter is None else limiter
         clock = deciding.clock
-        # The steady clock does not follow when the machine's time is set; the clients' clocks do.
-        now_us = WallClock().now_us if type(clock) is SteadyClock else clock.now_us
         writer = Writer(own.rules, self._fields or STYLES[own.headers or "both"])
         quotas = None
         if self.quota is not None and deciding.rules:
             quota = self.quota
             function = quota if callable(quota) else lambda request: quota
             quotas = QuotaCache(deciding.rules, function, self._quota_for, clock)
-        self.version: LimitVersion[AnyLimiter] = LimitVersion(deciding, writer, now_us, quotas)
+        self.version: LimitVersion[AnyLimiter] = LimitVersion(deciding, writer, dating(clock).now_us, quotas)
         """What requests are decided and answered by at present."""
         if self.limiter.current is not own:
             self.renew()  # another thread has reloaded its policy meanwhile

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from headgate import AsyncLimiter, ConfigError, Limiter, RateLimited
+from headgate.clock import SteadyClock
 from headgate.http.client import AsyncRateLimitTransport, Manners, RateLimitAdapter, RateLimitTransport
 from headgate.http.steps import run
 from headgate.testing import FakeClock
@@ -214,6 +217,15 @@ def test_a_request_that_waits_for_both_counts_when_it_is_sent() -> None:
     run(exchange(lambda: peer(httpx.Request("POST", URL))))
     assert peer.seconds == [200]
     assert not limiter.check("peer")
+
+
+def test_dates_are_compared_with_the_wall_clock() -> None:
+    steady = SteadyClock()
+    steady.epoch_us -= 3_600_000_000  # the machine was suspended for an hour
+    refusal = httpx.Response(429, headers={"retry-after": formatdate(time.time() + 60, usegmt=True)})
+    manners = Manners(Limiter, None, clock=steady)
+    run(manners.exchange("peer", "POST", False, lambda: refusal, steady.sleep, lambda answer: None))
+    assert 0 < manners.pause_us("peer") <= 60_000_000
 
 
 def test_pauses_are_longer_by_chance(clock: FakeClock) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypedDict
 
-from headgate.clock import MICROSECONDS, Clock, SteadyClock
+from headgate.clock import MICROSECONDS, Clock, SteadyClock, dating
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.http.limit import AnyLimiter, rule_of
@@ -83,6 +83,7 @@ class Manners(Generic[AnyLimiter]):
             self.limiter = limit if isinstance(limit, kind) else kind(rule_of(limit, kind), clock=clock)
         self.key = key
         self.clock: Clock = clock or (SteadyClock() if self.limiter is None else self.limiter.clock)
+        self._dates = dating(self.clock)
         self._retries, self._methods, self._statuses = retries, frozenset(methods), frozenset(statuses)
         self._max_wait, self._jitter = max_wait, jitter
         self._pauses: dict[PlainKey, int] = {}
@@ -121,7 +122,7 @@ class Manners(Generic[AnyLimiter]):
                 return answer
             answer = yield send()
             is_refused = answer.status_code in self._statuses
-            pause = asked_pause(answer.headers, self.clock.now_us() / MICROSECONDS, is_refused)
+            pause = asked_pause(answer.headers, self._dates.now_us() / MICROSECONDS, is_refused)
             if pause is None and is_refused:
                 pause = FIRST_BACKOFF * 2**attempt
             if pause is not None:

@@ -136,7 +136,7 @@ async def test_only_idempotent_methods_are_sent_again(client: Ask, clock: FakeCl
         await client(peer)(method)
         assert len(peer.seconds) == times
     peer = Peer(clock, REFUSED, OK)
-    await client(peer, methods={"POST"})("POST", content=b"body")
+    await client(peer, methods=["post"])("POST", content=b"body")
     assert len(peer.seconds) == 2
 
 
@@ -261,6 +261,7 @@ def test_limiters_and_mistakes() -> None:
         lambda: RateLimitTransport(AsyncLimiter("1/s")),  # type: ignore[arg-type]
         lambda: RateLimitTransport("1/s", retries=-1),
         lambda: RateLimitTransport("1/s", max_wait=-1),
+        lambda: RateLimitTransport("1/s", methods="POST"),
         lambda: AsyncRateLimitTransport("1/s", jitter=2),
     ):
         with pytest.raises(ConfigError):

@@ -16,6 +16,8 @@ NOW = 1_700_000_000.0
     ("headers", "pause"),
     [
         ({"retry-after": "30"}, 30),
+        ({"Retry-After": "30"}, 30),
+        ({"X-RateLimit-Remaining": "0", "X-RATELIMIT-RESET": "20"}, 20),
         ({"retry-after": "1.5"}, 1.5),
         ({"retry-after": "Tue, 14 Nov 2023 22:14:20 GMT"}, 60),
         ({"retry-after": "Tue, 14 Nov 2023 22:14:20"}, 60),

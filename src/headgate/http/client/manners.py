@@ -78,13 +78,16 @@ class Manners(Generic[AnyLimiter]):
             raise ConfigError(
                 f"max_wait is seconds, up to a day, and jitter from 0 to 1, not {max_wait} and {jitter}"
             )
+        if isinstance(methods, str):
+            raise ConfigError(f"methods is a list of methods, like [{methods!r}]")
         self.limiter: AnyLimiter | None = None
         if limit is not None:
             self.limiter = limit if isinstance(limit, kind) else kind(rule_of(limit, kind), clock=clock)
         self.key = key
         self.clock: Clock = clock or (SteadyClock() if self.limiter is None else self.limiter.clock)
         self._dates = dating(self.clock)
-        self._retries, self._methods, self._statuses = retries, frozenset(methods), frozenset(statuses)
+        self._retries, self._statuses = retries, frozenset(statuses)
+        self._methods = frozenset(method.upper() for method in methods)
         self._max_wait, self._jitter = max_wait, jitter
         self._pauses: dict[PlainKey, int] = {}
 
@@ -174,6 +177,7 @@ def asked_pause(headers: Mapping[str, str], now: float, is_refused: bool) -> flo
         now: The time in seconds since the epoch.
         is_refused: Whether the request was refused.
     """
+    headers = {name.lower(): value for name, value in headers.items()}
     if is_refused and (value := headers.get("retry-after")) is not None:
         pause = _retry_after(value, now)
         if pause is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from typing import Any
 
@@ -253,6 +255,24 @@ def test_pauses_that_are_over_are_forgotten(clock: FakeClock, monkeypatch: pytes
             one.get(f"http://{number}/")
             clock.advance(11)
     assert len(transport._manners._pauses) <= 2
+
+
+def test_threads_lose_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.http.client.manners.MOST_PAUSES", 10)
+    manners = Manners(Limiter, None)
+    refusal = httpx.Response(429, headers={"retry-after": "3600"})
+    interval = sys.getswitchinterval()
+
+    def send(host: str) -> None:
+        run(manners.exchange(host, "POST", False, lambda: refusal, manners.clock.sleep, lambda answer: None))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(send, map(str, range(4000))))
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(manners.pause_us(str(host)) for host in range(4000))
 
 
 def test_limiters_and_mistakes() -> None:

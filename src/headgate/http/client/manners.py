@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypedDict
 
+from headgate._fork import watch
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, dating
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
@@ -23,6 +25,8 @@ LONGEST_PAUSE = 86_400.0
 """Seconds that a peer can ask for at most: what is more is a mistake."""
 
 MOST_PAUSES = 10_000
+"""How many pauses are kept before those that are over are forgotten."""
+
 FIRST_BACKOFF = 0.5
 """Seconds after a refusal that does not say how long; twice as many after the next one."""
 
@@ -90,6 +94,8 @@ class Manners(Generic[AnyLimiter]):
         self._methods = frozenset(method.upper() for method in methods)
         self._max_wait, self._jitter = max_wait, jitter
         self._pauses: dict[PlainKey, int] = {}
+        self._most_pauses = MOST_PAUSES
+        self._lock = watch(threading.RLock())
 
     def exchange(
         self,
@@ -161,9 +167,11 @@ class Manners(Generic[AnyLimiter]):
 
     def _note(self, key: PlainKey, pause: float) -> None:
         now = self.clock.now_us()
-        self._pauses[key] = max(self._pauses.get(key, 0), now + round(pause * MICROSECONDS))
-        if len(self._pauses) > MOST_PAUSES:
-            self._pauses = {key: until for key, until in self._pauses.items() if until > now}
+        with self._lock:
+            self._pauses[key] = max(self._pauses.get(key, 0), now + round(pause * MICROSECONDS))
+            if len(self._pauses) > self._most_pauses:
+                self._pauses = {key: until for key, until in tuple(self._pauses.items()) if until > now}
+                self._most_pauses = max(MOST_PAUSES, 2 * len(self._pauses))
 
 
 def asked_pause(headers: Mapping[str, str], now: float, is_refused: bool) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 from headgate._fork import watch
 from headgate.clock import MICROSECONDS, Clock
 from headgate.errors import ConfigError
-from headgate.keys import Key
+from headgate.keys import Key, check_plain
 from headgate.quota import Quotas
 from headgate.rules import QuotaLike, Rule
 
@@ -52,6 +52,13 @@ def quotas_of(rules: tuple[Rule, ...], value: QuotaValue | None) -> Quotas | Non
     return tuple(
         None if own is None else rule.quota_from(own) for rule, own in zip(rules, given, strict=True)
     )
+
+
+def caller_of(key: Key | None, tier: str | None) -> object:
+    """Return what the quotas of a call are kept under: its whole key, also where the rules count all callers together."""
+    if isinstance(key, Mapping):
+        return tuple((scope, check_plain(part)) for scope, part in key.items()), tier
+    return key if key is None else check_plain(key), tier
 
 
 class QuotaCache:

@@ -129,6 +129,15 @@ def test_callers_by_scope_are_told_apart() -> None:
     assert asked == [{"user": "ann"}, {"user": "bob"}]
 
 
+def test_callers_of_one_shared_counter_have_quotas_of_their_own() -> None:
+    own = limiter(
+        fixed_window("5/minute", scope="*"),
+        quotas=lambda key, tier: {"ann": "9/minute"}.get(key if isinstance(key, str) else ""),
+    )
+    keys: list[Any] = ["ann", "bob", None, {"user": "ann"}, "ann"]
+    assert [own.check(key, 0).limit for key in keys] == [9, 5, 5, 5, 9]
+
+
 def test_what_is_kept_is_bounded() -> None:
     own = limiter(fixed_window("5/minute"), quotas=lambda key, tier: None)
     for number in range(MOST_KEPT + 10):

@@ -15,7 +15,7 @@ from headgate.decision import UNLIMITED
 from headgate.hooks import Call, Hooks, Operation
 from headgate.keys import Key, PlainKey
 from headgate.quota import Quotas
-from headgate.quotas import QuotaCache
+from headgate.quotas import QuotaCache, caller_of
 from headgate.stores.base import Answer, AsyncGate, Receipts
 from headgate.stores.request import Request
 
@@ -69,7 +69,8 @@ class AsyncQuoted:
         return await self._gate.ask(request)
 
     async def _look_up(self, key: Key | None, tier: str | None) -> Quotas | None:
-        caller = self._pick(key), tier
+        self._pick(key)  # says what is wrong with it
+        caller = caller_of(key, tier)
         is_known, quotas = self._quotas.get(caller)
         if is_known:
             return quotas

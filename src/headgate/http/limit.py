@@ -22,7 +22,7 @@ from headgate.http.headers import Fields, Writer
 from headgate.http.keys import KeyFunction, by_address, takes_scope
 from headgate.keys import Key
 from headgate.quota import Quotas
-from headgate.quotas import QuotaCache, QuotaValue
+from headgate.quotas import QuotaCache, QuotaValue, caller_of
 from headgate.rules import Rule
 from headgate.stores.request import Request, new_request
 
@@ -180,13 +180,13 @@ class RequestLimit(Generic[AnyLimiter]):
 
     def quotas(self, quotas: QuotaCache, question: Request, request: Any) -> Quotas | None:
         """Return the quotas of a request's own, if it has some."""
-        caller = _caller(question)
+        caller = caller_of(question.key, question.tier)
         is_known, found = quotas.get(caller)
         return found if is_known else quotas.keep(caller, quotas.function(request))
 
     async def awaited_quotas(self, quotas: QuotaCache, question: Request, request: Any) -> Quotas | None:
         """As `quotas`, where the function may be a coroutine function."""
-        caller = _caller(question)
+        caller = caller_of(question.key, question.tier)
         is_known, found = quotas.get(caller)
         return found if is_known else quotas.keep(caller, await _value(quotas.function, request))
 
@@ -273,11 +273,6 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
         capacity = rule.quota.limit if rule.quota.burst is None else rule.quota.burst
         if units > capacity > 0:
             raise ConfigError(f"every request costs {units}, but {rule} never admits more than {capacity}")
-
-
-def _caller(question: Request) -> object:
-    key = question.key
-    return tuple(key.items()) if isinstance(key, Mapping) else key, question.tier
 
 
 def _predicate(count: Outcomes | None) -> Callable[[int], bool] | None:

@@ -22,7 +22,7 @@ from headgate.http.headers import Fields, Writer
 from headgate.http.keys import KeyFunction, by_address, takes_scope
 from headgate.keys import Key
 from headgate.quota import Quotas
-from headgate.quotas import QuotaCache, QuotaValue, caller_of
+from headgate.quotas import QuotaCache, QuotaValue, caller_of, quotas_of
 from headgate.rules import Rule
 from headgate.stores.request import Request, new_request
 
@@ -122,6 +122,8 @@ class RequestLimit(Generic[AnyLimiter]):
         fields: Fields | None = None,
     ) -> None:
         _check_cost(cost, tier, limiter)
+        if limiter.current.rules and not callable(quota):
+            quotas_of(limiter.current.rules, quota)  # says what is wrong with it
         self.limiter: AnyLimiter = limiter
         self._fields = fields
         self.exempt = exempt

@@ -769,6 +769,12 @@ async def test_quotas_may_be_awaited() -> None:
         assert len(asked) == times
 
 
+@pytest.mark.parametrize("quota", ["7/hour", "seven", {"typo": "7/minute"}])
+def test_a_quota_that_fits_no_request_is_refused_at_the_start(quota: Any) -> None:
+    with pytest.raises(ConfigError):
+        application("5/minute", quota=quota)
+
+
 async def test_a_quota_per_scope_of_the_key() -> None:
     limiter = AsyncLimiter(
         sliding_window("5/minute", scope="user", name="own"), sliding_window("9/hour", scope="*")

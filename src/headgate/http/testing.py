@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from headgate import AsyncLimiter, Limiter
 from headgate.clock import Clock
@@ -70,13 +71,16 @@ def _kind(limiter: Any) -> type[AsyncLimiter] | type[Limiter]:
 
 @contextmanager
 def _substituted(substitute: Callable[[Any], Any]) -> Iterator[None]:
-    before = {id(limit): limit.substituted for limit in all_limits}
+    before = WeakKeyDictionary({limit: limit.substituted for limit in all_limits})
     substitutes.append(substitute)
-    for limit in list(all_limits):
-        limit.renew()
     try:
+        for limit in list(all_limits):
+            limit.renew()
         yield
     finally:
         substitutes.remove(substitute)
         for limit in list(all_limits):
-            limit.substitute(before.get(id(limit)))
+            if limit in before:
+                limit.substitute(before[limit])
+            else:
+                limit.renew()  # made inside of the block, and perhaps still inside of another one

@@ -27,6 +27,15 @@ def test_the_fixture_switches_limits_on_again(headgate_limits: FreshLimits) -> N
     assert not limit.version.limiter.hit("a")
 
 
+def test_a_limit_made_in_a_block_within_a_block_is_in_both() -> None:
+    with limits_off():
+        with fresh_limits():
+            limit = RequestLimit(Limiter("0/minute"))
+            assert not limit.version.limiter.hit("a")
+        assert limit.version.limiter.hit("a")
+    assert not limit.version.limiter.hit("a")
+
+
 def test_real_time_cannot_be_moved() -> None:
     with fresh_limits() as limits, pytest.raises(ConfigError, match="FakeClock"):
         limits.advance(1)

@@ -79,6 +79,7 @@ class QuotaCache:
         if not 0 <= seconds < float("inf"):
             raise ConfigError(f"quotas_for= is seconds, at least 0, not {seconds!r}")
         self.function = function
+        self.seconds = seconds
         self._rules = rules
         self._lasting_us = round(seconds * MICROSECONDS)
         self._clock = clock

@@ -109,8 +109,8 @@ class AsyncLimiter(AsyncAsking):
         self._turns = AsyncTurns()
         self._turn_of = key_picker(self.rules)
         if quotas is not None:
-            known = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-            gate = AsyncQuoted(gate, known, self._turn_of)
+            self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+            gate = AsyncQuoted(gate, self.quotas, self._turn_of)
         self.gate, self.new_hold = self._around(gate, hooks)
 
     def _around(self, gate: AsyncGate, hooks: Iterable[Hook]) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
@@ -304,6 +304,17 @@ class AsyncLimiter(AsyncAsking):
 
     tier_for: Callable[[Key | None, str | None], str | None] | None = None
     """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
+
+    quotas: QuotaCache | None = None
+    """What the function for callers' quotas has said; `None` without one."""
+
+    def in_memory(self, clock: Clock | None) -> AsyncLimiter:
+        """Return a limiter that decides as this one does but has counted nothing, in memory of its own, for tests."""
+        if self.quotas is None:
+            return AsyncLimiter(*self.rules, clock=clock)
+        return AsyncLimiter(
+            *self.rules, clock=clock, quotas=self.quotas.function, quotas_for=self.quotas.seconds
+        )
 
     def settling(self, receipts: Receipts | None) -> AsyncGate:
         """Return the gate on which a hold with these receipts is settled."""

@@ -109,8 +109,8 @@ class Limiter(Asking):
         self._turns = Turns()
         self._turn_of = key_picker(self.rules)
         if quotas is not None:
-            known = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-            gate = Quoted(gate, known, self._turn_of)
+            self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+            gate = Quoted(gate, self.quotas, self._turn_of)
         self.gate, self.new_hold = self._around(gate, hooks)
 
     def _around(self, gate: Gate, hooks: Iterable[Hook]) -> tuple[Gate, Callable[..., Hold]]:
@@ -304,6 +304,15 @@ class Limiter(Asking):
 
     tier_for: Callable[[Key | None, str | None], str | None] | None = None
     """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
+
+    quotas: QuotaCache | None = None
+    """What the function for callers' quotas has said; `None` without one."""
+
+    def in_memory(self, clock: Clock | None) -> Limiter:
+        """Return a limiter that decides as this one does but has counted nothing, in memory of its own, for tests."""
+        if self.quotas is None:
+            return Limiter(*self.rules, clock=clock)
+        return Limiter(*self.rules, clock=clock, quotas=self.quotas.function, quotas_for=self.quotas.seconds)
 
     def settling(self, receipts: Receipts | None) -> Gate:
         """Return the gate on which a hold with these receipts is settled."""

@@ -42,8 +42,8 @@ class FreshLimits:
             limit.substitute(self.substitute(limit.limiter))
 
     def substitute(self, limiter: Any) -> Any:
-        """Return a limiter with the same rules that has not counted anything yet."""
-        return _kind(limiter)(*limiter.rules, clock=self._clock)
+        """Return a limiter that decides as this one does and has not counted anything yet."""
+        return limiter.in_memory(self._clock)
 
 
 @contextmanager
@@ -61,12 +61,8 @@ def fresh_limits(*, clock: Clock | None = None) -> Iterator[FreshLimits]:
 @contextmanager
 def limits_off() -> Iterator[None]:
     """Let every limit admit everything, for the length of a block."""
-    with _substituted(lambda limiter: _kind(limiter)()):
+    with _substituted(lambda limiter: AsyncLimiter() if isinstance(limiter, AsyncLimiter) else Limiter()):
         yield
-
-
-def _kind(limiter: Any) -> type[AsyncLimiter] | type[Limiter]:
-    return AsyncLimiter if isinstance(limiter, AsyncLimiter) else Limiter
 
 
 @contextmanager

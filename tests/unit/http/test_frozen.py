@@ -9,6 +9,7 @@ import pytest
 from headgate import ConfigError, Limiter
 from headgate.http.limit import RequestLimit
 from headgate.http.testing import FreshLimits, fresh_limits, limits_off
+from headgate.policy import LivePolicy, parse_policy
 
 
 def test_the_fixture_reaches_every_limit(headgate_limits: FreshLimits, tmp_path: Path) -> None:
@@ -34,6 +35,29 @@ def test_a_limit_made_in_a_block_within_a_block_is_in_both() -> None:
             assert not limit.version.limiter.hit("a")
         assert limit.version.limiter.hit("a")
     assert not limit.version.limiter.hit("a")
+
+
+def test_quotas_from_a_function_hold_in_a_block() -> None:
+    limit = RequestLimit(Limiter("0/minute", quotas=lambda key, tier: "2/minute" if key == "a" else None))
+    with fresh_limits():
+        assert limit.version.limiter.check("a", 2)
+        assert not limit.version.limiter.check("b")
+
+
+def test_tiers_and_overrides_of_a_policy_hold_in_a_block() -> None:
+    policy = """
+    [limiters.api]
+    rules = [{ quota = "1/minute", name = "own", tiers = { free = "2/minute" } }]
+    default_tier = "free"
+    [[limiters.api.overrides]]
+    key = "vip"
+    rules = { own = "3/minute" }
+    """
+    limit = RequestLimit(LivePolicy(parse_policy(policy))["api"])
+    limit.version.limiter.hit("a", 2)
+    with fresh_limits():
+        assert limit.version.limiter.check("a", 2)
+        assert limit.version.limiter.check("vip", 3)
 
 
 def test_real_time_cannot_be_moved() -> None:

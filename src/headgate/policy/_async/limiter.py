@@ -21,6 +21,7 @@ from headgate.policy._async.shadow import AsyncShadow
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, ShadowTally
 from headgate.quotas import QuotaValue
+from headgate.stores import MemoryStore
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
 
 
@@ -85,6 +86,9 @@ class AsyncVersion(AsyncLimiter):
         self._policed = AsyncPoliced(gate, self.policy, self.shadows, together=self.store.remote)
         return self._policed, new_hold
 
+    def in_memory(self, clock: Clock | None) -> AsyncVersion:
+        return AsyncVersion(self.policy, MemoryStore(clock=clock), None, None, Hooks(()), None)
+
     def settling(self, receipts: Receipts | None) -> AsyncGate:
         return self.gate if self._policed is None else self._policed.settling(receipts)
 
@@ -127,6 +131,9 @@ class AsyncPolicyLimiter(AsyncLimiter):
     @property
     def current(self) -> AsyncVersion:
         return self._version
+
+    def in_memory(self, clock: Clock | None) -> AsyncVersion:
+        return self._version.in_memory(clock)
 
     async def _take(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None

@@ -22,6 +22,7 @@ from headgate.policy._sync.shadow import Shadow
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.tally import ShadowCount, ShadowTally
 from headgate.quotas import QuotaValue
+from headgate.stores import MemoryStore
 from headgate.stores.base import Gate, Receipts, Store
 
 
@@ -86,6 +87,9 @@ class Version(Limiter):
         self._policed = Policed(gate, self.policy, self.shadows, together=self.store.remote)
         return self._policed, new_hold
 
+    def in_memory(self, clock: Clock | None) -> Version:
+        return Version(self.policy, MemoryStore(clock=clock), None, None, Hooks(()), None)
+
     def settling(self, receipts: Receipts | None) -> Gate:
         return self.gate if self._policed is None else self._policed.settling(receipts)
 
@@ -128,6 +132,9 @@ class PolicyLimiter(Limiter):
     @property
     def current(self) -> Version:
         return self._version
+
+    def in_memory(self, clock: Clock | None) -> Version:
+        return self._version.in_memory(clock)
 
     def _take(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None

@@ -70,7 +70,7 @@ class LimitVersion(Generic[AnyLimiter]):
         limiter: Decides. Its rules never change.
         writer: Writes the fields of its decisions.
         now_us: Returns the time to go by in fields, in microseconds since the epoch.
-        quotas: What the limit's function has said of callers' quotas; `None` without one.
+        quotas: What the limit's function, or else that of its limiter, has said of callers' quotas; `None` without one.
     """
 
     limiter: AnyLimiter
@@ -151,7 +151,7 @@ class RequestLimit(Generic[AnyLimiter]):
         deciding: Any = own if limiter is None else limiter
         clock = deciding.clock
         writer = Writer(own.rules, self._fields or STYLES[own.headers or "both"])
-        quotas = None
+        quotas = deciding.quotas
         if self.quota is not None and deciding.rules:
             quota = self.quota
             function = quota if callable(quota) else lambda request: quota
@@ -184,13 +184,21 @@ class RequestLimit(Generic[AnyLimiter]):
         """Return the quotas of a request's own, if it has some."""
         caller = caller_of(question.key, question.tier)
         is_known, found = quotas.get(caller)
-        return found if is_known else quotas.keep(caller, quotas.function(request))
+        return found if is_known else quotas.keep(caller, self._look_up(quotas, question, request))
 
     async def awaited_quotas(self, quotas: QuotaCache, question: Request, request: Any) -> Quotas | None:
         """As `quotas`, where the function may be a coroutine function."""
         caller = caller_of(question.key, question.tier)
         is_known, found = quotas.get(caller)
-        return found if is_known else quotas.keep(caller, await _value(quotas.function, request))
+        if is_known:
+            return found
+        value = self._look_up(quotas, question, request)
+        return quotas.keep(caller, await value if inspect.isawaitable(value) else value)
+
+    def _look_up(self, quotas: QuotaCache, question: Request, request: Any) -> Any:
+        if self.quota is None:  # the function is that of the limiter
+            return quotas.function(question.key, question.tier)
+        return quotas.function(request)
 
 
 all_limits: weakref.WeakSet[RequestLimit[Any]] = weakref.WeakSet()

@@ -769,6 +769,21 @@ async def test_quotas_may_be_awaited() -> None:
         assert len(asked) == times
 
 
+async def test_quotas_of_the_limiter_show_in_the_fields() -> None:
+    async def quota(key: Any, tier: str | None) -> str | None:
+        return "7/minute" if key == "a" else None
+
+    for arguments in ({}, {"count": {200}}):
+        limiter = AsyncLimiter("1/minute", quotas=quota)
+        async with client_of(application(limiter, key=by_header("x-user"), **arguments)) as client:
+            responses = [await client.get("/", headers={"x-user": user}) for user in "ab"]
+        assert [policies(response) for response in responses] == [
+            {"sliding_window/1m": 7},
+            {"sliding_window/1m": 1},
+        ]
+        assert left(responses[0]) == {"sliding_window/1m": 6}
+
+
 @pytest.mark.parametrize("quota", ["7/hour", "seven", {"typo": "7/minute"}])
 def test_a_quota_that_fits_no_request_is_refused_at_the_start(quota: Any) -> None:
     with pytest.raises(ConfigError):

@@ -242,6 +242,16 @@ def test_quotas_come_from_the_request() -> None:
     assert asked == [b"7", b"", b"9"]
 
 
+def test_quotas_of_the_limiter_show_in_the_fields() -> None:
+    limiter = Limiter("1/minute", quotas=lambda key, tier: {"a": "7/minute"}.get(key))
+    with client_of(application(limiter, key=by_header("x-api-key"))) as client:
+        responses = [client.get("/", headers={"x-api-key": key}) for key in "ab"]
+    assert [policies(response) for response in responses] == [
+        {"sliding_window/1m": 7},
+        {"sliding_window/1m": 1},
+    ]
+
+
 def test_a_quota_of_the_request_goes_for_outcomes_too() -> None:
     app = application(Limiter("1/minute", "9/hour"), count={200}, quota={"sliding_window/1m": "3/minute"})
     with client_of(app) as client:

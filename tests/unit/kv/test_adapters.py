@@ -12,9 +12,12 @@ import pytest
 
 from headgate import ConfigError, StoreUnavailable
 from headgate.stores.kv import ListingKV, MemoryKV, SQLiteKV, SwappingKV, open_kv, purge
+from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
+from tests.unit.kv.cloudflare_server import ACCOUNT, NAMESPACE, TOKEN
+from tests.unit.kv.redis_server import with_own_prefix
 
 AWKWARD_KEY = "ratelimit:42:a/b%2F ?*[é]\\"
 
@@ -120,8 +123,8 @@ class TestTimeToLive:
     async def test_redis_is_told_the_seconds(self, redis_kv: RedisKV) -> None:
         await redis_kv.put("put", "1", 3600)
         await redis_kv.swap("swapped", None, "1", 7200)
-        assert 3590 < await redis_kv._client.ttl(f"{redis_kv.prefix}put") <= 3600
-        assert 7190 < await redis_kv._client.ttl(f"{redis_kv.prefix}swapped") <= 7200
+        assert 3590 < await redis_kv._clients.own().ttl(f"{redis_kv.prefix}put") <= 3600
+        assert 7190 < await redis_kv._clients.own().ttl(f"{redis_kv.prefix}swapped") <= 7200
 
 
 class TestSQLite:
@@ -196,7 +199,7 @@ def _swap_in_child(kv: SQLiteKV) -> None:
 
 class TestRedis:
     async def test_a_prefix_keeps_a_shared_database_apart(self, redis_kv: RedisKV) -> None:
-        apart = RedisKV(redis_kv._client, prefix=f"{redis_kv.prefix}telegram[1]:")
+        apart = RedisKV(redis_kv._clients.own(), prefix=f"{redis_kv.prefix}telegram[1]:")
         await redis_kv.put("key", "theirs", 60)
         await apart.put("key", "ours", 60)
         assert await redis_kv.get("key") == "theirs"
@@ -224,7 +227,7 @@ class TestRedis:
     async def test_a_command_is_never_sent_twice(self, redis_server: str) -> None:
         """A swap that was carried out, but whose answer was lost, must not be judged by its own result."""
         kv = RedisKV.from_url(redis_server)
-        retry = kv._client.get_retry()
+        retry = kv._clients.own().get_retry()
         assert retry is not None
         assert retry.get_retries() == 0
         await kv.aclose()
@@ -246,3 +249,23 @@ class TestOpening:
     def test_other_urls_are_refused(self, url: str) -> None:
         with pytest.raises(ConfigError):
             open_kv(url)
+
+
+class TestEventLoops:
+    @pytest.fixture(params=["sqlite", "redis", "cloudflare"])
+    def made_outside(
+        self, request: pytest.FixtureRequest, tmp_path: Path, redis_server: str, cloudflare_base: str
+    ) -> ListingKV:
+        if request.param == "sqlite":
+            return SQLiteKV(tmp_path / "kv.db")
+        if request.param == "redis":
+            return RedisKV.from_url(with_own_prefix(redis_server))
+        return CloudflareKV(ACCOUNT, NAMESPACE, TOKEN, api_base=cloudflare_base)
+
+    def test_each_has_its_own_connections(self, made_outside: ListingKV) -> None:
+        with asyncio.Runner() as first, asyncio.Runner() as second:
+            first.run(made_outside.put("key", "1", 60))
+            assert second.run(made_outside.get("key")) == "1"
+            assert first.run(made_outside.get("key")) == "1"
+            for runner in (second, first):
+                runner.run(made_outside.aclose())

@@ -390,7 +390,7 @@ class TestTurns:
         tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert order == ["a", "c"]
-        assert turns._by_loop[asyncio.get_running_loop()] == {}
+        assert turns._queues.own() == {}
 
     async def test_names_do_not_wait_for_one_another(self) -> None:
         turns = KeyTurns()

@@ -28,6 +28,7 @@ import httpx
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, to_microseconds
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
+from headgate.stores.kv.loops import PerLoop
 
 __all__ = ["API_BASE", "CloudflareKV"]
 
@@ -90,8 +91,9 @@ class CloudflareKV:
         self._namespace = (
             f"{api_base.rstrip('/')}/accounts/{quote(account_id)}/storage/kv/namespaces/{quote(namespace_id)}"
         )
-        self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {api_token}"}, timeout=timeout, transport=transport
+        headers = {"Authorization": f"Bearer {api_token}"}
+        self._clients = PerLoop(
+            lambda: httpx.AsyncClient(headers=headers, timeout=timeout, transport=transport)
         )
 
     async def get(self, key: str) -> str | None:
@@ -134,8 +136,8 @@ class CloudflareKV:
                 return
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
+        """Close the connections of this event loop."""
+        await self._clients.own().aclose()
 
     def _value_url(self, key: str) -> str:
         return f"{self._namespace}/values/{quote(key, safe='')}"
@@ -150,7 +152,7 @@ class CloudflareKV:
         pause = _FIRST_PAUSE
         while True:
             try:
-                response = await self._client.request(method, url, **request)
+                response = await self._clients.own().request(method, url, **request)
             except httpx.TransportError as error:
                 problem, wait = f"no answer ({type(error).__name__})", pause
                 cause: Exception | None = error

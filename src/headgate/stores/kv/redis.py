@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
+from headgate.stores.kv.loops import PerLoop
 from headgate.stores.redis.endpoint import is_refusal
 
 __all__ = ["RedisKV"]
@@ -26,8 +27,8 @@ class RedisKV:
     """Keeps values in a Redis database, as plain strings with a time to live.
 
     Args:
-        client: What to talk to the server with; `aclose` closes it. If it repeats commands by itself, a swap that was
-            carried out but not answered counts twice; `from_url` makes one that does not.
+        client: What to talk to the server with, from one event loop; `aclose` closes it. If it repeats commands by itself,
+            a swap that was carried out but not answered counts twice. `from_url` makes one that does not, for each loop.
         prefix: Text before every key in the database, for one that is shared with others.
     """
 
@@ -39,8 +40,7 @@ class RedisKV:
 
     def __init__(self, client: Redis, *, prefix: str = "") -> None:
         self.prefix = prefix
-        self._client = client
-        self._swap = client.register_script(_SWAP)
+        self._clients = PerLoop(lambda: client)
 
     @classmethod
     def from_url(cls, url: str, *, timeout: float = 2.0) -> RedisKV:
@@ -53,45 +53,51 @@ class RedisKV:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query))
         prefix = options.pop("prefix", "")
-        try:
-            client = Redis.from_url(
+
+        def connect() -> Redis:
+            return Redis.from_url(
                 urlunsplit(parts._replace(query=urlencode(options))),
                 socket_timeout=timeout,
                 socket_connect_timeout=timeout,
                 retry=Retry(NoBackoff(), 0),
             )
+
+        try:
+            kv = cls(connect(), prefix=prefix)
         except ValueError as error:
             raise ConfigError(f"Redis URL: {error}") from error
-        return cls(client, prefix=prefix)
+        kv._clients = PerLoop(connect)
+        return kv
 
     async def get(self, key: str) -> str | None:
         with _translated():
-            found = await self._client.get(self.prefix + key)
+            found = await self._clients.own().get(self.prefix + key)
         return None if found is None else _text(found)
 
     async def put(self, key: str, value: str, ttl: int) -> None:
         with _translated():
-            await self._client.set(self.prefix + key, value, ex=ttl)
+            await self._clients.own().set(self.prefix + key, value, ex=ttl)
 
     async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
         arguments = ("0", "") if expected is None else ("1", expected)
+        script = self._clients.own().register_script(_SWAP)
         with _translated():
-            return bool(await self._swap(keys=[self.prefix + key], args=[*arguments, value, str(ttl)]))
+            return bool(await script(keys=[self.prefix + key], args=[*arguments, value, str(ttl)]))
 
     async def delete(self, key: str) -> None:
         with _translated():
-            await self._client.delete(self.prefix + key)
+            await self._clients.own().delete(self.prefix + key)
 
     async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Yield the keys that begin with the prefix; one that changes meanwhile may come twice or not at all."""
         pattern = (self.prefix + prefix).translate(_GLOB) + "*"
         with _translated():
-            async for key in self._client.scan_iter(match=pattern, count=1000):
+            async for key in self._clients.own().scan_iter(match=pattern, count=1000):
                 yield _text(key).removeprefix(self.prefix)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
+        """Close the connections of this event loop."""
+        await self._clients.own().aclose()
 
 
 @contextmanager

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from weakref import WeakKeyDictionary
+
+from headgate.stores.kv.loops import PerLoop
 
 
 class KeyTurns:
     """One at a time per name, within one event loop."""
 
     def __init__(self) -> None:
-        # By loop, so that a child process or a second loop never waits for tasks that are not its own.
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Queue]] = WeakKeyDictionary()
+        self._queues: PerLoop[dict[str, _Queue]] = PerLoop(dict)
 
     @asynccontextmanager
     async def take(self, name: str) -> AsyncIterator[Turn]:
         """Wait for the turn, first come, first served; it ends with the block."""
-        queues = self._by_loop.setdefault(asyncio.get_running_loop(), {})
+        queues = self._queues.own()
         queue = queues.setdefault(name, _Queue())
         queue.length += 1
         turn = Turn(queue)

@@ -1,0 +1,27 @@
+"""What belongs to one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+
+class PerLoop(Generic[T]):
+    """Something of which every event loop has its own: locks and connections serve no other, nor a child process."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: WeakKeyDictionary[asyncio.AbstractEventLoop, T] = WeakKeyDictionary()
+
+    def own(self) -> T:
+        """Return that of the running event loop."""
+        loop = asyncio.get_running_loop()
+        try:
+            return self._made[loop]
+        except KeyError:
+            made = self._made[loop] = self._make()
+            return made

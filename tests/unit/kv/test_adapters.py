@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sqlite3
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -110,6 +112,17 @@ class TestTimeToLive:
             await kv.put(f"key{number}", "1", 60)
             clock.advance(1)
         assert len(kv._entries) <= 61
+
+    async def test_memory_does_not_grow_with_the_puts_of_one_key(self, clock: FakeClock) -> None:
+        kv = MemoryKV(clock=clock)
+        for number in range(1000):
+            await kv.put("key", str(number), 60)
+            clock.advance(1)
+        assert await kv.get("key") == "999"
+        assert len(kv._looks) == 1
+        clock.advance(120)
+        await kv.put("other", "1", 60)
+        assert set(kv._entries) == {"other"}
 
     async def test_a_file_does_not_keep_what_has_expired(self, sqlite_kv: SQLiteKV, clock: FakeClock) -> None:
         for number in range(1000):
@@ -269,3 +282,22 @@ class TestEventLoops:
             assert first.run(made_outside.get("key")) == "1"
             for runner in (second, first):
                 runner.run(made_outside.aclose())
+
+    def test_threads_with_loops_of_their_own_swap_in_memory_one_at_a_time(self) -> None:
+        kv = MemoryKV()
+
+        async def count(_: int) -> int:
+            won = 0
+            for _ in range(3000):
+                seen = await kv.get("key")
+                won += await kv.swap("key", seen, str(int(seen or 0) + 1), 60)
+            return won
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                won = sum(pool.map(lambda number: asyncio.run(count(number)), range(4)))
+        finally:
+            sys.setswitchinterval(interval)
+        assert asyncio.run(kv.get("key")) == str(won)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import threading
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from headgate._fork import watch
 from headgate.clock import MICROSECONDS, Clock, SteadyClock
 from headgate.stores.base import Guarantees
 
@@ -13,6 +15,8 @@ from headgate.stores.base import Guarantees
 class _MemoryEntry(NamedTuple):
     value: str
     expires: int
+    looked_at: int
+    """When it is looked at, whether it has expired; it may have been put again since that was decided."""
 
 
 class MemoryKV:
@@ -27,7 +31,8 @@ class MemoryKV:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock: Clock = SteadyClock() if clock is None else clock
         self._entries: dict[str, _MemoryEntry] = {}
-        self._expiries: list[tuple[int, str]] = []
+        self._looks: list[tuple[int, str]] = []
+        self._lock = watch(threading.RLock())  # each thread may have an event loop
 
     async def get(self, key: str) -> str | None:
         entry = self._entries.get(key)
@@ -35,34 +40,44 @@ class MemoryKV:
 
     async def put(self, key: str, value: str, ttl: int) -> None:
         now = self._clock.now_us()
-        self._drop_expired(now)
-        entry = self._entries[key] = _MemoryEntry(value, now + ttl * MICROSECONDS)
-        heapq.heappush(self._expiries, (entry.expires, key))
+        with self._lock:
+            self._drop_expired(now)
+            self._keep(key, value, now + ttl * MICROSECONDS)
 
     async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
-        if (
-            await self.get(key) != expected
-        ):  # neither call gives up control, so no other task comes in between
-            return False
-        await self.put(key, value, ttl)
+        with self._lock:
+            if await self.get(key) != expected:  # neither call gives up control
+                return False
+            await self.put(key, value, ttl)
         return True
 
     async def delete(self, key: str) -> None:
-        self._entries.pop(key, None)
+        with self._lock:
+            self._entries.pop(key, None)
 
     async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
-        for key in [key for key in self._entries if key.startswith(prefix)]:
+        for key in [key for key in tuple(self._entries) if key.startswith(prefix)]:
             if await self.get(key) is not None:
                 yield key
 
     async def aclose(self) -> None:
         """Forget everything."""
-        self._entries.clear()
-        self._expiries.clear()
+        with self._lock:
+            self._entries.clear()
+            self._looks.clear()
+
+    def _keep(self, key: str, value: str, expires: int) -> None:
+        before = self._entries.get(key)
+        if before is None:
+            heapq.heappush(self._looks, (expires, key))
+        self._entries[key] = _MemoryEntry(value, expires, expires if before is None else before.looked_at)
 
     def _drop_expired(self, now: int) -> None:
-        while self._expiries and self._expiries[0][0] <= now:
-            expires, key = heapq.heappop(self._expiries)
+        while self._looks and self._looks[0][0] <= now:
+            looked_at, key = heapq.heappop(self._looks)
             entry = self._entries.get(key)
-            if entry is not None and entry.expires == expires:  # otherwise it was put again since
-                del self._entries[key]
+            if entry is None or entry.looked_at != looked_at:
+                continue  # it was deleted, and perhaps put again since
+            del self._entries[key]
+            if entry.expires > now:
+                self._keep(key, entry.value, entry.expires)

@@ -2,10 +2,10 @@
 
 A key-value store offers get and put, nothing that makes the two one step. What is done about it:
 
-- Within a process, calls on one key are decided one after the other, so each sees what the one before it wrote.
-- Between processes, a store that can `swap` notices that somebody else was quicker; the call is then decided anew. Such
-  a store is exact. Without it, processes that read the same value overwrite each other's count: the limit holds for
-  each process by itself, and for all together only as far as their calls do not overlap.
+- Within an event loop, calls on one key are decided one after the other, so each sees what the one before it wrote.
+- Between loops and processes, a store that can `swap` notices that somebody else was quicker; the call is then decided
+  anew. Such a store is exact. Without it, processes that read the same value overwrite each other's count: the limit
+  holds for each process by itself, and for all together only as far as their calls do not overlap.
 - There is no way to write two values together, so a limiter on this store has exactly one rule.
 
 A refusal writes nothing; an admission is one get and one put (or swap), plus another of each for every time that another

@@ -145,6 +145,15 @@ class TestAgain:
         with pytest.raises(StoreUnavailable, match="ConnectError"):
             await kv.get("key")
 
+    async def test_an_answer_that_cannot_be_read_is_no_answer(self, clock: FakeClock) -> None:
+        def answer(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(
+                200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip")
+            )
+
+        with pytest.raises(StoreUnavailable, match="DecodingError"):
+            await kv_answering(clock, answer).get("key")
+
 
 class TestStaleReads:
     """Cloudflare may answer a read with what was there up to a minute ago."""

@@ -153,7 +153,7 @@ class CloudflareKV:
         while True:
             try:
                 response = await self._clients.own().request(method, url, **request)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 problem, wait = f"no answer ({type(error).__name__})", pause
                 cause: Exception | None = error
             else:

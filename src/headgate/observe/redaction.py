@@ -20,10 +20,13 @@ from urllib.parse import quote
 MASK = "***"
 """What stands in place of a credential."""
 
+_LONGEST = 4096
+"""How far user information may reach, so that a long line does not take the square of its length."""
+
 _SCHEME = r"[a-z][a-z0-9+.-]{0,30}"
 _URL = re.compile(rf"(?:(?<![a-z0-9+.-])({_SCHEME}):|(?<![\w:/\\]))(?:\\?/){{2}}", re.IGNORECASE)
 _NEXT_URL = re.compile(rf"(?<=[\s,;|\"'<>()\[\]{{}}=]){_SCHEME}:(?:\\?/){{2}}", re.IGNORECASE)
-_ENCODED_URL = re.compile(rf"({_SCHEME}%3a(?:%2f){{2}})\S*%40", re.IGNORECASE)
+_ENCODED_URL = re.compile(rf"({_SCHEME}%3a(?:%2f){{2}})\S{{0,{_LONGEST}}}%40", re.IGNORECASE)
 # With a slash too few, or the wrong ones; with none at all only where a scheme is that of a store.
 _MISSPELT_URL = re.compile(
     rf"(?<![a-z0-9+.-])({_SCHEME}:(?:/(?!\\?/)|\\{{1,4}}(?!/))|(?:redis|valkey|postgres)[a-z+]{{0,12}}:)(?![/\\])"
@@ -32,9 +35,6 @@ _MISSPELT_URL = re.compile(
 )
 # Without a scheme it takes a host with a port behind the `@` to tell a password from anything else.
 _NO_SCHEME = re.compile(r"(?<![\w.+@/*-])[\w.+-]{0,64}:[^\s@/]{1,256}@(?=[\w.-]{1,255}:\d)")
-
-_LONGEST = 4096
-"""How far user information may reach, so that a long line does not take the square of its length."""
 
 _WEB_SCHEMES = frozenset({"http", "https", "ws", "wss"})
 _HOST = re.compile(r"(?:\[[0-9a-f:.%]+\]|[\w.-]+)(?::\d{1,5})?", re.IGNORECASE)

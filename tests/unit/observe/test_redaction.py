@@ -161,7 +161,15 @@ def test_no_text_breaks_it(text: str, secrets: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 50_000, "://" * 20_000, "@:" * 20_000, "password" * 8_000, "redis://" * 8_000]
+    "text",
+    [
+        "a" * 50_000,
+        "://" * 20_000,
+        "@:" * 20_000,
+        "password" * 8_000,
+        "redis://" * 8_000,
+        "redis%3a%2f%2f" * 20_000,
+    ],
 )
 def test_long_lines_take_no_more_than_their_length(text: str) -> None:
     assert redact(text + " password=x").endswith("password=***")

@@ -16,6 +16,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
+from headgate._fork import watch
 from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.keys import Key
@@ -73,7 +74,7 @@ class Hooks:
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self._hooks = tuple(hooks)
         self._reported: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = watch(threading.Lock())
         self.attached = self._teller("attached")
         self.decided = self._teller("decided")
         self.completed = self._teller("completed")

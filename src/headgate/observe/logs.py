@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from headgate import Limiter, Rule, token_bucket
+from headgate._fork import watch
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, StoreError
@@ -55,7 +56,7 @@ class LogHook(Hook):
         self._keys: Literal["digest", "plain", "none"] = keys
         self._salt = secrets.token_bytes(16)
         self._lines = None if rate is None else Limiter(rate, clock=clock)
-        self._lock = threading.Lock()
+        self._lock = watch(threading.Lock())
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
         if decision.allowed:

@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from headgate._fork import watch
 from headgate.costs import Cost, total
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreError
@@ -119,7 +120,7 @@ class PrometheusHook(Hook, Collector):
         self._counters: dict[tuple[str, str, bool, bool], Counter] = {}
         self._timers: dict[tuple[str, str], Histogram] = {}
         self._known_up: dict[str, bool] = {}
-        self._lock = threading.Lock()
+        self._lock = watch(threading.Lock())
         registry.register(self)
 
     def attached(self, limiter: Any) -> None:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from headgate._fork import watch
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -22,7 +24,7 @@ class TopKeys(Generic[K]):
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._counts: dict[K, int] = {}
-        self._lock = threading.Lock()
+        self._lock = watch(threading.Lock())
 
     def add(self, key: K, count: int = 1) -> None:
         """Count for a key."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from headgate import (
     AsyncLimiter,
@@ -21,9 +23,12 @@ from headgate import (
 )
 from headgate._sync.gates import Observed
 from headgate.hooks import Call, Hook
+from headgate.observe import LogHook
+from headgate.observe.prometheus import PrometheusHook
 from headgate.stores import Gate
 from headgate.stores.counters import MemoryGate
 from headgate.testing import FakeClock
+from tests.unit.processes import SECONDS_TO_LIVE, forking, in_child
 
 Event = tuple[Any, ...]
 
@@ -225,3 +230,25 @@ def test_guard_and_wait_go_through_hooks() -> None:
         guarded()
     assert limiter.wait("a")
     assert [event[2].allowed for event in recorder.events[1:]] == [True, False, False, True]
+
+
+@forking
+def test_a_fork_lets_go_of_locks_that_threads_of_the_parent_held() -> None:
+    prometheus, log = PrometheusHook(registry=CollectorRegistry(), top_keys=1), LogHook()
+    limiter = Limiter("0/minute", name="login", store="memory://", hooks=[Broken(), prometheus, log])
+    hooks = limiter.gate._hooks  # type: ignore[attr-defined]
+    are_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with hooks._lock, prometheus._lock, prometheus._refused._lock, log._lock:
+            are_held.set()
+            may_end.wait(SECONDS_TO_LIVE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert are_held.wait(SECONDS_TO_LIVE)
+        assert in_child(lambda: not limiter.hit("ada").allowed)
+    finally:
+        may_end.set()
+        thread.join()

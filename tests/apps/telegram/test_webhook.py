@@ -381,7 +381,7 @@ class TestSlidingWindow:
         await service.send(text_update(), text_update())
         content = await kv.content()
         assert sorted(content)[1:] == ["ratelimit:42:sliding_window:3600000"]
-        assert str(content["ratelimit:42:sliding_window:3600000"]).startswith("v1 ")
+        assert str(content["ratelimit:42:sliding_window:3600000"]).startswith("v1:")
         assert sorted(kv.ttls.values()) == [3600, 3660]
 
     async def test_a_failed_dispatch_gives_its_unit_back(self, start: Start) -> None:

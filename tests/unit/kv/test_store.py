@@ -375,6 +375,28 @@ class TestOutage:
         assert admitted
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        token_bucket("5/hour"),
+        sliding_log("5/hour"),
+        sliding_window("5/day"),
+        sliding_window("5/hour", buckets=6),
+        sliding_window("5/hour", name="other"),
+    ],
+    ids=str,
+)
+async def test_another_rule_under_the_same_stem_counts_from_zero(changed: Rule) -> None:
+    clock = FakeClock()
+    store = KVStore(MemoryKV(clock=clock), clock=clock, stem=lambda limiter, rule, key: f"ratelimit:{key!s}")
+    before = AsyncLimiter(sliding_window("5/hour"), name="bot", store=store)
+    after = AsyncLimiter(changed, name="bot", store=store)
+    assert await before.hit("42", 3)
+    assert [bool(await after.hit("42")) for _ in range(6)] == [True] * 5 + [False]
+    clock.advance(3 * 86_400)
+    assert await after.hit("42", 5)
+
+
 class TestTurns:
     async def test_a_waiter_who_is_cancelled_leaves_the_queue(self) -> None:
         turns = KeyTurns()

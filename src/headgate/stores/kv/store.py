@@ -14,8 +14,8 @@ process was quicker.
 How a state is written. A fixed window has an entry per window, `<stem>:<index of the window>`, whose value is the count
 in decimal, so that it can be read by eye and by others. Two promises do not fit into that number: units that are given
 back after a reset are taken from what was counted since; and time that goes back to an earlier window finds that
-window's count, not the later one's. Every other rule has one entry, `<stem>`, with all numbers of its state. A value that
-cannot be read counts as none.
+window's count, not the later one's. Every other rule has one entry, `<stem>`, with its kind, period and name, and all
+numbers of its state. A value that cannot be read, or is of another rule, counts as none.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class _KVGate:
         check_kinds((rule,), RATES, "a key-value store")
         self._tiers = plain_tiers((rule,))
         self._key = key_picker((rule,))
-        self._format: _Format = _Counts(rule.quota.period_us) if rule.kind == "fixed_window" else _Numbers()
+        self._format: _Format = (
+            _Counts(rule.quota.period_us) if rule.kind == "fixed_window" else _Numbers(rule)
+        )
 
     async def ask(self, request: Request) -> Answer:
         if request.replaces is not None:
@@ -294,20 +296,26 @@ class _Counts:
 
 
 class _Numbers:
-    """Other rules: one entry, with all numbers of the state."""
+    """Other rules: one entry, with the rule and all numbers of the state.
 
-    _STATE = re.compile(r"v1(?: -?[0-9]{1,19})+", re.ASCII)
+    The rule, because a `stem` of the user's own may be the same for another one: numbers of one rule mean something else to
+    the next, and could block a key for centuries.
+    """
 
-    def __init__(self) -> None:
+    _NUMBERS = re.compile(r"-?[0-9]{1,19}(?: -?[0-9]{1,19})*", re.ASCII)
+
+    def __init__(self, rule: Rule) -> None:
         self.new_birth = Births()
+        self._rule = f"v1:{quote(rule.identity)}"
 
     def entry(self, stem: str, now: int) -> str:
         return stem
 
     def read(self, text: str | None, now: int) -> State | None:
-        if text is None or not self._STATE.fullmatch(text):
+        rule, _, numbers = (text or "").partition(" ")
+        if rule != self._rule or not self._NUMBERS.fullmatch(numbers):
             return None
-        return tuple(int(number) for number in text.split()[1:])
+        return tuple(map(int, numbers.split()))
 
     def write(self, state: State | None) -> str:
-        return " ".join(("v1", *map(str, state or ())))  # "v1" alone reads as a fresh state
+        return " ".join((self._rule, *map(str, state or ())))  # without numbers it reads as a fresh state

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate import ConfigError, StoreUnavailable
-from headgate.stores.kv import ListingKV, MemoryKV, SQLiteKV, SwappingKV, open_kv, purge
+from headgate import AsyncLimiter, ConfigError, StoreUnavailable, sliding_window
+from headgate.stores.kv import KVStore, ListingKV, MemoryKV, SQLiteKV, SwappingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate.stores.kv.redis import RedisKV
 from headgate.stores.sqlite_file import switch_to_wal
@@ -228,6 +228,15 @@ class TestRedis:
         await kv.put("key", "1", 60)
         await kv.aclose()
         assert await redis_kv.get("bot[1]:key") == "1"
+
+    async def test_what_is_no_text_counts_as_none_and_can_be_removed(self, redis_kv: RedisKV) -> None:
+        store = KVStore(redis_kv, stem=lambda limiter, rule, key: "entry")
+        limiter = AsyncLimiter(sliding_window("1/hour"), name="bot", store=store)
+        client = redis_kv._clients.own()
+        await client.set(f"{redis_kv.prefix}entry", b"\xff")
+        assert [bool(await limiter.hit("42")) for _ in range(2)] == [True, False]
+        await client.set(redis_kv.prefix.encode() + b"\xfe", b"\xff")
+        assert await purge(redis_kv) == 2
 
     async def test_a_server_that_is_down_is_unavailable_and_its_password_stays_secret(self) -> None:
         kv = RedisKV.from_url("redis://:sesame@127.0.0.1:1/0")

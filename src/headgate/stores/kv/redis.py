@@ -71,26 +71,26 @@ class RedisKV:
 
     async def get(self, key: str) -> str | None:
         with _translated():
-            found = await self._clients.own().get(self.prefix + key)
+            found = await self._clients.own().get(self._name(key))
         return None if found is None else _text(found)
 
     async def put(self, key: str, value: str, ttl: int) -> None:
         with _translated():
-            await self._clients.own().set(self.prefix + key, value, ex=ttl)
+            await self._clients.own().set(self._name(key), value, ex=ttl)
 
     async def swap(self, key: str, expected: str | None, value: str, ttl: int) -> bool:
-        arguments = ("0", "") if expected is None else ("1", expected)
+        arguments = ("0", b"") if expected is None else ("1", _bytes(expected))
         script = self._clients.own().register_script(_SWAP)
         with _translated():
-            return bool(await script(keys=[self.prefix + key], args=[*arguments, value, str(ttl)]))
+            return bool(await script(keys=[self._name(key)], args=[*arguments, value, str(ttl)]))
 
     async def delete(self, key: str) -> None:
         with _translated():
-            await self._clients.own().delete(self.prefix + key)
+            await self._clients.own().delete(self._name(key))
 
     async def list_keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Yield the keys that begin with the prefix; one that changes meanwhile may come twice or not at all."""
-        pattern = (self.prefix + prefix).translate(_GLOB) + "*"
+        pattern = _bytes((self.prefix + prefix).translate(_GLOB) + "*")
         with _translated():
             async for key in self._clients.own().scan_iter(match=pattern, count=1000):
                 yield _text(key).removeprefix(self.prefix)
@@ -98,6 +98,9 @@ class RedisKV:
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
         await self._clients.own().aclose()
+
+    def _name(self, key: str) -> bytes:
+        return _bytes(self.prefix + key)
 
 
 @contextmanager
@@ -111,4 +114,9 @@ def _translated() -> Iterator[None]:
 
 
 def _text(reply: str | bytes) -> str:
-    return reply if isinstance(reply, str) else reply.decode()
+    # Others may have written it: what is no text must be readable too, and be found again.
+    return reply if isinstance(reply, str) else reply.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -350,17 +350,19 @@ def while_locked(lock: Any, work: Callable[..., T], *args: Any) -> T:
     """
     taken = lock._recursion_count()
     try:
-        with lock:
-            return work(*args)
+        lock.acquire()
+        result = work(*args)
+        lock.release()
     except BaseException:
         try:
-            _release_down_to(lock, taken)
+            release_down_to(lock, taken)
         finally:  # once more, in case another signal handler raised meanwhile
-            _release_down_to(lock, taken)
+            release_down_to(lock, taken)
         raise
+    return result
 
 
-def _release_down_to(lock: Any, taken: int) -> None:
+def release_down_to(lock: Any, taken: int) -> None:
     """Release a lock until this thread has taken it only so often."""
     while lock._recursion_count() > taken:
         lock.release()

@@ -37,6 +37,7 @@ from headgate.stores.base import (
     Receipts,
     Tiers,
     check_costs,
+    release_down_to,
     while_locked,
 )
 from headgate.stores.lock import CallLock
@@ -320,7 +321,18 @@ class MemoryGate:
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
         lock = self.counters.lock  # as in `Counters.alone`
         if not IS_COMPILED:
-            return while_locked(lock, self.ask_alone, request, slots, keys)
+            taken = lock._recursion_count()
+            try:  # what `while_locked` does, without a call of it
+                lock.acquire()
+                answer = self.ask_alone(request, slots, keys)
+                lock.release()
+            except BaseException:
+                try:
+                    release_down_to(lock, taken)
+                finally:
+                    release_down_to(lock, taken)
+                raise
+            return answer
         lock.acquire()
         try:
             return self.ask_alone(request, slots, keys)

@@ -66,16 +66,15 @@ cdef class MemoryGate:
     cdef readonly dict by_tier
     @cython.locals(slots=tuple, keys=tuple, lock=CallLock)
     cpdef tuple ask(self, Request request)
-    @cython.locals(operation=str, counters=Counters, at=int64_t, is_hit=bint, charged=bint, admitted=bint,
-                   slot=Slot)
+    @cython.locals(operation=str, counters=Counters, at=int64_t, holds=bint, charged=bint, admitted=bint, has_new=bint,
+                   slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, units=int64_t, used=int64_t)
     cdef tuple ask_alone(self, Request request, tuple slots, tuple keys)
+    @cython.locals(slot=Slot)
+    cdef Decision decision(self, tuple slots, int64_t at, bint admitted, bint charged)
     @cython.locals(parts=dict, keys=list, scope=str)
     cdef tuple keys_of(self, key)
-    @cython.locals(slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, units=int64_t, used=int64_t,
-                   has_new=bint, admitted=bint)
-    cdef bint look(self, Request request, tuple slots, tuple keys, int64_t at) except -1
-    @cython.locals(counters=Counters, slot=Slot, state=MeterState, room=int64_t, overflowed=bint)
-    cdef find_room(self, tuple slots, int64_t at)
+    @cython.locals(counters=Counters, slot=Slot, state=MeterState, room=int64_t, overflowed=bint, admitted=bint)
+    cdef bint find_room(self, tuple slots, int64_t at) except -1
     cdef tuple charge(self, tuple slots, int64_t at, now, bint holds)
     @cython.locals(slot=Slot, meter=Meter, table=Table, state=MeterState, cost=int64_t, birth=int64_t, receipts=list,
                    counters=Counters, charged=bint)

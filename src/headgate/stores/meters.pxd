@@ -137,11 +137,11 @@ cdef class BucketState(MeterState):
     cdef readonly tuple shape
 
 cdef class BucketMeter(Meter):
-    cdef readonly int64_t n, tick
+    cdef readonly int64_t n, tick, longest
     cdef readonly tuple shape
     @cython.locals(state=BucketState)
     cpdef clear(self, MeterState s)
-    @cython.locals(state=BucketState, level=int64_t, passed=int64_t)
+    @cython.locals(state=BucketState, level=int64_t, passed=int64_t, drained=int64_t)
     cpdef int64_t used(self, MeterState s, int64_t now) except? -1
     @cython.locals(n=int64_t)
     cdef int64_t converted(self, BucketState state, int64_t passed) except? -1

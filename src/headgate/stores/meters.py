@@ -628,12 +628,13 @@ class BucketMeter(Meter):
         shape: `n`, `part` and `most`; a state of another one was charged under another quota.
     """
 
-    __slots__ = ("n", "shape", "tick")
+    __slots__ = ("longest", "n", "shape", "tick")
 
     def __init__(self, rule: TokenBucket) -> None:
         super().__init__(rule, rule.d)
-        self.n: int = rule.n
+        self.n: int = rule.n or 1  # of one that is closed, so that a blank state is fresh at once
         self.tick: int = rule.tick
+        self.longest: int = MAX_UNITS // self.n  # ticks in which all drains that can be counted
         self.shape: tuple[int, int, int] = (self.n, self.part, self.most)
 
     def new(self) -> MeterState:
@@ -655,7 +656,9 @@ class BucketMeter(Meter):
                 return level
         if passed <= 0:
             return level
-        return 0 if passed >= -(level // -self.n) else level - passed * self.n
+        if passed > self.longest or (drained := passed * self.n) >= level:
+            return 0
+        return level - drained
 
     def converted(self, state: BucketState, passed: int) -> int:
         """Return the level of a state of any shape in this one, after some ticks, or more than can be counted."""
@@ -692,16 +695,17 @@ class BucketMeter(Meter):
 
     def free_at(self, s: MeterState, now: int, excess: int) -> int:
         state: BucketState = s  # type: ignore[assignment]
-        time, fresh = now // self.tick, NEVER
+        time = now // self.tick
         if time < state.time:
             time = state.time
-        if state.shape is not self.shape:
-            # It keeps its shape if nothing is written, and is fresh as soon as it is so in one of the two.
-            fresh = self.fresh_at(state)
-            if self.used(state, now) > MAX_UNITS:
-                return fresh  # it cannot be counted in this shape
         drained = (time - excess // -self.n) * self.tick
-        return drained if fresh == NEVER or drained < fresh else fresh
+        if state.shape is self.shape:
+            return drained
+        # It keeps its shape if nothing is written, and is fresh as soon as it is so in one of the two.
+        fresh = self.fresh_at(state)
+        if self.used(state, now) > MAX_UNITS:
+            return fresh  # it cannot be counted in this shape
+        return min(drained, fresh)
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
         state: BucketState = s  # type: ignore[assignment]
@@ -787,7 +791,6 @@ class ClosedMeter(BucketMeter):
         super().__init__(rule)
         self.limit = 0
         self.most = 0
-        self.n = 1  # so that a blank state is fresh at once
         self.shape = (1, self.part, 0)
 
     def used(self, s: MeterState, now: int) -> int:

@@ -9,7 +9,7 @@ from headgate.stores.lock cimport CallLock
 from headgate.stores.meters cimport Meter, MeterState
 from headgate.stores.request cimport Request
 
-cdef int SHARDS, LAST_SHARD, LOOKED_AT_PER_NEW_KEY, LOOKED_AT_WHEN_FULL
+cdef int SHARDS, LAST_SHARD, NEW_KEYS_PER_LOOK, LOOKED_AT_FOR_NEW_KEYS, LOOKED_AT_WHEN_FULL
 cdef int64_t GRACE_US, NEVER
 cdef bint IS_COMPILED
 
@@ -40,7 +40,7 @@ cdef class Table:
     cdef MeterState without_own(self, int64_t now, bint has_room)
     @cython.locals(shard=dict, state=MeterState)
     cdef MeterState add(self, key, int64_t now)
-    @cython.locals(shard=dict, state=MeterState)
+    @cython.locals(shards=list, shard=dict, kept=dict, meter=Meter, state=MeterState)
     cdef look_at(self, Py_ssize_t most, int64_t now)
     @cython.locals(left=int64_t)
     cdef written(self, MeterState state, explicit_now)

@@ -60,15 +60,15 @@ cdef class MemoryGate:
     cdef readonly Counters counters
     cdef readonly str limiter
     cdef readonly tuple names, scopes, rules, own
-    cdef readonly bint is_plain
+    cdef readonly bint has_one_rule, is_plain
     cdef readonly int named
     cdef readonly object pick, tiers, always_fits
     cdef readonly dict by_tier
-    @cython.locals(slots=tuple, keys=tuple, lock=CallLock)
+    @cython.locals(slots=tuple, keys=tuple, units=int64_t, lock=CallLock)
     cpdef tuple ask(self, Request request)
     @cython.locals(operation=str, counters=Counters, at=int64_t, holds=bint, charged=bint, admitted=bint, has_new=bint,
-                   slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, units=int64_t, used=int64_t)
-    cdef tuple ask_alone(self, Request request, tuple slots, tuple keys)
+                   slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, used=int64_t)
+    cdef tuple ask_alone(self, Request request, tuple slots, tuple keys, int64_t units)
     @cython.locals(slot=Slot)
     cdef Decision decision(self, tuple slots, int64_t at, bint admitted, bint charged)
     @cython.locals(parts=dict, keys=list, scope=str)

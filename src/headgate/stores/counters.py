@@ -290,6 +290,7 @@ class MemoryGate:
         self.counters: Counters = counters
         self.limiter = limiter
         self.rules = rules
+        self.has_one_rule: bool = len(rules) == 1
         self.names: tuple[str, ...] = tuple([rule.name for rule in rules])
         scopes = [rule.scope for rule in rules]
         self.is_plain: bool = all(scope is None for scope in scopes)
@@ -316,9 +317,12 @@ class MemoryGate:
     def ask(self, request: Request) -> Answer:
         """Answer a request: find the states of all rules, ask all of them, and charge all or none."""
         key, cost, tier = request.key, request.cost, request.tier
-        slots = self.own if tier is None else self.by_tier.get(tier, self.own)
-        if type(cost) is not int or not 0 <= cost <= self.always_fits:
+        if type(cost) is int and 0 <= cost <= self.always_fits:
+            units = cost
+            slots = self.own if tier is None else self.by_tier.get(tier, self.own)
+        else:
             check_costs(self.rules, request)
+            units = cost if type(cost) is int else -1
             slots = self.tiers.of(tier, request.quotas)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
         lock = self.counters.lock  # as in `Counters.alone`
@@ -326,7 +330,7 @@ class MemoryGate:
             taken = lock._recursion_count()
             try:  # what `while_locked` does, without a call of it
                 lock.acquire()
-                answer = self.ask_alone(request, slots, keys)
+                answer = self.ask_alone(request, slots, keys, units)
                 lock.release()
             except BaseException:
                 try:
@@ -337,30 +341,30 @@ class MemoryGate:
             return answer
         lock.acquire()
         try:
-            return self.ask_alone(request, slots, keys)
+            return self.ask_alone(request, slots, keys, units)
         finally:
             lock.release()
 
     def ask_alone(
-        self, request: Request, slots: tuple[Slot, ...], keys: tuple[PlainKey, ...] | None
+        self, request: Request, slots: tuple[Slot, ...], keys: tuple[PlainKey, ...] | None, units: int
     ) -> Answer:
-        """Answer a request while the lock is held. Without `keys`, the one key is that of all rules.
+        """Answer a request while the lock is held.
 
-        One function does it all: in plain Python, every call of another one takes a fiftieth of the time.
+        Without `keys`, the one key is that of all rules; if `units` is negative, each rule has a cost of its own. One
+        function does it all: in plain Python, every call of another one takes a fiftieth of the time.
         """
         operation, now, counters = request.operation, request.now, self.counters
         if counters.busy:
             raise StoreUnavailable(REENTERED)
         counters.busy = True
         try:
-            key, cost, has_new, admitted = request.key, request.cost, False, True
+            key, has_new, admitted = request.key, False, True
             at = counters.now() if now is None else now
-            units = cost if type(cost) is int else -1
             for slot in slots:
                 if keys is not None:
                     key = keys[slot.place]
                 slot.key = key  # type: ignore[assignment]  # a plain key
-                slot.cost = units if units >= 0 else cost[slot.place]
+                slot.cost = units if units >= 0 else request.cost[slot.place]
                 meter, table = slot.meter, slot.table
                 shard = table.shards[hash(key) & LAST_SHARD]
                 state = shard.get(key)  # type: ignore[arg-type]
@@ -386,7 +390,7 @@ class MemoryGate:
                 else:
                     holds = True
             receipts = self.charge(slots, at, now, holds) if charged else None
-            if len(slots) == 1:
+            if self.has_one_rule:
                 slot = slots[0]
                 return slot.decision(self.names, at, admitted, charged), receipts
             return self.decision(slots, at, admitted, charged), receipts

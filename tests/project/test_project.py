@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "_build": set(),
     "_extras": set(),
     "_fork": set(),
-    "hooks": VALUES,
+    "hooks": VALUES | {"_fork"},
     "quotas": VALUES | {"_fork"},
     "_async": VALUES
     | {"algorithms", "stores", "_asking", "_awaiting", "_concurrency", "_fork", "hooks", "quotas"},

@@ -15,6 +15,7 @@ import pytest
 from headgate import AsyncLimiter, ConfigError, StoreUnavailable, sliding_window
 from headgate.stores.kv import KVStore, ListingKV, MemoryKV, SQLiteKV, SwappingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
+from headgate.stores.kv.loops import PerLoop
 from headgate.stores.kv.redis import RedisKV
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
@@ -291,6 +292,15 @@ class TestEventLoops:
             assert first.run(made_outside.get("key")) == "1"
             for runner in (second, first):
                 runner.run(made_outside.aclose())
+
+    def test_what_belongs_to_a_closed_one_is_forgotten(self) -> None:
+        async def own() -> asyncio.AbstractEventLoop:
+            return loops.own()
+
+        loops = PerLoop(asyncio.get_running_loop)
+        for _ in range(3):
+            assert asyncio.run(own()).is_closed()
+        assert len(loops._made) == 1
 
     def test_threads_with_loops_of_their_own_swap_in_memory_one_at_a_time(self) -> None:
         kv = MemoryKV()

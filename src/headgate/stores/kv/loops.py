@@ -23,5 +23,8 @@ class PerLoop(Generic[T]):
         try:
             return self._made[loop]
         except KeyError:
+            # A connection refers to its loop, so neither would ever go by itself.
+            for closed in [other for other in list(self._made) if other.is_closed()]:
+                self._made.pop(closed, None)
             made = self._made[loop] = self._make()
             return made

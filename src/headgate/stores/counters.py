@@ -369,10 +369,11 @@ class MemoryGate:
                 shard = table.shards[hash(key) & LAST_SHARD]
                 state = shard.get(key)  # type: ignore[arg-type]
                 if state is None:
-                    has_new = True
+                    has_new, used = True, 0
                     state = table.blank
+                else:
+                    used = meter.used(state, at)
                 slot.state = state
-                used = meter.used(state, at)
                 slot.used = used
                 if slot.cost and used + slot.cost * meter.part > meter.most:
                     admitted = False

@@ -48,12 +48,14 @@ class Customers:
         """Return them, with their paces: about 110 decisions a second in all."""
         return [
             *(Caller(f"people {number}", 10.0, self._person) for number in range(3)),
-            Caller("acme, a pro customer", 10.0, self._acme),
-            Caller("globex, with a contract", 14.0, self._globex),
-            Caller("people who sign in", 3.0, self._sign_in),
-            Caller("a credential stuffer", 9.0, self._stuff),
-            Caller("people who search", 8.0, self._search),
-            Caller("a greedy scraper", 20.0, self._scrape),
+            Caller("acme, a pro customer", 10.0, lambda: self._ask("api", "hit", "acme", tier="pro")),
+            Caller(
+                "globex, with a contract", 14.0, lambda: self._ask("api", "hit", "globex", tier="enterprise")
+            ),
+            Caller("people who sign in", 3.0, lambda: self._ask("login", "hit", self._random.choice(HOMES))),
+            Caller("a credential stuffer", 9.0, lambda: self._ask("login", "hit", next(self._stuffers))),
+            Caller("people who search", 8.0, lambda: self._ask("search", "hit", self._random.choice(HOMES))),
+            Caller("a greedy scraper", 20.0, lambda: self._ask("search", "hit", SCRAPER)),
             *(Caller(f"{app}, an LLM client", 1.0, self._chat(app)) for app in ("support-bot", "notebook")),
             Caller("people who export", 1.5, self._export),
             Caller("a nightly batch job", 2.0, self._nightly),
@@ -63,25 +65,6 @@ class Customers:
         """Come and go with the tide, so that the chart has something to show."""
         if self._random.random() < 0.6 + 0.4 * math.sin(time.monotonic() * math.tau / _TIDE_SECONDS):
             await self._ask("api", "hit", self._random.choice(PEOPLE))
-
-    async def _acme(self) -> None:
-        await self._ask("api", "hit", "acme", tier="pro")
-
-    async def _globex(self) -> None:
-        await self._ask("api", "hit", "globex", tier="enterprise")
-
-    async def _sign_in(self) -> None:
-        await self._ask("login", "hit", self._random.choice(HOMES))
-
-    async def _stuff(self) -> None:
-        """Try passwords, however often it is refused."""
-        await self._ask("login", "hit", next(self._stuffers))
-
-    async def _search(self) -> None:
-        await self._ask("search", "hit", self._random.choice(HOMES))
-
-    async def _scrape(self) -> None:
-        await self._ask("search", "hit", SCRAPER)
 
     async def _export(self) -> None:
         """Half of the people are on the pro plan; the others' plan has no exports."""

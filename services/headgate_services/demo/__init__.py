@@ -29,9 +29,9 @@ def run_demo(
     from headgate_services.demo.errors import naming_missing_packages
 
     with naming_missing_packages():
-        from headgate_services.demo.running import Options, run
+        from headgate_services.demo.running import run
 
-    return run(Options(host, port, open_traffic, None if keep is None else Path(keep).absolute()))
+    return run(host, port, open_traffic, None if keep is None else Path(keep).absolute())
 
 
 def run_all(host: str | None = None) -> int:

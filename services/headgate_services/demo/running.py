@@ -10,7 +10,6 @@ import gc
 import importlib
 from collections.abc import Awaitable
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,44 +20,32 @@ from headgate_services.demo.screen import Progress, welcome
 from headgate_services.demo.signals import StopSignals
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to run the demo; see `headgate_services.demo.run_demo`."""
-
-    host: str
-    port: int
-    open_traffic: bool
-    keep: Path | None
-
-
-def run(options: Options) -> int:
-    """Run the demo until it gets a signal to stop; return the exit code."""
-    check_loopback(options.host)
+def run(host: str, port: int, open_traffic: bool, keep: Path | None) -> int:
+    """Run the demo until it gets a signal to stop, as `headgate_services.demo.run_demo` says; return the exit code."""
+    check_loopback(host)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(options))
+        runner.run(_run(host, port, open_traffic, keep))
     gc.freeze()  # or the interpreter looks for garbage in everything that was imported, which is most of what Ctrl-C takes
     return 0
 
 
-async def _run(options: Options) -> None:
+async def _run(host: str, port: int, open_traffic: bool, keep: Path | None) -> None:
     signals = StopSignals()
     progress = Progress()
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(data_folder(options.keep))
+        folder = stack.enter_context(data_folder(keep))
         servers: list[AbstractContextManager[str]] = []
         stack.push_async_callback(_leave_all, servers)
         progress.say("Starting Redis, PostgreSQL, four services, the server and its dashboard:")
         starter = asyncio.create_task(_load("headgate_services.demo.postgres"))
         redis_url, postgres_url, scene_module = await _all_of(
             _enter(servers, running_redis(), "Redis", progress),
-            _start_postgres(servers, starter, options.keep, progress),
+            _start_postgres(servers, starter, keep, progress),
             _load_scene(starter, progress),
         )
         if signals.received.is_set():
             return
-        stage = scene_module.Stage(
-            options.host, options.port, options.open_traffic, folder, redis_url, postgres_url
-        )
+        stage = scene_module.Stage(host, port, open_traffic, folder, redis_url, postgres_url)
         scene = await stack.enter_async_context(scene_module.playing(stage))
         progress.ready("services and server")
         if not signals.received.is_set():

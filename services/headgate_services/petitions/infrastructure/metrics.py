@@ -61,30 +61,16 @@ class MetricsCollector:
         self.petition_co_sign_rate_limit_hits_total = self._counter(
             "petition_co_sign_rate_limit_hits_total", "Total co-signs rejected due to rate limiting"
         )
-        self.petition_rate_limit_remaining = Gauge(
+        self.petition_rate_limit_remaining = self._gauge(
             "petition_rate_limit_remaining",
             "Remaining submissions before rate limit for active submitters",
-            (*_ALL, "submitter_id"),
-            registry=self.registry,
-            multiprocess_mode="mostrecent",
+            "submitter_id",
         )
         self.petition_rate_limit_checks = self._counter(
             "petition_rate_limit_checks_total", "Rate limit checks of petition submissions", "result"
         )
-        self.petition_queue_depth = Gauge(
-            "petition_queue_depth",
-            "Petitions that wait",
-            (*_ALL, "state"),
-            registry=self.registry,
-            multiprocess_mode="mostrecent",
-        )
-        self.petition_queue_threshold = Gauge(
-            "petition_queue_threshold",
-            "Petitions that may wait",
-            _ALL,
-            registry=self.registry,
-            multiprocess_mode="mostrecent",
-        )
+        self.petition_queue_depth = self._gauge("petition_queue_depth", "Petitions that wait", "state")
+        self.petition_queue_threshold = self._gauge("petition_queue_threshold", "Petitions that may wait")
         self.petition_queue_rejections = self._counter(
             "petition_queue_rejections_total", "Petitions refused because too many wait"
         )
@@ -156,6 +142,15 @@ class MetricsCollector:
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(name, documentation, (*_ALL, *labels), registry=self.registry)
+
+    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(
+            name,
+            documentation,
+            (*_ALL, *labels),
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
+        )
 
     def _set_remaining(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
         label = self._label(submitter_id)

@@ -38,7 +38,6 @@ from headgate.stores.base import (
     RECORDED,
     Answer,
     AsyncGate,
-    AsyncNotes,
     Births,
     Guarantees,
     Receipts,
@@ -84,6 +83,7 @@ class KVStore:
 
     remote = False
     has_rules = False
+    notes = None
     # Some providers count what is written, and entries may be named by the user's own scheme.
     pings_by_looking = True
 
@@ -98,11 +98,6 @@ class KVStore:
         """What the key-value store says of itself; if it says nothing, that it is not exact."""
         own: Guarantees = getattr(self.kv, "guarantees", Guarantees(exact=False, shared=True))
         return own
-
-    @property
-    def notes(self) -> AsyncNotes | None:
-        """A key-value store keeps no notes."""
-        return None
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None

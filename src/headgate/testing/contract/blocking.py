@@ -7,7 +7,6 @@ import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.rules import Rule
@@ -26,24 +25,13 @@ class BlockingStore:
 
     def __init__(self, store: AsyncStore) -> None:
         self.store = store
+        self.clock, self.remote, self.has_rules = store.clock, store.remote, store.has_rules
         self._runner = asyncio.Runner()
         self._process = os.getpid()
 
     @property
     def guarantees(self) -> Guarantees:
         return self.store.guarantees
-
-    @property
-    def clock(self) -> Clock | None:
-        return self.store.clock
-
-    @property
-    def remote(self) -> bool:
-        return self.store.remote
-
-    @property
-    def has_rules(self) -> bool:
-        return self.store.has_rules
 
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         return _BlockingGate(self, self.store.bind_async(limiter, rules, deadline=deadline))

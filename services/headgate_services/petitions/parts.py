@@ -79,6 +79,7 @@ def build_parts(
     petitions = PostgresPetitionRepository(database)
     ledger = PostgresEventLedger(database)
     halt = PostgresHaltState(database)
+    submissions = PetitionSubmissionService(database, petitions, ledger, halt)
     return Parts(
         settings=settings,
         metrics=metrics,
@@ -96,8 +97,8 @@ def build_parts(
             co_sign_store, limit.co_sign_limit_per_hour, limit.window_minutes, strict=limit.strict
         ),
         queue_capacity=QueueCapacityService(PostgresQueueStore(database), settings.queue, metrics),
-        submissions=PetitionSubmissionService(database, petitions, ledger, halt),
-        co_signs=CoSignService(database, petitions, PostgresCoSignRepository(database), ledger, halt),
+        submissions=submissions,
+        co_signs=CoSignService(database, submissions, PostgresCoSignRepository(database), ledger),
         witness=RefusalWitnessService(ledger),
         cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),
         halt=halt,

@@ -7,19 +7,18 @@ from uuid import UUID
 from headgate_services.petitions.application.ports import (
     CoSignRepositoryPort,
     EventLedgerPort,
-    HaltStatePort,
     LedgerEvent,
-    PetitionRepositoryPort,
     RateLimiterPort,
     UnitOfWorkPort,
 )
 from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
+from headgate_services.petitions.application.services.petition_submission_service import (
+    PetitionSubmissionService,
+)
 from headgate_services.petitions.application.services.rate_limit_service import refusal_of
 from headgate_services.petitions.domain.errors import (
     AlreadyCoSignedError,
     InvalidPetitionError,
-    PetitionNotFoundError,
-    SystemHaltedError,
 )
 from headgate_services.petitions.domain.models import CoSign
 
@@ -35,16 +34,14 @@ class CoSignService(LoggingMixin):
     def __init__(
         self,
         work: UnitOfWorkPort,
-        petitions: PetitionRepositoryPort,
+        petitions: PetitionSubmissionService,
         co_signs: CoSignRepositoryPort,
         ledger: EventLedgerPort,
-        halt: HaltStatePort,
     ) -> None:
         self._work = work
         self._petitions = petitions
         self._co_signs = co_signs
         self._ledger = ledger
-        self._halt = halt
 
     async def co_sign(
         self, petition_id: UUID, signer_id: UUID, limiter: RateLimiterPort, trace_id: str
@@ -59,7 +56,10 @@ class CoSignService(LoggingMixin):
             RateLimitExceededError: This identity has co-signed too many.
         """
         async with self._work.transaction():
-            await self._demand_open(petition_id)
+            await self._petitions.demand_running()
+            petition = await self._petitions.get(petition_id)
+            if petition.state.is_final:
+                raise InvalidPetitionError(f"A petition in state {petition.state} cannot be co-signed")
             co_sign = await self._co_signs.add(petition_id, signer_id)
             if co_sign is None:
                 raise AlreadyCoSignedError(petition_id)
@@ -77,13 +77,3 @@ class CoSignService(LoggingMixin):
             await limiter.record_submission(signer_id)
         self.log.info("petition_co_signed", petition_id=str(petition_id))
         return co_sign
-
-    async def _demand_open(self, petition_id: UUID) -> None:
-        reason = await self._halt.get_reason()
-        if reason is not None:
-            raise SystemHaltedError(reason)
-        petition = await self._petitions.get(petition_id)
-        if petition is None:
-            raise PetitionNotFoundError(petition_id)
-        if petition.state.is_final:
-            raise InvalidPetitionError(f"A petition in state {petition.state} cannot be co-signed")

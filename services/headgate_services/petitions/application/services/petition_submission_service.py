@@ -65,7 +65,7 @@ class PetitionSubmissionService(LoggingMixin):
         petition: Petition | None = None
         try:
             async with self._work.transaction():
-                await self._demand_running()
+                await self.demand_running()
                 if draft.realm not in REALMS:
                     raise InvalidRealmError(draft.realm)
                 petition = await self._petitions.save(draft)
@@ -98,7 +98,7 @@ class PetitionSubmissionService(LoggingMixin):
             InvalidPetitionError: Its fate is settled.
         """
         async with self._work.transaction():
-            await self._demand_running()
+            await self.demand_running()
             petition = _found(petition_id, await self._petitions.get(petition_id, for_update=True))
             if petition.submitter_id != requester_id:
                 raise NotYourPetitionError("Only the submitter may withdraw a petition")
@@ -111,7 +111,8 @@ class PetitionSubmissionService(LoggingMixin):
         self.log.info("petition_withdrawn", petition_id=str(petition.id))
         return petition
 
-    async def _demand_running(self) -> None:
+    async def demand_running(self) -> None:
+        """Raise `SystemHaltedError` if nothing is written at the moment."""
         reason = await self._halt.get_reason()
         if reason is not None:
             raise SystemHaltedError(reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from math import floor
 
@@ -141,12 +141,9 @@ async def revoke_key(key_id: str) -> int:
 
 @asynccontextmanager
 async def _key_table(settings: TiersSettings) -> AsyncIterator[KeyTable]:
-    keys = KeyTable(settings.database, timeout=settings.database_timeout)
-    try:
+    async with aclosing(KeyTable(settings.database, timeout=settings.database_timeout)) as keys:
         await keys.prepare()
         yield keys
-    finally:
-        await keys.aclose()
 
 
 def _line(key: StoredKey, widest: int) -> str:

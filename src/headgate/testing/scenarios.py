@@ -30,26 +30,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib import resources
 from typing import Any
 
-from headgate import (
-    Decision,
-    Hold,
-    Limiter,
-    Quota,
-    Rule,
-    calendar,
-    concurrent,
-    fixed_window,
-    sliding_log,
-    sliding_window,
-    token_bucket,
-)
+from headgate import Decision, Hold, Limiter, Quota, Rule
 from headgate.costs import Cost
 from headgate.decision import Verdict
 from headgate.keys import Key
+from headgate.rules import Kind, make_rule
 from headgate.testing.clock import FakeClock
 
 Expected = tuple[int, tuple[Verdict, ...]] | None
@@ -163,18 +151,12 @@ def _scenario(raw: dict[str, Any]) -> Scenario:
     return Scenario(raw["name"], versions, tuple(_step(**step) for step in raw["steps"]))
 
 
-def _rule(kind: str, limit: int, period_us: int, burst: int | None = None, **options: Any) -> Rule:
+def _rule(kind: Kind, limit: int, period_us: int, burst: int | None = None, **options: Any) -> Rule:
     tiers = {
         tier: Quota(quota["limit"], period_us, quota.get("burst"))
         for tier, quota in options.pop("tiers", {}).items()
     }
-    if kind == "concurrent":
-        return concurrent(limit, lease=timedelta(microseconds=period_us), tiers=tiers, **options)
-    if kind == "calendar":
-        return calendar(f"{limit}/{options.pop('span')}", tiers=tiers, **options)
-    makers = (fixed_window, sliding_log, sliding_window, token_bucket)
-    make = next(make for make in makers if make.__name__ == kind)
-    return make(Quota(limit, period_us, burst), tiers=tiers, **options)
+    return make_rule(kind, Quota(limit, period_us, burst), tiers=tiers, **options)
 
 
 def _step(

@@ -125,6 +125,7 @@ THIRD_PARTIES = {
     "headgate_services.common.metrics": {"prometheus_client"},
     "headgate_services.common.postgres": {"psycopg"},
     "headgate_services.common.text": {"pydantic"},
+    "headgate_services.common.views": {"pydantic"},
     "headgate_services.mail": {
         "aiosmtplib",
         "fastapi",

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from headgate_services.common.text import Text
+from headgate_services.common.views import RowView
 from headgate_services.mail.rate_limiter import RateLimitResult
 from headgate_services.mail.storage.models import StoredMessage
 
@@ -23,17 +24,6 @@ def _one_line(text: str) -> str:
 
 
 Line = Annotated[Text, AfterValidator(_one_line)]
-
-
-class RowView(BaseModel):
-    """What is shown of a row of a table."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    @classmethod
-    def of(cls, row: object) -> Self:
-        """Return the view of a row."""
-        return cls.model_validate(row)
 
 
 V = TypeVar("V", bound=RowView)

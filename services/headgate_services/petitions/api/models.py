@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, model_validator
 
 from headgate_services.common.text import Text
-from headgate_services.petitions.domain.models import CoSign, Petition, PetitionState, PetitionType
+from headgate_services.common.views import RowView
+from headgate_services.petitions.domain.models import PetitionState, PetitionType
 
 
 def zulu(instant: datetime) -> str:
@@ -25,6 +26,7 @@ def _not_blank(text: str) -> str:
 
 
 Instant = Annotated[datetime, PlainSerializer(zulu, return_type=str)]
+Hash = Annotated[str, BeforeValidator(lambda digest: b64encode(digest).decode())]
 
 
 class NotificationPreferences(BaseModel):
@@ -51,64 +53,31 @@ class SubmissionRequest(BaseModel):
     notification_preferences: NotificationPreferences | None = None
 
 
-class SubmissionResponse(BaseModel):
+class SubmissionResponse(RowView):
     """A petition that was taken in."""
 
-    petition_id: UUID
+    petition_id: UUID = Field(validation_alias="id")
     state: PetitionState
     type: PetitionType
-    content_hash: str
+    content_hash: Hash
     realm: str
     created_at: Instant
 
-    @classmethod
-    def of(cls, petition: Petition) -> Self:
-        """Return what is said of a petition."""
-        return cls(
-            petition_id=petition.id,
-            state=petition.state,
-            type=petition.type,
-            content_hash=b64encode(petition.content_hash).decode(),
-            realm=petition.realm,
-            created_at=petition.created_at,
-        )
 
-
-class StatusResponse(BaseModel):
+class StatusResponse(RowView):
     """How far a petition has come."""
 
-    petition_id: UUID
+    petition_id: UUID = Field(validation_alias="id")
     state: PetitionState
-    fate_reason: str | None
+    fate_reason: str | None = Field(validation_alias="fate")
     updated_at: Instant
     status_token: str
 
-    @classmethod
-    def of(cls, petition: Petition) -> Self:
-        """Return what is said of a petition."""
-        return cls(
-            petition_id=petition.id,
-            state=petition.state,
-            fate_reason=petition.fate_reason if petition.state.is_final else None,
-            updated_at=petition.updated_at,
-            status_token=petition.status_token,
-        )
 
-
-class PetitionResponse(StatusResponse):
+class PetitionResponse(StatusResponse, SubmissionResponse):
     """A petition."""
 
-    type: PetitionType
-    content_hash: str
-    realm: str
     co_signer_count: int
-    created_at: Instant
-
-    @classmethod
-    def of(cls, petition: Petition) -> Self:
-        """Return what is said of a petition."""
-        parts = {**StatusResponse.of(petition).__dict__, **SubmissionResponse.of(petition).__dict__}
-        return cls(**parts, co_signer_count=petition.co_signer_count)
 
 
 class WithdrawalRequest(BaseModel):
@@ -124,25 +93,14 @@ class CoSignRequest(BaseModel):
     signer_id: UUID
 
 
-class CoSignResponse(BaseModel):
+class CoSignResponse(RowView):
     """A co-sign that was taken in, and how many the petition has with it."""
 
-    co_sign_id: UUID
+    co_sign_id: UUID = Field(validation_alias="id")
     petition_id: UUID
     signer_id: UUID
     signed_at: Instant
     co_signer_count: int
-
-    @classmethod
-    def of(cls, co_sign: CoSign) -> Self:
-        """Return what is said of a co-sign."""
-        return cls(
-            co_sign_id=co_sign.id,
-            petition_id=co_sign.petition_id,
-            signer_id=co_sign.signer_id,
-            signed_at=co_sign.signed_at,
-            co_signer_count=co_sign.co_signer_count,
-        )
 
 
 class ProblemBody(BaseModel):

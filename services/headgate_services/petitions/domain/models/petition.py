@@ -84,6 +84,11 @@ class Petition:
     co_signer_count: int = 0
 
     @property
+    def fate(self) -> str | None:
+        """Why it ended as it did, once it has."""
+        return self.fate_reason if self.state.is_final else None
+
+    @property
     def status_token(self) -> str:
         """A word that changes whenever the petition does."""
         text = f"{self.id}/{self.state}/{self.updated_at.timestamp():.6f}"

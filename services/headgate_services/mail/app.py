@@ -6,7 +6,6 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import TypeVar
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
@@ -36,7 +35,6 @@ from headgate_services.mail.storage.queries import inbox_of_address
 from headgate_services.mail.storage.times import utc
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 def create_app(

@@ -9,7 +9,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
@@ -36,7 +35,6 @@ _PROBE = "ratelimit:readyz"  # never put, so that asking for it finds nothing
 SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"
 
 _logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 def create_app(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from headgate._fork import watch
@@ -56,6 +58,14 @@ class ShadowTally:
             self._limiter,
             error,
         )
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report what the block raises instead of raising it: a shadow must not be felt."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            self.report(error)
 
     def so_far(self) -> ShadowCount:
         """Return the counts."""

@@ -64,7 +64,8 @@ class AsyncShadow:
     async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
         """Count what the rule says, and take the units if it admits; return what gives them back, if that is wanted."""
         if request.operation == "record":
-            await self._record(request)
+            with self.tally.reporting():
+                await self._gate.ask(self._own_request(request))
             return None
         # A hold is shown as the hit that it is at first: hooks hear nothing of its end.
         call = Call(self._policy.name, "hit", request.key, self.cost_in(request.cost), request.tier)
@@ -87,25 +88,15 @@ class AsyncShadow:
         self._hooks.decided(call, decision, watch.seconds)
         return receipts
 
-    async def _record(self, request: Request) -> None:
-        try:
-            await self._gate.ask(self._own_request(request))
-        except Exception as error:  # noqa: BLE001
-            self.tally.report(error)
-
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give units back."""
-        try:
+        with self.tally.reporting():
             await self._gate.refund(receipts, cost, now)
-        except Exception as error:  # noqa: BLE001
-            self.tally.report(error)
 
     async def reset(self, key: Key | None) -> None:
         """Forget what was counted for a key."""
-        try:
+        with self.tally.reporting():
             await self._gate.reset(self._own(key))
-        except Exception as error:  # noqa: BLE001
-            self.tally.report(error)
 
     def _own_request(self, request: Request) -> Request:
         cost, replaces = self.cost_in(request.cost), request.replaces

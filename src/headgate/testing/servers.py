@@ -108,11 +108,11 @@ class RedisServer:
 
     def pause(self) -> None:
         """Let it hang: connections are accepted, nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on."""
-        os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def command(self, *words: str) -> bytes:
         """Send a command and return the beginning of its reply, as it comes over the wire."""
@@ -158,6 +158,10 @@ class RedisServer:
             time.sleep(0.01)
         self.kill()
         return False
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._guardian is not None:  # else it has no process, and 0 is the group of this one
+            os.kill(self.pid, number)
 
     def _log(self) -> str:
         path = self.folder / "log"

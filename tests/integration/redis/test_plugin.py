@@ -153,6 +153,19 @@ def _start_without_rights(kind: Kind) -> int:
         return 2
 
 
+def test_a_server_that_does_not_run_is_neither_stopped_nor_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no process; 0 would be the group of this one, and the last one may be somebody else's by now."""
+    with RedisServer() as server:
+        signals: list[tuple[int, int]] = []
+        monkeypatch.setattr(servers.os, "kill", lambda *signal: signals.append(signal))
+        for idle in (RedisServer(), server):
+            idle.kill()
+            idle.pause()
+            idle.resume()
+            idle.stop()
+        assert signals == []
+
+
 def test_a_port_that_is_taken_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer() as server:
         rival = RedisServer(port=server.port)

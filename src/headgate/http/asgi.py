@@ -156,11 +156,10 @@ class RateLimitMiddleware:
 
 def raised_answer(scope: Scope, error: RateLimited | CostTooHigh) -> Answer:
     """Return the answer to a refusal that was raised; the middleware adds the fields, if there is one."""
-    exchange: ASGIExchange | None = scope.get(EXCHANGE)
-    raised = exchange or ASGIExchange(nowhere)
-    answer = raised.raised(error, accepted_by(scope))
-    if exchange is None:
-        answer.fields.extend(encoded(all_fields(raised.asked)))
+    exchange: ASGIExchange = scope.get(EXCHANGE) or ASGIExchange(nowhere)
+    answer = exchange.raised(error, accepted_by(scope))
+    if not exchange.sees_response:
+        answer.fields.extend(encoded(all_fields(exchange.asked)))
     return answer
 
 

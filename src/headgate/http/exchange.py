@@ -145,6 +145,11 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         self.started = False
         self._send = send
 
+    @property
+    def sees_response(self) -> bool:
+        """Whether the response is sent through this exchange, and so gets its fields from it."""
+        return self._send is not nowhere
+
     async def ask(
         self, limit: RequestLimit[AsyncLimiter], scope: Scope, request: Any = None
     ) -> Answer | None:

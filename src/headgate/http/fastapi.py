@@ -15,8 +15,9 @@ no `request` argument; one that wants to know has the decision as the value of t
 
 `install(app)` puts the fields on every response: errors, exceptions, streams and responses that the endpoint made itself. It
 also shows refusals in the OpenAPI document, lets outcomes be counted (`count=`), answers refusals that are raised, as by
-`guard`, and spares exempt routes the dependencies of limits that do not apply to them. Without it, a dependency sees nothing
-of the response but what FastAPI makes of the return value; refusals have all fields in any case.
+`guard`, on every route, and spares exempt routes the dependencies of limits that do not apply to them. Without it, a
+dependency sees nothing of the response but what FastAPI makes of the return value, and a refusal that is raised is answered
+on routes with a limit; refusals have all fields in any case.
 """
 
 from __future__ import annotations
@@ -216,8 +217,8 @@ class Limit(DeclaredLimit):
         answer = await exchange.ask(request_limit, scope, request)
         if answer is not None:
             raise _refused(scope, exchange, answer)
-        if isinstance(exchange, Unsent):
-            exchange.show(response)
+        if not exchange.sees_response:
+            _show(exchange, response)
         return exchange.asked[-1][1]
 
     def request_limit(self, app: FastAPI) -> RequestLimit[AsyncLimiter]:
@@ -246,30 +247,26 @@ class Limit(DeclaredLimit):
             self._last_route = scope.get("route")
         return known[1]
 
-    def _unsent(self, scope: Scope, request_limit: RequestLimit[AsyncLimiter]) -> Unsent:
+    def _unsent(self, scope: Scope, request_limit: RequestLimit[AsyncLimiter]) -> ASGIExchange:
+        """Return an exchange for an application without `install`, which does not see the response."""
         if request_limit.counts is not None:
             raise ConfigError("count= needs the status of the response: call install(app) once")
         if request_limit.version.limiter.units.has_places:
             raise ConfigError(
                 "a concurrent rule holds until the response is sent, which only install(app) can see: call it once"
             )
-        exchange = scope[EXCHANGE] = Unsent()
+        _register(_handlers(scope), answer_refusal, RateLimited, CostTooHigh)
+        exchange = scope[EXCHANGE] = ASGIExchange(nowhere)
         return exchange
 
 
-class Unsent(ASGIExchange):
-    """An exchange in an application without `install`, which does not see the response."""
-
-    def __init__(self) -> None:
-        super().__init__(nowhere)
-
-    def show(self, response: Response) -> None:
-        """Put the fields where FastAPI takes them from, for a response made of a return value."""
-        fields = encoded(all_fields(self.asked))
-        if len(self.asked) > 1:  # those of the limits before are among them
-            names = {name for name, _ in fields}
-            response.raw_headers[:] = [field for field in response.raw_headers if field[0] not in names]
-        response.raw_headers += fields
+def _show(exchange: ASGIExchange, response: Response) -> None:
+    """Put the fields where FastAPI takes them from, for a response made of a return value."""
+    fields = encoded(all_fields(exchange.asked))
+    if len(exchange.asked) > 1:  # those of the limits before are among them
+        names = {name for name, _ in fields}
+        response.raw_headers[:] = [field for field in response.raw_headers if field[0] not in names]
+    response.raw_headers += fields
 
 
 def install(app: FastAPI) -> None:
@@ -281,12 +278,10 @@ def install(app: FastAPI) -> None:
     if app.middleware_stack is not None:
         raise ConfigError("install(app) comes before the first request")
     build, describe = app.build_middleware_stack, app.openapi
-    for kind in (RateLimited, CostTooHigh):
-        if kind not in app.exception_handlers:
-            app.add_exception_handler(kind, answer_refusal)  # type: ignore[arg-type]  # any application will do
 
     # Outside of everything that `add_middleware` adds, and of what answers to exceptions.
     def build_middleware_stack() -> App:
+        _register(app.exception_handlers, answer_refusal, RateLimited, CostTooHigh)
         for _, dependant in _routes_of(app):
             _spare(dependant)
         return _Exchanges(build())
@@ -341,21 +336,28 @@ def _calls(dependant: Any) -> Iterator[object]:
 def _refused(scope: Scope, exchange: ASGIExchange, answer: Answer) -> Exception:
     if scope["type"] == "websocket" and not can_deny(scope):
         return WebSocketException(POLICY_VIOLATION, "Too many requests")
-    _register(scope)
-    return RequestRefused(answer, all_fields(exchange.asked) if isinstance(exchange, Unsent) else [])
+    _register(_handlers(scope), _respond, RequestRefused)
+    return RequestRefused(answer, [] if exchange.sees_response else all_fields(exchange.asked))
 
 
-def _register(scope: Scope) -> None:
-    """Let refusals look as they should, unless the application has a handler that they would come to.
+def _handlers(scope: Scope) -> dict[Any, Any]:
+    """Return the application's own dictionary of handlers; a mounted application has another.
 
-    It is done in the application's own dictionary of handlers, when the first refusal is on its way there, so that a
-    limit needs no registration anywhere; a mounted application has a dictionary of its own.
+    What is put there before the first refusal is on its way needs no registration by the user.
     """
+    handlers: dict[Any, Any]
     handlers, _ = scope.get("starlette.exception_handlers", ({}, {}))
-    if RequestRefused not in handlers:
-        nearest = next((handlers[kind] for kind in RequestRefused.__mro__ if kind in handlers), None)
-        if nearest is http_exception_handler:
-            handlers[RequestRefused] = _respond
+    return handlers
+
+
+def _register(handlers: dict[Any, Any], handler: Callable[..., Any], *kinds: type[Exception]) -> None:
+    """Let refusals look as they should, unless the application has a handler of its own that they would come to."""
+    for kind in kinds:
+        # One of all exceptions is for what no one expects.
+        bases = (base for base in kind.__mro__ if base in handlers and base is not Exception)
+        base = next(bases, None)
+        if base is None or handlers[base] is http_exception_handler:
+            handlers[kind] = handler
 
 
 async def _respond(connection: HTTPConnection, error: RequestRefused) -> RefusalResponse | None:

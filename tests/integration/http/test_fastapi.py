@@ -11,7 +11,16 @@ from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request,
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.requests import HTTPConnection
 
-from headgate import AsyncLimiter, ConfigError, Decision, Limiter, MemoryStore, RateLimited, sliding_window
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Decision,
+    HeadgateError,
+    Limiter,
+    MemoryStore,
+    RateLimited,
+    sliding_window,
+)
 from headgate.http import Fields, by_address, by_all, by_header, by_route
 from headgate.http.asgi import RateLimitMiddleware
 from headgate.http.fastapi import RequestRefused, decision, exempt, install, limit
@@ -765,10 +774,12 @@ async def test_a_limit_of_several_routes_on_a_shared_store_needs_a_name() -> Non
             await client.get("/a")
 
 
-async def test_a_raised_refusal_is_answered() -> None:
+@pytest.mark.parametrize("installed", [True, False])
+async def test_a_raised_refusal_is_answered(installed: bool) -> None:
     own = AsyncLimiter("1/hour")
     app = FastAPI(dependencies=[Depends(limit("9/minute"))])
-    install(app)
+    if installed:
+        install(app)
 
     @app.get("/")
     async def report(cost: int = 1) -> None:
@@ -783,10 +794,13 @@ async def test_a_raised_refusal_is_answered() -> None:
         assert (await client.get("/?cost=2")).status_code == 413
 
 
-async def test_a_handler_of_raised_refusals_stays() -> None:
-    app = FastAPI()
-    app.add_exception_handler(RateLimited, lambda request, error: PlainTextResponse("own", 420))
-    install(app)
+@pytest.mark.parametrize("kind", [RateLimited, HeadgateError])
+@pytest.mark.parametrize("installed", [True, False])
+async def test_a_handler_of_raised_refusals_stays(kind: type[Exception], installed: bool) -> None:
+    app = FastAPI(dependencies=[Depends(limit("9/minute"))])
+    app.add_exception_handler(kind, lambda request, error: PlainTextResponse("own", 420))
+    if installed:
+        install(app)
 
     @app.get("/")
     @AsyncLimiter("0/hour").guard("x")

@@ -14,7 +14,7 @@ share one between handlers, use the same object. Functions of a limit take the r
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import DeclaredLimit, check_order, limits_around
+from headgate.http.declared import DeclaredLimit, check_order, limits_around, watch
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
 from headgate.http.headers import all_fields
@@ -139,11 +139,17 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
             response.headers.update(all_fields(exchange.asked))
 
     async def check(app: web.Application) -> None:
-        check_order(route.handler for route in app.router.routes())
+        check_order(handlers_of(app))
 
+    watch(app, handlers_of)
     app.middlewares.append(rate_limits)
     app.on_startup.append(check)
     app.on_response_prepare.append(put_fields)
+
+
+def handlers_of(app: web.Application) -> Iterator[Any]:
+    """Yield what answers at each route of an application and those below it."""
+    return (route.handler for route in app.router.routes())
 
 
 def scope_of(request: web.Request) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from headgate import AsyncLimiter, Limiter, MemoryStore
@@ -111,18 +111,30 @@ class DeclaredLimit:
 
 
 _without_limit: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""What views were before they had a limit, by id: not all can be hashed."""
+"""What views were before they had a limit, by id: not all can be hashed. Those that are in place are taken out."""
+
+_views_of: weakref.WeakKeyDictionary[Any, Callable[[Any], Iterable[Any]]] = weakref.WeakKeyDictionary()
+"""Applications with limits, each with what returns its views."""
+
+
+def watch(app: Any, views_of: Callable[[Any], Iterable[Any]]) -> None:
+    """Look for limited views in an application, too, when the order of decorators is checked."""
+    _views_of[app] = views_of
 
 
 def check_order(views: Iterable[Any]) -> None:
     """Refuse views that a framework has as they were before their limit: its decorator was written in the wrong place.
 
-    A function that is still known by its name, or is also registered with a limit, was left without one on purpose.
+    A function that is still known by its name, or that some application has with a limit, was left without one on
+    purpose.
     """
     registered = list(views)
-    wrapped = {id(inner) for view in registered for inner in _wrapped_by(view)}
+    known = [view for app, views_of in list(_views_of.items()) for view in views_of(app)]
+    for view in (*registered, *known):
+        for inner in _wrapped_by(view):
+            _without_limit.pop(id(inner), None)
     for view in registered:
-        if _without_limit.get(id(view)) is not view or id(view) in wrapped:
+        if _without_limit.get(id(view)) is not view:
             continue
         name = getattr(view, "__name__", "")  # a partial has none
         if getattr(sys.modules.get(view.__module__), name, None) is not view:

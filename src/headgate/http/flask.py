@@ -31,7 +31,7 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import MARK, DeclaredLimit, check_order, limits_around
+from headgate.http.declared import MARK, DeclaredLimit, check_order, limits_around, watch
 from headgate.http.declared import exempt as exempt
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
@@ -145,6 +145,7 @@ class RateLimits:
         if "headgate" in app.extensions:
             raise ConfigError(f"{app!r} has its RateLimits already")
         app.extensions["headgate"] = self
+        watch(app, lambda app: app.view_functions.values())
         inner = app.wsgi_app
 
         def wsgi_app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:

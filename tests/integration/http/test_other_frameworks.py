@@ -192,6 +192,19 @@ class TestAiohttp:
             async with AiohttpServer(app):
                 pass
 
+    async def test_a_handler_may_have_a_limit_in_one_application_only(self) -> None:
+        async def page(request: web.Request) -> web.StreamResponse:
+            return web.Response()
+
+        limited, bare = web.Application(), web.Application()
+        for app in (limited, bare):
+            install(app)
+        limited.router.add_get("/", limit("1/minute")(page))
+        bare.router.add_get("/", page)
+        async with AiohttpServer(bare) as server, httpx.AsyncClient() as client:
+            codes = [(await client.get(str(server.make_url("/")))).status_code for _ in range(2)]
+        assert codes == [200, 200]
+
     async def test_help_for_tests_reaches_aiohttp(self, headgate_limits: FreshLimits) -> None:
         async with aiohttp_client(ok=limit("1/minute")(ok)) as client:
             assert [(await client.get("ok")).status_code for _ in range(2)] == [200, 429]

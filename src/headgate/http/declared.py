@@ -122,11 +122,14 @@ def watch(app: Any, views_of: Callable[[Any], Iterable[Any]]) -> None:
     _views_of[app] = views_of
 
 
-def check_order(views: Iterable[Any]) -> None:
+def check_order(views: Iterable[Any]) -> bool:
     """Refuse views that a framework has as they were before their limit: its decorator was written in the wrong place.
 
     A function that is still known by its name, or that some application has with a limit, was left without one on
     purpose.
+
+    Returns:
+        Whether there is nothing left to look for: every view that was given a limit is in place.
     """
     registered = list(views)
     known = [view for app, views_of in list(_views_of.items()) for view in views_of(app)]
@@ -139,6 +142,7 @@ def check_order(views: Iterable[Any]) -> None:
         name = getattr(view, "__name__", "")  # a partial has none
         if getattr(sys.modules.get(view.__module__), name, None) is not view:
             raise ConfigError(f"write @limit(…) below the decorator of the route, next to {name or view!r}")
+    return not _without_limit
 
 
 def _wrapped_by(view: Any) -> Iterator[Any]:

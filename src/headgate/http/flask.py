@@ -22,6 +22,7 @@ Functions of a limit take `flask.request`, and see `g`, `session` and everything
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, Unpack
@@ -47,7 +48,7 @@ from headgate.http.wsgi import (
 from headgate.stores import Store
 
 with needing("headgate.http.flask", "flask"):
-    from flask import Blueprint, Flask, Request, Response, current_app, g, request
+    from flask import Blueprint, Flask, Request, Response, current_app, g, request, request_started
     from werkzeug.exceptions import HTTPException, default_exceptions
 
 __all__ = ["RateLimits", "ViewLimit", "decision", "exempt", "limit"]
@@ -109,6 +110,7 @@ class ViewLimit(DeclaredLimit):
             return function(*args, **kwargs)
 
         self.mark(limited, view)
+        request_started.connect(_check_order)
         return limited  # type: ignore[return-value]  # it is what was given, but limited
 
     def ask(self) -> None:
@@ -160,8 +162,6 @@ class RateLimits:
             route = request.endpoint, request.method
             plan = plans.get(route)
             if plan is None:
-                if not plans:  # at first, when all views are known
-                    check_order(app.view_functions.values())
                 plan = self._plan(app)
                 if request.endpoint is not None:  # of which there are only so many
                     plans[route] = plan
@@ -178,6 +178,17 @@ class RateLimits:
         groups = [app.blueprints[name] for name in reversed(request.blueprints)]
         outer = [*self.limits, *(mark for group in groups for mark in getattr(group, MARK, ()))]
         return limits_around(outer, view, request.method)
+
+
+_checked: weakref.WeakSet[Flask] = weakref.WeakSet()
+
+
+def _check_order(app: Flask, **signal: Any) -> None:
+    """Check the views of an application at its first request, when all are known; also of one without `RateLimits`."""
+    if app not in _checked:
+        if check_order(app.view_functions.values()):
+            request_started.disconnect(_check_order)  # until there is another limit
+        _checked.add(app)
 
 
 def scope_of(request: Request) -> WSGIScope:

@@ -301,10 +301,12 @@ def wrapped_too_late() -> str:
 
 def test_a_limit_above_the_route_is_refused_wherever_it_is() -> None:
     by_decorator, of_blueprint, by_name = application(), application(), application()
+    bare = flask.Flask("bare")
     blueprint = flask.Blueprint("pages", __name__)
 
     @limit("1/minute")
     @by_decorator.get("/")
+    @bare.get("/")
     @blueprint.get("/")
     @limit("5/hour")
     def page() -> str:
@@ -312,7 +314,7 @@ def test_a_limit_above_the_route_is_refused_wherever_it_is() -> None:
 
     of_blueprint.register_blueprint(blueprint)
     by_name.add_url_rule("/", view_func=wrapped_too_late.__wrapped__)  # type: ignore[attr-defined]
-    for app in (by_decorator, of_blueprint, by_name):
+    for app in (by_decorator, of_blueprint, by_name, bare):
         app.add_url_rule("/other", view_func=ok)
         with client_of(app) as client:
             assert [client.get("/").status_code, client.get("/other").status_code] == [500, 500]

@@ -61,7 +61,7 @@ def limit(
 def decision(request: web.Request) -> Decision | None:
     """Return what the limit that was asked last has decided about a request; `None` if none was asked."""
     exchange: ASGIExchange | None = request.get(EXCHANGE)
-    return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
+    return None if exchange is None else exchange.decision
 
 
 class HandlerLimit(DeclaredLimit):

@@ -99,8 +99,8 @@ def by_session(request: Any) -> Key | None:
 
 def decision(request: Any) -> Decision | None:
     """Return what the limit that was asked last has decided about a request; `None` if none was asked."""
-    exchange = _outer(request)
-    return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
+    exchange: AnyExchange | None = _outer(request)
+    return None if exchange is None else exchange.decision
 
 
 class DjangoLimit(DeclaredLimit):
@@ -143,7 +143,7 @@ def handled(
     """
     outer = _outer(request)
     is_inner = isinstance(outer, kind)
-    exchange: Any = outer if is_inner else kind(nowhere)  # type: ignore[arg-type]  # Django hands responses back
+    exchange: Any = outer if is_inner else kind(nowhere)  # Django hands responses back
     if not is_inner:
         request.META[EXCHANGE] = exchange
         if outer is not None:

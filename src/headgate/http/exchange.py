@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from typing import Any, Generic
+from typing import Any, Generic, NoReturn
 
 from headgate import AsyncLimiter
 from headgate.clock import WallClock
@@ -64,18 +64,35 @@ RAISED = Writer(())
 class Exchange(Generic[AnyLimiter]):
     """A request on its way through the limits, and the response on its way back.
 
+    Args:
+        deliver: What the response goes through: `send` of ASGI, `start_response` of WSGI; `nowhere` if the framework sends
+            it by itself.
+
     Attributes:
         asked: What each limit has answered, in order.
         holds: What is held until the status of the response is known: the place in `asked`, the limit and the hold.
         places: Holds with places, which end when the request is over, each with its cost as far as it is known.
+        started: Whether the response has started.
     """
 
-    __slots__ = ("asked", "holds", "places")
+    __slots__ = ("_deliver", "asked", "holds", "places", "started")
 
-    def __init__(self) -> None:
+    def __init__(self, deliver: Callable[..., Any]) -> None:
+        self._deliver = deliver
         self.asked: list[Asked] = []
         self.holds: list[tuple[int, RequestLimit[AnyLimiter], Any]] = []
         self.places: dict[Any, Any] = {}
+        self.started = False
+
+    @property
+    def sees_response(self) -> bool:
+        """Whether the response goes through this exchange, and so gets its fields from it."""
+        return self._deliver is not nowhere
+
+    @property
+    def decision(self) -> Decision | None:
+        """What the limit that was asked last has decided; `None` if none was asked."""
+        return self.asked[-1][1] if self.asked else None
 
     def add(
         self, version: LimitVersion[AnyLimiter], question: Request, decision: Decision, quotas: Quotas | None
@@ -132,23 +149,9 @@ class Exchange(Generic[AnyLimiter]):
 
 
 class ASGIExchange(Exchange[AsyncLimiter]):
-    """An exchange whose response is sent in ASGI messages.
+    """An exchange whose response is sent in ASGI messages."""
 
-    Attributes:
-        started: Whether the response has started.
-    """
-
-    __slots__ = ("_send", "started")
-
-    def __init__(self, send: Send) -> None:
-        self.asked, self.holds, self.places = [], [], {}
-        self.started = False
-        self._send = send
-
-    @property
-    def sees_response(self) -> bool:
-        """Whether the response is sent through this exchange, and so gets its fields from it."""
-        return self._send is not nowhere
+    __slots__ = ()
 
     async def ask(
         self, limit: RequestLimit[AsyncLimiter], scope: Scope, request: Any = None
@@ -195,7 +198,8 @@ class ASGIExchange(Exchange[AsyncLimiter]):
                 return self._settle_and_send(message)
             if self.asked:
                 message = self._with_fields(message)
-        return self._send(message)
+        sent: Awaitable[None] = self._deliver(message)
+        return sent
 
     async def settle(self, status: int) -> None:
         """Make final what was held."""
@@ -211,14 +215,14 @@ class ASGIExchange(Exchange[AsyncLimiter]):
 
     async def _settle_and_send(self, message: Message) -> None:
         await self.settle(message.get("status", SWITCHING_PROTOCOLS))
-        await self._send(self._with_fields(message))
+        await self._deliver(self._with_fields(message))
 
     def _with_fields(self, message: Message) -> Message:
         # A new message: the application may send the very same one every time.
         return {**message, "headers": replaced(message.get("headers", ()), encoded(all_fields(self.asked)))}
 
 
-async def nowhere(message: Message) -> None:
+def nowhere(*response: object) -> NoReturn:
     """Stand in for what sends a response, in an exchange that does not see it."""
     raise AssertionError("nothing is sent through an exchange that does not see the response")
 

@@ -151,7 +151,7 @@ async def exempt() -> None:
 async def decision(connection: HTTPConnection) -> Decision | None:
     """Return what the limit that was asked last has decided; `None` if none was asked. A dependency for endpoints."""
     exchange: ASGIExchange | None = connection.scope.get(EXCHANGE)
-    return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
+    return None if exchange is None else exchange.decision
 
 
 class Limit(DeclaredLimit):
@@ -219,7 +219,7 @@ class Limit(DeclaredLimit):
             raise _refused(scope, exchange, answer)
         if not exchange.sees_response:
             _show(exchange, response)
-        return exchange.asked[-1][1]
+        return exchange.decision
 
     def request_limit(self, app: FastAPI) -> RequestLimit[AsyncLimiter]:
         """Return what asks the limiter, named after its route in this application if it has no name yet."""

@@ -85,7 +85,7 @@ def limit(
 def decision() -> Decision | None:
     """Return what the limit that was asked last has decided about the present request; `None` if none was asked."""
     exchange: WSGIExchange | None = request.environ.get(EXCHANGE)
-    return exchange.asked[-1][1] if exchange is not None and exchange.asked else None
+    return None if exchange is None else exchange.decision
 
 
 class ViewLimit(DeclaredLimit):

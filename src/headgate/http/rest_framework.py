@@ -11,7 +11,7 @@ The body of a refusal is the framework's own; all responses of the view have the
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Unpack
+from typing import Any, Unpack
 
 from headgate import Limiter, Rule
 from headgate._extras import needing
@@ -19,6 +19,7 @@ from headgate.clock import Clock
 from headgate.errors import ConfigError
 from headgate.http.declared import DeclaredLimit
 from headgate.http.django import put_fields, scope_of
+from headgate.http.exchange import nowhere
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import TOO_MANY_REQUESTS
 from headgate.http.wsgi import EXCHANGE, WSGIExchange
@@ -71,7 +72,7 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
                 raise ConfigError(
                     "count= and concurrent rules need headgate.http.django.rate_limits in MIDDLEWARE"
                 )
-            exchange = WSGIExchange(_never)
+            exchange = WSGIExchange(nowhere)
             # With what other throttles have decided. The view is garbage for a while: it keeps no more than this.
             exchange.asked = view.headgate_asked = getattr(view, "headgate_asked", [])
             answer = exchange.ask(limit, meta, request)
@@ -88,7 +89,3 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
     def wait(self) -> float | None:
         """Return the seconds to wait after a refusal; `None` if waiting does not help."""
         return self._wait
-
-
-def _never(*start: object) -> NoReturn:
-    raise AssertionError("the framework starts responses")

@@ -126,18 +126,9 @@ def send(environ: Environ, start_response: StartResponse, answer: Answer) -> lis
 
 
 class WSGIExchange(Exchange[Limiter]):
-    """An exchange whose response is started with a function.
+    """An exchange whose response is started with a function."""
 
-    Attributes:
-        started: Whether the response has started.
-    """
-
-    __slots__ = ("_start_response", "started")
-
-    def __init__(self, start_response: StartResponse) -> None:
-        self.asked, self.holds, self.places = [], [], {}
-        self.started = False
-        self._start_response = start_response
+    __slots__ = ()
 
     def ask(self, limit: RequestLimit[Limiter], environ: Environ, request: Any) -> Answer | None:
         """Ask a limit about the request, and return the answer to send if it is not admitted.
@@ -173,7 +164,10 @@ class WSGIExchange(Exchange[Limiter]):
         self.started = True
         if self.holds:
             self.settle(int(status[:3]))
-        return self._start_response(status, replaced(headers, all_fields(self.asked)), *exc_info)
+        write: Callable[[bytes], object] = self._deliver(
+            status, replaced(headers, all_fields(self.asked)), *exc_info
+        )
+        return write
 
     def settle(self, status: int) -> None:
         """Make final what was held."""

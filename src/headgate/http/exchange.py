@@ -242,9 +242,12 @@ async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) ->
     """Send a response of ours."""
     kind = "http.response"
     if scope["type"] == "websocket":
-        await receive()  # the handshake, which has to be heard before it is answered
-        if not can_deny(scope):
-            # The server then answers 403, for want of another word.
+        exchange: ASGIExchange | None = scope.get(EXCHANGE)
+        is_open = exchange is not None and exchange.started
+        if not is_open:
+            await receive()  # the handshake, which has to be heard before it is answered
+        if is_open or not can_deny(scope):
+            # To a handshake the server then answers 403, for want of another word.
             await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": "Too many requests"})
             return
         kind = "websocket.http.response"

@@ -794,6 +794,20 @@ async def test_a_raised_refusal_is_answered(installed: bool) -> None:
         assert (await client.get("/?cost=2")).status_code == 413
 
 
+async def test_a_refusal_raised_in_an_open_websocket_closes_it() -> None:
+    app = FastAPI()
+    install(app)
+
+    @app.websocket("/echo")
+    async def echo(websocket: WebSocket) -> None:
+        await websocket.accept()
+        (await AsyncLimiter("0/hour").hit("x")).raise_if_denied()
+
+    accept, close = await connect(app)
+    assert accept["type"] == "websocket.accept"
+    assert (close["type"], close["code"]) == ("websocket.close", 1008)
+
+
 @pytest.mark.parametrize("kind", [RateLimited, HeadgateError])
 @pytest.mark.parametrize("installed", [True, False])
 async def test_a_handler_of_raised_refusals_stays(kind: type[Exception], installed: bool) -> None:

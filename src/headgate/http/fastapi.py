@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from types import SimpleNamespace
 from typing import Annotated, Any, NoReturn
 
 from headgate import AsyncLimiter
@@ -56,7 +55,6 @@ from headgate.http.limit import (
     RequestOptions,
     RequestQuota,
     Tier,
-    is_async,
 )
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
@@ -173,10 +171,9 @@ class Limit(DeclaredLimit):
         functions = [part for part in (*keys, *list(parts.values())[1:], address) if callable(part)]
         # Mostly there is only the address to look at, which needs no more than the scope.
         self._takes_scope = exempt is None and not injected and all(map(takes_scope, functions))
-        if not self._takes_scope:
-            parts = {name: _seen(part, name) for name, part in parts.items()}
-            exempt, address = _seen(exempt), _seen(address)
-        given: Any = {**options, **parts, "exempt": exempt, "address": address}
+        self._injected = f"headgate.{id(self)}"
+        values = {name: self._value_of(name) for name in injected}
+        given: Any = {**options, **parts, **values, "address": address}
         super().__init__(rules, default, name, store, clock, given)
         self._request_limit = None if self.lacks_name else self.limit_for(AsyncLimiter)
         self._last_route: object = None
@@ -210,7 +207,9 @@ class Limit(DeclaredLimit):
         if (scope.get("route") is not self._last_route or "fastapi" in scope) and not self.applies(scope):
             return None
         request_limit = self._request_limit or self.request_limit(scope["app"])
-        request = scope if self._takes_scope else SimpleNamespace(connection=connection, **injected)
+        if injected:
+            scope[self._injected] = injected
+        request = scope if self._takes_scope else connection
         if request_limit.exempt is not None and request_limit.exempt(request):
             return None
         exchange: ASGIExchange = scope.get(EXCHANGE) or self._unsent(scope, request_limit)
@@ -220,6 +219,10 @@ class Limit(DeclaredLimit):
         if not exchange.sees_response:
             _show(exchange, response)
         return exchange.decision
+
+    def _value_of(self, name: str) -> Callable[[HTTPConnection], Any]:
+        """Return the function of a request that finds what FastAPI has injected for a part of the question."""
+        return lambda connection: connection.scope[self._injected][name]
 
     def request_limit(self, app: FastAPI) -> RequestLimit[AsyncLimiter]:
         """Return what asks the limiter, named after its route in this application if it has no name yet."""
@@ -367,25 +370,6 @@ async def _respond(connection: HTTPConnection, error: RequestRefused) -> Refusal
     response.raw_headers = error.answer.fields
     await connection.send_denial_response(response)  # not every Starlette does that with what is returned
     return None
-
-
-def _seen(part: Any, name: str = "") -> Any:
-    """Return a part of the question as seen by a limit whose functions take a request, or are dependencies."""
-    if isinstance(part, Depends):
-        return lambda seen: getattr(seen, name)
-    if isinstance(part, Mapping):
-        return {scope: _seen(function) for scope, function in part.items()}
-    if not callable(part):
-        return part
-    if takes_scope(part):
-        return lambda seen: part(seen.connection.scope)
-    if is_async(part):
-
-        async def awaited(seen: SimpleNamespace) -> Any:
-            return await part(seen.connection)
-
-        return awaited
-    return lambda seen: part(seen.connection)
 
 
 def _signature(injected: Mapping[str, Depends]) -> inspect.Signature:

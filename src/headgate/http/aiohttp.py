@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 from headgate import AsyncLimiter, Rule
@@ -162,13 +163,8 @@ def scope_of(request: web.Request) -> dict[str, Any]:
         "query_string": request.query_string.encode(),
         "headers": [(name.lower(), value) for name, value in request.raw_headers],
         "client": (request.remote, 0) if request.remote else None,
-        "route": None if resource is None else _Template(resource.canonical),
+        "route": None if resource is None else SimpleNamespace(path=resource.canonical),
     }
-
-
-class _Template:
-    def __init__(self, path: str) -> None:
-        self.path = path
 
 
 def _response(answer: Answer) -> web.Response:

@@ -113,7 +113,8 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
 
     @web.middleware
     async def rate_limits(request: web.Request, handler: Handler) -> web.StreamResponse:
-        exchange = request[EXCHANGE] = ASGIExchange(nowhere)
+        outer_exchange: ASGIExchange | None = request.get(EXCHANGE)  # that of an application around this one
+        exchange = request[EXCHANGE] = outer_exchange or ASGIExchange(nowhere)
         route_handler = request.match_info.handler
         own = getattr(route_handler, request.method.lower(), None) or route_handler  # of a View, its method
         try:
@@ -128,24 +129,28 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
         except web.HTTPException:
             raise  # a response, with a status of its own
         except Exception:  # whatever it is, units that are held are settled as for a 500
-            await exchange.settle(SERVER_ERROR)
+            if outer_exchange is None:
+                await exchange.settle(SERVER_ERROR)
             raise
         finally:
-            await exchange.end()
-
-    async def put_fields(request: web.Request, response: web.StreamResponse) -> None:
-        exchange: ASGIExchange | None = request.get(EXCHANGE)
-        if exchange is not None:
-            await exchange.settle(response.status)
-            response.headers.update(all_fields(exchange.asked))
-
-    async def check(app: web.Application) -> None:
-        check_order(handlers_of(app))
+            if outer_exchange is None:
+                await exchange.end()
 
     watch(app, handlers_of)
     app.middlewares.append(rate_limits)
-    app.on_startup.append(check)
-    app.on_response_prepare.append(put_fields)
+    app.on_startup.append(_check)
+    app.on_response_prepare.append(_put_fields)
+
+
+async def _check(app: web.Application) -> None:
+    check_order(handlers_of(app))
+
+
+async def _put_fields(request: web.Request, response: web.StreamResponse) -> None:
+    exchange: ASGIExchange | None = request.get(EXCHANGE)
+    if exchange is not None:
+        await exchange.settle(response.status)
+        response.headers.update(all_fields(exchange.asked))
 
 
 def handlers_of(app: web.Application) -> Iterator[Any]:

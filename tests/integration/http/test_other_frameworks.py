@@ -153,6 +153,35 @@ class TestAiohttp:
             assert codes == [200, 500, 401, 429]
             assert [(await client.get("places")).status_code for _ in range(2)] == [200, 200]
 
+    async def test_limits_of_an_application_and_one_below_it_show_together(self) -> None:
+        """What the outer one holds is settled, too."""
+
+        @web.middleware
+        async def mending(request: web.Request, handler: Any) -> web.StreamResponse:
+            try:
+                response: web.StreamResponse = await handler(request)
+            except RuntimeError:
+                return web.Response(status=404)
+            return response
+
+        async def page(request: web.Request) -> web.StreamResponse:
+            if "broken" in request.query:
+                raise RuntimeError("broken")
+            return web.Response(text="ok")
+
+        app, inner = web.Application(), web.Application()
+        install(app, limit("1/hour", count={500}))
+        app.middlewares.append(mending)
+        install(inner, "9/minute")
+        inner.router.add_get("/", page)
+        app.add_subapp("/inner/", inner)
+        async with AiohttpServer(app) as server, httpx.AsyncClient() as client:
+            url = str(server.make_url("/inner/"))
+            responses = [await client.get(url + query) for query in ("", "?broken", "")]
+        assert [response.status_code for response in responses] == [200, 404, 200]
+        assert policies(responses[-1]) == {"sliding_window/1h": 1, "sliding_window/1m": 9}
+        assert left(responses[-1]) == {"sliding_window/1h": 1, "sliding_window/1m": 6}
+
     async def test_a_raised_refusal_is_answered(self) -> None:
         async with aiohttp_client("9/minute", report=AsyncLimiter("1/hour").guard("x")(ok)) as client:
             assert (await client.get("report")).status_code == 200

@@ -343,23 +343,20 @@ def _refused(scope: Scope, exchange: ASGIExchange, answer: Answer) -> Exception:
     return RequestRefused(answer, [] if exchange.sees_response else all_fields(exchange.asked))
 
 
-def _handlers(scope: Scope) -> dict[Any, Any]:
+def _handlers(scope: Scope) -> Any:
     """Return the application's own dictionary of handlers; a mounted application has another.
 
     What is put there before the first refusal is on its way needs no registration by the user.
     """
-    handlers: dict[Any, Any]
-    handlers, _ = scope.get("starlette.exception_handlers", ({}, {}))
-    return handlers
+    return scope.get("starlette.exception_handlers", ({}, {}))[0]
 
 
 def _register(handlers: dict[Any, Any], handler: Callable[..., Any], *kinds: type[Exception]) -> None:
     """Let refusals look as they should, unless the application has a handler of its own that they would come to."""
     for kind in kinds:
         # One of all exceptions is for what no one expects.
-        bases = (base for base in kind.__mro__ if base in handlers and base is not Exception)
-        base = next(bases, None)
-        if base is None or handlers[base] is http_exception_handler:
+        nearest = [handlers[base] for base in kind.__mro__ if base in handlers and base is not Exception][:1]
+        if nearest in ([], [http_exception_handler]):
             handlers[kind] = handler
 
 

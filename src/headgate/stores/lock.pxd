@@ -1,4 +1,4 @@
-# Types with which lock.py is compiled.
+# Types with which lock.py is compiled; without this it is not used.
 
 cimport cython
 

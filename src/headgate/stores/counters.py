@@ -373,10 +373,11 @@ class MemoryGate:
                     state = table.blank
                 else:
                     used = meter.used(state, at)
-                slot.state = state
-                slot.used = used
                 if slot.cost and used + slot.cost * meter.part > meter.most:
                     admitted = False
+                # Last: if a loop inside `try` ends with an `if`, Python 3.12 and 3.13 leave its jump back out of the `try`.
+                slot.state = state
+                slot.used = used
             if has_new and (counters.overflowed or counters.max_keys - counters.keys < len(slots)):
                 admitted = self.find_room(slots, at)
             if request.replaces is not None:

@@ -132,7 +132,7 @@ def check_order(views: Iterable[Any]) -> bool:
         Whether there is nothing left to look for: every view that was given a limit is in place.
     """
     registered = list(views)
-    known = [view for app, views_of in list(_views_of.items()) for view in views_of(app)]
+    known = [view for app, views_of in list(_views_of.items()) for view in list(views_of(app))]
     for view in (*registered, *known):
         for inner in _wrapped_by(view):
             _without_limit.pop(id(inner), None)

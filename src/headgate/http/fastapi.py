@@ -354,6 +354,8 @@ def _handlers(scope: Scope) -> Any:
 def _register(handlers: dict[Any, Any], handler: Callable[..., Any], *kinds: type[Exception]) -> None:
     """Let refusals look as they should, unless the application has a handler of its own that they would come to."""
     for kind in kinds:
+        if kind in handlers:  # as it is from the second refusal on
+            continue
         # One of all exceptions is for what no one expects.
         nearest = [handlers[base] for base in kind.__mro__ if base in handlers and base is not Exception][:1]
         if nearest in ([], [http_exception_handler]):

@@ -7,6 +7,7 @@ import copy
 import os
 import pickle
 import random
+import signal
 import threading
 import tracemalloc
 from array import array
@@ -41,12 +42,14 @@ from headgate.stores.request import Operation, Request
 from headgate.testing import FakeClock
 from headgate.testing.reference import ReferenceStore
 from tests.unit.processes import (
+    SECONDS_TO_LIVE,
     Interrupted,
     Interruptions,
     came_out_right,
     forking,
     in_child,
     run_and_exit,
+    untraced,
 )
 
 pytestmark = forking
@@ -684,6 +687,45 @@ def test_a_fork_in_the_middle_of_a_call_leaves_both_processes_counting() -> None
     assert came_out_right(clock.child)
     assert (clock.refused, admitted) == (True, 1)
     assert limiter.hit("ada").remaining == 0
+
+
+def test_a_fork_in_a_signal_handler_while_its_thread_waits_leaves_both_processes_counting() -> None:
+    """The hooks take the lock that the call under the handler waits for; in the child, too, that call has to get it."""
+    inside, may_go_on = threading.Event(), threading.Event()
+    calling, children = list[int](), list[int]()
+
+    class Slow(SteadyClock):
+        def now_us(self) -> int:
+            if threading.current_thread() is slow:
+                inside.set()
+                while not calling:  # and then it waits, for else this thread would not run
+                    pass
+                signal.pthread_kill(calling[0], signal.SIGUSR1)
+                may_go_on.wait(60)
+            return super().now_us()
+
+    def fork_now(*_: object) -> None:
+        may_go_on.set()
+        children.append(os.fork())
+        if not children[0]:
+            signal.alarm(SECONDS_TO_LIVE)
+
+    limiter = Limiter("5/hour", "9/day", clock=Slow())
+    slow = threading.Thread(target=limiter.hit, args=("ada",), daemon=True)
+    usual = signal.signal(signal.SIGUSR1, fork_now)
+    try:
+        with untraced():
+            slow.start()
+            inside.wait(60)
+            calling.append(threading.get_ident())
+            remaining = limiter.hit("ada").remaining
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
+    if not children[0]:
+        run_and_exit(lambda: remaining == 3 and limiter.hit("ada").remaining == 2)
+    assert came_out_right(children[0])
+    assert remaining == 3
+    assert limiter.hit("ada").remaining == 2
 
 
 def test_a_fork_that_could_not_be_prepared_leaves_a_child_that_counts(

@@ -33,7 +33,15 @@ from headgate import (
 from headgate.stores.base import REENTERED
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
-from tests.unit.processes import came_out_right, fork, forking, in_child
+from tests.unit.processes import (
+    SECONDS_TO_LIVE,
+    came_out_right,
+    fork,
+    forking,
+    in_child,
+    run_and_exit,
+    untraced,
+)
 
 pytestmark = forking
 
@@ -603,6 +611,40 @@ def test_a_fork_while_other_threads_write_leaves_no_lock_behind(path: Path, hast
             stop.set()
             for thread in threads:
                 thread.join()
+
+
+def test_a_fork_in_a_signal_handler_while_its_thread_waits_leaves_both_processes_counting(path: Path) -> None:
+    inside, may_go_on = threading.Event(), threading.Event()
+    calling, children = list[int](), list[int]()
+
+    def hold_up(connection: sqlite3.Connection) -> None:
+        inside.set()
+        while not calling:  # and then it waits, for else this thread would not run
+            pass
+        signal.pthread_kill(calling[0], signal.SIGUSR1)
+        may_go_on.wait(60)
+
+    def fork_now(*_: object) -> None:
+        may_go_on.set()
+        children.append(os.fork())
+        if not children[0]:
+            signal.alarm(SECONDS_TO_LIVE)
+
+    usual = signal.signal(signal.SIGUSR1, fork_now)
+    try:
+        with SQLiteStore(path) as store, untraced():
+            limiter = Limiter("5/hour", name="x", store=store)
+            threading.Thread(target=store.transact, args=(hold_up,), kwargs={"write": False}).start()
+            inside.wait(60)
+            calling.append(threading.get_ident())
+            admitted = limiter.hit("ada").allowed
+            if not children[0]:
+                run_and_exit(lambda: admitted and limiter.hit("ada").allowed)
+            assert came_out_right(children[0])
+            assert admitted
+            assert limiter.check("ada", 0).remaining == 2
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
 
 
 def test_a_child_that_closes_does_not_disturb_the_parent(path: Path) -> None:

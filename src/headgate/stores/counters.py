@@ -97,17 +97,18 @@ class Counters:
         self.busy: bool = False
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
-    def after_fork_in_child(self) -> None:
-        """Begin with a lock and births of this process's own: with the parent's, two states could have the same birth.
+    def after_fork_in_child(self, taken: int) -> None:
+        """Begin with births of this process's own: with the parent's, two states could have the same birth.
 
-        If the thread that forked is inside a call, that call goes on, and releases the lock that it has taken. No other
-        thread that was inside one is in this process.
+        The thread that forked is the only one here. A call that it is inside, or waits for the lock in, goes on with the
+        lock as it was before the fork, when this thread had taken it so often. A lock of another thread is replaced.
         """
-        births, lock = random.SystemRandom().randrange(1, MAX_UNITS), new_lock()
-        is_inside = self.busy and self.lock._is_owned()  # also used by `Condition`
-        self.busy = is_inside
-        self.births = births
-        self.lock = lock
+        self.births = random.SystemRandom().randrange(1, MAX_UNITS)
+        if self.lock._is_owned():  # also used by `Condition`
+            release_down_to(self.lock, taken)
+        else:
+            self.lock = new_lock()
+        self.busy = self.busy and self.lock._is_owned()
 
     def now(self) -> int:
         """Return the time in microseconds since the epoch."""

@@ -16,3 +16,4 @@ cdef class CallLock:
     cdef wait(self)
     cpdef release(self)
     cpdef bint _is_owned(self) except -1
+    cpdef int _recursion_count(self) except -1

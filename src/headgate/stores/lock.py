@@ -71,8 +71,13 @@ class CallLock:
         if self.waiting and not self.depth and self.freed.locked():
             self.freed.release()
 
+    # As of `threading.RLock`:
+
     def _is_owned(self) -> bool:
-        """Return whether this thread has taken the lock, as the method of `threading.RLock` does."""
+        return self._recursion_count() > 0
+
+    def _recursion_count(self) -> int:
         if self.other is not None:
-            return self.other._is_owned()  # type: ignore[no-any-return]
-        return self.depth > 0 and self.owner == PyThread_get_thread_ident()  # type: ignore[name-defined]  # noqa: F821
+            return self.other._recursion_count()  # type: ignore[no-any-return]
+        is_own = self.owner == PyThread_get_thread_ident()  # type: ignore[name-defined]  # noqa: F821
+        return self.depth if is_own else 0

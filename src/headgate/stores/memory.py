@@ -19,6 +19,7 @@ from headgate.stores.base import (
     Gate,
     Guarantees,
     check_note,
+    release_down_to,
 )
 from headgate.stores.counters import Counters, ImmediateGate, MemoryGate
 
@@ -57,7 +58,7 @@ class MemoryStore(Closing):
         self.clock: Clock = SteadyClock() if clock is None else clock
         self._counters = Counters(self.clock, max_keys)
         self._notes = Notes(self._counters, max_notes)
-        self._forking: set[int] = set()  # threads that hold the lock for their fork, or are about to
+        self._forking: dict[int, int] = {}  # threads in a fork, and how often they had taken the lock before
         watch(self)
 
     @property
@@ -111,17 +112,17 @@ class MemoryStore(Closing):
     # signal handler; then both processes go on with that call.
 
     def before_fork(self) -> None:
-        self._forking.add(get_ident())
+        self._forking[get_ident()] = self._counters.lock._recursion_count()
         self._counters.lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        if get_ident() in self._forking:
-            self._forking -= {get_ident()}
-            self._counters.lock.release()
+        if (taken := self._forking.get(get_ident())) is not None:
+            release_down_to(self._counters.lock, taken)
+            del self._forking[get_ident()]
 
     def after_fork_in_child(self) -> None:
+        self._counters.after_fork_in_child(self._forking.get(get_ident(), 0))
         self._forking.clear()
-        self._counters.after_fork_in_child()
 
 
 class Notes:

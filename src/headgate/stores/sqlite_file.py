@@ -13,13 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import unquote
 
 from headgate._fork import watch
 from headgate.clock import Clock, WallClock
 from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
-from headgate.stores.base import REENTERED, Closing, Guarantees, while_locked
+from headgate.stores.base import REENTERED, Closing, Guarantees, release_down_to, while_locked
 from headgate.stores.breaker import stop_probes
 
 __all__ = ["switch_to_wal"]
@@ -53,9 +53,9 @@ class SQLiteFile(Closing):
         self.path = os.fspath(path)
         self.timeout = timeout
         self.clock: Clock = WallClock() if clock is None else clock
-        self._lock = threading.RLock()
+        self._lock: Any = threading.RLock()
         self._busy = False
-        self._forking: set[int] = set()  # threads that hold the lock for their fork, or are about to
+        self._forking: dict[int, int] = {}  # threads in a fork, and how often they had taken the lock before
         self._connection: sqlite3.Connection | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._worker_lock = watch(threading.Lock())
@@ -184,22 +184,25 @@ class SQLiteFile(Closing):
     # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
 
     def before_fork(self) -> None:
-        self._forking.add(threading.get_ident())
+        self._forking[threading.get_ident()] = self._lock._recursion_count()
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        if threading.get_ident() in self._forking:
-            self._forking -= {threading.get_ident()}
-            self._lock.release()
+        if (taken := self._forking.get(threading.get_ident())) is not None:
+            release_down_to(self._lock, taken)
+            del self._forking[threading.get_ident()]
 
     def after_fork_in_child(self) -> None:
+        if self._lock._is_owned():  # a call of this thread may wait for it, and a signal handler have forked
+            release_down_to(self._lock, self._forking.get(threading.get_ident(), 0))
+        else:
+            self._lock = threading.RLock()
         self._forking.clear()
         self._busy = False
         if self._connection is not None:
             _inherited.append(self._connection)
         self._connection = None
         self._worker = None
-        self._lock = threading.RLock()
 
 
 def _hand_over(running: Future[T], answer: asyncio.Future[T]) -> None:

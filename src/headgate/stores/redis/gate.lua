@@ -133,23 +133,24 @@ local function long(name, ...)
 end
 
 -- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same; "": a fresh one;
--- a table: what changes in a long window, as offset and text of one bucket, the new head, and maybe of one more bucket), then
--- the receipt without shape and cost. reset_after is nil if nothing is ever counted, and so is the state after. All but the
--- sliding window decide by a state that they are given (false: a fresh one) instead of the one under the key.
+-- a table: what changes in a long window, as offset and text of one bucket, the new head, and maybe of one more bucket),
+-- whether that expires when the state before it does (if both were counted by the server's clock), then the receipt without
+-- shape and cost. reset_after is nil if nothing is ever counted, and so is the state after. All but the sliding window decide
+-- by a state that they are given (false: a fresh one) instead of the one under the key.
 
 local function decide_fixed(key, now, cost, birth, beyond, limit, period, _, _, state)
   local MAX_UNITS = 9007199254740991
   if state == nil then
     state = call("GET", key)
   end
-  local index, count = floor(now / period), 0
+  local index, count, expires_as_before = floor(now / period), 0, false
   if state then
     if #state ~= 24 then
       error("not a fixed window")
     end
     local old_birth, old_index, old_count = unpack("<ddd", state)
     if old_index >= index then
-      birth, index, count = old_birth, old_index, old_count
+      birth, index, count, expires_as_before = old_birth, old_index, old_count, true
     end
   end
   local reset_after = index * period - now + period
@@ -161,7 +162,7 @@ local function decide_fixed(key, now, cost, birth, beyond, limit, period, _, _, 
   end
   count = count + cost
   return 1, max(0, limit - count), false, count > 0 and reset_after or 0, 0,
-    cost > 0 and pack("<ddd", birth, index, count), birth, index
+    cost > 0 and pack("<ddd", birth, index, count), expires_as_before, birth, index
 end
 
 local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifetime)
@@ -223,14 +224,14 @@ local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifet
   if cost == 0 then
     return 1, remaining, false, newest and newest * width - now + lifetime or 0, 0
   end
-  local index, units = floor(now / width), cost
+  local index, units, expires_as_before = floor(now / width), cost, false
   local after
   if not newest then
     after = pack("<dddd", birth, cost, index, cost)
   else
     local kept = last + 16 -- offset of the end of what stays as it is
     if index <= newest then
-      index, units, kept = newest, newest_units + cost, last
+      index, units, kept, expires_as_before = newest, newest_units + cost, last, true
     end
     if holes then
       after = { kept, pack("<dd", index, units), pack("<ddddddd", -birth, count + cost, first, kept, index, units, holes) }
@@ -238,7 +239,7 @@ local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifet
       after = pack("<dd", birth, count + cost) .. sub(text, first + 1, kept) .. pack("<dd", index, units)
     end
   end
-  return 1, remaining, false, index * width - now + lifetime, 0, after, birth, index
+  return 1, remaining, false, index * width - now + lifetime, 0, after, expires_as_before, birth, index
 end
 
 local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick, state)
@@ -301,7 +302,7 @@ local function decide_bucket(key, now, cost, birth, beyond, burst, n, d, tick, s
   local before = level
   level = level + cost * d
   return 1, floor(max(0, burst * d - level) / d), false, ceil(level / n), lag,
-    pack("<ddddddd", birth, level, time, refunded, n, d, burst),
+    pack("<ddddddd", birth, level, time, refunded, n, d, burst), false,
     birth, before, time, refunded, birth == birth_before and time_before or time
 end
 
@@ -358,7 +359,7 @@ local function decider(asked_kind)
     end
     local after = pack("<ddd", birth, time, count + cost) .. sub(state, first, place - 1)
       .. pack("<ddd", lease_end, number, cost) .. sub(state, place)
-    return 1, remaining, false, max(lease_end, newest or 0) - now, 0, after, birth, number
+    return 1, remaining, false, max(lease_end, newest or 0) - now, 0, after, false, birth, number
   end
 
   local function decide_calendar(key, now, cost, birth, beyond, limit, start, edge, last, state)
@@ -369,14 +370,14 @@ local function decider(asked_kind)
     if state == nil then
       state = call("GET", key)
     end
-    local count = 0
+    local count, expires_as_before = 0, false
     if state then
       if #state ~= 24 then
         error("not a calendar window")
       end
       local old_birth, old_end, old_count = unpack("<ddd", state)
       if old_end > now then
-        birth, window_end, count = old_birth, old_end, old_count
+        birth, window_end, count, expires_as_before = old_birth, old_end, old_count, true
       end
     end
     local reset_after = window_end - now
@@ -388,34 +389,38 @@ local function decider(asked_kind)
     end
     count = count + cost
     return 1, max(0, limit - count), false, count > 0 and reset_after or 0, 0,
-      cost > 0 and pack("<ddd", birth, window_end, count), birth, window_end
+      cost > 0 and pack("<ddd", birth, window_end, count), expires_as_before, birth, window_end
   end
 
   DECIDE[CONCURRENT], DECIDE[CALENDAR] = decide_concurrent, decide_calendar
   return DECIDE[asked_kind]
 end
 
-local function save(kind, key, state, counted_for, explicit)
+local function save(kind, key, state, counted_for, explicit, expires_as_before)
   if state == "" then
     call("DEL", key)
     return
   end
-  local expires = clock + max(0, counted_for)
-  if explicit then
-    expires = expires + 3600000000 -- an hour: the time of the caller's own may go slower than ours
-  end
-  -- No state is kept for more than 253 years, because the server's own limit is not far. A millisecond on top, because a
-  -- state may outlive its last unit but never the other way round.
-  expires = ceil(min(expires, 8000000000000000) / 1000) + 1
   if type(state) == "table" then
     state = long("change", key, state[1], state[2], state[3], state[4], state[5])
   elseif #state >= 4088 and kind == 2 then
     state = long("lengthened", state)
   end
-  if state then
-    call("SET", key, state, "PXAT", expires)
-  else
-    call("PEXPIREAT", key, expires)
+  if explicit or not expires_as_before then
+    local expires = clock + max(0, counted_for)
+    if explicit then
+      expires = expires + 3600000000 -- an hour: the time of the caller's own may go slower than ours
+    end
+    -- No state is kept for more than 253 years, because the server's own limit is not far. A millisecond on top, because a
+    -- state may outlive its last unit but never the other way round.
+    expires = ceil(min(expires, 8000000000000000) / 1000) + 1
+    if state then
+      call("SET", key, state, "PXAT", expires)
+    else
+      call("PEXPIREAT", key, expires)
+    end
+  elseif state then
+    call("SET", key, state, "KEEPTTL") -- to set the same time again takes as long as to decide
   end
 end
 
@@ -680,7 +685,7 @@ local function giving_back()
           .. pack("<dd", index, units)
       end
     end
-    return 1, remaining, false, index * width - now + lifetime, 0, after, birth, index
+    return 1, remaining, false, index * width - now + lifetime, 0, after, false, birth, index
   end
 
   -- As a decide, in the place of a receipt's units. The time is read from the state that has them: by a clock that went back,
@@ -723,14 +728,14 @@ local function giving_back()
     if after_refund then
       before = after_refund ~= "" and after_refund
     end
-    local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
+    local allowed, remaining, retry_after, reset_after, lag, after, _, r1, r2, r3, r4, r5 =
       decide(key, at, cost, birth, false, a, start, edge, last, before)
     if allowed == 1 then
       if kind == BUCKET and cost > 0 then
         local state_birth, _, time = unpack("<ddd", state)
         r5 = state_birth == r1 and time or r3
       end
-      return 1, remaining, false, reset_after, lag + at - now, cost > 0 and after or after_refund, r1, r2, r3, r4, r5
+      return 1, remaining, false, reset_after, lag + at - now, cost > 0 and after or after_refund, false, r1, r2, r3, r4, r5
     end
     if kind ~= BUCKET then
       retry_after = retry_after and retry_after + at - now
@@ -795,13 +800,13 @@ end
 local function decide_one(operation, request, key, now, cost, birth, explicit)
   local PEEK, HOLD, RECORD, BUCKET = 2, 3, 4, 3
   local kind, a, b, c, d = unpack("<Bdddd", request, 28)
-  local allowed, remaining, retry_after, reset_after, lag, after, r1, r2, r3, r4, r5 =
+  local allowed, remaining, retry_after, reset_after, lag, after, expires_as_before, r1, r2, r3, r4, r5 =
     (DECIDE[kind] or decider(kind))(key, now, cost, birth, operation == RECORD, a, b, c, d)
   if operation == RECORD and allowed == 0 then
     return { 1, remaining }
   end
   if after and operation ~= PEEK then
-    save(kind, key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit)
+    save(kind, key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit, expires_as_before)
     if operation == HOLD then
       return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4, r5)
     end
@@ -811,7 +816,7 @@ end
 
 local function decide_all(operation, request, first_key, rules, now, cost, birth, explicit)
   local PEEK, HOLD, RECORD, BUCKET = 2, 3, 4, 3
-  local reply, after, counted_for = {}, {}, {}
+  local reply, after, counted_for, as_before = {}, {}, {}, {}
   local refused, beyond = false, operation == RECORD
   local own_cost, numbers, receipts = cost, 0, rules
   local place = 28 + 33 * rules -- of the next rule's own cost and receipt, if they have them
@@ -821,24 +826,25 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
       own_cost, numbers = unpack("<dB", request, place)
       place = place + 9
     end
-    local allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5
+    local allowed, remaining, retry_after, reset_after, lag, changed, expires_as_before, r1, r2, r3, r4, r5
     if numbers > 0 then
       local _, move_one = giving_back()
-      allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5 =
+      allowed, remaining, retry_after, reset_after, lag, changed, expires_as_before, r1, r2, r3, r4, r5 =
         move_one(kind, KEYS[first_key + i], now, own_cost, birth, a, b, c, d,
           unpack(numbers == 9 and "<ddddddddd" or "<ddd", request, place))
       place = place + 8 * numbers
     else
-      allowed, remaining, retry_after, reset_after, lag, changed, r1, r2, r3, r4, r5 = (DECIDE[kind] or decider(kind))(
-        KEYS[first_key + i], now, own_cost, birth, beyond and own_cost > 0, a, b, c, d
-      )
+      allowed, remaining, retry_after, reset_after, lag, changed, expires_as_before, r1, r2, r3, r4, r5 =
+        (DECIDE[kind] or decider(kind))(
+          KEYS[first_key + i], now, own_cost, birth, beyond and own_cost > 0, a, b, c, d
+        )
     end
     if beyond and allowed == 0 then
       return { i, remaining }
     end
     refused = refused or allowed == 0
     reply[i] = packed(allowed, remaining, retry_after, reset_after, lag)
-    after[i] = changed
+    after[i], as_before[i] = changed, expires_as_before
     counted_for[i] = reset_after and reset_after * (kind == BUCKET and d or 1) + lag
     if changed and own_cost > 0 and operation == HOLD then
       receipts = receipts + 1
@@ -858,7 +864,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   if operation ~= PEEK then
     for i = 1, rules do
       if after[i] then
-        save(string.byte(request, 33 * i - 5), KEYS[first_key + i], after[i], counted_for[i], explicit)
+        save(string.byte(request, 33 * i - 5), KEYS[first_key + i], after[i], counted_for[i], explicit, as_before[i])
       end
     end
   end

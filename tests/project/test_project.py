@@ -94,7 +94,7 @@ NAMED_ALIKE = {
 """Names that several classes have, because the contract of a service or of a protocol gives them."""
 
 THIRD_PARTIES = {
-    "headgate.stores.redis": {"redis"},
+    "headgate.stores.redis": {"hiredis", "redis"},
     "headgate.stores.kv.cloudflare": {"httpx"},
     "headgate.client": {"httpx"},
     "headgate.stores.kv.redis": {"redis"},

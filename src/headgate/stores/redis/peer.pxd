@@ -1,9 +1,7 @@
 # Types with which peer.py is compiled; without this the same file is plain Python.
 
-cimport cython
-
-cdef int _BULK, _NUMBER, _ARRAY, _ERROR, _STATUS
-
-cpdef list parse(bytes data, Py_ssize_t count)
-@cython.locals(end=Py_ssize_t, kind=int, text=bytes)
-cdef tuple _parse_one(bytes data, Py_ssize_t place)
+cdef class RedisWire:
+    cdef object _connection, _socket, _poller, _reader
+    cdef bytes _unsent
+    cdef list _replies
+    cdef Py_ssize_t _expected

@@ -9,7 +9,8 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import AskError, NoScriptError, RedisError, ResponseError
+from hiredis import Reader
+from redis.exceptions import AskError, InvalidResponse, NoScriptError, RedisError, ResponseError
 
 from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.redis.codec import ASKING, ScriptCall, call_by_name, call_by_text
@@ -28,8 +29,6 @@ from headgate.stores.remote.polling import Poller
 
 MOST_PER_CALL = 128
 """How many requests leave together at most: the server does nothing else while it works on them."""
-
-_BULK, _NUMBER, _ARRAY, _ERROR, _STATUS = b"$:*-+"
 
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -116,7 +115,8 @@ class RedisPeer:
         Raises:
             ConnectionResetError: The server is no longer the primary, so that the next call looks for that anew.
         """
-        again, is_demoted = list[RemoteCall](), False
+        again: list[RemoteCall] = []
+        is_demoted = False
         if isinstance(reply, RedisError):
             reply = [reply] * len(calls)
         for call, own in zip(calls, reply, strict=True):
@@ -187,7 +187,8 @@ class RedisWire:
         self._socket.setblocking(False)
         self._poller = Poller(self._socket.fileno())
         self._unsent = b""
-        self._received = b""
+        self._reader = Reader(protocolError=InvalidResponse, replyError=error_of)
+        self._replies: list[Any] = []
         self._expected = 0
 
     def is_over(self) -> bool:
@@ -202,6 +203,7 @@ class RedisWire:
 
     def send(self, message: RedisMessage) -> None:
         self._unsent, self._expected = message
+        self._replies = []
         self._flush()
 
     def wait(self, seconds: float) -> bool:
@@ -217,11 +219,11 @@ class RedisWire:
                 return PENDING
             if not data:
                 raise ConnectionResetError("the server has closed the connection")
-            self._received += data
-            replies = parse(self._received, self._expected)
-            if replies is not None:
-                self._received = b""
-                return replies
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not False:
+                self._replies.append(reply)
+            if len(self._replies) >= self._expected:
+                return self._replies
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -261,46 +263,3 @@ class AsyncRedisWire:
 
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)
-
-
-def parse(data: bytes, count: int) -> list[Any] | None:
-    """Return so many replies of a server, errors among them as exceptions; `None` if they are not all there yet."""
-    replies, place = [], 0
-    try:
-        for _ in range(count):
-            reply, place = _parse_one(data, place)
-            replies.append(reply)
-    except _IncompleteError:
-        return None
-    return replies
-
-
-class _IncompleteError(Exception):
-    """There is more to come."""
-
-
-def _parse_one(data: bytes, place: int) -> tuple[Any, int]:
-    end = data.find(b"\r\n", place)
-    if end < 0:
-        raise _IncompleteError
-    kind, text, place = data[place], data[place + 1 : end], end + 2
-    if kind == _BULK:
-        end = place + int(text)
-        if end < place:
-            return None, place
-        if len(data) < end + 2:
-            raise _IncompleteError
-        return data[place:end], end + 2
-    if kind == _NUMBER:
-        return int(text), place
-    if kind == _ARRAY:
-        items = []
-        for _ in range(int(text)):
-            item, place = _parse_one(data, place)
-            items.append(item)
-        return items, place
-    if kind == _ERROR:
-        return error_of(text.decode("utf-8", "replace")), place
-    if kind == _STATUS:
-        return text, place
-    raise ValueError(f"this is no reply of a Redis server: {data[:40]!r}")

@@ -1,5 +1,12 @@
 # Types with which codec.py is compiled; without this the same file is plain Python.
 
+cimport cython
+
+@cython.locals(request=ScriptCall, arguments=list, keys=list)
+cdef bytes _call(bytes opening, requests)
+@cython.locals(parts=list, argument=bytes)
+cdef bytes _packed(arguments)
+
 cdef class ScriptCall:
     cdef readonly tuple keys
     cdef readonly bytes body

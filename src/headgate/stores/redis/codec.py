@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct, unpack
 from typing import Any, Literal
@@ -109,11 +110,22 @@ def call_by_text(requests: Sequence[ScriptCall]) -> bytes:
 
 def command(*arguments: bytes) -> bytes:
     """Return any command, ready to be sent."""
-    return b"*%d\r\n" % len(arguments) + _packed(arguments)
+    return b"*%d%b\r\n" % (len(arguments), _packed(arguments))
 
 
 def _packed(arguments: Iterable[bytes]) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments])
+    """Return arguments of a command, without the end of the last line."""
+    parts = []
+    for argument in arguments:
+        parts.append(_length(len(argument)))
+        parts.append(argument)
+    return b"".join(parts)
+
+
+@lru_cache
+def _length(length: int) -> bytes:
+    """Return the end of a line and the line before an argument."""
+    return b"\r\n$%d\r\n" % length
 
 
 ASKING = command(b"ASKING")
@@ -123,10 +135,9 @@ _BY_NAME, _BY_TEXT = _packed([b"EVALSHA", SHA]), _packed([b"EVAL", SOURCE])
 
 
 def _call(opening: bytes, requests: Sequence[ScriptCall]) -> bytes:
-    arguments = [key for request in requests for key in request.keys]
-    count = b"%d" % len(arguments)
-    arguments += [request.body for request in requests]
-    return b"*%d\r\n%b$%d\r\n%b\r\n%b" % (3 + len(arguments), opening, len(count), count, _packed(arguments))
+    keys = [key for request in requests for key in request.keys]
+    arguments = [b"%d" % len(keys), *keys, *[request.body for request in requests]]
+    return b"*%d%b%b\r\n" % (2 + len(arguments), opening, _packed(arguments))
 
 
 class Keys:

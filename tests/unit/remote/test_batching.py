@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from headgate.errors import StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
-from headgate.stores.remote.batching import MANY, OVER, RECONNECT_PAUSE, SLOW, Batcher, Lane, RemoteCall
+from headgate.stores.remote.batching import (
+    EXPIRY_PAUSE,
+    MANY,
+    OVER,
+    RECONNECT_PAUSE,
+    SLOW,
+    Batcher,
+    Lane,
+    RemoteCall,
+)
 from tests.unit.remote.scripted import ScriptedPeer
 
 DEADLINE = 1.0
@@ -460,3 +469,17 @@ def test_nothing_to_do_is_never_due(lanes: int) -> None:
         traffic.reply(lane, 0.1)
     traffic.batcher.expire(DEADLINE)
     assert traffic.batcher.alarm == float("inf")
+
+
+def test_calls_that_are_due_one_after_another_fail_together() -> None:
+    traffic = Traffic()
+    others = [NotedCall("a", deadline=0.1 + i * EXPIRY_PAUSE / 10) for i in range(4)]
+    traffic.add(*others)
+    traffic.depart()
+    waiting = [NotedCall("b", deadline=0.1 + i * EXPIRY_PAUSE / 10) for i in range(4)]
+    traffic.add(*waiting)
+    traffic.batcher.expire(0.1)
+    assert [call.state == OVER for call in others + waiting] == [True, False, False, False] * 2
+    assert traffic.batcher.alarm == 0.1 + EXPIRY_PAUSE
+    traffic.batcher.expire(traffic.batcher.alarm)
+    assert all(call.state == OVER for call in others + waiting)

@@ -38,6 +38,9 @@ MANY = 32
 SLOW = 0.02
 """Seconds. A batch that takes longer, and four times as long as usual, is slow."""
 
+EXPIRY_PAUSE = 0.005
+"""Seconds between two looks for calls that are due: the more calls wait, the longer each look takes."""
+
 RECONNECT_PAUSE = 1.0
 """Seconds after which a further connection is tried again, while others work."""
 
@@ -316,7 +319,7 @@ class Batcher:
                 silent.append(lane)
             elif self._holds_up(lane) and now >= lane.sent + self._patience:
                 self._isolate(lane)
-        self.alarm = self._next_due()
+        self.alarm = max(self._next_due(), now + EXPIRY_PAUSE)
         return silent
 
     def give_up(self, lane: Lane) -> None:
@@ -329,6 +332,10 @@ class Batcher:
         self.lose(lane, None)
         if is_silent:
             self.fail_waiting(None)
+
+    def crowd(self) -> int:
+        """Return how many calls wait to leave."""
+        return sum(len(queue.waiting) for queue in self._queues())
 
     def main_lane(self) -> Any:
         """Return the lane of those calls whose limiters are not slow; `None` if nothing is under way there."""

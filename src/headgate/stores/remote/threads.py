@@ -33,6 +33,10 @@ LEASE = 0.05
 """Seconds for which a leader leads without saying so again, and after which those that wait look for themselves."""
 
 
+CROWD = 32
+"""How many threads look for themselves in each such time; if more wait, each looks more rarely."""
+
+
 class ThreadCall(RemoteCall):
     """A call that a thread waits for.
 
@@ -243,13 +247,17 @@ class Crew:
 
     def wait(self, call: ThreadCall, lane: ThreadLane | None) -> None:
         """Wait until there is something to do: on a lane, or for the thread that does so. It is never for long."""
-        seconds = min(LEASE, min(call.due, self._batcher.alarm) - time.monotonic())
+        batcher, now = self._batcher, time.monotonic()
         if lane is None:
             if call.baton is not None:
-                call.baton.wait(seconds)
+                # The more wait, the more rarely each looks: to wake a thread holds up all others.
+                lease = LEASE * (1 + (len(self._new) + batcher.crowd()) // CROWD)
+                call.baton.wait(min(lease, max(call.due, batcher.alarm) - now))
             if call.state != OVER:
                 self.wake_next()
-        elif lane.connecting is not None:
+            return
+        seconds = min(LEASE, min(call.due, batcher.alarm) - now)
+        if lane.connecting is not None:
             lane.connected.wait(seconds)
         elif (wire := lane.wire) is not None:
             wire.wait(seconds)

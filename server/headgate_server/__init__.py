@@ -3,7 +3,7 @@
 - `serve` runs it, and blocks.
 - `open_app` returns the ASGI application of a policy file, for another web server; `make_app` that of a loaded policy.
 - `Statistics` counts what the dashboard shows; `Demo` is what it shows in addition during the demo.
-- `BoundedProtocol` is for uvicorn: HTTP with bounds on connections and requests.
+- `BoundedProtocol` is for uvicorn when it serves that application: HTTP with bounds on connections and requests.
 """
 
 from importlib import import_module

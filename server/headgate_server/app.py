@@ -276,6 +276,10 @@ async def read_body(scope: Scope, fields: HeaderFields, receive: Receive, larges
         if len(whole) > largest:
             raise _too_large(largest)
         return whole
+    return await asyncio.ensure_future(_arriving_body(receive, largest))  # a task, because of its time-out
+
+
+async def _arriving_body(receive: Receive, largest: int) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):

@@ -1,41 +1,61 @@
-"""Running a coroutine without a task, as far as it does not wait."""
+"""Running a coroutine without a task."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
-from types import coroutine
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from collections.abc import Coroutine
+from typing import Any
 
 
-def begin(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T] | None:
-    """Run a coroutine up to where it first waits. Return the task that is the rest of it; `None` if it has ended.
+def begin(work: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop, under_way: set[Any]) -> None:
+    """Run a coroutine up to where it first waits; what it waits for then lets it go on.
 
-    Up to there it is no task, so it cannot be cancelled and cannot have an `asyncio.timeout`.
+    It is no task, which would take longer than most requests have to do. So it cannot have an `asyncio.timeout`; what needs
+    one has to be awaited as a task of its own. As long as it waits it is in `under_way`, as something that can be cancelled.
     """
     try:
         awaited = work.send(None)
     except StopIteration:
-        return None
-    return loop.create_task(_rest_of(work, awaited))
+        return
+    Waiting(work, loop, under_way).wait_for(awaited)
 
 
-async def _rest_of(work: Coroutine[Any, Any, T], awaited: Any) -> T:
-    return await _resumed(work, awaited)
+class Waiting:
+    """A coroutine that has begun and waits; what awaits and cancels it need not know that it is no task."""
 
+    __slots__ = ("_awaited", "_is_cancelled", "_loop", "_under_way", "_work")
 
-@coroutine
-def _resumed(work: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
-    try:
-        while True:
-            try:
-                result = yield awaited
-            except BaseException as error:  # noqa: BLE001  # for the coroutine to see, as if it had waited itself
-                awaited = work.throw(error)
+    def __init__(
+        self, work: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop, under_way: set[Any]
+    ) -> None:
+        self._work = work
+        self._loop = loop
+        self._under_way = under_way
+        self._is_cancelled = False
+
+    def wait_for(self, awaited: Any) -> None:
+        """Go on when that is done: a future, or `None` for the next turn of the event loop."""
+        self._awaited = awaited
+        self._under_way.add(self)
+        if awaited is None:
+            self._loop.call_soon(self._go_on)
+        else:
+            awaited._asyncio_future_blocking = False  # noqa: SLF001  # as a task does, so that others may await it too
+            awaited.add_done_callback(self._go_on)
+
+    def cancel(self, msg: str | None = None) -> None:
+        """Raise `CancelledError` where it waits."""
+        if self._awaited is None or not self._awaited.cancel(msg):
+            self._is_cancelled = True
+
+    def _go_on(self, _: object = None) -> None:
+        self._under_way.discard(self)
+        try:
+            if self._is_cancelled:
+                self._is_cancelled = False
+                awaited = self._work.throw(asyncio.CancelledError())
             else:
-                awaited = work.send(result)
-    except StopIteration as stop:
-        end: T = stop.value
-        return end
+                awaited = self._work.send(None)
+        except (StopIteration, asyncio.CancelledError):
+            return
+        self.wait_for(awaited)

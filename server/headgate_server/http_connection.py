@@ -4,8 +4,8 @@ A connection has a few requests in its pipe at most; one that takes nothing of w
 cap on connections. At the cap a new one takes the place of the one that has been waiting for a request for longest; if all
 are busy, a few more are let in for `/healthz` alone, so that a server under load is not taken for dead.
 
-It speaks ASGI. An application that knows the `DIRECT` extension takes a body that is there, and gives an answer that is
-complete, without messages: see `HttpExchange`.
+It speaks ASGI, for our own application: that is called outside of any task (see `begin`), and by the `DIRECT` extension
+takes a body that is there, and gives an answer that is complete, without messages (see `HttpExchange`).
 """
 
 from __future__ import annotations
@@ -530,10 +530,7 @@ class BoundedProtocol(asyncio.Protocol):
     def _answer_waiting(self) -> None:
         """Answer what is in the pipe, at once as far as nothing has to be waited for."""
         if self.pipeline and not self._is_answering:
-            task = begin(self._answer_all(), self._loop)
-            if task is not None:
-                self._state.tasks.add(task)
-                task.add_done_callback(self._state.tasks.discard)
+            begin(self._answer_all(), self._loop, self._state.tasks)
 
     async def _answer_all(self) -> None:
         self._is_answering = True
@@ -546,9 +543,6 @@ class BoundedProtocol(asyncio.Protocol):
     async def _answer(self, exchange: HttpExchange) -> None:
         self._running = exchange
         try:
-            if exchange.has_more:
-                # From here on it is a task: the rest of a body is awaited with a time-out.
-                await asyncio.sleep(0)
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except Exception:
             logger.exception("a request failed")

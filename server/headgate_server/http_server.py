@@ -65,7 +65,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._tell_started = started
-        self._accepting: set[asyncio.Task[Any]] = set()
+        self._accepting: set[Any] = set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -105,6 +105,8 @@ class HttpServer(uvicorn.Server):
                 while (self._accepting or self.server_state.connections) and not self.force_exit:  # noqa: ASYNC110  # uvicorn has no event for it
                     await asyncio.sleep(0.01)
         await super().shutdown(sockets)
+        for request in list(self.server_state.tasks):
+            request.cancel()  # if the stop was forced; that it is no task keeps the event loop from doing so
 
     def _listen(self, listener: socket.socket) -> None:
         if not self.should_exit:
@@ -127,10 +129,8 @@ class HttpServer(uvicorn.Server):
             protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
             with suppress(OSError):  # there is nothing yet, or the connection is lost already
                 protocol.early = connection.recv(EARLY_BYTES)
-            task = begin(loop.connect_accepted_socket(partial(_same, protocol), connection), loop)
-            if task is not None:
-                self._accepting.add(task)
-                task.add_done_callback(self._accepting.discard)
+            connecting = loop.connect_accepted_socket(partial(_same, protocol), connection)
+            begin(connecting, loop, self._accepting)
         return True
 
     def _connections(self) -> list[BoundedProtocol]:

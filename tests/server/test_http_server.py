@@ -167,11 +167,9 @@ async def test_pipelined_requests_are_all_answered_in_order() -> None:
 
 async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a client that pipelines and never reads: what it has sent stays bytes, and reading from it stops."""
-    running: set[asyncio.Task[Any]] = set()
     server, let_go = Server(), asyncio.Event()
 
     async def never(*_: Any) -> None:
-        running.add(asyncio.current_task())  # type: ignore[arg-type]
         await let_go.wait()
 
     monkeypatch.setattr(server.app, "_answer", never)
@@ -186,7 +184,8 @@ async def test_a_connection_has_few_requests_in_its_pipe(monkeypatch: pytest.Mon
     assert transport.pause_reading.called
     let_go.set()
     connection.connection_lost(None)
-    await asyncio.gather(*state.tasks)
+    while state.tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 def connection_of(server: Server, state: ServerState) -> tuple[BoundedProtocol, Mock]:
@@ -616,6 +615,35 @@ async def test_when_it_stops_every_answer_ends_its_connection() -> None:
         await task
 
 
+async def test_requests_that_a_forced_stop_does_not_wait_for_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, has_begun, seen = Server(), asyncio.Event(), list[type[BaseException]]()
+
+    async def never(*_: Any) -> None:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        except BaseException as error:
+            seen.append(type(error))
+            raise
+
+    monkeypatch.setattr(server.app, "_answer", never)
+    monkeypatch.setattr(http_server, "DRAIN_SECONDS", 0.0)
+    listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
+    running = HttpServer(config, server.app, has_started.set)
+    task = asyncio.ensure_future(running.serve([listener]))
+    await has_started.wait()
+    async with connected(port, HEALTH):
+        await has_begun.wait()
+        running.should_exit = running.force_exit = True
+        await task
+        await asyncio.sleep(0)
+    assert seen == [asyncio.CancelledError]
+
+
 async def test_the_body_before_a_head_is_not_counted_to_it() -> None:
     server = Server()
     config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
@@ -640,7 +668,8 @@ async def test_the_body_before_a_head_is_not_counted_to_it() -> None:
     assert written.count(b"HTTP/1.1 200 ") == 2
     assert not transport.close.called
     connection.connection_lost(None)
-    await asyncio.gather(*state.tasks)
+    while state.tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 async def test_a_reader_that_was_dropped_is_cut_off(

@@ -1,0 +1,104 @@
+"""Coroutines that run without a task."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headgate_server.begin import begin
+
+
+@pytest.fixture
+def under_way() -> set[Any]:
+    return set()
+
+
+async def test_what_never_waits_ends_at_once(under_way: set[Any]) -> None:
+    seen: list[str] = []
+
+    async def work() -> None:
+        seen.append("done")
+
+    begin(work(), asyncio.get_running_loop(), under_way)
+    assert seen == ["done"]
+    assert not under_way
+
+
+async def test_what_waits_goes_on_by_itself(under_way: set[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    first, second = loop.create_future(), loop.create_future()
+    seen: list[object] = []
+
+    async def work() -> None:
+        seen.append(await first)
+        await asyncio.sleep(0)
+        try:
+            await second
+        except ValueError as error:
+            seen.append(str(error))
+
+    begin(work(), loop, under_way)
+    assert len(under_way) == 1
+    first.set_result(1)
+    second.set_exception(ValueError("second"))
+    while under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert seen == [1, "second"]
+
+
+@pytest.mark.parametrize("turns", range(3))
+async def test_what_is_cancelled_sees_it_where_it_waits(under_way: set[Any], turns: int) -> None:
+    """Also in the turn in which it has begun."""
+    seen: list[type[BaseException]] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(0)
+            await asyncio.Event().wait()
+        except BaseException as error:
+            seen.append(type(error))
+            raise
+
+    begin(work(), asyncio.get_running_loop(), under_way)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    [waiting] = under_way
+    waiting.cancel()
+    while under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert seen == [asyncio.CancelledError]
+
+
+async def test_two_may_wait_for_the_same(under_way: set[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    awaited, seen = loop.create_future(), list[int]()
+
+    async def work() -> None:
+        seen.append(await awaited)
+
+    for _ in range(2):
+        begin(work(), loop, under_way)
+    awaited.set_result(1)
+    while under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert seen == [1, 1]
+
+
+async def test_one_that_is_cancelled_may_still_wait(under_way: set[Any]) -> None:
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            seen.append("tidied")
+
+    begin(work(), asyncio.get_running_loop(), under_way)
+    [waiting] = under_way
+    waiting.cancel()
+    while under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert seen == ["tidied"]

@@ -32,6 +32,9 @@ LEAST_ACCEPTED, ACCEPTED_SHARE = 4, 0.25
 A turn with few connections is short, and other workers have theirs meanwhile: one must not take them all.
 """
 
+OTHERS_TURN_SECONDS = 0.001
+"""How long a worker that has accepted some leaves the rest to the other workers, which may have to wake up first."""
+
 EARLY_BYTES = 65_536
 """How much is read of what a client has sent before it is accepted; otherwise that waits for another turn."""
 
@@ -45,25 +48,31 @@ GARBAGE_THRESHOLD = 20_000
 """New objects after which the garbage collector looks at them."""
 
 
-def run(app: App, listener: socket.socket, started: Callable[[], None]) -> None:
+def run(
+    app: App, listener: socket.socket, started: Callable[[], None], *, shares_listener: bool = False
+) -> None:
     """Serve until SIGINT or SIGTERM; requests under way are finished, then the stores are closed.
 
     Args:
         app: What to serve.
         listener: Where; it is closed at the end.
         started: Called once requests are answered.
+        shares_listener: Whether other processes accept connections there too.
     """
     config = configuration(app, http=BoundedProtocol, ws="none")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(HttpServer(config, app, started).serve([listener]))
+        runner.run(HttpServer(config, app, started, shares_listener=shares_listener).serve([listener]))
 
 
 class HttpServer(uvicorn.Server):
     """Uvicorn's server, which ends streams before it waits, and leaves signals as it found them."""
 
-    def __init__(self, config: uvicorn.Config, app: App, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: App, started: Callable[[], None], *, shares_listener: bool = False
+    ) -> None:
         super().__init__(config)
         self._app = app
+        self._shares_listener = shares_listener
         self._tell_started = started
         self._accepting: set[Any] = set()
 
@@ -110,28 +119,38 @@ class HttpServer(uvicorn.Server):
 
     def _listen(self, listener: socket.socket) -> None:
         if not self.should_exit:
-            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+            asyncio.get_running_loop().add_reader(listener, self._accept_in_turn, listener)
 
-    def _accept(self, listener: socket.socket) -> bool:
-        """Accept some of the connections that wait; return whether there may be more."""
+    def _accept_in_turn(self, listener: socket.socket) -> None:
+        """Accept some of the connections that wait, and let other workers do so before the next."""
+        if self._accept(listener) and self._shares_listener:
+            self._stop_listening(listener, OTHERS_TURN_SECONDS)
+
+    def _stop_listening(self, listener: socket.socket, seconds: float) -> None:
         loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        loop.call_later(seconds, self._listen, listener)
+
+    def _accept(self, listener: socket.socket) -> int:
+        """Accept some of the connections that wait; return how many, or 0 if no more are to be accepted for now."""
+        loop, accepted = asyncio.get_running_loop(), 0
         for _ in range(LEAST_ACCEPTED + int(ACCEPTED_SHARE * len(self.server_state.connections))):
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                return False  # another worker was quicker, or the client has left
+                break  # another worker was quicker, or the client has left
             except OSError as error:
                 logger.error("no connections are accepted for %g s: %s", ACCEPT_PAUSE_SECONDS, error)  # noqa: TRY400
-                loop.remove_reader(listener)
-                loop.call_later(ACCEPT_PAUSE_SECONDS, self._listen, listener)
-                return False
+                self._stop_listening(listener, ACCEPT_PAUSE_SECONDS)
+                return 0
+            accepted += 1
             connection.setblocking(False)
             protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
             with suppress(OSError):  # there is nothing yet, or the connection is lost already
                 protocol.early = connection.recv(EARLY_BYTES)
             connecting = loop.connect_accepted_socket(partial(_same, protocol), connection)
             begin(connecting, loop, self._accepting)
-        return True
+        return accepted
 
     def _connections(self) -> list[BoundedProtocol]:
         connections: set[Any] = self.server_state.connections

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     app.live.on_change(lambda: _warn_of_private(app))
     parent = Parent()
-    run(app, socket.socket(fileno=int(descriptor)), parent.report_ready)
+    run(app, socket.socket(fileno=int(descriptor)), parent.report_ready, shares_listener=True)
     if parent.is_gone:
         shutil.rmtree(folder, ignore_errors=True)  # the parent would have done it
     return 0

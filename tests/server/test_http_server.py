@@ -30,7 +30,7 @@ from headgate_server.http_connection import (
     BoundedProtocol,
     ConnectionCap,
 )
-from headgate_server.http_server import HttpServer
+from headgate_server.http_server import LEAST_ACCEPTED, HttpServer
 from headgate_server.startup import listen
 from tests.server.support import POLICY, READ_SECONDS, Server
 
@@ -250,6 +250,31 @@ def test_clients_that_connect_together_are_accepted_together() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(turns_to_accept(200)) < 50
+
+
+async def test_a_worker_leaves_clients_that_wait_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "OTHERS_TURN_SECONDS", 3600.0)
+    server, listener, has_started = Server(), listen("127.0.0.1", 0), asyncio.Event()
+    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
+    worker = HttpServer(config, server.app, has_started.set, shares_listener=True)
+    other = listener.dup()
+    with ExitStack() as stack:
+        for _ in range(2 * LEAST_ACCEPTED):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+        task = asyncio.ensure_future(worker.serve([listener]))
+        await has_started.wait()
+        while not worker.server_state.connections:  # noqa: ASYNC110  # uvicorn has no event for it
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(worker.server_state.connections) == LEAST_ACCEPTED
+        for _ in range(LEAST_ACCEPTED):
+            stack.enter_context(other.accept()[0])
+        with pytest.raises(BlockingIOError):
+            other.accept()
+    other.close()
+    worker.should_exit = True
+    await task
 
 
 async def test_clients_that_are_not_yet_accepted_when_it_stops_are_answered() -> None:

@@ -21,7 +21,7 @@ def begin(work: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop, un
 
 
 class Waiting:
-    """A coroutine that has begun and waits; what awaits and cancels it need not know that it is no task."""
+    """A coroutine that has begun and waits; it can be cancelled like a task."""
 
     __slots__ = ("_awaited", "_is_cancelled", "_loop", "_under_way", "_work")
 

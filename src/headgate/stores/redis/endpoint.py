@@ -8,6 +8,7 @@ must not be sent twice: after a lost reply it is unknown whether it was counted.
 from __future__ import annotations
 
 import re
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
@@ -243,6 +244,11 @@ class RedisEndpoint:
 def socket_of(connection: Connection) -> Any:
     """Return the socket of a connection that is connected; redis-py has no other name for it."""
     return connection._sock  # type: ignore[attr-defined]
+
+
+def streams_of(connection: AsyncConnection) -> tuple[StreamReader, StreamWriter]:
+    """Return the streams of a connection that is connected; redis-py has no other names for them."""
+    return connection._reader, connection._writer  # type: ignore[attr-defined]
 
 
 def error_of(text: str) -> RedisError:

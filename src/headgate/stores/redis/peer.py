@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hiredis import Reader
-from redis.exceptions import AskError, InvalidResponse, NoScriptError, RedisError, ResponseError
+from redis.exceptions import AskError, InvalidResponse, NoScriptError, RedisError
 
 from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.redis.codec import ASKING, ScriptCall, call_by_name, call_by_text
@@ -21,6 +21,7 @@ from headgate.stores.redis.endpoint import (
     error_of,
     is_read_only,
     socket_of,
+    streams_of,
 )
 from headgate.stores.redis.flows import slot_of
 from headgate.stores.remote.batching import RemoteCall
@@ -237,10 +238,15 @@ class RedisWire:
 
 
 class AsyncRedisWire:
-    """A connection for tasks."""
+    """A connection for tasks: one of redis-py, of which only the streams are used once it is connected.
+
+    What redis-py does around a command and its reply takes as long as a decision.
+    """
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
+        self._stream, self._writer = streams_of(connection)
+        self._reader = Reader(protocolError=InvalidResponse, replyError=error_of)
 
     async def is_over(self) -> bool:
         # Before redis-py 8 it went by the longer name, which is now deprecated.
@@ -251,14 +257,15 @@ class AsyncRedisWire:
             return True
 
     async def exchange(self, message: RedisMessage) -> list[Any]:
-        connection = self._connection
-        await connection.send_packed_command((message.commands,), check_health=False)
+        self._writer.write(message.commands)
         replies: list[Any] = []
-        for _ in range(message.replies):
-            try:
-                replies.append(await connection.read_response(disable_decoding=True))
-            except ResponseError as error:
-                replies.append(error)
+        while len(replies) < message.replies:
+            data = await self._stream.read(65536)
+            if not data:
+                raise ConnectionResetError("the server has closed the connection")
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not False:
+                replies.append(reply)
         return replies
 
     async def close(self) -> None:

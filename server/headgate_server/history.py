@@ -49,12 +49,12 @@ class DecisionHistory:
         """The last minutes."""
         return self._seconds
 
-    def add(self, tick: Tick, seconds: int = 1) -> None:
+    def add(self, tick: Tick) -> None:
         """Take note of a second; of several, if none was taken note of since the last."""
         rows = rows_of(tick.limiters)
-        self._seconds.add(tick.time, rows, seconds)
+        self._seconds.add(tick.time, rows, tick.seconds)
         for ring in self._rings.values():
-            ring.add(tick.time, rows, seconds)
+            ring.add(tick.time, rows, tick.seconds)
 
     def range(self, name: str) -> HistoryAnswer | None:
         """Return what is known of a range; `None` if there is no such range."""

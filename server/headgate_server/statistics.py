@@ -201,9 +201,9 @@ class Statistics(Hook):
         tick.demo = self._demo_figures()
         self._before = tick.totals
         # Ticks are missing if this process had no time for them; what was decided meanwhile is in this one.
-        seconds = 1 if self.newest is None else max(1, at - self.newest.time)
+        tick.seconds = 1 if self.newest is None else max(1, at - self.newest.time)
         self.newest = tick
-        self.history.add(tick, seconds)
+        self.history.add(tick)
         if at % SAVE_EVERY == 0:
             self.save()
         return tick

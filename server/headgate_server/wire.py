@@ -418,6 +418,7 @@ class Tick(Struct):
     """One second, all workers together; `totals` and `refusals` count since `started`.
 
     `held`: the units of open holds, by limiter and unit; of a concurrent rule these are the places held, of all keys.
+    `seconds`: how many it is about, if the server was too busy to take note of each.
     """
 
     time: int
@@ -432,6 +433,7 @@ class Tick(Struct):
     refusals: list[RuleRefusals] = field(default_factory=list)
     held: dict[str, dict[str, int]] = field(default_factory=dict)
     started: int = 0
+    seconds: int = 1
 
 
 Row = tuple[int, int, int, int]

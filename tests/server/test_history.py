@@ -13,8 +13,8 @@ from headgate_server.wire import Figures, History, HistoryStep, Tick
 from tests.server.support import Server, problem
 
 
-def tick(at: int, **limiters: Figures) -> Tick:
-    return Tick(at, limiters, {}, [], [])
+def tick(at: int, seconds: int = 1, **limiters: Figures) -> Tick:
+    return Tick(at, limiters, {}, [], [], seconds=seconds)
 
 
 def seconds(history: DecisionHistory) -> list[int]:
@@ -60,7 +60,7 @@ def test_an_hour_and_a_day_are_rings_of_steps() -> None:
 def test_a_tick_after_missing_ones_is_about_their_seconds_too() -> None:
     history = DecisionHistory()
     history.add(tick(60, login=Figures(10)))
-    history.add(tick(65, login=Figures(50)), seconds=5)
+    history.add(tick(65, seconds=5, login=Figures(50)))
     assert history.seconds.whole() == (
         b'{"ticks":[{"time":60,"limiters":{"login":[10,0,0,0]}},'
         b'{"time":65,"limiters":{"login":[50,0,0,0]},"seconds":5}]}'
@@ -68,7 +68,7 @@ def test_a_tick_after_missing_ones_is_about_their_seconds_too() -> None:
     hour = history.range("hour")
     assert hour is not None
     assert hour.steps == [HistoryStep(60, 6, {"login": (60, 0, 0, 0)})]
-    history.add(tick(119), seconds=1_000)  # the machine slept
+    history.add(tick(119, seconds=1_000))  # the machine slept
     assert hour.steps[0].seconds == 60
 
 

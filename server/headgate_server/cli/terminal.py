@@ -49,16 +49,16 @@ class Style:
         colour = self.red if share == 1 else self.yellow if share >= 0.8 else self.green
         return colour(full * filled) + self.dim(empty * (width - filled))
 
-    def stack(self, admitted: int, refused: int, highest: int, width: int = 20) -> str:
+    def stack(self, admitted: float, refused: float, highest: float, width: int = 20) -> str:
         """Return a bar as long as there were decisions, admitted ones first, next to the highest of such bars."""
         full, empty = ("█", "░") if self._has_blocks else ("#", "x")
         total = admitted + refused
-        length = max(total * width // highest, 1) if total else 0
-        first = -(-admitted * length // total) if total else 0
+        length = max(int(total * width // highest), 1) if total else 0
+        first = ceil(admitted * length / total) if total else 0
         rest = length - first
         return self.green(full * first) + self.red(empty * rest) + " " * (width - length)
 
-    def history(self, values: list[int]) -> str:
+    def history(self, values: list[float]) -> str:
         """Return a small chart, one character for each value; something above 0 is never drawn as nothing."""
         highest = max(values, default=0)
         if not self._has_blocks:

@@ -81,7 +81,8 @@ def _followed(server: ServerStore, picture: Picture) -> Iterator[Tick]:
         if name == "history":
             for second in msgspec.convert(data, History).ticks:
                 limiters = {name: Figures(*row) for name, row in second.limiters.items()}
-                picture.remember(Tick(second.time, limiters, totals={}, stores=[], shadow=[]))
+                known = Tick(second.time, limiters, {}, [], [], seconds=second.seconds)
+                picture.remember(known)
         elif name == "tick":
             tick = msgspec.convert(data, Tick)
             picture.remember(tick)
@@ -125,7 +126,8 @@ def line(tick: Tick) -> str:
         + (f" {counts.degraded} degraded" if counts.degraded else "")
         for name, counts in tick.limiters.items()
     )
-    return f"{_clock(tick)}  {limiters or 'no decisions'}"
+    span = f" in {tick.seconds} s" if tick.seconds > 1 else ""
+    return f"{_clock(tick)}  {limiters or 'no decisions'}{span}"
 
 
 def _clock(tick: Tick) -> str:
@@ -172,19 +174,20 @@ class Picture:
     def _limiters(self, tick: Tick) -> list[str]:
         if not tick.totals:
             return ["nothing was decided yet"]
-        highest = max(_decisions(tick, name) for name in tick.totals)
+        highest = max(sum(_rates(tick, name)) for name in tick.totals)
         heading = f"{'limiter':<{_LONGEST_NAME}}  admitted/s   refused/s  {'':<{_BAR}}  the last minute"
         return [self._style.dim(heading), *(self._limiter(tick, name, highest) for name in tick.totals)]
 
-    def _limiter(self, tick: Tick, name: str, highest: int) -> str:
-        counts = tick.limiters.get(name)
-        admitted, refused = (counts.admitted, counts.refused) if counts else (0, 0)
+    def _limiter(self, tick: Tick, name: str, highest: float) -> str:
+        counts, (admitted, refused) = tick.limiters.get(name), _rates(tick, name)
         bar = self._style.stack(admitted, refused, highest, _BAR)
-        history = self._style.history([_decisions(past, name) for past in self._ticks])
+        history = self._style.history([sum(_rates(past, name)) for past in self._ticks])
         degraded = f"  {self._style.yellow('without its store')}" if counts and counts.degraded else ""
         held = ", ".join(f"{n:,} {printable(unit)}" for unit, n in tick.held.get(name, {}).items() if n)
         held = f"  held: {held}" if held else ""
-        return f"{_cut(name)}  {admitted:>10,}  {refused:>10,}  {bar}  {history}{held}{degraded}"
+        return (
+            f"{_cut(name)}  {_number(admitted):>10}  {_number(refused):>10}  {bar}  {history}{held}{degraded}"
+        )
 
     def _stores(self, tick: Tick) -> list[str]:
         lines = [
@@ -211,9 +214,16 @@ class Picture:
         return [self._style.dim("most refused by"), *lines] if lines else []
 
 
-def _decisions(tick: Tick, name: str) -> int:
+def _rates(tick: Tick, name: str) -> tuple[float, float]:
+    """Return how many a limiter has admitted and refused per second."""
     counts = tick.limiters.get(name)
-    return counts.admitted + counts.refused if counts else 0
+    if counts is None:
+        return 0.0, 0.0
+    return counts.admitted / tick.seconds, counts.refused / tick.seconds
+
+
+def _number(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 or rate.is_integer() else f"{rate:.2g}"
 
 
 def _cut(name: str) -> str:

@@ -60,6 +60,19 @@ def test_it_shows_decisions_by_limiter_with_bars_and_history(
     assert "\x1b" not in output
 
 
+def test_a_late_second_is_shown_by_the_second(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that was busy has counted for longer, which is no peak."""
+    output = once(server, capsys, tick(60, 0), tick(120, 1, seconds=4))
+    assert re.search(r"^login +30 +0\.25  █{20}  █▅", output, re.MULTILINE)
+
+
+def test_late_seconds_of_the_history_are_no_peaks(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    late = {"time": 1_763_251_199, "limiters": {"login": [120, 0, 0, 0]}, "seconds": 4}
+    server.answers["/v1/events"] = (200, events(("history", {"ticks": [late]}), ("tick", tick(60, 0))))
+    assert main(["top", "--once", "--server", server.url]) == 0
+    assert re.search(r"^login +60 +0  █{20}  ▄█", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_it_shows_what_is_wrong(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     degraded = {"login": {"admitted": 1, "refused": 0, "degraded": 1}}
     down = {"limiter": "login", "store": "redis://db", "up": False, "breaker": "open", "failures": 1200}
@@ -92,7 +105,7 @@ def test_elsewhere_than_on_a_terminal_every_second_is_a_line(
     server: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     degraded = {"login": {"admitted": 1, "refused": 0, "degraded": 1}, "\x1b": tick()["limiters"]["login"]}
-    ticks = [tick(12, 3), tick(limiters=degraded), tick(limiters={})]
+    ticks = [tick(12, 3), tick(limiters=degraded), tick(limiters={}), tick(12, 3, seconds=4)]
     server.answers["/v1/events"] = (200, events(*(("tick", tick) for tick in ticks), ("news", {})))
     assert main(["top", "--server", server.url]) == 1
     output, error = capsys.readouterr()
@@ -100,6 +113,7 @@ def test_elsewhere_than_on_a_terminal_every_second_is_a_line(
         "login 12 admitted 3 refused",
         "login 1 admitted 0 refused 1 degraded, \\x1b 12 admitted 3 refused",
         "no decisions",
+        "login 12 admitted 3 refused in 4 s",
     ]
     assert error == f"headgate: {server.url} has ended\n"
 

@@ -91,7 +91,11 @@ def _not_installed(options: argparse.Namespace) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     parser = make_parser()
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        is_file = hasattr(options, "config") and not unknown[0].startswith("-")
+        hint = f"; write --config {unknown[0]} for a policy file" if is_file else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.command is None:
         parser.print_help()
         return 0

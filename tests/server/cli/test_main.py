@@ -65,6 +65,18 @@ def test_called_wrongly_is_2_and_one_line(arguments: list[str], capsys: pytest.C
     assert re.fullmatch(r"headgate: .+ \(`headgate.* --help` says more\)\n", error)
 
 
+def test_a_policy_file_in_the_wrong_place_is_shown_the_right_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "other.toml"])
+    error = capsys.readouterr().err
+    assert "unrecognized arguments: other.toml; write --config other.toml for a policy file (`" in error
+    with pytest.raises(SystemExit):
+        main(["serve", "--fast"])
+    assert "--config" not in capsys.readouterr().err
+
+
 def test_a_failure_is_1_and_one_line(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_policy('[limiters.login]\nrules = ["5/fortnight"]')
     assert main(["check", str(file)]) == 1

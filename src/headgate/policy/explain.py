@@ -54,8 +54,10 @@ def _server(server: ServerPolicy) -> Iterator[str]:
     yield f"server: listens on {host}:{server.port}, takes bodies of up to {server.largest_body:,} bytes"
     for name, token in server.tokens.items():
         yield f"  - the token {name!r} may {' and '.join(sorted(token.may, reverse=True))}"
-    if not server.tokens:
+    if not server.tokens and server.is_private:
         yield "  Without tokens: open to clients on this machine, closed to all others."
+    elif not server.tokens:
+        yield "  Without tokens: other machines could reach this address, so it does not start."
     if server.top_keys:
         yield f"  The dashboard shows the {server.top_keys:,} most refused keys, in plain text."
     if server.record is not None:

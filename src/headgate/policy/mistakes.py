@@ -9,7 +9,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from ipaddress import ip_address
 from typing import Any
 
 from headgate.policy.load import ENVIRONMENT_PREFIX, read_document, variables_of
@@ -78,7 +77,7 @@ def find_warnings(policy: Policy, text: str, environment: Mapping[str, str]) -> 
     """Yield what is valid but probably not intended."""
     for limiter in policy.limiters.values():
         yield from _of_limiter(limiter)
-    if not policy.server.tokens and not _is_private(policy.server.host):
+    if not policy.server.tokens and not policy.server.is_private:
         yield (
             f"[server] host = {policy.server.host!r} can be reached from other machines and there are no tokens, so the "
             "server will not start; `headgate token` makes one"
@@ -101,10 +100,3 @@ def _of_limiter(limiter: LimiterPolicy) -> Iterator[str]:
     if limiter.default_tier is not None and limiter.default_tier not in tiers:
         there = f"there is {', '.join(sorted(map(repr, tiers)))}" if tiers else "there are none"
         yield f"limiter {limiter.name!r}: no rule knows the default_tier {limiter.default_tier!r}; {there}"
-
-
-def _is_private(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")

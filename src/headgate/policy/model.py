@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Literal
 
@@ -158,6 +159,14 @@ class ServerPolicy:
     record_bytes: int = 100_000_000
     record_keys: RecordKeys = "plain"
     history: str | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost" or self.host.endswith(".localhost")
 
 
 @dataclass(frozen=True, slots=True)

@@ -463,6 +463,10 @@ def test_a_server_without_tokens_in_plain_words() -> None:
         "server: listens on 127.0.0.1:81, takes bodies of up to 65,536 bytes",
         "  Without tokens: open to clients on this machine, closed to all others.",
     ]
+    assert explain(parse_policy(text + '\nhost = "0.0.0.0"')).split("\n")[-2:] == [
+        "server: listens on 0.0.0.0:81, takes bodies of up to 65,536 bytes",
+        "  Without tokens: other machines could reach this address, so it does not start.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from headgate.errors import HeadgateError
@@ -63,12 +64,13 @@ class Parent:
 
     def report_ready(self) -> None:
         """Tell the parent that requests are answered from now on."""
-        sys.stdout.buffer.write(READY)
-        sys.stdout.buffer.flush()
         # Nothing is ever sent to a worker, so what there is to read is the end.
         asyncio.get_running_loop().add_reader(sys.stdin, self._follow)
+        with suppress(BrokenPipeError):  # then there is the end to read
+            os.write(sys.stdout.fileno(), READY)  # past the buffer, which would be written again at exit
 
     def _follow(self) -> None:
+        logger.error("the parent process has ended, so this worker stops")
         self.is_gone = True
         asyncio.get_running_loop().remove_reader(sys.stdin)
         os.kill(os.getpid(), signal.SIGTERM)

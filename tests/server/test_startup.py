@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +22,7 @@ from headgate.policy import parse_policy
 from headgate.testing.servers import RedisServer, find_free_port
 from headgate_server import supervisor
 from headgate_server.startup import check_address, check_workers, listen
-from headgate_server.supervisor import WorkersFailed, run_workers
+from headgate_server.supervisor import WORKER, WorkersFailed, run_workers
 from tests.server.support import READ_SECONDS, Process, eventually, is_alive, refusal, serving
 
 MEMORY = '[limiters.login]\nrules = ["5/minute"]\n'
@@ -291,6 +293,30 @@ def test_a_worker_that_does_not_stop_is_killed(
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.1)
     run_workers(tmp_path / "any.toml", listen("127.0.0.1", 0), 2, lambda: signal.raise_signal(signal.SIGTERM))
     assert "2 workers did not stop within 0.1 s and are killed" in caplog.text
+
+
+def test_a_worker_whose_parent_was_killed_before_it_is_ready_says_so_in_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "headgate.toml"
+    config.write_text(MEMORY)
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    with listen("127.0.0.1", 0) as listener:
+        read, write = os.pipe()
+        os.close(read)
+        arguments = [str(config), str(listener.fileno()), str(figures), "0-0"]
+        ended = subprocess.run(
+            [sys.executable, *WORKER, *arguments],
+            input="",
+            stdout=write,
+            stderr=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            text=True,
+            timeout=READ_SECONDS,
+            check=True,
+        )
+        os.close(write)
+    [line] = ended.stderr.splitlines()
+    assert line.endswith("ERROR worker 0-0: the parent process has ended, so this worker stops")
 
 
 def test_workers_stop_when_their_parent_was_killed(tmp_path: Path) -> None:

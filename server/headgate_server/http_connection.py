@@ -298,6 +298,9 @@ class BoundedProtocol(asyncio.Protocol):
         """Answer what a client has asked that sends no more; otherwise the connection ends."""
         if self._rest:
             return True  # what came before the end has to wait; the end is read again behind it
+        if self.pipeline and self.pipeline[-1].has_more:
+            self.pipeline.pop()  # the newest will never be complete; those before it are
+            self._reading = self.pipeline[-1] if self.pipeline else self._running
         newest = self._reading
         if newest is None or newest.is_complete or newest.has_more:
             self.flush()

@@ -436,6 +436,26 @@ async def test_trailers_are_bounded(piece: bytes) -> None:
     connection.connection_lost(None)
 
 
+@pytest.mark.parametrize("complete", [1, 2])
+async def test_requests_before_one_that_is_cut_off_are_answered(
+    monkeypatch: pytest.MonkeyPatch, complete: int
+) -> None:
+    """Also if the first has to wait for its store when the client has ended in the middle of the last."""
+    server, state = Server(), ServerState()
+    let_go = slow_health(server, monkeypatch)
+    connection, transport = connection_of(server, state)
+    connection.data_received(HEALTH * complete)
+    connection.data_received(b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc")
+    assert connection.eof_received()
+    let_go.set()
+    while state.tasks:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    written = b"".join(call.args[0] for call in transport.write.call_args_list)
+    assert written.count(b"HTTP/1.1 200 ") == complete
+    assert written.count(b"connection: close") == 1
+    assert transport.close.called
+
+
 @pytest.mark.parametrize("version", [b"1.0\r\nConnection: keep-alive", b"1.1\r\nConnection: close"])
 async def test_what_comes_behind_the_last_request_is_not_answered(version: bytes) -> None:
     server = Server()

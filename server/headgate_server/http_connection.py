@@ -152,9 +152,11 @@ class BoundedProtocol(asyncio.Protocol):
     Attributes:
         early: What the client had sent when the connection was accepted.
         pipeline: Requests that wait for the one before them, the next first.
+        writable: What those that write wait for; `None` if they need not, because the client takes what was written.
     """
 
     early = b""
+    writable: asyncio.Event | None = None
 
     transport: asyncio.Transport
     _head_bytes = 0
@@ -184,8 +186,6 @@ class BoundedProtocol(asyncio.Protocol):
     _discarded_bytes = 0
     """Whether only the rest of a body is awaited behind the last answer, and how much of it has come."""
     _is_reading_paused = False
-    _writable: asyncio.Event | None = None
-    """What those that write wait for, while the client does not take what was written."""
     _unflushed = b""
     """What is written before the event loop waits again."""
     _unsent = 0
@@ -276,10 +276,10 @@ class BoundedProtocol(asyncio.Protocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        self._writable = asyncio.Event()
+        self.writable = asyncio.Event()
 
     def resume_writing(self) -> None:
-        writable, self._writable = self._writable, None
+        writable, self.writable = self.writable, None
         if writable is not None:
             writable.set()
 
@@ -539,20 +539,17 @@ class BoundedProtocol(asyncio.Protocol):
         self._is_answering = True
         try:
             while self.pipeline:
-                await self._answer(self.pipeline.popleft())
+                exchange = self._running = self.pipeline.popleft()
+                try:
+                    await self._app(exchange.scope, exchange.receive, exchange.send)
+                except Exception:
+                    logger.exception("a request failed")
+                finally:
+                    del exchange.scope["extensions"]  # which would be a cycle
+                    if not exchange.is_complete:
+                        self.close()
         finally:
             self._is_answering = False
-
-    async def _answer(self, exchange: HttpExchange) -> None:
-        self._running = exchange
-        try:
-            await self._app(exchange.scope, exchange.receive, exchange.send)
-        except Exception:
-            logger.exception("a request failed")
-        finally:
-            del exchange.scope["extensions"]  # which would be a cycle
-            if not exchange.is_complete:
-                self.close()
 
     def date(self) -> bytes:
         """Return the field that uvicorn sends with every answer; it makes a new list of it once a second."""
@@ -563,13 +560,8 @@ class BoundedProtocol(asyncio.Protocol):
 
     async def until_writable(self) -> None:
         """Wait until the client has taken enough of what was written."""
-        while self._writable is not None:
-            await self._writable.wait()
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether an answer may be written at once."""
-        return self._writable is None
+        while self.writable is not None:
+            await self.writable.wait()
 
     def completed(self, exchange: HttpExchange) -> None:
         """Go on with the next request."""
@@ -733,7 +725,7 @@ class HttpExchange:
     def reply(self, status: int, fields: tuple[Field, ...], body: bytes) -> bool:
         """Write the whole answer; return false, having done nothing, if that has to be waited for."""
         connection = self._connection
-        if self._is_gone or not connection.is_writable:
+        if self._is_gone or connection.writable is not None:
             return False
         head = _encoded_head(status, self._with_close(fields)) + connection.date()
         if self.scope["method"] == "HEAD":

@@ -112,13 +112,9 @@ _NOTHING = Access(frozenset())
 _EVERYTHING = Access(frozenset(PERMISSIONS))
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Tell whether an address, or the name of one, is this machine's own and no other machine's."""
-    return _is_loopback(host)
-
-
-@lru_cache(maxsize=256)
-def _is_loopback(host: str) -> bool:
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -132,7 +128,7 @@ def _is_loopback(host: str) -> bool:
 
 def _check_local(scope: Mapping[str, Any], fields: HeaderFields) -> None:
     arrived_at = (scope.get("server") or ("",))[0]
-    if not (_is_loopback(arrived_at) or arrived_at.startswith("/")):  # a path: a socket of this machine
+    if not (is_loopback(arrived_at) or arrived_at.startswith("/")):  # a path: a socket of this machine
         raise ApiProblem(
             403,
             "there are no tokens in the policy, so only this machine may ask; add [server.tokens.NAME] to it",
@@ -158,9 +154,9 @@ def _is_loopback_authority(authority: bytes) -> bool:
         return False
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
-        return _is_loopback(host) and (not port or port.startswith(":"))
+        return is_loopback(host) and (not port or port.startswith(":"))
     host, _, port = text.partition(":")
-    return _is_loopback(host) and ":" not in port
+    return is_loopback(host) and ":" not in port
 
 
 def _check_token(tokens: Mapping[str, TokenPolicy], needed: Needed, fields: HeaderFields) -> Access:

@@ -103,7 +103,8 @@ class App:
         except Exception as error:  # noqa: BLE001  # everything is answered, and what was not expected is logged
             answer = problem_reply(problem_from(error))
         if isinstance(answer, Stream):
-            await self._stream(answer, scope, receive, send)
+            async with aclosing(answer.pieces):
+                await self._stream(answer, scope, receive, send)
         elif (direct := _direct(scope)) is None or not direct.reply(*answer):
             await _send_reply(answer, scope, send)
 
@@ -149,10 +150,6 @@ class App:
 
     async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
         """Send pieces until there are no more, or the reader is gone, or it takes none any longer."""
-        async with aclosing(stream.pieces):
-            await self._send_stream(stream, scope, receive, send)
-
-    async def _send_stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(stream.fields)})
         gone = asyncio.ensure_future(_until_gone(receive))
         sending = asyncio.ensure_future(

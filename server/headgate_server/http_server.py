@@ -13,7 +13,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import uvicorn
@@ -107,7 +106,8 @@ class HttpServer(uvicorn.Server):
                 pass
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
-        for connection in self._connections():
+        connections: set[Any] = self.server_state.connections
+        for connection in list(connections):
             connection.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -133,7 +133,7 @@ class HttpServer(uvicorn.Server):
 
     def _accept(self, listener: socket.socket) -> int:
         """Accept some of the connections that wait; return how many, or 0 if no more are to be accepted for now."""
-        loop, accepted = asyncio.get_running_loop(), 0
+        accepted = 0
         for _ in range(LEAST_ACCEPTED + int(ACCEPTED_SHARE * len(self.server_state.connections))):
             try:
                 connection, _ = listener.accept()
@@ -144,18 +144,13 @@ class HttpServer(uvicorn.Server):
                 self._stop_listening(listener, ACCEPT_PAUSE_SECONDS)
                 return 0
             accepted += 1
-            connection.setblocking(False)
-            protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
-            with suppress(OSError):  # there is nothing yet, or the connection is lost already
-                protocol.early = connection.recv(EARLY_BYTES)
-            connecting = loop.connect_accepted_socket(partial(_same, protocol), connection)
-            begin(connecting, loop, self._accepting)
+            self._connect(connection)
         return accepted
 
-    def _connections(self) -> list[BoundedProtocol]:
-        connections: set[Any] = self.server_state.connections
-        return [one for one in connections if isinstance(one, BoundedProtocol)]
-
-
-def _same(protocol: BoundedProtocol) -> BoundedProtocol:
-    return protocol
+    def _connect(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        connection.setblocking(False)
+        protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
+        with suppress(OSError):  # there is nothing yet, or the connection is lost already
+            protocol.early = connection.recv(EARLY_BYTES)
+        begin(loop.connect_accepted_socket(lambda: protocol, connection), loop, self._accepting)

@@ -359,7 +359,10 @@ def merged(
     totals = {name: _combined(max, figures, before.get(name, Figures())) for name, figures in totals.items()}
     return Tick(
         time=at,
-        limiters={name: _difference(figures, before.get(name)) for name, figures in totals.items()},
+        limiters={
+            name: _combined(int.__sub__, figures, before.get(name, Figures()))
+            for name, figures in totals.items()
+        },
         totals=totals,
         stores=_stores(present),
         shadow=_shadow(present, gone),
@@ -391,10 +394,6 @@ def _refused_key(limiter: str, key: Hashable, refused: int) -> RefusedKey:
     except (ConfigError, UnicodeEncodeError):  # a scope that reads like bytes, or half of a character
         wire = None
     return RefusedKey(limiter, shown_key(found), refused, wire)
-
-
-def _difference(after: Figures, before: Figures | None) -> Figures:
-    return after if before is None else _combined(int.__sub__, after, before)
 
 
 def _combined(combine: Callable[[int, int], int], one: Figures, other: Figures) -> Figures:

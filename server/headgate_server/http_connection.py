@@ -463,13 +463,13 @@ class BoundedProtocol(asyncio.Protocol):
         if self._parser.should_upgrade():
             return  # it is read again without that
         if self._reading is not None and not self._reading.keep_alive:
-            raise _BehindTheLast
+            raise _EndOfParsing  # its answer ends the connection
         if self._head_bytes + self._piece_bytes > HEAD_BYTES and self._head_size() > HEAD_BYTES:
             self._is_head_too_large = True
-            raise _HeadTooLarge
+            raise _EndOfParsing
         version = self._parser.get_http_version()
         if self._hosts > 1 or (self._hosts == 0 and version != "1.0"):
-            raise _NotOneHost
+            raise _EndOfParsing  # a request says for whom it is, once (RFC 9112, section 3.2)
         self._cap.waiting.pop(self, None)
         if self._usual_app is not None and self._url == b"/healthz":
             self._app = self._usual_app
@@ -769,16 +769,8 @@ def _address(transport: asyncio.Transport, name: str) -> tuple[str, int | None] 
     return (str(address), None) if address else None
 
 
-class _HeadTooLarge(Exception):
-    """Ends the parsing of a request."""
-
-
-class _NotOneHost(Exception):
-    """Ends it: a request says for whom it is, once (RFC 9112, section 3.2)."""
-
-
-class _BehindTheLast(Exception):
-    """Ends it, since the answer to the request before ends the connection."""
+class _EndOfParsing(Exception):
+    """What has come is no request for the application."""
 
 
 async def _busy(scope: Scope, receive: Receive, send: Send) -> None:

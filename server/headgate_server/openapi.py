@@ -70,11 +70,12 @@ def document(endpoints: Iterable[Route]) -> dict[str, Any]:
 
 
 def _operation(endpoint: Route, doc: EndpointDoc) -> dict[str, Any]:
+    roles = [] if endpoint.needs == "token" else [endpoint.needs]
     operation: dict[str, Any] = {
         "operationId": doc.name,
         "tags": [_tag(endpoint.path)],
         "summary": doc.summary,
-        "security": [] if endpoint.needs == "nothing" else [{"bearer": _roles(endpoint)}, {}],
+        "security": [] if endpoint.needs == "nothing" else [{"bearer": roles}, {}],
         "responses": {"200": _success(endpoint, doc)},
     }
     if doc.text:
@@ -114,10 +115,6 @@ def _tag(path: str) -> str:
     if path in ("/v1/events", "/metrics", "/v1/demo/traffic"):
         return "figures"
     return "limiters" if path.startswith("/v1") else "operation"
-
-
-def _roles(endpoint: Route) -> list[str]:
-    return [] if endpoint.needs == "token" else [endpoint.needs]
 
 
 def _success(

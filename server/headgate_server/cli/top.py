@@ -190,15 +190,13 @@ class Picture:
         )
 
     def _stores(self, tick: Tick) -> list[str]:
+        green, red = self._style.green, self._style.red
         lines = [
-            f"{_cut(store.limiter)}  {self._up(store.up)}  breaker {store.breaker}, "
+            f"{_cut(store.limiter)}  {green('up  ') if store.up else red('down')}  breaker {store.breaker}, "
             f"failures {store.failures:,}  {self._style.dim(printable(store.store))}"
             for store in tick.stores
         ]
         return [self._style.dim("store of"), *lines] if lines else []
-
-    def _up(self, up: bool) -> str:
-        return self._style.green("up  ") if up else self._style.red("down")
 
     def _shadow(self, tick: Tick) -> list[str]:
         lines = [

@@ -859,6 +859,7 @@ RETURNS bigint[]
 LANGUAGE plpgsql
 VOLATILE
 SET enable_seqscan = off -- as above
+SET enable_bitmapscan = off -- an index is read in the order of the keys, so the states need not be sorted
 AS $$
 DECLARE
     present bytea[]; -- the keys that have a state

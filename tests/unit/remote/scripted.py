@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from headgate.errors import StoreError, StoreUnavailable
@@ -40,7 +40,9 @@ class ScriptedPeer:
         self.answer: Callable[[list[Any]], Any] = list
         self.before_connect: Callable[[], Any] = lambda: None
         self.is_open = True
-        self._sent = threading.Condition()
+        self._sent: SimpleQueue[None] = (
+            SimpleQueue()
+        )  # in C: a signal handler that raises leaves no lock of it taken
 
     def size(self, request: Any) -> int:
         return len(request)
@@ -72,14 +74,13 @@ class ScriptedPeer:
         return ()
 
     def sent(self, batch: list[Any]) -> None:
-        with self._sent:
-            self.batches.append(batch)
-            self._sent.notify_all()
+        self.batches.append(batch)
+        self._sent.put(None)
 
     def until_sent(self, batches: int) -> None:
         """Return when so many batches have been sent."""
-        with self._sent:
-            assert self._sent.wait_for(lambda: len(self.batches) >= batches, PATIENCE)
+        while len(self.batches) < batches:
+            self._sent.get(timeout=PATIENCE)
 
     async def until_sent_async(self, batches: int) -> None:
         """As `until_sent`, in a task."""

@@ -33,7 +33,7 @@ from headgate import (
 )
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.codec import Keys
-from headgate.stores.redis.peer import RedisWire
+from headgate.stores.remote.polling import Poller
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.servers import find_free_port
@@ -197,15 +197,15 @@ def test_a_hold_whose_thread_was_interrupted_is_released(
     who = {"user": "alice", "team": "north"} if scopes == 2 else {"user": "alice"}
     limiter = limiter_on(store, *(fixed_window("5/day", scope=scope) for scope in who), name=name)
     limiter.check(who)
-    wait, turns = RedisWire.wait, iter(range(1, 100))
+    wait, turns = Poller.wait, iter(range(1, 100))
 
-    def interrupt(wire: RedisWire, seconds: float) -> bool:
+    def interrupt(poller: Poller, seconds: float, *, for_writing: bool = False) -> bool:
         if next(turns) == turn:
             raise Interruption
-        return wait(wire, seconds)
+        return wait(poller, seconds, for_writing=for_writing)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RedisWire, "wait", interrupt)
+        patched.setattr(Poller, "wait", interrupt)
         with pytest.raises(Interruption):
             limiter.hold(who, 2)
     until(lambda: [result.remaining for result in limiter.check(who, 0).results] == [5] * scopes)

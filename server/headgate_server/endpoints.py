@@ -170,7 +170,7 @@ def endpoints(
             "first settle or release stands; later ones return its outcome.",
             {"id": _HOLD},
             {"cost": 300},
-            FinishAnswer(_HOLD, "llm", held=800, cost=300, first=True),
+            FinishAnswer(_HOLD, "llm", held=800, cost=300, first=True, degraded=False),
             problems=_CANNOT_END,
         ),
         Route("POST", f"{hold}/release", "decide", do.release, ReleaseAsk, FinishAnswer).documented(
@@ -179,7 +179,7 @@ def endpoints(
             "As settle with a cost of 0.",
             {"id": _HOLD},
             {},
-            FinishAnswer(_HOLD, "llm", held=800, cost=0, first=True),
+            FinishAnswer(_HOLD, "llm", held=800, cost=0, first=True, degraded=False),
             problems=_CANNOT_END,
         ),
         Route("POST", f"{hold}/confirm", "decide", do.confirm, ConfirmAsk, DecisionAnswer).documented(

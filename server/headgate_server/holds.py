@@ -100,12 +100,15 @@ class Finished(NamedTuple):
         held: The units that it took.
         cost: The cost that stands: that of the first call that settled or released it.
         first: Whether this call was the first.
+        degraded: Whether the store could not be asked, so that units above what was held may not be counted. No note says
+            it, so of a hold that a store remembers only the first call does.
     """
 
     limiter: str
     held: Cost
     cost: Cost
     first: bool
+    degraded: bool = False
 
 
 class Taken(NamedTuple):
@@ -240,7 +243,8 @@ class HoldBook:
         here = self._here.get(hold_id)
         if here is not None:
             is_first = here.hold.final is None
-            return Finished(here.limiter, here.hold.cost, await here.hold.settle(cost), is_first)
+            final = await here.hold.settle(cost)
+            return Finished(here.limiter, here.hold.cost, final, is_first, here.hold.degraded)
         return await self._following(
             hold_id, lambda hold_id, notes, note: self._finish(hold_id, notes, note, cost)
         )
@@ -410,9 +414,9 @@ class HoldBook:
             return Finished(note.limiter, note.cost, end.claim.cost, first=False)
         if end.is_lost and limiter is not None:
             held = RestoredHold(limiter.current, notes, _kept_receipts(note, end))
-        if held is not None:
-            await held.settle(cost, calls_hooks=note.watched_in == self._run)
-        return Finished(note.limiter, note.cost, cost, first=True)
+        is_watched_here = note.watched_in == self._run
+        degraded = held is not None and await held.settle(cost, calls_hooks=is_watched_here)
+        return Finished(note.limiter, note.cost, cost, first=True, degraded=degraded)
 
     async def _find(self, hold_id: str) -> tuple[AsyncNotes, HoldNote]:
         """Return the store that has the note of a hold, and the note."""

@@ -136,7 +136,7 @@ class Operations:
     async def settle(self, ask: SettleAsk, hold: str) -> FinishAnswer:
         finished = await self._book.finish(hold, ask.cost)
         held, cost = wire_cost(finished.held), wire_cost(finished.cost)
-        return FinishAnswer(hold, finished.limiter, held, cost, finished.first)
+        return FinishAnswer(hold, finished.limiter, held, cost, finished.first, finished.degraded)
 
     async def release(self, ask: ReleaseAsk, hold: str) -> FinishAnswer:
         return await self.settle(SettleAsk(0), hold)

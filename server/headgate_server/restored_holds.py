@@ -82,10 +82,11 @@ class RestoredHold:
             quotas=quotas,
         )
 
-    async def settle(self, cost: Cost, *, calls_hooks: bool) -> None:
-        """Give units back or record more, after the outcome was noted."""
+    async def settle(self, cost: Cost, *, calls_hooks: bool) -> bool:
+        """Give units back or record more, after the outcome was noted; return `AsyncHold.degraded`."""
+        hold = self.hold(calls_hooks=calls_hooks)
         try:
-            await self.hold(calls_hooks=calls_hooks).settle(cost)
+            await hold.settle(cost)
         except (ConfigError, CostTooHigh) as error:  # the outcome is noted, so it cannot be changed any more
             logger.warning(
                 "units above a hold of %s could not be recorded, in limiter %r: %s",
@@ -93,6 +94,7 @@ class RestoredHold:
                 self._limiter.name,
                 error,
             )
+        return hold.degraded
 
     def _known(self, cost: Cost) -> Cost:
         """Return a cost without the units that no rule counts any more."""

@@ -228,13 +228,18 @@ class ResetAnswer(Struct):
 
 
 class FinishAnswer(Struct):
-    """What stands for the hold; `first` is false if it was settled or released before."""
+    """What stands for the hold; `first` is false if it was settled or released before.
+
+    `degraded`: the store could not be asked, so that units above what was held may not be counted. Only the first answer is
+    sure to say it.
+    """
 
     hold: str
     limiter: str
     held: Cost
     cost: Cost
     first: bool
+    degraded: bool
 
 
 class BatchAnswer(Struct):

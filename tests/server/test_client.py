@@ -487,10 +487,13 @@ async def test_what_the_servers_own_store_could_not_record_is_marked(
         "5/hour", name="login", store=process.url, on_store_error="raise", deadline=LONGEST_WAIT
     )
     assert await done(limiter.record("alice")) == UNLIMITED
+    hold = await done(limiter.hold("alice", 2))
     with no_room_for_files(process.pid):
         assert await done(limiter.record("alice", 2)) == UNLIMITED.as_degraded()
+        await done(hold.settle(3))
+    assert hold.degraded
     await until_back(limiter)
-    assert (await done(limiter.check("alice", 0))).remaining == 4
+    assert (await done(limiter.check("alice", 0))).remaining == 2
     await close(limiter)
 
 

@@ -156,7 +156,14 @@ async def test_a_hold_is_settled_once_and_gives_back_the_rest() -> None:
     assert held["expires_after"] == 60
     path = f"/v1/holds/{held['hold']}"
     first = await server.answer(f"{path}/settle", {"cost": 300})
-    assert first == {"hold": held["hold"], "limiter": "llm", "held": 800, "cost": 300, "first": True}
+    assert first == {
+        "hold": held["hold"],
+        "limiter": "llm",
+        "held": 800,
+        "cost": 300,
+        "first": True,
+        "degraded": False,
+    }
     assert (await server.hit("llm", cost=0))["remaining"] == 700
     assert await server.answer(f"{path}/settle", {"cost": 5}) == {**first, "first": False}
     assert await server.answer(f"{path}/release") == {**first, "first": False}

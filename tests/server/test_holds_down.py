@@ -11,9 +11,10 @@ from headgate import AsyncLimiter, MemoryStore
 from headgate.errors import StoreUnavailable
 from headgate.rules import Rule
 from headgate.stores import OnStoreError, local
-from headgate.stores.base import AsyncGate, Gate, Receipts
+from headgate.stores.base import Answer, AsyncGate, Gate, Receipts
 from headgate.stores.counters import ImmediateGate
 from headgate.stores.redis import RedisStore
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer, find_free_port
 from headgate_server import open_holds
@@ -40,9 +41,9 @@ async def test_a_hold_by_policy_is_settled_where_it_was_taken() -> None:
         assert expires_after is not None
         assert 60 <= expires_after <= 61
         assert (await limiter.check("alice", 0)).remaining == 1
-        assert await book.finish(hold_id, 1) == Finished("llm", 4, 1, first=True)
+        assert await book.finish(hold_id, 1) == Finished("llm", 4, 1, first=True, degraded=True)
         assert (await limiter.check("alice", 0)).remaining == 4
-        assert await book.finish(hold_id, 0) == Finished("llm", 4, 1, first=False)
+        assert await book.finish(hold_id, 0) == Finished("llm", 4, 1, first=False, degraded=True)
         assert (await limiter.check("alice", 0)).remaining == 4
 
 
@@ -52,8 +53,8 @@ async def test_a_hold_by_policy_that_counts_nowhere_has_an_id_too() -> None:
         decision, hold_id, expires_after = await book.take("llm", "alice", 4)
         assert (decision.allowed, decision.degraded, expires_after) == (True, True, 0)
         assert hold_id is not None
-        assert await book.finish(hold_id, 9) == Finished("llm", 4, 9, first=True)
-        assert await book.finish(hold_id, 4) == Finished("llm", 4, 9, first=False)
+        assert await book.finish(hold_id, 9) == Finished("llm", 4, 9, first=True, degraded=True)
+        assert await book.finish(hold_id, 4) == Finished("llm", 4, 9, first=False, degraded=True)
 
 
 async def test_a_policy_may_refuse_or_raise_instead() -> None:
@@ -147,11 +148,15 @@ class FarMemory(MemoryStore):
 
 
 class FarGate(ImmediateGate):
-    """A gate that can give nothing back while its store is cut off."""
+    """A gate that can neither count nor give back while its store is cut off."""
 
     def __init__(self, store: FarMemory, gate: Gate) -> None:
         super().__init__(gate)
         self.store = store
+
+    async def ask(self, request: Request) -> Answer:
+        self.store._ask()
+        return await super().ask(request)
 
     async def refund(self, receipts: Receipts, cost: int, now: int | None) -> None:
         self.store._ask()
@@ -175,6 +180,19 @@ async def taken(store: FarMemory) -> tuple[AsyncLimiter, HoldBook, str]:
     _, hold_id, _ = await book.take("llm", "alice", 800)
     assert hold_id is not None
     return limiter, book, hold_id
+
+
+def cut_off_after_note(store: FarMemory) -> None:
+    """Cut a store off as soon as it has kept the next note."""
+    keep = store.note
+
+    async def note_and_go(name: str, text: str, seconds: float) -> str:
+        store.note = keep  # type: ignore[method-assign]
+        kept = await keep(name, text, seconds)
+        store.is_down = True
+        return kept
+
+    store.note = note_and_go  # type: ignore[method-assign]
 
 
 async def test_a_store_that_is_down_is_asked_once_and_then_now_and_then(far: FarMemory, later: Later) -> None:
@@ -233,19 +251,22 @@ async def test_units_that_cannot_be_given_back_after_the_claim_stay_counted(
     far: FarMemory, later: Later
 ) -> None:
     limiter, book, hold_id = await taken(far)
-    keep = far.note
-
-    async def note_and_go(name: str, text: str, seconds: float) -> str:
-        kept = await keep(name, text, seconds)
-        far.is_down = True
-        return kept
-
-    far.note = note_and_go  # type: ignore[method-assign]
+    cut_off_after_note(far)
     assert await book.finish(hold_id, 300) == Finished("llm", 800, 300, first=True)
-    far.note = keep  # type: ignore[method-assign]
     far.is_down = False
     await later.aprobe()
     assert await book.finish(hold_id, 0) == Finished("llm", 800, 300, first=False)
+    assert (await limiter.check("alice", 0)).remaining == 200
+
+
+async def test_units_above_a_hold_that_cannot_be_recorded_after_the_claim_are_mentioned(
+    far: FarMemory, later: Later
+) -> None:
+    limiter, book, hold_id = await taken(far)
+    cut_off_after_note(far)
+    assert await book.finish(hold_id, 900) == Finished("llm", 800, 900, first=True, degraded=True)
+    far.is_down = False
+    await later.aprobe()
     assert (await limiter.check("alice", 0)).remaining == 200
 
 
@@ -254,16 +275,10 @@ async def test_units_of_changed_rules_that_cannot_be_given_back_are_mentioned(
 ) -> None:
     _, _, hold_id = await taken(far)
     changed = AsyncLimiter("1000/hour", "5000/day", name="llm", store=far)
-    keep = far.note
-
-    async def note_and_go(name: str, text: str, seconds: float) -> str:
-        kept = await keep(name, text, seconds)
-        far.is_down = True
-        return kept
-
-    far.note = note_and_go  # type: ignore[method-assign]
+    cut_off_after_note(far)
     assert (await HoldBook({"llm": changed}).finish(hold_id, 300)).first
     assert "could not be given back" in caplog.text
+    far.is_down = False
     assert (await changed.check("alice", 0)).results[0].remaining == 200
 
 

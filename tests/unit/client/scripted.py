@@ -77,7 +77,8 @@ def usual_reply(asked: Asked) -> Reply:
     if asked.path == "/v1/batch":
         return 200, {"answers": [_answered(call) for call in asked.body["calls"]]}
     if asked.path.startswith("/v1/holds/"):
-        return 200, {"hold": asked.path.split("/")[3], "limiter": "x", "held": 9, "cost": 0, "first": True}
+        hold = asked.path.split("/")[3]
+        return 200, {"hold": hold, "limiter": "x", "held": 9, "cost": 0, "first": True, "degraded": False}
     if asked.method == "GET":
         return 200, LIMITER if asked.path != "/v1/limiters" else {"limiters": [LIMITER]}
     return _operation(asked.path.rpartition("/")[2], asked.body)

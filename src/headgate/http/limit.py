@@ -151,7 +151,7 @@ class RequestLimit(Generic[AnyLimiter]):
         deciding: Any = own if limiter is None else limiter
         clock = deciding.clock
         writer = Writer(own.rules, self._fields or STYLES[own.headers or "both"])
-        quotas = deciding.quotas
+        quotas = deciding.quotas if deciding.rules else None
         if self.quota is not None and deciding.rules:
             quota = self.quota
             function = quota if callable(quota) else lambda request: quota
@@ -184,7 +184,7 @@ class RequestLimit(Generic[AnyLimiter]):
         """Return the quotas of a request's own, if it has some."""
         caller = caller_of(question.key, question.tier)
         is_known, found = quotas.get(caller)
-        return found if is_known else quotas.keep(caller, self._look_up(quotas, question, request))
+        return found if is_known else self._keep(quotas, caller, self._look_up(quotas, question, request))
 
     async def awaited_quotas(self, quotas: QuotaCache, question: Request, request: Any) -> Quotas | None:
         """As `quotas`, where the function may be a coroutine function."""
@@ -193,12 +193,17 @@ class RequestLimit(Generic[AnyLimiter]):
         if is_known:
             return found
         value = self._look_up(quotas, question, request)
-        return quotas.keep(caller, await value if inspect.isawaitable(value) else value)
+        return self._keep(quotas, caller, await value if inspect.isawaitable(value) else value)
 
     def _look_up(self, quotas: QuotaCache, question: Request, request: Any) -> Any:
         if self.quota is None:  # the function is that of the limiter
             return quotas.function(question.key, question.tier)
         return quotas.function(request)
+
+    def _keep(self, quotas: QuotaCache, caller: object, value: QuotaValue | None) -> Quotas | None:
+        if value is None and self.quota is None and not quotas.seconds:
+            value = {}  # a quota for no rule; without any, the limiter's gate would call the same function again
+        return quotas.keep(caller, value)
 
 
 all_limits: weakref.WeakSet[RequestLimit[Any]] = weakref.WeakSet()

@@ -784,6 +784,24 @@ async def test_quotas_of_the_limiter_show_in_the_fields() -> None:
         assert left(responses[0]) == {"sliding_window/1m": 6}
 
 
+@pytest.mark.parametrize("options", [{}, {"count": {200}}], ids=["hit", "hold"])
+@pytest.mark.parametrize("own", [None, "7/minute"])
+async def test_the_function_of_the_limiter_is_asked_once_for_a_request(
+    options: dict[str, Any], own: str | None
+) -> None:
+    asked = []
+
+    async def quota(key: Any, tier: str | None) -> str | None:
+        asked.append(key)
+        return own
+
+    limiter = AsyncLimiter("5/minute", quotas=quota, quotas_for=0)
+    async with client_of(application(limiter, key=by_header("x-user"), **options)) as client:
+        response = await client.get("/", headers={"x-user": "a"})
+    assert asked == ["a"]
+    assert left(response) == {"sliding_window/1m": 4 if own is None else 6}
+
+
 @pytest.mark.parametrize("quota", ["7/hour", "seven", {"typo": "7/minute"}])
 def test_a_quota_that_fits_no_request_is_refused_at_the_start(quota: Any) -> None:
     with pytest.raises(ConfigError):

@@ -252,6 +252,15 @@ def test_quotas_of_the_limiter_show_in_the_fields() -> None:
     ]
 
 
+@pytest.mark.parametrize("options", [{}, {"count": {200}}], ids=["hit", "hold"])
+def test_the_function_of_the_limiter_is_asked_once_for_a_request(options: dict[str, Any]) -> None:
+    asked: list[Any] = []
+    limiter = Limiter("5/minute", quotas=lambda key, tier: asked.append(key), quotas_for=0)
+    with client_of(application(limiter, key=by_header("x-api-key"), **options)) as client:
+        assert left(client.get("/", headers={"x-api-key": "a"})) == {"sliding_window/1m": 4}
+    assert asked == ["a"]
+
+
 def test_a_quota_of_the_request_goes_for_outcomes_too() -> None:
     app = application(Limiter("1/minute", "9/hour"), count={200}, quota={"sliding_window/1m": "3/minute"})
     with client_of(app) as client:

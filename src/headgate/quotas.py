@@ -69,15 +69,21 @@ class QuotaCache:
         function: Says what a caller's quotas are.
         seconds: For how long that is believed; 0 asks it every time.
         clock: Where time comes from.
+        option: What the function is called where it is given, for messages.
     """
 
     def __init__(
-        self, rules: tuple[Rule, ...], function: Callable[..., Any], seconds: float, clock: Clock
+        self,
+        rules: tuple[Rule, ...],
+        function: Callable[..., Any],
+        seconds: float,
+        clock: Clock,
+        option: str = "quotas",
     ) -> None:
         if not callable(function):
-            raise ConfigError(f"quotas= is a function of key and tier, not {function!r}")
+            raise ConfigError(f"{option}= is a function of key and tier, not {function!r}")
         if not 0 <= seconds < float("inf"):
-            raise ConfigError(f"quotas_for= is seconds, at least 0, not {seconds!r}")
+            raise ConfigError(f"{option}_for= is seconds, at least 0, not {seconds!r}")
         self.function = function
         self.seconds = seconds
         self._rules = rules

@@ -155,7 +155,7 @@ class RequestLimit(Generic[AnyLimiter]):
         if self.quota is not None and deciding.rules:
             quota = self.quota
             function = quota if callable(quota) else lambda request: quota
-            quotas = QuotaCache(deciding.rules, function, self._quota_for, clock)
+            quotas = QuotaCache(deciding.rules, function, self._quota_for, clock, "quota")
         self.version: LimitVersion[AnyLimiter] = LimitVersion(deciding, writer, dating(clock).now_us, quotas)
         """What requests are decided and answered by at present."""
         if self.limiter.current is not own:

@@ -808,6 +808,11 @@ def test_a_quota_that_fits_no_request_is_refused_at_the_start(quota: Any) -> Non
         application("5/minute", quota=quota)
 
 
+def test_seconds_that_cannot_be_are_called_what_they_are_called_here() -> None:
+    with pytest.raises(ConfigError, match=r"^quota_for= is seconds, at least 0, not -1$"):
+        application("5/minute", quota="7/minute", quota_for=-1)
+
+
 async def test_a_quota_per_scope_of_the_key() -> None:
     limiter = AsyncLimiter(
         sliding_window("5/minute", scope="user", name="own"), sliding_window("9/hour", scope="*")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 
+from headgate._fork import watch
 from headgate.stores.postgres.codec import Arguments
 
 NEW_STATES_PER_CLEANING = 256
@@ -20,7 +21,7 @@ class Janitor:
     def __init__(self) -> None:
         self._new = 0
         self._after = b""
-        self._lock = threading.Lock()
+        self._lock = watch(threading.Lock())
 
     def next(self, new: int) -> Arguments | None:
         """Count new states; if it is time to clean, return the arguments of `headgate_clean_v1`."""

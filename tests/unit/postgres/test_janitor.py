@@ -1,0 +1,13 @@
+"""When to clear away states, also after a fork."""
+
+from __future__ import annotations
+
+from headgate.stores.postgres.janitor import Janitor
+from tests.unit.processes import forking, in_child
+
+
+@forking
+def test_a_fork_while_another_thread_counts_leaves_it_free() -> None:
+    janitor = Janitor()
+    with janitor._lock:
+        assert in_child(lambda: janitor.next(1) is None)

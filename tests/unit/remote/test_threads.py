@@ -17,7 +17,7 @@ import pytest
 
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
-from headgate.stores.remote import connecting
+from headgate.stores.remote import connecting, threads
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import Talk
@@ -150,6 +150,21 @@ def test_a_follower_whose_deadline_passes_fails_alone(
     peer.open()
     assert leader.result(PATIENCE) == "leader"
     assert peer.batches == [["leader"]]
+
+
+def test_a_follower_whose_deadline_is_short_does_not_wait_for_the_leader_to_look(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader does not know of it before it looks for new calls."""
+    monkeypatch.setattr(threads, "LEASE", PATIENCE)
+    peer.is_open = False
+    leader = pool.submit(call, engine, "leader")
+    peer.until_sent(1)
+    until(lambda: any(lane.leader for lane in engine._crew.lanes) and not engine._crew._is_busy)
+    with pytest.raises(StoreTimeout):
+        call(engine, "follower", 0.01)
+    peer.open()
+    assert leader.result(PATIENCE) == "leader"
 
 
 def test_a_reply_that_nobody_waited_for_is_not_taken_for_that_to_the_next_call(

@@ -25,7 +25,7 @@ cdef class Crew:
     cpdef ThreadLane join(self, ThreadCall call)
     cpdef ThreadLane step(self, ThreadCall call)
     cpdef ThreadLane _step_alone(self, ThreadCall call)
-    @cython.locals(batcher=Batcher, now=double)
+    @cython.locals(batcher=Batcher, now=double, due=double)
     cpdef wait(self, ThreadCall call, lane)
     @cython.locals(call=ThreadCall)
     cpdef wake_next(self)

@@ -21,7 +21,7 @@ from typing import Any
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.base import REENTERED, while_locked
-from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Lane, RemoteCall
+from headgate.stores.remote.batching import EXPIRY_PAUSE, OVER, Abandoned, Batcher, Lane, RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Talk, Wire
@@ -252,7 +252,9 @@ class Crew:
             if call.baton is not None:
                 # The more wait, the more rarely each looks: to wake a thread holds up all others.
                 lease = LEASE * (1 + (len(self._new) + batcher.crowd()) // CROWD)
-                call.baton.wait(min(lease, max(call.due, batcher.alarm) - now))
+                # And calls that are due almost together fail together; but the leader may not know of this one yet.
+                due = min(max(call.due, batcher.alarm), call.due + EXPIRY_PAUSE)
+                call.baton.wait(min(lease, due - now))
             if call.state != OVER:
                 self.wake_next()
             return

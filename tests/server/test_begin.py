@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -102,3 +103,22 @@ async def test_one_that_is_cancelled_may_still_wait(under_way: set[Any]) -> None
     while under_way:  # noqa: ASYNC110
         await asyncio.sleep(0)
     assert seen == ["tidied"]
+
+
+async def test_context_variables_are_its_own_all_the_way(under_way: set[Any]) -> None:
+    request: ContextVar[str] = ContextVar("request", default="none")
+    seen: list[str] = []
+
+    async def work(name: str) -> None:
+        token = request.set(name)
+        await asyncio.sleep(0)
+        seen.append(request.get())
+        request.reset(token)
+        seen.append(request.get())
+
+    for name in ("a", "b"):
+        begin(work(name), asyncio.get_running_loop(), under_way)
+    assert request.get() == "none"
+    while under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert seen == ["a", "none", "b", "none"]

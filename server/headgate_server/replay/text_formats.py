@@ -76,17 +76,8 @@ _APACHE_LETTERS = {
     "S": "bytes_both",
 }
 _APACHE_NAMED = {"i": "http_", "o": "sent_http_", "e": "env_", "C": "cookie_", "n": "note_", "a": "peer_"}
-_APACHE_EPOCHS = {
-    "sec": "msec",
-    "msec": "msec",
-    "usec": "msec",
-    "%s": "msec",
-    "begin:sec": "msec",
-    "begin:msec": "msec",
-    "begin:usec": "msec",
-    "end:sec": "msec",
-    "end:msec": "msec",
-    "end:usec": "msec",
+_APACHE_EPOCHS = {"%s"} | {
+    moment + unit for moment in ("", "begin:", "end:") for unit in ("sec", "msec", "usec")
 }
 
 
@@ -198,7 +189,7 @@ def _apache_name(letter: str, argument: str | None, text: str) -> str:
             raise ReplayError(
                 f"format {text!r}: the time %{{{argument}}}t cannot be read; use %t, %{{msec}}t or %{{usec}}t"
             )
-        return _APACHE_EPOCHS[argument]
+        return "msec"
     if argument and letter in _APACHE_NAMED:
         return _APACHE_NAMED[letter] + re.sub(r"\W", "_", argument).lower()
     name = _APACHE_LETTERS.get(letter)

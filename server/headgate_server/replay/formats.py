@@ -8,7 +8,7 @@ same few names, so that an expression works with all of them: `time`, `client`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.expressions import Getter, Row
@@ -26,6 +26,8 @@ COMMON_NAMES = (
     "agent",
     "bytes",
 )
+
+Value = TypeVar("Value")
 
 Aliases = Mapping[str, tuple[str, ...]]
 """By common name, the names that a log may have for it, the best one first."""
@@ -63,12 +65,12 @@ def present(value: str | None) -> str | None:
     return None if not value or value == "-" else value
 
 
-def first_of(getters: Sequence[Getter]) -> Getter:
+def first_of(getters: Sequence[Callable[[Row], Value | None]]) -> Callable[[Row], Value | None]:
     """Return what gets the first field that is there."""
     if len(getters) == 1:
         return getters[0]
 
-    def get(row: Row) -> str | None:
+    def get(row: Row) -> Value | None:
         for getter in getters:
             value = getter(row)
             if value is not None:

@@ -122,18 +122,7 @@ class JsonFormat:
         return row
 
     def time(self) -> Callable[[Row], object]:
-        if len(self._time) == 1:
-            return _value(self._time[0])
-        names = [_value(name) for name in self._time]
-
-        def get(row: Row) -> object:
-            for value in names:
-                found = value(row)
-                if found is not None:
-                    return found
-            return None
-
-        return get
+        return first_of([_value(name) for name in self._time])
 
     def getter(self, name: str) -> Getter:
         getters = [_text(name)] if name not in COMMON_NAMES else []

@@ -68,16 +68,6 @@ class ReplayedLimiter:
         self._ask = self._version.gate.ask
 
     @property
-    def rule_names(self) -> tuple[str, ...]:
-        """The names of the rules that decide."""
-        return tuple(rule.name for rule in self.policy.rules)
-
-    @property
-    def live_states(self) -> int:
-        """How many states are kept."""
-        return len(self._store)
-
-    @property
     def overflowed(self) -> int:
         """How many requests found memory full, and so were not decided as they would be live."""
         return self._store.overflowed

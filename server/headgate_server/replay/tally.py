@@ -76,7 +76,7 @@ class ReplayTally:
         self.wait_steps = [0] * (len(WAIT_STEPS) + 1)
         self.said_no = [0] * len(self._rules)
         self.alone = [0] * len(self._rules)
-        self.binding: dict[str, int] = dict.fromkeys(limiter.rule_names, 0)
+        self.binding: dict[str, int] = {rule.name: 0 for rule in self._rules}
 
     def add(self, request: LoggedRequest, decision: Decision | None) -> None:
         """Count a decision; `None` for a cost that is never admitted."""

@@ -30,6 +30,7 @@ from headgate_server.replay.requests import LoggedRequest
 from headgate_server.replay.running import Simulation
 from headgate_server.replay.sketches import Histogram, KeySample
 from headgate_server.replay.tally import MOST_KEYS
+from headgate_server.replay.text import table
 from headgate_server.replay.wording import moment, number, percent, span
 
 WINDOWS = (("second", 1), ("minute", 60), ("hour", 3_600), ("day", 86_400))
@@ -423,7 +424,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     yield f'rules = ["{report["rule"]}"]'
     yield "#"
     most = percent(report["refuse_at_most"])
-    yield f"# Units that each key used at most, and the smallest limits that refuse at most {most}:"
+    title = f"Units that each key used at most, and the smallest limits that refuse at most {most}:"
     headings = [
         "window",
         "half of keys",
@@ -435,11 +436,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         "token bucket",
         "refuses",
     ]
-    rows = [headings, *(_row(row, report["requests"]) for row in report["windows"])]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(headings))]
-    for row in rows:
-        cells = "  ".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        yield f"#   {row[0]:<{widths[0]}}  {cells}".rstrip()
+    rows = [_row(row, report["requests"]) for row in report["windows"]]
+    yield from (f"# {line}" for line in table(title, headings, rows))
     if report["whole_seconds"]:
         yield "# The log's times are whole seconds, so peaks within a second look higher than they are."
 

@@ -78,12 +78,13 @@ def rule_toml(rule: Rule, *, is_shadow: bool = False) -> str:
 def _toml(value: Any) -> str:
     """Return a value of a policy file; JSON's text, numbers and truth values are TOML's too."""
     if isinstance(value, dict):
-        entries = ", ".join(f"{_key(name)} = {_toml(each)}" for name, each in value.items())
+        entries = ", ".join(f"{toml_key(name)} = {_toml(each)}" for name, each in value.items())
         return f"{{ {entries} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """Return a name as a policy file writes it: in quotes, unless it needs none."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 

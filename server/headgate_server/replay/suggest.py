@@ -24,6 +24,7 @@ from headgate.quota import Quota
 from headgate.rules import Rule, sliding_window, token_bucket
 from headgate.stores import Gate, MemoryStore
 from headgate.stores.request import Request, new_request
+from headgate_server.describe import toml_key
 from headgate_server.replay.engine import MAX_KEYS, ReplayClock
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.requests import LoggedRequest
@@ -352,7 +353,7 @@ def _suggestion(trace: RequestTrace, share: float, name: str) -> dict[str, Any]:
 
 
 def _policy(name: str, rule: str) -> LimiterPolicy:
-    text = f'[limiters.{_toml_key(name)}]\nrules = ["{rule}"]\n'
+    text = f'[limiters.{toml_key(name)}]\nrules = ["{rule}"]\n'
     return next(iter(parse_policy(text).limiters.values()))
 
 
@@ -403,9 +404,9 @@ def suggestion_text(report: dict[str, Any]) -> str:
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     about = "" if report["keys_exact"] else "about "
     log = report["log"]
-    files = ", ".join(log["files"])
+    files = "".join(c if c.isprintable() else "?" for c in ", ".join(log["files"]))
     refused_keys = report["refused_keys"]
-    yield f"# Proposed by `headgate suggest` from {_comment(files)}:"
+    yield f"# Proposed by `headgate suggest` from {files}:"
     yield (
         f"# {number(report['requests'])} requests of {about}{number(report['keys'])} keys, "
         f"{moment(report['from'])} to {moment(report['to'])} UTC."
@@ -420,7 +421,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         f"of {about}{number(refused_keys)} keys."
     )
     yield "# It leaves no room for growth: add some, and watch it as a shadow rule first."
-    yield f"[limiters.{_toml_key(report['limiter'])}]"
+    yield f"[limiters.{toml_key(report['limiter'])}]"
     yield f'rules = ["{report["rule"]}"]'
     yield "#"
     most = percent(report["refuse_at_most"])
@@ -454,12 +455,3 @@ def _row(row: dict[str, Any], requests: int) -> list[str]:
         percent(row["bucket_refused"] / requests),
     ]
     return [row["window"], *peaks, *window, *bucket]
-
-
-def _comment(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _toml_key(name: str) -> str:
-    plain = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return name if plain else '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

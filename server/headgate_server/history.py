@@ -34,7 +34,8 @@ class DecisionHistory:
     """What was decided until now; in memory only, until `keep_in` names a file."""
 
     def __init__(self) -> None:
-        self._seconds = Seconds()
+        self.seconds = Seconds()
+        """The last minutes."""
         self._rings = {"hour": Ring(step=60, length=60), "day": Ring(step=900, length=96)}
         self._file: Path | None = None
         self._is_failing = False
@@ -42,17 +43,21 @@ class DecisionHistory:
     def keep_in(self, file: Path) -> None:
         """Go on with what is in a file, if it is there, and save there from now on."""
         self._file = file
-        self._load(file)
-
-    @property
-    def seconds(self) -> Seconds:
-        """The last minutes."""
-        return self._seconds
+        try:
+            kept = msgspec.msgpack.decode(file.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("the figures of the last day in %s cannot be read: %s", file, error)
+            return
+        for name, ring in self._rings.items():
+            ring.steps.extend(kept.rings.get(name, ()))
+        self.seconds.extend(kept.seconds)
 
     def add(self, tick: Tick) -> None:
         """Take note of a second; of several, if none was taken note of since the last."""
         rows = rows_of(tick.limiters)
-        self._seconds.add(tick.time, rows, tick.seconds)
+        self.seconds.add(tick.time, rows, tick.seconds)
         for ring in self._rings.values():
             ring.add(tick.time, rows, tick.seconds)
 
@@ -65,29 +70,15 @@ class DecisionHistory:
         """Write the file, if there is one. That it cannot be written is logged once, until it can."""
         if self._file is None:
             return
+        kept = _Kept(list(self.seconds), {name: list(ring.steps) for name, ring in self._rings.items()})
         try:
-            replace_file(self._file, msgspec.msgpack.encode(self._kept()))
+            replace_file(self._file, msgspec.msgpack.encode(kept))
         except OSError as error:
             if not self._is_failing:
                 logger.warning("the figures of the last day cannot be kept in %s: %s", self._file, error)
             self._is_failing = True
         else:
             self._is_failing = False
-
-    def _kept(self) -> _Kept:
-        return _Kept(list(self._seconds), {name: list(ring.steps) for name, ring in self._rings.items()})
-
-    def _load(self, file: Path) -> None:
-        try:
-            kept = msgspec.msgpack.decode(file.read_bytes(), type=_Kept)
-        except FileNotFoundError:
-            return
-        except (OSError, msgspec.DecodeError) as error:
-            logger.warning("the figures of the last day in %s cannot be read: %s", file, error)
-            return
-        for name, ring in self._rings.items():
-            ring.steps.extend(kept.rings.get(name, ()))
-        self._seconds.extend(kept.seconds)
 
 
 class _Kept(Struct):

@@ -29,53 +29,48 @@ class CsvFormat:
             names = next(csv.reader([columns], delimiter=self._delimiter), [])
         except csv.Error:
             names = []
-        self._names = [name.strip().removeprefix("\ufeff") for name in names]
+        self.columns = [name.strip().removeprefix("\ufeff") for name in names]
         self._time = (time,) if time else ANY["time"]
-        if not self._names or len(set(self._names)) != len(self._names) or not all(self._names):
+        if not self.columns or len(set(self.columns)) != len(self.columns) or not all(self.columns):
             raise ReplayError(
                 f"the first line of a CSV log names its columns, each once, which {columns[:200]!r} does not; "
                 f"name them as --format csv:time,client,path"
             )
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-        return self._names
 
     def read(self, line: str) -> Row:
         try:
             row = next(csv.reader((line,), delimiter=self._delimiter, strict=True), [])
         except csv.Error:
             raise BadLine("not CSV") from None
-        if len(row) != len(self._names):
-            raise BadLine(f"not {len(self._names)} columns")
+        if len(row) != len(self.columns):
+            raise BadLine(f"not {len(self.columns)} columns")
         return row
 
     def time(self) -> Callable[[Row], object]:
-        lowered = [name.lower() for name in self._names]
+        lowered = [name.lower() for name in self.columns]
         for name in self._time:
             if name.lower() in lowered:
                 index = lowered.index(name.lower())
                 return lambda row: row[index].strip()
         raise ReplayError(
-            f"no column is known as the time; name it with --time. There is {', '.join(self._names)}"
+            f"no column is known as the time; name it with --time. There is {', '.join(self.columns)}"
         )
 
     def getter(self, name: str) -> Getter:
         getters = [
-            self._at(alias) for alias in dict.fromkeys((name, *ANY.get(name, ()))) if alias in self._names
+            self._at(alias) for alias in dict.fromkeys((name, *ANY.get(name, ()))) if alias in self.columns
         ]
         if name in ("path", "query") and self._has("target"):
             getters.append(of_target(name, self.getter("target")))
-        if name in ("method", "target") and "request" in self._names:
+        if name in ("method", "target") and "request" in self.columns:
             getters.append(of_request(name, self._at("request")))
         if not getters:
-            raise unknown_field(name, self._names, self.name)
+            raise unknown_field(name, self.columns, self.name)
         return first_of(getters)
 
     def _has(self, name: str) -> bool:
-        return any(alias in self._names for alias in (*ANY[name], "request"))
+        return any(alias in self.columns for alias in (*ANY[name], "request"))
 
     def _at(self, name: str) -> Getter:
-        index = self._names.index(name)
+        index = self.columns.index(name)
         return lambda row: present(row[index].strip())

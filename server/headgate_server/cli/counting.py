@@ -19,8 +19,9 @@ from headgate.rules import REQUESTS, SHARED
 from headgate.usage import RuleUsage
 from headgate_server.cli.common import Failure, read_policy
 from headgate_server.cli.remote import open_server
-from headgate_server.cli.terminal import Style, duration, printable
+from headgate_server.cli.terminal import Style
 from headgate_server.cli.views import Asked, Unseen, View, views_of_policy, views_of_server
+from headgate_server.wording import printable, span
 
 
 def _asked(options: argparse.Namespace) -> Asked:
@@ -120,12 +121,12 @@ def _when(count: RuleUsage) -> str:
         return "admits nothing, ever"
     # A place is free when its holder releases it; its lease says only when that will be at the latest.
     latest = " at most" if count.kind == "concurrent" else ""
-    room = "room now" if not count.frees_after else f"frees in {duration(count.frees_after)}{latest}"
+    room = "room now" if not count.frees_after else f"frees in {span(count.frees_after)}{latest}"
     if not count.reset_after:
         return f"{room}, fresh"
     if count.kind == "calendar":
         return f"{room}, fresh at {_end_of_window(count.reset_after, count.timezone)}"
-    return f"{room}, fresh in {duration(count.reset_after)}{latest}"
+    return f"{room}, fresh in {span(count.reset_after)}{latest}"
 
 
 def _end_of_window(seconds: float, timezone: str | None) -> str:

@@ -1,4 +1,4 @@
-"""How the command writes: colours where they are wanted, bars, durations, and nothing that a terminal would obey."""
+"""How the command writes: colours where they are wanted, bars, and progress."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from math import ceil
 from typing import TextIO
 
-_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -77,20 +75,6 @@ def _can_write(stream: TextIO, text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def printable(text: str) -> str:
-    """Return text that others have chosen, such as a key, with everything escaped that could steer a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def duration(seconds: float) -> str:
-    """Return a time to wait in words, never shorter than it is: `0.3 s`, `12 s`, `6 min 12 s`, `2 h`."""
-    if seconds < 60:
-        return f"{ceil(round(seconds * 10, 6)) / 10:g} s"
-    (large, length), (small, step) = next(pair for pair in pairwise(_UNITS) if seconds >= pair[0][1])
-    whole, rest = divmod(ceil(seconds / step) * step, length)
-    return f"{whole} {large}" + (f" {rest // step} {small}" if rest else "")
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from headgate.errors import StoreUnavailable
 from headgate_server.cli.common import DEFAULT_SERVER, Commands, add_server
-from headgate_server.cli.terminal import Style, printable
+from headgate_server.cli.terminal import Style
+from headgate_server.wording import printable
 
 if TYPE_CHECKING:
     from headgate.client import ServerStore

@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 
 from headgate_server.replay.report import Report
-from headgate_server.replay.wording import hour, moment, number, percent, span
+from headgate_server.wording import hour, moment, number, percent, span
 
 MOST_BARS = 180
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -32,7 +32,7 @@ from headgate_server.replay.running import Simulation
 from headgate_server.replay.sketches import Histogram, KeySample
 from headgate_server.replay.tally import MOST_KEYS
 from headgate_server.replay.text import table
-from headgate_server.replay.wording import moment, number, percent, span
+from headgate_server.wording import moment, number, percent, span
 
 WINDOWS = (("second", 1), ("minute", 60), ("hour", 3_600), ("day", 86_400))
 """Name and seconds of the windows that are looked at."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headgate_server.replay.report import Report
-from headgate_server.replay.wording import hour, moment, number, percent, span
+from headgate_server.wording import hour, moment, number, percent, printable, span
 
 _BAR = 24
 _MOST_HOURS = 72
@@ -37,7 +37,7 @@ def log_text(log: Report) -> str:
     what = next(iter(log["files"])) if files == 1 else f"{files} files"
     formats = ", ".join(dict.fromkeys(log["files"].values()))
     return (
-        f"{number(log['lines'])} lines of {escaped(what)} ({formats}), "
+        f"{number(log['lines'])} lines of {printable(what)} ({formats}), "
         f"{moment(log['from'])} to {moment(log['to'])} UTC, {span((log['to'] or 0) - (log['from'] or 0))}"
     )
 
@@ -46,7 +46,7 @@ def notes_text(notes: Sequence[str]) -> Iterator[str]:
     """Yield what must be known, one note to a line."""
     if notes:
         yield "What the log cannot tell"
-        yield from (f"  - {escaped(note)}" for note in notes)
+        yield from (f"  - {printable(note)}" for note in notes)
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -61,14 +61,9 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) ->
         yield f"  {first:<{widths[0]}}  {cells}".rstrip()
 
 
-def escaped(text: str) -> str:
-    """Return text that others have chosen, with everything escaped that could steer a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def cut(text: str) -> str:
     """Return such text, not too long for a table."""
-    text = escaped(text)
+    text = printable(text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
@@ -76,9 +71,9 @@ def _summary(report: Report) -> Iterator[str]:
     result, keys = report["result"], report["result"]["keys"]
     about = "" if keys["exact"] else "about "
     yield log_text(report["log"])
-    yield f"Policy: {escaped(report['policy']['name'])}"
+    yield f"Policy: {printable(report['policy']['name'])}"
     yield from (
-        f"  - {escaped(rule['words'])}  [{escaped(rule['name'])}]" for rule in report["policy"]["rules"]
+        f"  - {printable(rule['words'])}  [{printable(rule['name'])}]" for rule in report["policy"]["rules"]
     )
     yield ""
     yield (
@@ -188,9 +183,9 @@ def _comparison(report: Report) -> Iterator[str]:
     if compare is None:
         return
     changes, result = compare["changes"], compare["result"]
-    yield f"Compared with {escaped(compare['policy']['name'])}"
+    yield f"Compared with {printable(compare['policy']['name'])}"
     yield from (
-        f"  - {escaped(rule['words'])}  [{escaped(rule['name'])}]" for rule in compare["policy"]["rules"]
+        f"  - {printable(rule['words'])}  [{printable(rule['name'])}]" for rule in compare["policy"]["rules"]
     )
     yield f"  It would have refused {number(result['refused'])} ({percent(result['refused_share'])})."
     yield (
@@ -229,4 +224,4 @@ def _unread(log: Report) -> Iterator[str]:
         yield "Lines that were not replayed"
     for reason, bad in rows:
         yield f"  {number(bad['count'])}  {reason}"
-        yield from (f"      {escaped(example)}" for example in bad["examples"])
+        yield from (f"      {printable(example)}" for example in bad["examples"])

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from headgate_server.cli.terminal import Style, duration, printable, progress
+from headgate_server.cli.terminal import Style, progress
+from headgate_server.wording import printable, span
 from tests.server.cli.conftest import Terminal
 
 PLAIN = Style(io.TextIOWrapper(io.BytesIO(), "utf-8"))
@@ -33,7 +34,7 @@ ASCII = Style(io.TextIOWrapper(io.BytesIO(), "ascii"))
     ],
 )
 def test_durations_are_never_shorter_than_they_are(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert span(seconds) == text
 
 
 @pytest.mark.parametrize(

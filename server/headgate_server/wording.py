@@ -1,4 +1,4 @@
-"""How reports write numbers, shares and times."""
+"""How commands and reports write numbers, shares, times, and text that others have chosen."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def percent(share: float) -> str:
     return f"{shown:.{digits}f} %"
 
 
+def printable(text: str) -> str:
+    """Return text that others have chosen, such as a key, with everything escaped that could steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def moment(seconds: float | None) -> str:
     """Return a time as people write it, in UTC."""
     if seconds is None:
@@ -35,7 +40,7 @@ def hour(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a length of time in words, rounded up: `0.3 s`, `12 s`, `6 min 12 s`, `2 h`."""
+    """Return a length of time in words, never shorter than it is: `0.3 s`, `12 s`, `6 min 12 s`, `2 h`."""
     if seconds < 60:
         return f"{ceil(round(seconds * 10, 6)) / 10:g} s"
     length, large, step, small = next(unit for unit in _UNITS if seconds >= unit[0])

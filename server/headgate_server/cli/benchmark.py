@@ -23,7 +23,7 @@ from headgate.observe.redaction import redact
 from headgate.rules import rules_from
 from headgate.stores import AsyncGate, open_async_store
 from headgate.stores.request import Request
-from headgate_server.cli.common import Commands, read_policy
+from headgate_server.cli.common import Commands, from_to, read_policy
 from headgate_server.cli.terminal import progress
 
 LONGEST = 600.0
@@ -61,7 +61,11 @@ def add(commands: Commands) -> None:
         "--seconds", metavar="N", type=_seconds, default=2.0, help="for each store (default: %(default)g)"
     )
     bench.add_argument(
-        "--tasks", metavar="N", type=_tasks, default=32, help="how many ask at once (default: %(default)s)"
+        "--tasks",
+        metavar="N",
+        type=from_to(1, 10_000, "tasks"),
+        default=32,
+        help="how many ask at once (default: %(default)s)",
     )
 
 
@@ -70,13 +74,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= LONGEST:  # also false for NaN
         raise argparse.ArgumentTypeError(f"seconds above 0 and up to {LONGEST:g} are wanted, not {text}")
     return seconds
-
-
-def _tasks(text: str) -> int:
-    tasks = int(text)
-    if not 1 <= tasks <= 10_000:
-        raise argparse.ArgumentTypeError(f"1 to 10000 tasks are wanted, not {text}")
-    return tasks
 
 
 class Measured(NamedTuple):

@@ -160,6 +160,18 @@ def port(text: str) -> int:
     return number
 
 
+def from_to(least: int, most: int, what: str) -> Callable[[str], int]:
+    """Return the argparse type of a whole number within bounds; `what` is counted by it."""
+
+    def number(text: str) -> int:
+        found = int(text)
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"{least} to {most} {what} are wanted, not {text}")
+        return found
+
+    return number
+
+
 def read_policy(file: str) -> Policy:
     """Return the policy of a file, with single values replaced from the environment.
 

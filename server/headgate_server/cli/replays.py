@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headgate_server.cli.common import Commands, Parser, add_config
+from headgate_server.cli.common import Commands, Parser, add_config, from_to
 
 _EXPRESSIONS = (
     "Expressions (EXPR) are text with fields of the line in braces, such as {client}, {user|or:client} or "
@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
     replay.add_argument(
         "--model-retries",
         metavar="N",
-        type=_retries,
+        type=from_to(1, 100, "retries"),
         nargs="?",
         const=3,
         default=0,
@@ -109,7 +109,7 @@ def _add_log(parser: Parser) -> None:
     parser.add_argument(
         "--buffer",
         metavar="N",
-        type=_buffer,
+        type=from_to(100, 10_000_000, "lines"),
         default=50_000,
         help="how many lines are held to be put in order (default: 50000)",
     )
@@ -120,20 +120,6 @@ def _scope(text: str) -> tuple[str, str]:
     if not scope or not separator or not expression:
         raise argparse.ArgumentTypeError(f"a scope is written as user={{user}}, not {text!r}")
     return scope, expression
-
-
-def _retries(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 100:
-        raise argparse.ArgumentTypeError(f"1 to 100 retries are wanted, not {text}")
-    return number
-
-
-def _buffer(text: str) -> int:
-    number = int(text)
-    if not 100 <= number <= 10_000_000:
-        raise argparse.ArgumentTypeError(f"100 to 10000000 lines are wanted, not {text}")
-    return number
 
 
 def _share(text: str) -> float:

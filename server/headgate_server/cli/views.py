@@ -6,9 +6,10 @@ cost of 1, which shows when there is room for more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
@@ -96,23 +97,8 @@ class View(Protocol):
 def views_of_policy(policy: Policy) -> Iterator[list[View]]:
     """Give a view of each limiter; stores are opened when they are asked, and closed at the end."""
     with ExitStack() as stack:
-        stores = _Stores(stack)
-        yield [_StoreView(limiter, stores) for limiter in policy.limiters.values()]
-
-
-class _Stores:
-    """Stores by URL, each opened once."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self._opened: dict[str, Store] = {}
-
-    def open(self, url: str) -> Store:
-        if url not in self._opened:
-            store = open_store(url)
-            self._stack.callback(store.close)
-            self._opened[url] = store
-        return self._opened[url]
+        opened = cache(lambda url: stack.enter_context(closing(open_store(url))))
+        yield [_StoreView(limiter, opened) for limiter in policy.limiters.values()]
 
 
 def _check_visible(url: str) -> None:
@@ -128,12 +114,12 @@ def _check_visible(url: str) -> None:
 class _StoreView:
     """A limiter of a policy file, by its store."""
 
-    def __init__(self, limiter: LimiterPolicy, stores: _Stores) -> None:
+    def __init__(self, limiter: LimiterPolicy, opened: Callable[[str], Store]) -> None:
         self.name = limiter.name
         self.store = redact(limiter.store)
         self.shared = tuple(rule.name for rule in limiter.rules if rule.scope == SHARED)
         self._limiter = limiter
-        self._stores = stores
+        self._opened = opened
         # All live rules are decided together, each shadow rule for itself. There may be shadow rules only.
         self._sets = [(limiter.rules, False)] if limiter.rules else []
         self._sets += [((rule,), True) for rule in limiter.shadow]
@@ -146,14 +132,14 @@ class _StoreView:
         return [count for rules, shadow in self._sets for count in self._counts(rules, key, tier, shadow)]
 
     def reset(self, key: Key | None) -> None:
-        store = self._stores.open(self._limiter.store)
+        store = self._opened(self._limiter.store)
         for rules, _ in self._sets:
             store.bind(self.name, rules).reset(_part_for(rules, key))
 
     def _counts(
         self, rules: tuple[Rule, ...], key: Key | None, tier: str | None, shadow: bool
     ) -> Iterator[RuleUsage]:
-        store = self._stores.open(self._limiter.store)
+        store = self._opened(self._limiter.store)
         tier = self._limiter.tier_among(known_tiers((*self._limiter.rules, *rules)), key, tier)
         key = _part_for(rules, key)
         counted, _ = store.bind(self.name, tuple(map(out_of_reach, rules))).ask(Request("peek", key, 0, tier))

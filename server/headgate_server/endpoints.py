@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 
 from headgate import sliding_window
 from headgate.usage import RuleUsage
@@ -150,7 +150,7 @@ def endpoints(
             "POST",
             f"{limiter}/candidate",
             "administer",
-            _candidate(candidates),
+            partial(_candidate, candidates),
             CandidateAsk,
             CandidateAnswer,
         ).documented(
@@ -239,7 +239,7 @@ def endpoints(
         Route("GET", limiter, "token", do.limiter, gives=LimiterShown).documented(
             "limiter", "Show one limiter", values=_LOGIN, answer=_LIMITER
         ),
-        Route("GET", "/v1/events", "token", _events(events)).documented(
+        Route("GET", "/v1/events", "token", partial(_events, events)).documented(
             "events",
             "Follow the figures, as server-sent events",
             "First an event `history` with up to five minutes by the second (schema History), then the newest `tick` "
@@ -248,7 +248,9 @@ def endpoints(
             media_type="text/event-stream",
             problems=(503,),
         ),
-        Route("GET", "/v1/history/{range}", "token", _history(history), gives=HistoryAnswer).documented(
+        Route(
+            "GET", "/v1/history/{range}", "token", partial(_history, history), gives=HistoryAnswer
+        ).documented(
             "history",
             "Show what was decided in the last hour or day",
             "`hour` in steps of a minute, `day` in steps of a quarter of an hour, of all workers together.",
@@ -259,7 +261,9 @@ def endpoints(
             },
             problems=(404,),
         ),
-        Route("POST", "/v1/demo/traffic", "administer", _traffic(demo), TrafficAsk, TrafficAnswer).documented(
+        Route(
+            "POST", "/v1/demo/traffic", "administer", partial(_traffic, demo), TrafficAsk, TrafficAnswer
+        ).documented(
             "demo_traffic",
             "Let the demo's callers be busy, or rest",
             "In the demo only.",
@@ -270,7 +274,9 @@ def endpoints(
         Route("GET", "/healthz", "nothing", do.healthz, gives=HealthAnswer).documented(
             "healthz", "Say that the process answers", answer={"status": "ok"}
         ),
-        Route("GET", "/readyz", "nothing", _readyz(do), gives=Readiness, wants_request=True).documented(
+        Route(
+            "GET", "/readyz", "nothing", partial(_readyz, do), gives=Readiness, wants_request=True
+        ).documented(
             "readyz",
             "Say whether every store can count",
             "With status 503 if one cannot, and the reason: it is down, has no schema, may only be read. Decisions are then "
@@ -279,7 +285,7 @@ def endpoints(
                 "ready", [StoreShown("login", "memory://", up=True, breaker="closed", failures=0)]
             ),
         ),
-        Route("GET", "/metrics", "token", _metrics(metrics)).documented(
+        Route("GET", "/metrics", "token", partial(_metrics, metrics)).documented(
             "metrics",
             "Show metrics for Prometheus, of all workers together",
             answer='headgate_decisions_total{degraded="false",limiter="login",outcome="refused",rule="5/m"} 3.0\n',
@@ -296,60 +302,41 @@ def endpoints(
     return [*table, Route("GET", "/openapi.json", "nothing", openapi)]
 
 
-def _readyz(operations: Operations) -> Callable[[ApiRequest], Awaitable[Reply]]:
-    async def readyz(request: ApiRequest) -> Reply:
-        readiness = await operations.readyz()
-        if not request.may:  # without a token: status only
-            readiness.stores = []
-        return json_reply(readiness, 200 if readiness.status == "ready" else 503)
-
-    return readyz
+async def _readyz(operations: Operations, request: ApiRequest) -> Reply:
+    readiness = await operations.readyz()
+    if not request.may:  # without a token: status only
+        readiness.stores = []
+    return json_reply(readiness, 200 if readiness.status == "ready" else 503)
 
 
-def _events(events: Events) -> Callable[[], Awaitable[Stream]]:
+async def _events(events: Events) -> Stream:
     fields = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SECURITY)
-
-    async def stream() -> Stream:
-        return Stream(fields, await events.stream())
-
-    return stream
+    return Stream(fields, await events.stream())
 
 
-def _candidate(candidates: Candidates) -> Callable[[CandidateAsk, str], Awaitable[CandidateAnswer]]:
-    async def watch(ask: CandidateAsk, name: str) -> CandidateAnswer:
-        candidates.set(name, ask.rule, ask.quota)
-        return CandidateAnswer(name, ask.rule, ask.quota)
-
-    return watch
+async def _candidate(candidates: Candidates, ask: CandidateAsk, name: str) -> CandidateAnswer:
+    candidates.set(name, ask.rule, ask.quota)
+    return CandidateAnswer(name, ask.rule, ask.quota)
 
 
-def _history(history: DecisionHistory) -> Callable[[str], Awaitable[HistoryAnswer]]:
-    async def range_of(name: str) -> HistoryAnswer:
-        found = history.range(name)
-        if found is None:
-            raise ApiProblem(404, "there is /v1/history/hour and /v1/history/day")
-        return found
-
-    return range_of
+async def _history(history: DecisionHistory, name: str) -> HistoryAnswer:
+    found = history.range(name)
+    if found is None:
+        raise ApiProblem(404, "there is /v1/history/hour and /v1/history/day")
+    return found
 
 
-def _metrics(metrics: ServerMetrics | None) -> Callable[[], Awaitable[Reply]]:
-    async def text() -> Reply:
-        if metrics is None:
-            raise ApiProblem(404, "this server keeps no metrics")
-        return Reply(200, ((b"content-type", CONTENT_TYPE), *PRIVATE), metrics.text())
-
-    return text
+async def _metrics(metrics: ServerMetrics | None) -> Reply:
+    if metrics is None:
+        raise ApiProblem(404, "this server keeps no metrics")
+    return Reply(200, ((b"content-type", CONTENT_TYPE), *PRIVATE), metrics.text())
 
 
-def _traffic(demo: Demo | None) -> Callable[[TrafficAsk], Awaitable[TrafficAnswer]]:
-    async def switch(ask: TrafficAsk) -> TrafficAnswer:
-        if demo is None:
-            raise ApiProblem(404, "this is not the demo: there is no traffic to switch")
-        demo.traffic = ask.on
-        return TrafficAnswer(demo.traffic)
-
-    return switch
+async def _traffic(demo: Demo | None, ask: TrafficAsk) -> TrafficAnswer:
+    if demo is None:
+        raise ApiProblem(404, "this is not the demo: there is no traffic to switch")
+    demo.traffic = ask.on
+    return TrafficAnswer(demo.traffic)
 
 
 async def _page(request: ApiRequest) -> Reply:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from headgate import AsyncHold, AsyncLimiter, Decision, HeadgateError
 from headgate.clock import Clock, SteadyClock, to_microseconds
-from headgate.costs import Cost
+from headgate.costs import Cost, total
 from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.keys import Key
 from headgate.quotas import QuotaValue, quotas_of
@@ -264,13 +264,12 @@ class HoldBook:
         if here is not None:
             return await here.hold.confirm(cost)
 
-        async def move(hold: AsyncHold) -> Decision:
-            return await hold.confirm(cost)
-
         async def confirm(hold_id: str, notes: AsyncNotes, note: HoldNote) -> Decision:
             limiter = self._unchanged(note)
             final = note.cost if cost is None else RestoredHold(limiter, notes, note).standing(cost)
-            decision, hold, end = await self._move(hold_id, notes, note, final, move)
+            decision, hold, end = await self._move(
+                hold_id, notes, note, final, lambda hold: hold.confirm(cost)
+            )
             if hold is not None:
                 await keep(notes, result_of(end.name), ADMITTED, _kept_for(note.kept_for))
             return decision
@@ -300,10 +299,7 @@ class HoldBook:
             raise ConfigError(f"nothing to renew: no rule of limiter {note.limiter!r} is concurrent")
         watched = self._watched.get(hold_id)
 
-        async def move(hold: AsyncHold) -> Decision:
-            return await hold.renew()
-
-        decision, hold, end = await self._move(hold_id, notes, note, note.cost, move)
+        decision, hold, end = await self._move(hold_id, notes, note, note.cost, lambda hold: hold.renew())
         if hold is None:
             return Taken(decision.as_refused() if decision.allowed else decision)
         caller = "" if watched is None else watched.caller
@@ -327,7 +323,7 @@ class HoldBook:
         end = await self._claim(hold_id, notes, note, Claim.new(final, self._clock.now_us()))
         if not end.is_ours:
             now = await limiter.check(note.key, 0, tier=note.tier)
-            return now if _is_anything(end.claim.cost) else now.as_refused(), None, end
+            return now if total(end.claim.cost) else now.as_refused(), None, end
         restored = RestoredHold(limiter, notes, _kept_receipts(note, end))
         hold = restored.hold(calls_hooks=note.watched_in == self._run)
         try:
@@ -500,7 +496,3 @@ def _kept_for(seconds: float) -> float:
 def _kept_receipts(note: HoldNote, end: HoldEnd) -> HoldNote:
     """Return a note without its receipts if they may have been used already."""
     return replace(note, receipts=None) if end.is_lost else note
-
-
-def _is_anything(cost: Cost) -> bool:
-    return cost > 0 if isinstance(cost, int) else any(cost.values())

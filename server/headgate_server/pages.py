@@ -13,14 +13,8 @@ from headgate_server.problems import ApiProblem, Field
 _TYPES = {
     "css": b"text/css; charset=utf-8",
     "html": b"text/html; charset=utf-8",
-    "ico": b"image/x-icon",
     "js": b"text/javascript; charset=utf-8",
-    "json": b"application/json",
-    "png": b"image/png",
     "svg": b"image/svg+xml",
-    "txt": b"text/plain; charset=utf-8",
-    "webmanifest": b"application/manifest+json",
-    "woff2": b"font/woff2",
 }
 
 SECURITY: tuple[Field, ...] = (

@@ -6,8 +6,8 @@ import csv
 from collections.abc import Callable
 
 from headgate_server.replay.errors import BadLine, ReplayError
-from headgate_server.replay.expressions import Getter, Row
-from headgate_server.replay.formats import first_of, of_request, of_target, present, unknown_field
+from headgate_server.replay.expressions import Getter, Row, first_of
+from headgate_server.replay.formats import of_request, of_target, present, unknown_field
 from headgate_server.replay.json_format import ANY
 
 _DELIMITERS = ",;\t|"

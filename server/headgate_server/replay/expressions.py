@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 from headgate.http.address import peer_key
 from headgate_server.replay.errors import ReplayError
@@ -32,6 +32,7 @@ from headgate_server.replay.errors import ReplayError
 Row = Any
 """A line as its format has read it; only that format's own getters look inside."""
 
+Value = TypeVar("Value")
 Getter = Callable[[Row], str | None]
 Filter = Callable[[str], str | None]
 Lookup = Callable[[str], Getter]
@@ -97,26 +98,25 @@ def _field(inside: str, lookup: Lookup, text: str) -> Getter:
         kind, _, argument = word.partition(":")
         argument = _ESCAPED.sub(r"\1", argument)
         if kind.strip() == "or":
-            getter = _either(getter, lookup(argument.strip()))
+            getter = first_of([getter, lookup(argument.strip())])
         elif kind.strip() == "default":
-            getter = _with_default(getter, argument)
+            getter = first_of([getter, _joined([argument])])
         else:
             getter = _filtered(getter, _filter(kind.strip(), argument, text))
     return getter
 
 
-def _either(getter: Getter, other: Getter) -> Getter:
-    def get(row: Row) -> str | None:
-        value = getter(row)
-        return other(row) if value is None else value
+def first_of(getters: Sequence[Callable[[Row], Value | None]]) -> Callable[[Row], Value | None]:
+    """Return what gets the first field that is there."""
+    if len(getters) == 1:
+        return getters[0]
 
-    return get
-
-
-def _with_default(getter: Getter, default: str) -> Getter:
-    def get(row: Row) -> str | None:
-        value = getter(row)
-        return default if value is None else value
+    def get(row: Row) -> Value | None:
+        for getter in getters:
+            value = getter(row)
+            if value is not None:
+                return value
+        return None
 
     return get
 

@@ -8,7 +8,7 @@ same few names, so that an expression works with all of them: `time`, `client`, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from headgate_server.replay.errors import ReplayError
 from headgate_server.replay.expressions import Getter, Row
@@ -26,8 +26,6 @@ COMMON_NAMES = (
     "agent",
     "bytes",
 )
-
-Value = TypeVar("Value")
 
 Aliases = Mapping[str, tuple[str, ...]]
 """By common name, the names that a log may have for it, the best one first."""
@@ -63,21 +61,6 @@ class LogFormat(Protocol):
 def present(value: str | None) -> str | None:
     """Return a field's text; `None` if it is empty, or `-`, which is how logs write that there is none."""
     return None if not value or value == "-" else value
-
-
-def first_of(getters: Sequence[Callable[[Row], Value | None]]) -> Callable[[Row], Value | None]:
-    """Return what gets the first field that is there."""
-    if len(getters) == 1:
-        return getters[0]
-
-    def get(row: Row) -> Value | None:
-        for getter in getters:
-            value = getter(row)
-            if value is not None:
-                return value
-        return None
-
-    return get
 
 
 def of_target(name: str, target: Getter) -> Getter:

@@ -6,11 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 
 from headgate_server.replay.errors import BadLine
-from headgate_server.replay.expressions import Getter, Row
+from headgate_server.replay.expressions import Getter, Row, first_of
 from headgate_server.replay.formats import (
     COMMON_NAMES,
     Aliases,
-    first_of,
     of_request,
     of_target,
     present,

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 
 from headgate_server.replay.errors import BadLine, ReplayError
-from headgate_server.replay.expressions import Getter, Row
-from headgate_server.replay.formats import Aliases, first_of, of_request, of_target, present, unknown_field
+from headgate_server.replay.expressions import Getter, Row, first_of
+from headgate_server.replay.formats import Aliases, of_request, of_target, present, unknown_field
 
 _QUOTED = r"[^\"\\]*(?:\\.[^\"\\]*)*"
 _COMBINED = re.compile(

@@ -22,6 +22,8 @@ from itertools import count
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+import msgspec
+
 from headgate import HeadgateError
 from headgate.circuit import AsyncCircuit, breaker_of
 from headgate.costs import Cost
@@ -161,14 +163,9 @@ class Claim(NamedTuple):
             StoreConflict: The note is not one of ours.
         """
         try:
-            match json.loads(text):
-                case [dict() | int() as cost, str(nonce)]:
-                    return cls(cost, nonce)
-                case [dict() | int() as cost, str(nonce), int(moved_at)]:
-                    return cls(cost, nonce, moved_at)
-        except ValueError as error:
+            return msgspec.convert(json.loads(text), cls)
+        except (ValueError, msgspec.ValidationError) as error:
             raise StoreConflict("the note of a hold's outcome was not written by Headgate") from error
-        raise StoreConflict("the note of a hold's outcome was not written by Headgate")
 
 
 class HoldEnd(NamedTuple):

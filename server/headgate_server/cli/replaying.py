@@ -130,13 +130,8 @@ def opened(names: Sequence[str]) -> Iterator[list[LogSource]]:
     """Give the logs of these names."""
     if names.count("-") > 1:
         raise Failure("standard input can be read once; name - once", 2)
-    sources: list[LogSource] = []
-    try:
-        sources.extend(map(LogSource, names))
-        yield sources
-    finally:
-        for source in sources:
-            source.close()
+    with ExitStack() as stack:
+        yield [stack.enter_context(LogSource(name)) for name in names]
 
 
 def _written(name: str) -> IO[str]:

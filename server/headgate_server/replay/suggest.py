@@ -13,6 +13,7 @@ from __future__ import annotations
 import marshal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -308,11 +309,8 @@ def suggestion(
     Raises:
         ReplayError: There is not enough traffic to say anything.
     """
-    trace = RequestTrace(requests, progress)
-    try:
+    with closing(RequestTrace(requests, progress)) as trace:
         return _suggestion(trace, share, name)
-    finally:
-        trace.close()
 
 
 def _suggestion(trace: RequestTrace, share: float, name: str) -> dict[str, Any]:

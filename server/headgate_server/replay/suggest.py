@@ -98,14 +98,12 @@ class RequestTrace:
                 return
 
 
+@dataclass(slots=True)
 class KeyPeaks:
     """What a key used at most in each window, in units."""
 
-    __slots__ = ("peaks", "requests")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.peaks = [0] * len(WINDOWS)
+    requests: int = 0
+    peaks: list[int] = field(default_factory=lambda: [0] * len(WINDOWS))
 
 
 @dataclass(slots=True)

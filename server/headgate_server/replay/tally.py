@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Any
 
 from headgate.decision import Decision
@@ -38,6 +39,7 @@ _WAIT_ENDS = [seconds * 1000 for seconds, _ in WAIT_STEPS]
 LONGER = "longer"
 
 
+@dataclass(slots=True)
 class KeyFigures:
     """What is kept of one key.
 
@@ -47,12 +49,9 @@ class KeyFigures:
         use: The most it used of the limit that bound it, in parts per thousand.
     """
 
-    __slots__ = ("refused", "requests", "use")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.refused = 0
-        self.use = 0
+    requests: int = 0
+    refused: int = 0
+    use: int = 0
 
 
 class ReplayTally:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from math import ceil
 from typing import TextIO
 
@@ -24,20 +25,14 @@ class Style:
         self.coloured = stream.isatty() and wanted
         self._has_blocks = _can_write(stream, _LEVELS + "░")
 
-    def bold(self, text: str) -> str:
-        return self._styled(text, "1")
+    def _styled(self, code: int, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.coloured and text else text
 
-    def dim(self, text: str) -> str:
-        return self._styled(text, "2")
-
-    def green(self, text: str) -> str:
-        return self._styled(text, "32")
-
-    def red(self, text: str) -> str:
-        return self._styled(text, "31")
-
-    def yellow(self, text: str) -> str:
-        return self._styled(text, "33")
+    bold = partialmethod(_styled, 1)
+    dim = partialmethod(_styled, 2)
+    red = partialmethod(_styled, 31)
+    green = partialmethod(_styled, 32)
+    yellow = partialmethod(_styled, 33)
 
     def bar(self, part: float, whole: float, width: int = 20) -> str:
         """Return how much of the whole the part is; something above 0 is never drawn as nothing."""
@@ -64,9 +59,6 @@ class Style:
         return "".join(
             _LEVELS[ceil(value / highest * len(_LEVELS)) - 1] if value else " " for value in values
         )
-
-    def _styled(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.coloured and text else text
 
 
 def _can_write(stream: TextIO, text: str) -> bool:

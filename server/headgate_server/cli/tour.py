@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from headgate._sync.limiter import Limiter
@@ -26,7 +25,7 @@ def tour(*, fast: bool = False, say: Say = print) -> None:
     show = _Show(say, clock)
     for number, scene in enumerate(_SCENES, start=1):
         title, _, explanation = (scene.__doc__ or "").partition("\n\n")
-        show.title(f"{number}. {title}")
+        show.say(show.bold(f"{number}. {title}"))
         for line in explanation.split("\n"):
             show.say(show.dim(line.strip())) if line.strip() else None
         scene(show)
@@ -40,10 +39,11 @@ def _steady_stream(show: _Show) -> None:
     Each column is a tenth of a second: what was asked for, and how much of it was admitted (filled).
     """
     limiter = Limiter("20/s", clock=show.clock)
-    with show.chart() as chart:
-        for _ in range(30):
-            chart.column([limiter.hit("alice") for _ in range(4)])
-            show.clock.sleep(0.1)
+    chart = _Chart(show)
+    for _ in range(30):
+        chart.column([limiter.hit("alice") for _ in range(4)])
+        show.clock.sleep(0.1)
+    chart.finish()
     refused = limiter.check("alice", 20)
     show.decision(f"check of 20 at once: {refused}", refused)
 
@@ -155,9 +155,6 @@ class _Show(Style):
         self.clock = clock
         self.coloured = self.coloured and say is print
 
-    def title(self, text: str) -> None:
-        self.say(self.bold(text))
-
     def decision(self, text: str, decision: Decision) -> None:
         mark = self.green("✓") if decision else self.red("✗")
         self.say(f"   {mark} {text}")
@@ -165,16 +162,9 @@ class _Show(Style):
     def admitted(self, filled: int, width: int) -> str:
         return self.green("█" * filled) + self.dim("░" * (width - filled))
 
-    @contextmanager
-    def chart(self) -> Iterator[_Chart]:
-        """Draw columns of decisions: as they come on a terminal, at the end elsewhere."""
-        chart = _Chart(self)
-        yield chart
-        chart.finish()
-
 
 class _Chart:
-    """Columns of decisions, admitted ones filled."""
+    """Columns of decisions, admitted ones filled: drawn as they come on a terminal, at the end elsewhere."""
 
     def __init__(self, show: _Show) -> None:
         self._show = show

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from headgate import AsyncLimiter, Limiter, MemoryStore
 from headgate.clock import Clock
@@ -17,20 +17,10 @@ from headgate.http.limit import RequestLimit, RequestOptions, rule_of
 from headgate.rules import rules_from
 
 Marked = TypeVar("Marked")
+Found = TypeVar("Found", bound="DeclaredLimit")
 
 MARK = "headgate_limits"
 """Where a view, or a group of views, has its limits, in order; `None` among them is an exemption."""
-
-
-class Overridable(Protocol):
-    """A limit that may give way to others."""
-
-    @property
-    def default(self) -> bool:
-        """Whether a limit that is nearer to the route replaces it."""
-
-
-Found = TypeVar("Found", bound=Overridable)
 
 
 class DeclaredLimit:

@@ -13,13 +13,7 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from headgate import (
-    Decision,
-    Hold,
-    Limiter,
-    Quota,
-    Rule,
-)
+from headgate import Decision, Hold, Limiter, Quota, Rule
 from headgate.costs import Cost
 from headgate.errors import CostTooHigh
 from headgate.keys import Key
@@ -82,13 +76,13 @@ class Step:
 
     op: Operation
     move: Move
-    who: int
     cost: int
+    hold: int
+    who: int
     tier: str | None
     version: int
-    hold: int
-    tokens: int = 0
-    limit: int | None = None
+    tokens: int
+    limit: int | None
 
 
 @dataclass(frozen=True)
@@ -201,27 +195,14 @@ def _steps(backwards: bool, features: frozenset[Feature]) -> st.SearchStrategy[S
     callers = product((0, 0, 0, 1, 2), (None, None, "pro", "unknown"), (0, 0, 0, 1))
     others = product((1, 2, 3, 0, 12), (None, None, 1, 4, 12, 0)) if features else ((0, None),)
     return st.builds(
-        _step,
+        lambda op, move, cost, hold, caller, others: Step(op, move, cost, hold, *caller, *others),
         st.sampled_from(ops),
         st.sampled_from(moves),
-        st.sampled_from(tuple(callers)),
         st.sampled_from((1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 5, 0, 12, 13, 5_000)),
         st.integers(0, 3),
+        st.sampled_from(tuple(callers)),
         st.sampled_from(tuple(others)),
     )
-
-
-def _step(
-    op: Operation,
-    move: Move,
-    caller: tuple[int, str | None, int],
-    cost: int,
-    hold: int,
-    others: tuple[int, int | None],
-) -> Step:
-    who, tier, version = caller
-    tokens, limit = others
-    return Step(op, move, who, cost, tier, version, hold, tokens, limit)
 
 
 class Actor:

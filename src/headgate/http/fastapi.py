@@ -47,15 +47,7 @@ from headgate.http.exchange import (
 )
 from headgate.http.headers import Fields, TextField, all_fields, encoded
 from headgate.http.keys import by_address, matched_route, takes_scope
-from headgate.http.limit import (
-    Cost,
-    Keys,
-    Outcomes,
-    RequestLimit,
-    RequestOptions,
-    RequestQuota,
-    Tier,
-)
+from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestOptions, RequestQuota, Tier
 from headgate.http.openapi import add_refusals
 from headgate.http.problems import Answer
 from headgate.rules import Rule

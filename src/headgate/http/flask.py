@@ -36,15 +36,7 @@ from headgate.http.declared import MARK, DeclaredLimit, check_order, limits_arou
 from headgate.http.declared import exempt as exempt
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
-from headgate.http.wsgi import (
-    EXCHANGE,
-    Environ,
-    StartResponse,
-    WSGIExchange,
-    WSGIScope,
-    accepted_by,
-    respond,
-)
+from headgate.http.wsgi import EXCHANGE, Environ, StartResponse, WSGIExchange, WSGIScope, accepted_by, respond
 from headgate.stores import Store
 
 with needing("headgate.http.flask", "flask"):

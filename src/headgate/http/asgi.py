@@ -13,7 +13,6 @@ middleware instead, with the fields; a handler of your own and the page of debug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from typing import Any
 
 from headgate import AsyncLimiter
@@ -31,10 +30,9 @@ from headgate.http.exchange import (
     nowhere,
     respond,
 )
-from headgate.http.headers import Fields, all_fields, encoded
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, by_path, rule_of
+from headgate.http.headers import all_fields, encoded
+from headgate.http.limit import LimitMiddleware
 from headgate.http.problems import Answer
-from headgate.rules import Rule
 
 __all__ = [
     "App",
@@ -59,7 +57,7 @@ _EXCEPTION = Answer(
 )
 
 
-class RateLimitMiddleware:
+class RateLimitMiddleware(LimitMiddleware[AsyncLimiter, App]):
     """Asks a limiter about every request and handshake, and answers those that it refuses.
 
     Args:
@@ -80,34 +78,7 @@ class RateLimitMiddleware:
     Key, cost, tier, quota and exempt see the ASGI scope; all but the last may be coroutine functions.
     """
 
-    def __init__(
-        self,
-        app: App,
-        limiter: AsyncLimiter | Rule | str,
-        *,
-        key: Keys | None = None,
-        cost: Cost = 1,
-        tier: Tier = None,
-        quota: RequestQuota = None,
-        quota_for: float = 60.0,
-        count: Outcomes | None = None,
-        exempt: Collection[str] | Callable[[Any], bool] = (),
-        address: Callable[[Any], str] | None = None,
-        fields: Fields | None = None,
-    ) -> None:
-        self.app = app
-        self.limit = RequestLimit(
-            limiter if isinstance(limiter, AsyncLimiter) else AsyncLimiter(rule_of(limiter, AsyncLimiter)),
-            key=key,
-            cost=cost,
-            tier=tier,
-            quota=quota,
-            quota_for=quota_for,
-            count=count,
-            exempt=exempt if callable(exempt) else by_path(exempt),
-            address=address,
-            fields=fields,
-        )
+    kind = AsyncLimiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         limit = self.limit

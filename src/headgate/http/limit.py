@@ -27,6 +27,7 @@ from headgate.rules import Rule
 from headgate.stores.request import Request, new_request
 
 AnyLimiter = TypeVar("AnyLimiter", Limiter, AsyncLimiter)
+AnyApp = TypeVar("AnyApp")
 
 Keys = KeyFunction | Callable[[Any], Awaitable[Key | None]] | Mapping[str, KeyFunction]
 """A key function, or one for each scope of the rules."""
@@ -249,6 +250,44 @@ def on_scope(
     if "key" in given:
         given["key"] = seen(given["key"])
     return given
+
+
+class LimitMiddleware(Generic[AnyLimiter, AnyApp]):
+    """An application, and the limit of all requests to it."""
+
+    kind: type[AnyLimiter]
+    """What decides: `Limiter` or `AsyncLimiter`."""
+
+    def __init__(
+        self,
+        app: AnyApp,
+        limiter: AnyLimiter | Rule | str,
+        *,
+        key: Keys | None = None,
+        cost: Cost = 1,
+        tier: Tier = None,
+        quota: RequestQuota = None,
+        quota_for: float = 60.0,
+        count: Outcomes | None = None,
+        exempt: Collection[str] | Callable[[Any], bool] = (),
+        address: Callable[[Any], str] | None = None,
+        fields: Fields | None = None,
+    ) -> None:
+        self.app = app
+        self.limit: RequestLimit[AnyLimiter] = RequestLimit(
+            limiter if isinstance(limiter, self.kind) else self.kind(rule_of(limiter, self.kind)),
+            key=key,
+            cost=cost,
+            tier=tier,
+            quota=quota,
+            quota_for=quota_for,
+            count=count,
+            exempt=exempt if callable(exempt) else by_path(exempt),
+            address=address,
+            fields=fields,
+        )
+        if self.limit.awaits and self.kind is Limiter:
+            raise ConfigError("coroutine functions are for the ASGI middleware")
 
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:

@@ -8,18 +8,17 @@ under `"wsgi"`, so that the same key functions serve both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
 from headgate import Limiter
-from headgate.errors import ConfigError, CostTooHigh, RateLimited, StoreError
+from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
-from headgate.http.headers import Field, Fields, all_fields, replaced
-from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestQuota, Tier, by_path, rule_of
+from headgate.http.headers import Field, all_fields, replaced
+from headgate.http.limit import LimitMiddleware, RequestLimit
 from headgate.http.problems import Answer, too_costly
-from headgate.rules import Rule
 
 __all__ = ["RateLimitMiddleware"]
 
@@ -32,7 +31,7 @@ EXCHANGE = "headgate.exchange"
 """Where an environment has its exchange."""
 
 
-class RateLimitMiddleware:
+class RateLimitMiddleware(LimitMiddleware[Limiter, App]):
     """Asks a limiter about every request, and answers those that it refuses.
 
     Args:
@@ -50,36 +49,7 @@ class RateLimitMiddleware:
         fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
     """
 
-    def __init__(
-        self,
-        app: App,
-        limiter: Limiter | Rule | str,
-        *,
-        key: Keys | None = None,
-        cost: Cost = 1,
-        tier: Tier = None,
-        quota: RequestQuota = None,
-        quota_for: float = 60.0,
-        count: Outcomes | None = None,
-        exempt: Collection[str] | Callable[[Any], bool] = (),
-        address: Callable[[Any], str] | None = None,
-        fields: Fields | None = None,
-    ) -> None:
-        self.app = app
-        self.limit = RequestLimit(
-            limiter if isinstance(limiter, Limiter) else Limiter(rule_of(limiter, Limiter)),
-            key=key,
-            cost=cost,
-            tier=tier,
-            quota=quota,
-            quota_for=quota_for,
-            count=count,
-            exempt=exempt if callable(exempt) else by_path(exempt),
-            address=address,
-            fields=fields,
-        )
-        if self.limit.awaits:
-            raise ConfigError("coroutine functions are for the ASGI middleware")
+    kind = Limiter
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         scope, limit = WSGIScope(environ), self.limit

@@ -10,7 +10,8 @@ from time import perf_counter
 from msgspec import Struct
 
 from headgate.decision import Decision
-from headgate.errors import HeadgateError, StoreError
+from headgate.errors import ConfigError, CostTooHigh, StoreError
+from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
 from headgate.stores.request import Operation, Request
@@ -24,7 +25,7 @@ from headgate_server.holds import (
     UnknownLimiter,
 )
 from headgate_server.inspect import state_of
-from headgate_server.problems import ApiProblem, problem_of
+from headgate_server.problems import ApiProblem
 from headgate_server.routing import ApiRequest
 from headgate_server.statistics import shown_key
 from headgate_server.wire import (
@@ -283,7 +284,11 @@ class Operations:
 
 
 def problem_from(error: Exception) -> ApiProblem:
-    """Return what to answer to a request that raised; an unexpected error is logged, not shown."""
+    """Return what to answer to a request that raised; an unexpected error is logged, not shown.
+
+    422: it can never be admitted as it is (a cost above the capacity, a key that does not fit the rules).
+    503: the store failed, and there is no policy to answer instead; or it is misconfigured and has never worked.
+    """
     match error:
         case ApiProblem():
             return error
@@ -295,8 +300,13 @@ def problem_from(error: Exception) -> ApiProblem:
             return ApiProblem(409, str(error), ((b"retry-after", b"1"),))
         case TooManyHolds():
             return ApiProblem(429, str(error), ((b"retry-after", b"10"),))
-        case HeadgateError():
-            return problem_of(error)
+        case CostTooHigh():
+            return ApiProblem(422, str(error), excess=error)
+        case StoreError():  # before ConfigError: a store that is misconfigured is both
+            detail = f"the store cannot be asked: {redact(str(error))}"
+            return ApiProblem(503, detail, ((b"retry-after", b"1"),))
+        case ConfigError():
+            return ApiProblem(422, str(error))
     logger.error("a request failed", exc_info=error)
     return ApiProblem(500, "the request could not be answered; the server's log says why")
 

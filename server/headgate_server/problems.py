@@ -7,8 +7,7 @@ from http import HTTPStatus
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreError, StoreMisconfigured
-from headgate.observe import redact
+from headgate.errors import CostTooHigh
 
 Field = tuple[bytes, bytes]
 
@@ -56,22 +55,3 @@ class ApiProblem(Exception):
             answer.cost, answer.capacity = self.excess.cost, self.excess.capacity
             answer.rule, answer.unit = self.excess.rule, self.excess.unit
         return answer
-
-
-def problem_of(error: HeadgateError) -> ApiProblem:
-    """Return the answer to a request that a limiter could not decide.
-
-    422: it can never be admitted as it is (a cost above the capacity, a key that does not fit the rules).
-    503: the store failed, and there is no policy to answer instead; or it is misconfigured and has never worked.
-    """
-    match error:
-        case CostTooHigh():
-            return ApiProblem(422, str(error), excess=error)
-        case ConfigError() if not isinstance(error, StoreMisconfigured):
-            return ApiProblem(422, str(error))
-        case StoreError():
-            return ApiProblem(
-                503, f"the store cannot be asked: {redact(str(error))}", ((b"retry-after", b"1"),)
-            )
-        case _:
-            return ApiProblem(500, "the request could not be answered; the server's log says why")

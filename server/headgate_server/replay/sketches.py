@@ -47,10 +47,6 @@ class Histogram:
         """Return the value that so many per cent were not above; 0 if there are none."""
         return self.smallest_with_at_most_above(int(self.total * (100 - percent) / 100))
 
-    def items(self) -> list[tuple[int, int]]:
-        """Return the values and how often each occurred, in order."""
-        return sorted(self._counts.items())
-
 
 def _rounded_up(value: int) -> int:
     shift = value.bit_length() - _EXACT_BITS
@@ -100,10 +96,6 @@ class KeySample(Generic[T]):
             self._thin_out()
             return self._kept.get(key)
         return kept
-
-    def items(self) -> Iterator[tuple[str, T]]:
-        """Yield the kept keys."""
-        return iter(self._kept.items())
 
     def values(self) -> Iterator[T]:
         """Yield what is kept of each key."""

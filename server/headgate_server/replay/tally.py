@@ -134,7 +134,7 @@ class ReplayTally:
             "requests": requests,
             "admitted": self.counts[ADMITTED],
             "refused": self.counts[REFUSED],
-            "refused_share": share(self.counts[REFUSED], requests),
+            "refused_share": self.counts[REFUSED] / requests if requests else 0.0,
             "keys": self._keys(),
             "rules": [
                 {
@@ -235,8 +235,3 @@ class ReplayTally:
                 for index, keys in enumerate(steps)
             ],
         }
-
-
-def share(part: int, whole: int) -> float:
-    """Return a part of a whole; 0 of nothing."""
-    return part / whole if whole else 0.0

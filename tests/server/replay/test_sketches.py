@@ -23,7 +23,7 @@ def test_a_histogram_of_very_many_values_stays_small() -> None:
     histogram = Histogram()
     for value in range(0, 10**8, 997):
         histogram.add(value)
-    assert len(histogram.items()) < 70_000
+    assert len(histogram._counts) < 70_000
 
 
 def counter() -> list[int]:
@@ -51,7 +51,7 @@ def test_of_many_keys_a_fair_and_complete_sample_is_kept() -> None:
         for number in range(100_000):
             count(sample, f"k{number}")
     assert not sample.is_complete
-    assert len(list(sample.items())) <= 1_000
+    assert len(list(sample.values())) <= 1_000
     assert set(map(tuple, sample.values())) == {(3,)}
     assert 85_000 < sample.keys < 115_000
 

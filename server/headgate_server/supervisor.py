@@ -156,13 +156,10 @@ class Supervisor:
         finally:
             self._processes.pop(name, None)
             self._ready.discard(name)
-            self._bury(name, process.pid)
-
-    def _bury(self, name: str, pid: int) -> None:
-        """Let what a worker has counted stay, and what it said about the present go."""
-        SharedFolder.retire(self._folder, name)
-        for gauge in self._metrics.glob(f"gauge_live*_{pid}.db"):
-            gauge.unlink(missing_ok=True)
+            # What it has counted stays; what it said about the present goes.
+            SharedFolder.retire(self._folder, name)
+            for gauge in self._metrics.glob(f"gauge_live*_{process.pid}.db"):
+                gauge.unlink(missing_ok=True)
 
     def _hang_up(self) -> None:
         for name in self._ready:  # the others are about to read the file anyway, and would not survive it

@@ -133,11 +133,10 @@ class Commands:
 DEBUG_HELP = "show the traceback of an error"
 
 
-def add_config(parser: argparse.ArgumentParser, what: str = "the policy file") -> None:
+def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the option that names the policy file."""
-    parser.add_argument(
-        "--config", metavar="FILE", default=POLICY_FILE, help=f"{what} (default: {POLICY_FILE})"
-    )
+    about = f"the policy file (default: {POLICY_FILE})"
+    parser.add_argument("--config", metavar="FILE", default=POLICY_FILE, help=about)
 
 
 def add_server(parser: argparse.ArgumentParser, *, default: str | None) -> None:

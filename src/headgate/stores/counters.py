@@ -15,7 +15,6 @@ nothing is counted there any more.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ from headgate.stores.base import (
     Receipts,
     Tiers,
     check_costs,
+    new_rlock,
     release_down_to,
     while_locked,
 )
@@ -49,7 +49,7 @@ T = TypeVar("T")
 # A signal handler may run, and raise, wherever plain Python calls something; so it needs `while_locked`.
 # Between two lines of compiled code none runs; there is a lock for it that costs far less.
 IS_COMPILED: bool = not __file__.endswith(".py")
-new_lock: Callable[[], Any] = CallLock if IS_COMPILED else threading.RLock
+new_lock: Callable[[], Any] = CallLock if IS_COMPILED else new_rlock
 
 NEVER: int = -(2**62)
 """The time of what does not happen, as in `meters`."""

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from headgate._fork import watch
 from headgate.clock import Clock, WallClock
 from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
-from headgate.stores.base import REENTERED, Closing, Guarantees, release_down_to, while_locked
+from headgate.stores.base import REENTERED, Closing, Guarantees, new_rlock, release_down_to, while_locked
 from headgate.stores.breaker import stop_probes
 
 __all__ = ["switch_to_wal"]
@@ -53,7 +53,7 @@ class SQLiteFile(Closing):
         self.path = os.fspath(path)
         self.timeout = timeout
         self.clock: Clock = WallClock() if clock is None else clock
-        self._lock: Any = threading.RLock()
+        self._lock: Any = new_rlock()
         self._busy = False
         self._forking: dict[int, int] = {}  # threads in a fork, and how often they had taken the lock before
         self._connection: sqlite3.Connection | None = None
@@ -196,7 +196,7 @@ class SQLiteFile(Closing):
         if self._lock._is_owned():  # a call of this thread may wait for it, and a signal handler have forked
             release_down_to(self._lock, self._forking.get(threading.get_ident(), 0))
         else:
-            self._lock = threading.RLock()
+            self._lock = new_rlock()
         self._forking.clear()
         self._busy = False
         if self._connection is not None:

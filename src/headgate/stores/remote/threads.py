@@ -12,7 +12,6 @@ leaves its connection in doubt: that is closed, and what was under way on it fai
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
-from headgate.stores.base import REENTERED, while_locked
+from headgate.stores.base import REENTERED, new_rlock, while_locked
 from headgate.stores.remote.batching import EXPIRY_PAUSE, OVER, Abandoned, Batcher, Lane, RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
@@ -205,7 +204,7 @@ class Crew:
         self._failures: tuple[type[Exception], ...] = (*peer.failures, *FAILURES)
         self._batcher = Batcher(peer, deadline, ThreadLane)
         self.lanes = self._batcher.lanes
-        self._lock: Any = threading.RLock()
+        self._lock: Any = new_rlock()
         self._is_busy = False
         self._is_led = False
         self._new: deque[ThreadCall] = deque()

@@ -35,7 +35,7 @@ from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreUnavailable
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS, Quota
 from headgate.rules import rules_from
-from headgate.stores.base import Gate, Receipts
+from headgate.stores.base import Gate, Receipts, new_rlock
 from headgate.stores.counters import OVERFLOW, MemoryGate
 from headgate.stores.meters import FixedMeter, SlidingMeter
 from headgate.stores.request import Operation, Request
@@ -855,7 +855,7 @@ def test_an_exception_from_a_signal_handler_while_others_are_inside_leaves_no_lo
     assert limiter.check("ada", 0).remaining == 1_000_000_000 - sum(admitted)
 
 
-class InterruptedLock(type(threading.RLock())):  # type: ignore[misc]
+class InterruptedLock(type(new_rlock())):  # type: ignore[misc]
     """A signal comes right after a call has taken it; the test itself takes it without blocking."""
 
     def acquire(self, blocking: bool = True) -> bool:

@@ -80,6 +80,11 @@ def _alive() -> list[object]:
     return [item for reference in _watched.valuerefs() if (item := reference()) is not None]
 
 
+def _missing(prepared: dict[int, object]) -> list[object]:
+    """Return those that are not prepared yet."""
+    return [item for item in _alive() if id(item) not in prepared]
+
+
 def _before() -> None:
     under_way = _forks.under_way
     while under_way and under_way[-1].is_over:
@@ -94,7 +99,7 @@ def _prepare(prepared: dict[int, object]) -> None:
     errors: list[BaseException] = []
     while True:  # others may be added while a hook waits for its lock
         try:
-            missing = [item for item in _alive() if id(item) not in prepared]
+            missing = _missing(prepared)
             for item in missing:
                 prepared[id(item)] = item
                 _call(item, "before_fork", errors)

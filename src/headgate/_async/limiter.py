@@ -228,7 +228,12 @@ class AsyncLimiter(AsyncAsking):
         try:
             if not await self._turns.take(turn, ticket, timeout):
                 raise RateLimited((await self.check(key, cost, tier=tier, quota=quota)).as_refused())
-            while not (decision := await self.hit(key, cost, tier=tier, quota=quota)):
+            while (
+                True
+            ):  # `while not (decision := ...)` would jump back outside of the `try` on Python 3.12 and 3.13
+                decision = await self.hit(key, cost, tier=tier, quota=quota)
+                if decision:
+                    break
                 if self._is_in_vain(decision, deadline):
                     raise RateLimited(decision)
                 await self._clock.asleep(decision.retry_after or 0)

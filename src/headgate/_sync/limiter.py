@@ -228,7 +228,12 @@ class Limiter(Asking):
         try:
             if not self._turns.take(turn, ticket, timeout):
                 raise RateLimited((self.check(key, cost, tier=tier, quota=quota)).as_refused())
-            while not (decision := self.hit(key, cost, tier=tier, quota=quota)):
+            while (
+                True
+            ):  # `while not (decision := ...)` would jump back outside of the `try` on Python 3.12 and 3.13
+                decision = self.hit(key, cost, tier=tier, quota=quota)
+                if decision:
+                    break
                 if self._is_in_vain(decision, deadline):
                     raise RateLimited(decision)
                 self._clock.sleep(decision.retry_after or 0)

@@ -170,7 +170,7 @@ class Manners(Generic[AnyLimiter]):
         with self._lock:
             self._pauses[key] = max(self._pauses.get(key, 0), now + round(pause * MICROSECONDS))
             if len(self._pauses) > self._most_pauses:
-                self._pauses = {key: until for key, until in tuple(self._pauses.items()) if until > now}
+                self._pauses = dict(filter(lambda pause: pause[1] > now, tuple(self._pauses.items())))
                 self._most_pauses = max(MOST_PAUSES, 2 * len(self._pauses))
 
 

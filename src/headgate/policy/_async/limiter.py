@@ -149,7 +149,7 @@ class AsyncPolicyLimiter(AsyncLimiter):
 
     def on_change(self, notify: Callable[[], None]) -> None:
         with self._lock:
-            self._listeners = [listener for listener in self._listeners if listener() is not None]
+            self._listeners = list(filter(lambda listener: listener() is not None, self._listeners))
             self._listeners.append(weakref.WeakMethod(notify))
 
     def _use(self, version: AsyncVersion) -> None:

@@ -150,7 +150,7 @@ class PolicyLimiter(Limiter):
 
     def on_change(self, notify: Callable[[], None]) -> None:
         with self._lock:
-            self._listeners = [listener for listener in self._listeners if listener() is not None]
+            self._listeners = list(filter(lambda listener: listener() is not None, self._listeners))
             self._listeners.append(weakref.WeakMethod(notify))
 
     def _use(self, version: Version) -> None:

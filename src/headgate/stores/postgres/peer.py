@@ -88,7 +88,10 @@ class PostgresPeer:
         due = time.monotonic() + seconds
         pgconn = pq.PGconn.connect_start(self._endpoint.conninfo.encode())
         try:
-            while (step := pgconn.connect_poll()) != PollingStatus.OK:
+            while True:  # as in `ThreadEngine.call`
+                step = pgconn.connect_poll()
+                if step == PollingStatus.OK:
+                    break
                 if step == PollingStatus.FAILED or pgconn.status == ConnStatus.BAD:
                     raise OperationalError(pgconn.get_error_message())
                 _wait_until(pgconn.socket, due, for_writing=step != PollingStatus.READING)

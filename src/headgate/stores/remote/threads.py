@@ -152,10 +152,13 @@ class ThreadEngine:
         call = ThreadCall(request, due, source, must_leave, abandoned, crew.answered)
         try:
             lane = crew.join(call)
-            while call.state != OVER:
+            while True:  # in this form the jump back is inside of the `try`, also on Python 3.12 and 3.13
+                if call.state == OVER:
+                    break
                 crew.wait(call, lane)
-                if call.state != OVER:
-                    lane = crew.step(call)
+                if call.state == OVER:
+                    break
+                lane = crew.step(call)
         except BaseException:
             crew.leave(call)
             raise

@@ -228,9 +228,8 @@ class Limiter(Asking):
         try:
             if not self._turns.take(turn, ticket, timeout):
                 raise RateLimited((self.check(key, cost, tier=tier, quota=quota)).as_refused())
-            while (
-                True
-            ):  # `while not (decision := ...)` would jump back outside of the `try` on Python 3.12 and 3.13
+            # With the condition in its head, the loop would jump back outside of the `try` on Python 3.12 and 3.13.
+            while True:
                 decision = self.hit(key, cost, tier=tier, quota=quota)
                 if decision:
                     break

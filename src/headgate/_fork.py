@@ -22,8 +22,8 @@ What the methods may rely on:
   fork at once take the locks in the same order.
 - An exception in one method does not keep the others from being called. The interpreter reports it as one that it ignores
   (`sys.unraisablehook`), and the fork goes on.
-- A method that raises after the fork is called a second time, because a signal handler may have raised ahead of its first
-  line. So these two must be safe to repeat.
+- A method that raises is called a second time, because a signal handler may have raised ahead of its first line. So all
+  three must be safe to repeat.
 - `watch` takes no lock. Any thread may call it, also in a signal handler or a `__del__`, and a fork may come in the middle.
 - If a signal handler forks while these methods run, its own fork calls only `after_fork_in_child`. The thread has the locks
   already, and releases them after the fork that was interrupted.
@@ -102,7 +102,7 @@ def _prepare(prepared: dict[int, object]) -> None:
             missing = _missing(prepared)
             for item in missing:
                 prepared[id(item)] = item
-                _call(item, "before_fork", errors)
+                _call_safely(item, "before_fork", errors)
             if not missing:
                 break
         except BaseException as error:  # noqa: BLE001  # a signal handler raised between two hooks

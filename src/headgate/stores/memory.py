@@ -112,7 +112,7 @@ class MemoryStore(Closing):
     # signal handler; then both processes go on with that call.
 
     def before_fork(self) -> None:
-        self._forking[get_ident()] = self._counters.lock._recursion_count()
+        self._forking.setdefault(get_ident(), self._counters.lock._recursion_count())
         self._counters.lock.acquire()
 
     def after_fork_in_parent(self) -> None:

@@ -184,7 +184,7 @@ class SQLiteFile(Closing):
     # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
 
     def before_fork(self) -> None:
-        self._forking[threading.get_ident()] = self._lock._recursion_count()
+        self._forking.setdefault(threading.get_ident(), self._lock._recursion_count())
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:

@@ -381,6 +381,35 @@ def release_down_to(lock: Any, taken: int) -> None:
         lock.release()
 
 
+class HeldInForks:
+    """Holds the lock of a store during forks: one that another thread has taken would stay taken for ever in the child."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, int] = {}  # by thread that forks, how often it had taken the lock before
+
+    def before(self, lock: Any) -> None:
+        """Take the lock; if that is repeated, what was known of it stands."""
+        self._taken.setdefault(threading.get_ident(), lock._recursion_count())
+        lock.acquire()
+
+    def after_in_parent(self, lock: Any) -> None:
+        """Release what was taken here, if anything was."""
+        if (taken := self._taken.get(threading.get_ident())) is not None:
+            release_down_to(lock, taken)
+            del self._taken[threading.get_ident()]
+
+    def after_in_child(self, lock: Any, new_lock: Callable[[], Any]) -> Any:
+        """Return the lock to go on with: the same, because a call of this thread may be inside of it, or wait for it while
+        its signal handler has forked; a new one in place of that of a thread which is not in this process.
+        """
+        if lock._is_owned():  # also used by `Condition`
+            release_down_to(lock, self._taken.get(threading.get_ident(), 0))
+        else:
+            lock = new_lock()
+        self._taken.clear()
+        return lock
+
+
 def check_note(name: str, text: str, seconds: float) -> int:
     """Return for how many microseconds a note is to be kept, if it can be."""
     if not isinstance(name, str) or not isinstance(text, str):

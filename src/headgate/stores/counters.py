@@ -33,6 +33,7 @@ from headgate.stores.base import (
     REENTERED,
     Answer,
     Gate,
+    HeldInForks,
     Receipts,
     Tiers,
     check_costs,
@@ -97,17 +98,13 @@ class Counters:
         self.busy: bool = False
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
-    def after_fork_in_child(self, taken: int) -> None:
+    def after_fork_in_child(self, forks: HeldInForks) -> None:
         """Begin with births of this process's own: with the parent's, two states could have the same birth.
 
-        The thread that forked is the only one here. A call that it is inside, or waits for the lock in, goes on with the
-        lock as it was before the fork, when this thread had taken it so often. A lock of another thread is replaced.
+        If the thread that forked is inside a call, that call goes on.
         """
         self.births = random.SystemRandom().randrange(1, MAX_UNITS)
-        if self.lock._is_owned():  # also used by `Condition`
-            release_down_to(self.lock, taken)
-        else:
-            self.lock = new_lock()
+        self.lock = forks.after_in_child(self.lock, new_lock)
         self.busy = self.busy and self.lock._is_owned()
 
     def now(self) -> int:

@@ -6,7 +6,6 @@ How it counts is in `headgate.stores.counters`; here is what users see of it, an
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from threading import get_ident
 
 from headgate._fork import watch
 from headgate.clock import Clock, SteadyClock
@@ -18,8 +17,8 @@ from headgate.stores.base import (
     Closing,
     Gate,
     Guarantees,
+    HeldInForks,
     check_note,
-    release_down_to,
 )
 from headgate.stores.counters import Counters, ImmediateGate, MemoryGate
 
@@ -58,7 +57,7 @@ class MemoryStore(Closing):
         self.clock: Clock = SteadyClock() if clock is None else clock
         self._counters = Counters(self.clock, max_keys)
         self._notes = Notes(self._counters, max_notes)
-        self._forking: dict[int, int] = {}  # threads in a fork, and how often they had taken the lock before
+        self._forks = HeldInForks()
         watch(self)
 
     @property
@@ -112,17 +111,13 @@ class MemoryStore(Closing):
     # signal handler; then both processes go on with that call.
 
     def before_fork(self) -> None:
-        self._forking.setdefault(get_ident(), self._counters.lock._recursion_count())
-        self._counters.lock.acquire()
+        self._forks.before(self._counters.lock)
 
     def after_fork_in_parent(self) -> None:
-        if (taken := self._forking.get(get_ident())) is not None:
-            release_down_to(self._counters.lock, taken)
-            del self._forking[get_ident()]
+        self._forks.after_in_parent(self._counters.lock)
 
     def after_fork_in_child(self) -> None:
-        self._counters.after_fork_in_child(self._forking.get(get_ident(), 0))
-        self._forking.clear()
+        self._counters.after_fork_in_child(self._forks)
 
 
 class Notes:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from headgate._fork import watch
 from headgate.clock import Clock, WallClock
 from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
-from headgate.stores.base import REENTERED, Closing, Guarantees, new_rlock, release_down_to, while_locked
+from headgate.stores.base import REENTERED, Closing, Guarantees, HeldInForks, new_rlock, while_locked
 from headgate.stores.breaker import stop_probes
 
 __all__ = ["switch_to_wal"]
@@ -55,7 +55,7 @@ class SQLiteFile(Closing):
         self.clock: Clock = WallClock() if clock is None else clock
         self._lock: Any = new_rlock()
         self._busy = False
-        self._forking: dict[int, int] = {}  # threads in a fork, and how often they had taken the lock before
+        self._forks = HeldInForks()
         self._connection: sqlite3.Connection | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._worker_lock = watch(threading.Lock())
@@ -184,20 +184,13 @@ class SQLiteFile(Closing):
     # A fork in the middle of a transaction would leave the lock taken for ever in the child. So it is held during a fork.
 
     def before_fork(self) -> None:
-        self._forking.setdefault(threading.get_ident(), self._lock._recursion_count())
-        self._lock.acquire()
+        self._forks.before(self._lock)
 
     def after_fork_in_parent(self) -> None:
-        if (taken := self._forking.get(threading.get_ident())) is not None:
-            release_down_to(self._lock, taken)
-            del self._forking[threading.get_ident()]
+        self._forks.after_in_parent(self._lock)
 
     def after_fork_in_child(self) -> None:
-        if self._lock._is_owned():  # a call of this thread may wait for it, and a signal handler have forked
-            release_down_to(self._lock, self._forking.get(threading.get_ident(), 0))
-        else:
-            self._lock = new_rlock()
-        self._forking.clear()
+        self._lock = self._forks.after_in_child(self._lock, new_rlock)
         self._busy = False
         if self._connection is not None:
             _inherited.append(self._connection)

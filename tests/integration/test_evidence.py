@@ -76,8 +76,10 @@ async def test_a_tight_deadline_finds_a_server_that_hangs_in_the_background(
         await done(limiter.ping())
         server.pause()
         try:
-            assert (await done(limiter.hit("alice"))).degraded
-            await until(lambda: not limiter.health.available)
+            # One call may not be enough: if this process is late to send it, it says nothing about the server.
+            async with asyncio.timeout(PATIENCE):
+                while limiter.health.available:
+                    assert (await done(limiter.hit("alice"))).degraded
         finally:
             server.resume()
         await until(lambda: limiter.health.available)

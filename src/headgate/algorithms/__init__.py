@@ -5,11 +5,10 @@ from __future__ import annotations
 from math import gcd
 
 from headgate.algorithms.base import Algorithm, Receipt, State, decide_all
-from headgate.algorithms.calendar import Calendar
 from headgate.algorithms.concurrent import Concurrent
-from headgate.algorithms.fixed_window import FixedWindow
 from headgate.algorithms.sliding_window import SlidingWindow
 from headgate.algorithms.token_bucket import TokenBucket
+from headgate.algorithms.windows import Calendar, FixedWindow
 from headgate.errors import ConfigError
 from headgate.quota import MAX_UNITS, MILLISECOND, Quota
 from headgate.rules import Rule

@@ -1,0 +1,110 @@
+"""Counting in windows that follow each other: of one length, or the days, weeks, months or years of a time zone.
+
+State: birth, number of the window, units in it. The number of a fixed window is its index: window i covers
+[i*period, (i+1)*period). That of a calendar window is the instant at which it ends, so that a store needs no calendar of its
+own: `edges_around` says where windows begin and end, from which a store picks by its own clock.
+
+A state counts until its window ends, so a clock that goes back finds the window that was already counted in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from headgate.algorithms.base import Receipt, State, check_countable, moved
+from headgate.calendars import window_end
+from headgate.decision import Verdict
+from headgate.quota import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Windows(ABC):
+    """The windows of one quota."""
+
+    name: str
+    limit: int
+
+    @abstractmethod
+    def number_at(self, now: int) -> int:
+        """Return the number of the window that a time falls into."""
+
+    @abstractmethod
+    def end_of(self, number: int) -> int:
+        """Return when the window of this number ends."""
+
+    @property
+    def capacity(self) -> int:
+        return self.limit
+
+    def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
+        birth, number, count = self._current(state, now, birth)
+        reset_after = self.end_of(number) - now
+        if cost and count + cost > self.limit:
+            retry_after = reset_after if self.limit else None
+            return state, Verdict(
+                False, self.limit, max(0, self.limit - count), retry_after, reset_after if count else 0
+            )
+        count += cost
+        verdict = Verdict(True, self.limit, max(0, self.limit - count), None, reset_after if count else 0)
+        return (birth, number, count) if cost else state, verdict
+
+    def move(
+        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+    ) -> tuple[State | None, Verdict]:
+        return moved(self, state, receipt, now, cost, birth)
+
+    def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
+        birth, number, count = self._current(state, now, birth)
+        check_countable(count, cost, self.name)
+        return birth, number, count + cost
+
+    def receipt(self, before: State | None, after: State, cost: int) -> Receipt:
+        birth, number, _ = after
+        return birth, number, cost
+
+    def refund(self, state: State | None, receipt: Receipt, cost: int, now: int) -> State | None:
+        birth, number, held = receipt
+        if state is None or state[:2] != (birth, number):
+            return state
+        count = state[2] - min(cost, held)
+        return (birth, number, count) if count > 0 else None
+
+    def read(self, state: State, now: int) -> int:
+        return now if self.number_at(now) >= state[1] else self.fresh_at(state) - 1
+
+    def fresh_at(self, state: State) -> int:
+        return self.end_of(state[1])
+
+    def _current(self, state: State | None, now: int, birth: int) -> State:
+        """Return the state of the window that `now` falls into, or of a later one that was already counted in."""
+        if state is None or self.fresh_at(state) <= now:
+            return birth, self.number_at(now), 0
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWindow(Windows):
+    """Windows of one length, aligned to the epoch."""
+
+    period: int
+
+    def number_at(self, now: int) -> int:
+        return now // self.period
+
+    def end_of(self, number: int) -> int:
+        return (number + 1) * self.period
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar(Windows):
+    """Days, weeks, months or years of a time zone."""
+
+    span: Span
+    timezone: str
+
+    def number_at(self, now: int) -> int:
+        return window_end(self.span, self.timezone, now)
+
+    def end_of(self, number: int) -> int:
+        return number

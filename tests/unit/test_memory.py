@@ -24,6 +24,7 @@ from headgate import (
     Limiter,
     MemoryStore,
     Rule,
+    concurrent,
     fixed_window,
     sliding_log,
     sliding_window,
@@ -944,6 +945,22 @@ def test_a_call_that_is_interrupted_twice_charges_all_rules_or_none(
         limiter.hit("ada")
     assert interrupted == ["charge", place]
     assert [result.remaining for result in limiter.check("ada", 0).results] == [4, 4]
+
+
+@pytest.mark.skipif(is_compiled(), reason="no signal handler runs in the middle of compiled code")
+def test_an_interrupted_hold_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter = Limiter(concurrent(3, lease="60s"), fixed_window("5/hour"))
+    first = limiter.hold("ada")
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FixedMeter, "charge", interrupt)
+        with pytest.raises(Interrupted):
+            limiter.hold("ada")
+    first.release()
+    assert [result.remaining for result in limiter.check("ada", 0).results] == [3, 5]
 
 
 def test_buckets_of_a_window_that_begins_anew_expire_when_time_is_repeated() -> None:

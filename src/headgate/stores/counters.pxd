@@ -51,7 +51,7 @@ cdef class Slot:
     cdef Table table
     cdef MeterState state
     cdef object key
-    cdef int64_t cost, used, empty_at
+    cdef int64_t cost, used, birth, empty_at
     @cython.locals(meter=Meter, cost=int64_t, used=int64_t, retry_after=int64_t, reset_after=int64_t, is_free=bint,
                    excess=int64_t, empty_at=int64_t, remaining=int64_t)
     cdef Decision decision(self, tuple names, int64_t at, bint admitted, bint charged)

@@ -247,7 +247,7 @@ class Slot:
     A gate makes its slots once. They are in use while the store's lock is held, so no call needs any of its own.
     """
 
-    __slots__ = ("cost", "empty_at", "key", "meter", "place", "state", "table", "used")
+    __slots__ = ("birth", "cost", "empty_at", "key", "meter", "place", "state", "table", "used")
 
     def __init__(self, place: int, meter: Meter, table: Table) -> None:
         self.place: int = place
@@ -258,6 +258,7 @@ class Slot:
         self.key: PlainKey = ""
         self.cost: int = 0
         self.used: int = 0
+        self.birth: int = 0
         self.empty_at: int = NEVER
         """When nothing will be counted any more; known of units that were charged."""
 
@@ -468,6 +469,7 @@ class MemoryGate:
             charged = True
             birth = counters.births + 1
             counters.births = birth
+            slot.birth = birth
             if receipts is not None:
                 receipt = meter.receipt(state, at, slot.used, cost, birth)
                 receipts.append((OVERFLOW if state is table.overflow else slot.key, receipt))
@@ -484,7 +486,7 @@ class MemoryGate:
         for slot in slots:
             meter, state = slot.meter, slot.state
             if state is not slot.table.blank and meter.used(state, at) > slot.used:
-                receipt = meter.receipt(state, at, slot.used, slot.cost, state.birth)
+                receipt = meter.receipt(state, at, slot.used, slot.cost, slot.birth)
                 meter.refund(state, receipt, slot.cost, at)
 
     def record(self, slots: tuple[Slot, ...], at: int, now: int | None) -> None:

@@ -39,7 +39,7 @@ class Concurrent:
         live = self._live(state, now, birth)
         count = sum(live[4::3])
         if cost and count + cost > self.limit:
-            retry_after = _free_at(live, count + cost - self.limit) - now if self.limit else None
+            retry_after = self.free_at(state, now, count + cost - self.limit) - now if self.limit else None
             return state, Verdict(
                 False, self.limit, max(0, self.limit - count), retry_after, _reset_after(live, now)
             )
@@ -52,7 +52,7 @@ class Concurrent:
     ) -> tuple[State | None, Verdict]:
         return moved(self, state, receipt, now, cost, birth)
 
-    def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
+    def record(self, state: State | None, now: int, cost: int, birth: int) -> State:
         live = self._live(state, now, birth)
         check_countable(sum(live[4::3]), cost, self.name)
         return self._taken(live, cost, birth)
@@ -77,6 +77,19 @@ class Concurrent:
     def fresh_at(self, state: State) -> int:
         return state[-3]
 
+    def held(self, state: State | None, now: int) -> int:
+        """Return the units of the leases that have not ended."""
+        return sum(self._live(state, now, 0)[4::3])
+
+    def free_at(self, state: State | None, now: int, units: int) -> int:
+        """Return when leases of so many units will have ended."""
+        live = self._live(state, now, 0)
+        for end, held in zip(live[2::3], live[4::3], strict=True):
+            units -= held
+            if units <= 0:
+                return end
+        raise AssertionError("more units to free than are held: a cost above the limit got this far")
+
     def _live(self, state: State | None, now: int, birth: int) -> State:
         """Return the state without the leases that have ended, with the time as it is read; a new one if none is left."""
         if state is None:
@@ -95,15 +108,6 @@ class Concurrent:
         while place > _HEADER and live[place - 3] > end:  # only where leases were longer before
             place -= 3
         return *live[:place], end, birth, cost, *live[place:]
-
-
-def _free_at(live: State, units: int) -> int:
-    """Return when leases of so many units will have ended."""
-    for end, held in zip(live[2::3], live[4::3], strict=True):
-        units -= held
-        if units <= 0:
-            return end
-    raise AssertionError("more units to free than are held: a cost above the limit got this far")
 
 
 def _reset_after(live: State, now: int) -> int:

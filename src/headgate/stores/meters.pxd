@@ -67,32 +67,28 @@ cdef class CalendarMeter(WindowMeter):
     cdef int64_t end_of(self, int64_t number) except? -1
 
 cdef class ConcurrentState(MeterState):
-    cdef readonly int64_t latest
-    cdef readonly list leases
+    cdef readonly tuple numbers
 
 cdef class ConcurrentMeter(Meter):
-    cdef readonly int64_t lease
+    cdef readonly object rule
     @cython.locals(state=ConcurrentState)
     cpdef clear(self, MeterState s)
-    @cython.locals(at=int64_t, leases=list)
-    cdef list live(self, ConcurrentState state, int64_t now)
-    @cython.locals(state=ConcurrentState, used=int64_t, units=int64_t)
-    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
-    @cython.locals(state=ConcurrentState, leases=list, latest=int64_t)
-    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
     @cython.locals(state=ConcurrentState)
+    cpdef int64_t used(self, MeterState s, int64_t now) except? -1
+    @cython.locals(state=ConcurrentState)
+    cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
     cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
-    @cython.locals(state=ConcurrentState, end=int64_t, units=int64_t)
+    @cython.locals(state=ConcurrentState)
     cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
-    @cython.locals(state=ConcurrentState, end=int64_t, last=int64_t)
+    @cython.locals(state=ConcurrentState)
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
-    @cython.locals(state=ConcurrentState, birth=int64_t, leases=list)
+    @cython.locals(state=ConcurrentState)
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     @cython.locals(state=ConcurrentState)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
     @cython.locals(state=ConcurrentState)
     cpdef as_tuple(self, MeterState s)
-    @cython.locals(state=ConcurrentState)
+    @cython.locals(state=ConcurrentState, birth=int64_t)
     cpdef load(self, MeterState s, tuple numbers)
 
 cdef class SlidingState(MeterState):

@@ -248,24 +248,23 @@ class CalendarMeter(WindowMeter):
 
 
 class ConcurrentState(MeterState):
-    """The latest time at which a lease began, and end, number and units of each, in the order of their ends."""
+    """The state as the pure functions have it."""
 
-    __slots__ = ("latest", "leases")
+    __slots__ = ("numbers",)
 
     def __init__(self) -> None:
         self.birth = 0
-        self.latest: int = 0
-        self.leases: list[tuple[int, int, int]] = []
+        self.numbers: State | None = None
 
 
 class ConcurrentMeter(Meter):
-    """Units of the leases that have not ended."""
+    """Units of the leases that have not ended. They are few, so the pure functions count them."""
 
-    __slots__ = ("lease",)
+    __slots__ = ("rule",)
 
     def __init__(self, rule: Concurrent) -> None:
         super().__init__(rule)
-        self.lease: int = rule.lease
+        self.rule = rule
 
     def new(self) -> MeterState:
         return ConcurrentState()
@@ -273,85 +272,50 @@ class ConcurrentMeter(Meter):
     def clear(self, s: MeterState) -> None:
         state: ConcurrentState = s  # type: ignore[assignment]
         state.birth = 0
-        state.latest = 0
-        state.leases = []
-
-    def live(self, state: ConcurrentState, now: int) -> list[tuple[int, int, int]]:
-        """Return the leases that have not ended."""
-        at, leases = max(now, state.latest), state.leases
-        if not leases or leases[0][0] > at:
-            return leases
-        return [lease for lease in leases if lease[0] > at]
+        state.numbers = None
 
     def used(self, s: MeterState, now: int) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        used = 0
-        for _, _, units in self.live(state, now):
-            used += units
-        return used
+        return self.rule.held(state.numbers, now)
 
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        leases, latest = list(self.live(state, now)), max(now, state.latest)
-        leases.append((latest + self.lease, birth, cost))
-        if len(leases) > 1 and leases[-2][0] > latest + self.lease:  # leases were longer before
-            leases.sort(key=_end)
-        if not used:
-            state.birth = birth
-        state.latest = latest
-        state.leases = leases
-        return leases[-1][0]
+        self.load(state, self.rule.record(state.numbers, now, cost, birth))
+        return self.fresh_at(state)
 
     def receipt(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> Receipt:
-        state: ConcurrentState = s  # type: ignore[assignment]
-        return state.birth if used else birth, birth, cost
+        return s.birth if used else birth, birth, cost
 
     def free_at(self, s: MeterState, now: int, excess: int) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        if self.limit:
-            for end, _, units in self.live(state, now):
-                excess -= units
-                if excess <= 0:
-                    return end
-        return NEVER
+        return self.rule.free_at(state.numbers, now, excess) if self.limit else NEVER
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        end = max(now, state.latest) + self.lease if cost else now
-        return max(end, state.leases[-1][0]) if used else end
+        _, verdict = self.rule.decide(state.numbers, now, cost, 0)
+        return now + (verdict.reset_after_us or 0)
 
     def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
         state: ConcurrentState = s  # type: ignore[assignment]
-        birth, number, held = receipt
-        if state.birth != birth:
-            return
-        leases = []
-        for lease in state.leases:
-            units = lease[2] - min(cost, held) if lease[1] == number else lease[2]
-            if units > 0:
-                leases.append((lease[0], lease[1], units))
-        if leases:
-            state.leases = leases
-        else:
+        after = self.rule.refund(state.numbers, receipt, cost, now)
+        if after is None:
             self.clear(state)
+        else:
+            self.load(state, after)
 
     def fresh_at(self, s: MeterState) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        return state.leases[-1][0] if state.leases else 0
+        return self.rule.fresh_at(state.numbers) if state.numbers else 0
 
     def as_tuple(self, s: MeterState) -> State | None:
         state: ConcurrentState = s  # type: ignore[assignment]
-        if not state.birth:
-            return None
-        return state.birth, state.latest, *[number for lease in state.leases for number in lease]
+        return state.numbers
 
     def load(self, s: MeterState, numbers: State) -> None:
         state: ConcurrentState = s  # type: ignore[assignment]
-        leases = list(zip(numbers[2::3], numbers[3::3], numbers[4::3], strict=True))
-        birth, latest = numbers[:2]
+        birth = numbers[0]
         state.birth = birth
-        state.latest = latest
-        state.leases = leases
+        state.numbers = numbers
 
 
 # Compiled with no_gc: it cannot be part of a cycle, and there may be a million of them.
@@ -815,10 +779,6 @@ def converted(level: int, part: int, old_part: int) -> int:
     The product may have 88 bits, so these are numbers of Python's own.
     """
     return min(-(level * part // -old_part), _MAX_UNITS + 1)
-
-
-def _end(lease: tuple[int, int, int]) -> int:
-    return lease[0]
 
 
 def meter_for(algorithm: Algorithm) -> Meter:

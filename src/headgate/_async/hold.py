@@ -118,8 +118,11 @@ class AsyncHold:
                 recorded, _ = await self._ask("record", more, at)
                 self._is_excess_degraded = recorded.degraded
         finally:
-            if back and self.receipts is not None:
-                await self._gate.refund(self.receipts, back, at)
+            try:
+                if back and self.receipts is not None:
+                    await self._gate.refund(self.receipts, back, at)
+            finally:
+                self._tell_end()
         return standing
 
     async def release(self, *, now: float | None = None) -> Cost:
@@ -145,14 +148,16 @@ class AsyncHold:
             self._final = self._standing(self.cost if cost is None else cost, final)
         try:
             decision, _ = await self._ask("hold", self._units.without_places(final), at, self.receipts)
+            if decision.allowed:
+                self._confirmed = decision
+            else:
+                self._final = None
         except HeadgateError as error:
             if not isinstance(error, StoreError):  # which may have taken them
                 self._final = None
             raise
-        if decision.allowed:
-            self._confirmed = decision
-        else:
-            self._final = None
+        finally:
+            self._tell_end()
         return decision
 
     async def renew(self, *, now: float | None = None) -> Decision:
@@ -209,6 +214,9 @@ class AsyncHold:
         """Return a final cost as callers write it: a number, or a mapping by unit."""
         return cost if isinstance(cost, int) else self._units.named(final)
 
+    def _tell_end(self) -> None:
+        """Call hooks if the hold has ended; also if the store failed, for it is final then, too."""
+
     def _ended(self) -> Decision:
         if self._confirmed is not None or not self.decision.allowed:
             return self._confirmed or self.decision
@@ -242,29 +250,8 @@ class AsyncObservedHold(AsyncHold):
         # By unit, as when it was taken.
         self._call = Call(limiter, "hold", self.key, self._units.by_unit(self._costs), self.tier)
 
-    @overload
-    async def settle(self, cost: int, *, now: float | None = None) -> int: ...
-
-    @overload
-    async def settle(self, cost: Mapping[str, int], *, now: float | None = None) -> Mapping[str, int]: ...
-
-    async def settle(self, cost: Cost, *, now: float | None = None) -> Cost:
-        was_open = self._final is None
-        try:
-            return await super().settle(cost, now=now)
-        finally:
-            self._tell(was_open)
-
-    async def confirm(self, cost: Cost | None = None, *, now: float | None = None) -> Decision:
-        was_open = self._final is None
-        try:
-            return await super().confirm(cost, now=now)
-        finally:
-            self._tell(was_open)
-
-    def _tell(self, was_open: bool) -> None:
-        # Also if the store failed: the hold is final then, too.
-        if was_open and self._final is not None:
+    def _tell_end(self) -> None:
+        if self._final is not None:
             self._hooks.settled(self._call, self._final)
 
     def __del__(self) -> None:

@@ -118,8 +118,11 @@ class Hold:
                 recorded, _ = self._ask("record", more, at)
                 self._is_excess_degraded = recorded.degraded
         finally:
-            if back and self.receipts is not None:
-                self._gate.refund(self.receipts, back, at)
+            try:
+                if back and self.receipts is not None:
+                    self._gate.refund(self.receipts, back, at)
+            finally:
+                self._tell_end()
         return standing
 
     def release(self, *, now: float | None = None) -> Cost:
@@ -145,14 +148,16 @@ class Hold:
             self._final = self._standing(self.cost if cost is None else cost, final)
         try:
             decision, _ = self._ask("hold", self._units.without_places(final), at, self.receipts)
+            if decision.allowed:
+                self._confirmed = decision
+            else:
+                self._final = None
         except HeadgateError as error:
             if not isinstance(error, StoreError):  # which may have taken them
                 self._final = None
             raise
-        if decision.allowed:
-            self._confirmed = decision
-        else:
-            self._final = None
+        finally:
+            self._tell_end()
         return decision
 
     def renew(self, *, now: float | None = None) -> Decision:
@@ -207,6 +212,9 @@ class Hold:
         """Return a final cost as callers write it: a number, or a mapping by unit."""
         return cost if isinstance(cost, int) else self._units.named(final)
 
+    def _tell_end(self) -> None:
+        """Call hooks if the hold has ended; also if the store failed, for it is final then, too."""
+
     def _ended(self) -> Decision:
         if self._confirmed is not None or not self.decision.allowed:
             return self._confirmed or self.decision
@@ -240,29 +248,8 @@ class ObservedHold(Hold):
         # By unit, as when it was taken.
         self._call = Call(limiter, "hold", self.key, self._units.by_unit(self._costs), self.tier)
 
-    @overload
-    def settle(self, cost: int, *, now: float | None = None) -> int: ...
-
-    @overload
-    def settle(self, cost: Mapping[str, int], *, now: float | None = None) -> Mapping[str, int]: ...
-
-    def settle(self, cost: Cost, *, now: float | None = None) -> Cost:
-        was_open = self._final is None
-        try:
-            return super().settle(cost, now=now)
-        finally:
-            self._tell(was_open)
-
-    def confirm(self, cost: Cost | None = None, *, now: float | None = None) -> Decision:
-        was_open = self._final is None
-        try:
-            return super().confirm(cost, now=now)
-        finally:
-            self._tell(was_open)
-
-    def _tell(self, was_open: bool) -> None:
-        # Also if the store failed: the hold is final then, too.
-        if was_open and self._final is not None:
+    def _tell_end(self) -> None:
+        if self._final is not None:
             self._hooks.settled(self._call, self._final)
 
     def __del__(self) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from headgate._fork import watch
@@ -81,9 +81,15 @@ class Hooks:
         self.settled = self._teller("settled")
         self.failed = self._teller("failed")
 
-    def watch(self, call: Call) -> Watch:
-        """Return what times the block that makes this call, and tells if it raises."""
-        return Watch(self, call)
+    @contextmanager
+    def watch(self, call: Call) -> Iterator[Callable[[], float]]:
+        """Yield what returns the seconds since the beginning of a block that makes a call; tell hooks if it raises."""
+        start = perf_counter()
+        try:
+            yield lambda: perf_counter() - start
+        except Exception as error:  # a cancelled call has neither answered nor failed
+            self.failed(call, error, perf_counter() - start)
+            raise
 
     def _teller(self, event: str) -> Callable[..., None]:
         """Return a function that tells an event to the hooks that have an ear for it."""
@@ -114,25 +120,3 @@ class Hooks:
             event,
             exc_info=error,
         )
-
-
-class Watch:
-    """Times a call; after its block, `seconds` is how long it took."""
-
-    __slots__ = ("_hooks", "_start", "call", "seconds")
-
-    def __init__(self, hooks: Hooks, call: Call) -> None:
-        self.call = call
-        self.seconds = 0.0
-        self._hooks = hooks
-
-    def __enter__(self) -> Watch:
-        self._start = perf_counter()
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.seconds = perf_counter() - self._start
-        if isinstance(exc, Exception):  # a cancelled call has neither answered nor failed
-            self._hooks.failed(self.call, exc, self.seconds)

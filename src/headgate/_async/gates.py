@@ -114,11 +114,13 @@ class AsyncObserved:
         return answer
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
-        with self._hooks.watch(Call(self._limiter, "refund", None, self._by_unit(cost), None)) as watch:
+        call = Call(self._limiter, "refund", None, self._by_unit(cost), None)
+        with self._hooks.watch(call) as seconds:
             await self._gate.refund(receipts, cost, now)
-        self._hooks.completed(watch.call, watch.seconds, False)
+        self._hooks.completed(call, seconds(), False)
 
     async def reset(self, key: Key | None) -> None:
-        with self._hooks.watch(Call(self._limiter, "reset", key, 0, None)) as watch:
+        call = Call(self._limiter, "reset", key, 0, None)
+        with self._hooks.watch(call) as seconds:
             await self._gate.reset(key)
-        self._hooks.completed(watch.call, watch.seconds, False)
+        self._hooks.completed(call, seconds(), False)

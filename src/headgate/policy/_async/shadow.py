@@ -70,7 +70,7 @@ class AsyncShadow:
         # A hold is shown as the hit that it is at first: hooks hear nothing of its end.
         call = Call(self._policy.name, "hit", request.key, self.cost_in(request.cost), request.tier)
         try:
-            with self._hooks.watch(call) as watch:
+            with self._hooks.watch(call) as seconds:
                 decision, receipts = await self._gate.ask(self._own_request(request))
         except CostTooHigh:
             self.tally.count(refused=True)
@@ -85,7 +85,7 @@ class AsyncShadow:
             failed=decision.degraded,
             was_refused=was_refused,
         )
-        self._hooks.decided(call, decision, watch.seconds)
+        self._hooks.decided(call, decision, seconds())
         return receipts
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -100,7 +100,7 @@ class AsyncShadow:
 
     def _own_request(self, request: Request) -> Request:
         cost, replaces = self.cost_in(request.cost), request.replaces
-        key, tier = self._own(request.key), self._tier(request.key, request.tier)
+        key, tier = self._own(request.key), self._policy.tier_among(self._known, request.key, request.tier)
         costs = cost if replaces is None else (cost,)
         return Request(request.operation, key, costs, tier, request.now, None, replaces)
 
@@ -109,9 +109,6 @@ class AsyncShadow:
         if isinstance(cost, int):
             return cost
         return 0 if self._like is None else cost[self._like]
-
-    def _tier(self, key: Key | None, tier: str | None) -> str | None:
-        return self._policy.tier_among(self._known, key, tier)
 
     def _own(self, key: Key | None) -> Key | None:
         """Return the part of a call's key that this rule counts by."""

@@ -71,7 +71,7 @@ class Shadow:
         # A hold is shown as the hit that it is at first: hooks hear nothing of its end.
         call = Call(self._policy.name, "hit", request.key, self.cost_in(request.cost), request.tier)
         try:
-            with self._hooks.watch(call) as watch:
+            with self._hooks.watch(call) as seconds:
                 decision, receipts = self._gate.ask(self._own_request(request))
         except CostTooHigh:
             self.tally.count(refused=True)
@@ -86,7 +86,7 @@ class Shadow:
             failed=decision.degraded,
             was_refused=was_refused,
         )
-        self._hooks.decided(call, decision, watch.seconds)
+        self._hooks.decided(call, decision, seconds())
         return receipts
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -101,7 +101,7 @@ class Shadow:
 
     def _own_request(self, request: Request) -> Request:
         cost, replaces = self.cost_in(request.cost), request.replaces
-        key, tier = self._own(request.key), self._tier(request.key, request.tier)
+        key, tier = self._own(request.key), self._policy.tier_among(self._known, request.key, request.tier)
         costs = cost if replaces is None else (cost,)
         return Request(request.operation, key, costs, tier, request.now, None, replaces)
 
@@ -110,9 +110,6 @@ class Shadow:
         if isinstance(cost, int):
             return cost
         return 0 if self._like is None else cost[self._like]
-
-    def _tier(self, key: Key | None, tier: str | None) -> str | None:
-        return self._policy.tier_among(self._known, key, tier)
 
     def _own(self, key: Key | None) -> Key | None:
         """Return the part of a call's key that this rule counts by."""

@@ -55,20 +55,20 @@ from typing import Any, TypeVar, get_args
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
 from headgate.policy.model import (
-    HEADER_STYLES,
     OVERRIDE,
     PERMISSIONS,
-    RECORD_KEYS,
+    HeaderStyle,
     LimiterPolicy,
     Policy,
     PolicyError,
+    RecordKeys,
     ServerPolicy,
     TokenPolicy,
     frozen_key,
     known_tiers,
     override_tier,
 )
-from headgate.policy.overrides import Override, OverridesError, resolved
+from headgate.policy.overrides import OverridesError, resolved
 from headgate.policy.positions import Path, positions
 from headgate.quota import MAX_UNITS, SPANS_US, Quota, Span, parse_calendar, period_from
 from headgate.rules import DEFAULT_BUCKETS, REQUESTS, SHARED, Kind, Rule, make_rule, rules_from
@@ -232,7 +232,7 @@ class _PolicyReader:
             on_store_error=table.on_store_error(),
             on_overload=table.choice("on_overload", "refuse", get_args(OnOverload)),
             deadline=table.deadline(),
-            headers=table.choice("headers", "both", HEADER_STYLES),
+            headers=table.choice("headers", "both", get_args(HeaderStyle)),
             default_tier=table.tier("default_tier") if "default_tier" in table.values else None,
             overrides=MappingProxyType(overrides),
             source=self._source_of(table.path if table.path in self.places else (*table.path, "rules")),
@@ -293,15 +293,15 @@ class _PolicyReader:
         value = table.values.get("overrides", [])
         if not isinstance(value, list):
             raise table.error("overrides is an array of tables: [[limiters.NAME.overrides]]", "overrides")
-        overrides: dict[object, Override] = {}
+        overrides: dict[object, dict[str, Quota]] = {}
         for index, entry in enumerate(value):
             own = _Section(self, entry, (*table.path, "overrides", index), {"key", "rules"})
-            override = self._override(own, rules)
-            if override.key in overrides:
+            own_quotas, key = self._override_quotas(own, rules), self._override_key(own, rules)
+            if key in overrides:
                 raise own.error(f"key {entry['key']!r} is overridden twice", "key")
-            overrides[override.key] = override
+            overrides[key] = own_quotas
         try:
-            quotas = resolved(list(overrides.values()))
+            quotas = resolved(overrides)
         except OverridesError as error:
             raise table.error(str(error), "overrides", error.index) from error
         tiers = {key: override_tier(number) for number, key in enumerate(quotas)}
@@ -314,7 +314,7 @@ class _PolicyReader:
         ]
         return changed, tiers
 
-    def _override(self, table: _Section, rules: list[Rule]) -> Override:
+    def _override_quotas(self, table: _Section, rules: list[Rule]) -> dict[str, Quota]:
         if "key" not in table.values or "rules" not in table.values:
             raise table.error('an override needs a key and rules = { NAME = "QUOTA" }')
         quotas = table.section("rules")
@@ -322,8 +322,7 @@ class _PolicyReader:
         if unknown := quotas.values.keys() - by_name.keys():
             known = ", ".join(map(repr, by_name))
             raise quotas.error(f"no rule is called {min(unknown)!r}; there is {known}", min(unknown))
-        parsed = {name: quotas.quota_of(by_name[name], name) for name in quotas.values}
-        return Override(self._override_key(table, rules), parsed)
+        return {name: quotas.quota_of(by_name[name], name) for name in quotas.values}
 
     def _override_key(self, table: _Section, rules: list[Rule]) -> object:
         key = table.values["key"]
@@ -353,7 +352,7 @@ class _PolicyReader:
             largest_body=table.whole("largest_body", usual.largest_body, 1, _LARGEST_BODY),
             record=table.text("record") if "record" in table.values else None,
             record_bytes=table.whole("record_bytes", usual.record_bytes, 1, _LARGEST_RECORD),
-            record_keys=table.choice("record_keys", usual.record_keys, RECORD_KEYS),
+            record_keys=table.choice("record_keys", usual.record_keys, get_args(RecordKeys)),
             history=table.text("history") if "history" in table.values else None,
             tokens=MappingProxyType(self._tokens(table.section("tokens"))),
         )

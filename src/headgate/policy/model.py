@@ -14,13 +14,9 @@ from headgate.rules import Rule
 from headgate.stores.failure import OnOverload, OnStoreError
 
 HeaderStyle = Literal["ietf", "x-ratelimit", "both", "none"]
-HEADER_STYLES: tuple[HeaderStyle, ...] = ("ietf", "x-ratelimit", "both", "none")
-
+RecordKeys = Literal["plain", "hashed"]
 Permission = Literal["decide", "administer"]
 PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
-
-RecordKeys = Literal["plain", "hashed"]
-RECORD_KEYS: tuple[RecordKeys, ...] = ("plain", "hashed")
 
 OVERRIDE = "override:"
 """What the names of tiers begin with that stand for overrides; no tier of a file may."""

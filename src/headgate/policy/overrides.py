@@ -10,8 +10,7 @@ All meetings are worked out here, once, so that a call needs no more than a look
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import chain, combinations
 
 from headgate.quota import Quota
@@ -34,34 +33,23 @@ class OverridesError(Exception):
         self.index = index
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """What a file says about a key.
-
-    Attributes:
-        key: The key, as `frozen_key` makes it.
-        quotas: Quotas by the name of the rule.
-    """
-
-    key: object
-    quotas: Mapping[str, Quota]
-
-
-def resolved(overrides: Sequence[Override]) -> dict[object, Mapping[str, Quota]]:
+def resolved(overrides: Mapping[object, Mapping[str, Quota]]) -> dict[object, Mapping[str, Quota]]:
     """Return the quotas of every key that is overridden, and of every key in which overrides meet.
 
     The one that applies to a call is that of the most entries among those that the call's key has.
 
+    Args:
+        overrides: By key, as `frozen_key` makes it, quotas by the name of the rule; in the order of the file.
+
     Raises:
         OverridesError: Two of them contradict each other.
     """
-    by_key = {override.key: (index, override.quotas) for index, override in enumerate(overrides)}
     scoped: dict[Entries, tuple[int, Mapping[str, Quota]]] = {
-        key: value for key, value in by_key.items() if isinstance(key, frozenset)
+        key: (index, quotas)
+        for index, (key, quotas) in enumerate(overrides.items())
+        if isinstance(key, frozenset)
     }
-    result: dict[object, Mapping[str, Quota]] = {key: override for key, (_, override) in by_key.items()}
-    result.update((key, _at(key, scoped)) for key in _meetings(scoped))
-    return result
+    return {**overrides, **{key: _at(key, scoped) for key in _meetings(scoped)}}
 
 
 def _meetings(scoped: Mapping[Entries, tuple[int, object]]) -> set[Entries]:

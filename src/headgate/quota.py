@@ -38,16 +38,10 @@ _UNITS_US = {
     "d": 24 * 3_600_000_000,
     "w": 7 * 24 * 3_600_000_000,
 }
-_UNIT_NAMES = {
-    **{unit: unit for unit in _UNITS_US},
-    **dict.fromkeys(("millisecond", "milliseconds"), "ms"),
-    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
-    **dict.fromkeys(("min", "mins", "minute", "minutes"), "m"),
-    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
-    **dict.fromkeys(("day", "days"), "d"),
-    **dict.fromkeys(("week", "weeks"), "w"),
-}
 _LONG_NAMES = {"ms": "millisecond", "s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week"}
+_UNIT_NAMES = {"sec": "s", "secs": "s", "min": "m", "mins": "m", "hr": "h", "hrs": "h"} | {
+    name: unit for unit, long in _LONG_NAMES.items() for name in (unit, long, f"{long}s")
+}
 
 Span = Literal["day", "week", "month", "year"]
 """What a calendar quota counts by."""
@@ -60,18 +54,8 @@ SPANS_US: dict[Span, int] = {
 }
 """How long each is at most, where no clock is changed: the period of a calendar rule's quotas."""
 
-_SPAN_NAMES: dict[str, Span] = {
-    "d": "day",
-    "day": "day",
-    "days": "day",
-    "w": "week",
-    "week": "week",
-    "weeks": "week",
-    "month": "month",
-    "months": "month",
-    "year": "year",
-    "years": "year",
-}
+_SPAN_NAMES: dict[str, Span] = {"d": "day", "w": "week"}
+_SPAN_NAMES |= {name: span for span in SPANS_US for name in (span, f"{span}s")}
 
 _EXAMPLES = "write for example '5/minute', '100 per 15 minutes' or '10/s burst 20'"
 
@@ -108,12 +92,9 @@ class Quota:
                 raise ConfigError(f"burst {self.burst} with a limit of 0: it would never fill again")
 
     @classmethod
-    def of(cls, limit: int, per: float | timedelta, *, burst: int | None = None) -> Quota:
-        """Return a quota from a number and a period in seconds or as a timedelta."""
-        seconds = per.total_seconds() if isinstance(per, timedelta) else per
-        if not isinstance(seconds, (int, float)) or not isfinite(seconds):
-            raise ConfigError(f"a period is a number of seconds or a timedelta, not {per!r}")
-        return cls(limit, to_microseconds(seconds), burst)
+    def of(cls, limit: int, per: str | float | timedelta, *, burst: int | None = None) -> Quota:
+        """Return a quota from a number and a period: text like `90s`, seconds or a timedelta."""
+        return cls(limit, period_from(per, "period"), burst)
 
     @classmethod
     def parse(cls, text: str) -> Quota:

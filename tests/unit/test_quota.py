@@ -218,8 +218,8 @@ def test_short_periods_are_for_names() -> None:
     ]
 
 
-@pytest.mark.parametrize("per", [60, 60.0, timedelta(minutes=1)])
-def test_a_quota_of_numbers_takes_seconds_or_a_timedelta(per: float | timedelta) -> None:
+@pytest.mark.parametrize("per", [60, 60.0, timedelta(minutes=1), "60s", "1 minute"])
+def test_a_quota_of_numbers_takes_seconds_a_timedelta_or_text(per: str | float | timedelta) -> None:
     assert Quota.of(5, per, burst=7) == Quota(5, MINUTE, 7)
 
 

@@ -9,58 +9,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from headgate.errors import ConfigError
-from headgate.policy.load import parse_policy, read_policy
-from headgate.policy.model import Policy, PolicyError
+from headgate.policy.live import LiveLimiters
+
+L = TypeVar("L")
 
 _HANGUP: int | None = getattr(signal, "SIGHUP", None)
 """The signal; not every system has it."""
-
-
-class PolicyFile:
-    """A policy file, and the variables that may replace single values.
-
-    Attributes:
-        path: Where it is.
-    """
-
-    def __init__(self, path: str | Path, environment: Mapping[str, str] | None) -> None:
-        self.path = Path(path)
-        self._environment = environment
-        self._seen: tuple[str, str] | None = None
-
-    def read(self) -> Policy:
-        """Return the policy that the file has now.
-
-        Raises:
-            PolicyError: It cannot be read or used.
-        """
-        self._seen = text, problem = self._glance()
-        if problem:
-            raise PolicyError(problem)
-        return parse_policy(text, str(self.path), self._environment)
-
-    def forget(self) -> None:
-        """Take the file for changed until it is read again."""
-        self._seen = None
-
-    def has_changed(self) -> bool:
-        """Return whether the file says something else than when it was read last."""
-        return self._glance() != self._seen
-
-    def _glance(self) -> tuple[str, str]:
-        """Return the text and no error, or no text and the error that reading it raised."""
-        try:
-            return read_policy(self.path), ""
-        except PolicyError as error:
-            return "", str(error)
 
 
 class Watching:
@@ -100,17 +60,7 @@ class Watching:
         self.stop()
 
 
-class _Following(ABC):
-    """What a policy has that can be watched."""
-
-    @abstractmethod
-    def _followed(self) -> PolicyFile: ...
-
-    @abstractmethod
-    def _look(self, asked: bool) -> None: ...
-
-
-class AsyncWatched(_Following):
+class AsyncWatched(LiveLimiters[L]):
     """A policy that a task keeps up to date with its file."""
 
     async def watch(self, every: float = 1.0) -> None:
@@ -140,7 +90,7 @@ class AsyncWatched(_Following):
                 self._look(asked)
 
 
-class Watched(_Following):
+class Watched(LiveLimiters[L]):
     """A policy that a thread keeps up to date with its file."""
 
     def watch(self, every: float = 1.0) -> Watching:

@@ -16,7 +16,8 @@ import pytest
 
 from headgate import ConfigError
 from headgate.policy import AsyncLivePolicy, LivePolicy, PolicyError, parse_policy
-from headgate.policy.watch import PolicyFile, hangups
+from headgate.policy.live import PolicyFile
+from headgate.policy.watch import hangups
 from tests.unit.policy.conftest import Author
 
 NEVER = 3600.0
@@ -345,9 +346,7 @@ def test_an_error_is_logged_once_and_what_puts_it_right_too(
     assert line == f"{author.path} was read again: nothing has changed"
 
 
-@pytest.mark.parametrize(
-    "broken", ["headgate.policy.watch.parse_policy", "headgate.policy.watch.read_policy"]
-)
+@pytest.mark.parametrize("broken", ["headgate.policy.live.parse_policy", "headgate.policy.live.read_policy"])
 def test_an_unexpected_error_does_not_end_watching_either(
     author: Author, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:

@@ -1,0 +1,292 @@
+"""The limiters of a policy that follows its file: all that is the same for threads and for coroutines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from headgate._fork import watch
+from headgate.clock import Clock
+from headgate.errors import ConfigError, HeadgateError
+from headgate.hooks import Hook, Hooks, logger
+from headgate.observe.redaction import redact
+from headgate.policy.changes import changes
+from headgate.policy.load import parse_policy, read_policy
+from headgate.policy.model import LimiterPolicy, Policy, PolicyError
+from headgate.rules import Rule, rules_from
+from headgate.stores import MemoryStore
+
+L = TypeVar("L")
+
+Candidates = Callable[[str, tuple[Rule, ...]], Mapping[str, Rule]]
+"""Returns the candidates for the rules of a limiter, from its name and rules."""
+
+
+class PolicyFile:
+    """A policy file, and the variables that may replace single values.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    def __init__(self, path: str | Path, environment: Mapping[str, str] | None) -> None:
+        self.path = Path(path)
+        self._environment = environment
+        self._seen: tuple[str, str] | None = None
+
+    def read(self) -> Policy:
+        """Return the policy that the file has now.
+
+        Raises:
+            PolicyError: It cannot be read or used.
+        """
+        self._seen = text, problem = self._glance()
+        if problem:
+            raise PolicyError(problem)
+        return parse_policy(text, str(self.path), self._environment)
+
+    def forget(self) -> None:
+        """Take the file for changed until it is read again."""
+        self._seen = None
+
+    def has_changed(self) -> bool:
+        """Return whether the file says something else than when it was read last."""
+        return self._glance() != self._seen
+
+    def _glance(self) -> tuple[str, str]:
+        """Return the text and no error, or no text and the error that reading it raised."""
+        try:
+            return read_policy(self.path), ""
+        except PolicyError as error:
+            return "", str(error)
+
+
+class LiveLimiters(Mapping[str, L]):
+    """The limiters of a policy by name, and the file that they follow; a subclass names its own types of them."""
+
+    _version_type: ClassVar[Callable[..., Any]]
+    """A limiter as one version of the policy describes it."""
+    _limiter_type: ClassVar[Callable[..., Any]]
+    """A limiter that always decides by the newest version."""
+    _open_store: Callable[[str], Any]
+    """Returns the store that a URL names."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        hooks: Iterable[Hook] = (),
+        shadow_hooks: Iterable[Hook] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.last_error: str | None = None
+        hooks = tuple(hooks)
+        self._hooks = Hooks(hooks) if hooks else None
+        self._shadow_hooks = Hooks(shadow_hooks)
+        self.clock = clock
+        self._file: PolicyFile | None = None
+        self._stores: dict[str, Any] = {}
+        self._ever: dict[str, Any] = {}
+        self._limiters: dict[str, L] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._beside: Candidates = lambda name, rules: {}
+        self._reloading = watch(threading.RLock())
+        self._reloader: threading.Thread | None = None
+        self.policy = policy
+        self._use(policy)
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        hooks: Iterable[Hook] = (),
+        shadow_hooks: Iterable[Hook] = (),
+        clock: Clock | None = None,
+    ) -> Self:
+        """Return the policy of a file, which `reload` and `watch` read again.
+
+        Args:
+            path: The file.
+            environment: Variables that may replace single values, usually `os.environ`; by default none.
+            hooks: As for the class; so are the rest.
+
+        Raises:
+            PolicyError: The file cannot be read or used.
+        """
+        file = PolicyFile(path, environment)
+        policy = file.read()
+        try:
+            live = cls(policy, hooks=hooks, shadow_hooks=shadow_hooks, clock=clock)
+        except PolicyError as error:
+            raise PolicyError(f"{file.path}: {error}") from error
+        live._file = file
+        return live
+
+    def __getitem__(self, name: str) -> L:
+        return self._limiters[name]
+
+    def get(self, name: object, default: Any = None) -> Any:
+        return self._limiters.get(name, default)  # type: ignore[call-overload]  # a mapping's own takes much longer
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._limiters)
+
+    def __len__(self) -> int:
+        return len(self._limiters)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self._limiters)}>"
+
+    @property
+    def follows_file(self) -> bool:
+        """Whether there is a file to reload and watch."""
+        return self._file is not None
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Register a function to be called after every reload that changed something, on the thread that reloads."""
+        self._listeners.append(tell)
+
+    def watch_beside(self, candidates_for: Candidates) -> None:
+        """Add shadow rules that are not in the file, as candidates for the place of live rules; a reload keeps them.
+
+        Args:
+            candidates_for: Called with the name and the live rules of each limiter; returns the candidates to add, by the
+                name of the live rule. Those that cannot be added are left out.
+        """
+        with self._reloading:
+            self._beside = candidates_for
+            self._use(self.policy)
+
+    def reload(self) -> bool:
+        """Read the file again, and return whether anything changed. Any thread may call it.
+
+        Limits apply at once to what has been counted already.
+
+        Raises:
+            PolicyError: The file cannot be read or used, or a signal handler asks for it in the middle of a reload;
+                everything stays as it was.
+        """
+        file = self._followed()
+        with self._reloading:
+            if self._reloader is threading.current_thread():
+                raise PolicyError(
+                    f"{file.path} is being reloaded by this very thread; use watch() to heed signals"
+                )
+            self._reloader = threading.current_thread()
+            try:
+                changed = self._renew(file)
+            except PolicyError as error:
+                self.last_error = str(error)
+                raise
+            finally:
+                self._reloader = None
+            self.last_error = None
+        if changed:
+            logger.info("%s is in force: %s", file.path, "; ".join(changed))
+            self._tell()
+        return bool(changed)
+
+    def _look(self, asked: bool) -> None:
+        """Reload if the file has changed, or on request (SIGHUP). It never raises."""
+        file, known = self._followed(), self.last_error
+        try:
+            if not asked and not file.has_changed():
+                return
+            if not self.reload() and (asked or known is not None):
+                logger.info("%s was read again: nothing has changed", file.path)
+        except PolicyError as error:
+            if asked or str(error) != known:
+                logger.error("the policy stays as it was: %s", error)
+        except Exception as error:  # noqa: BLE001  # the next file may be right, so somebody must go on looking
+            self.last_error = redact(repr(error))
+            if asked or self.last_error != known:
+                logger.exception("the policy stays as it was: unexpected error")
+
+    def _followed(self) -> PolicyFile:
+        if self._file is None:
+            raise PolicyError("this policy did not come from a file; make it with from_file")
+        return self._file
+
+    def _renew(self, file: PolicyFile) -> list[str]:
+        """Put what the file says in force, and return what has changed."""
+        policy = file.read()
+        lost = self.policy.limiters.keys() - policy.limiters.keys()
+        if lost and not policy.allow_removal:
+            names = ", ".join(map(repr, sorted(lost)))
+            raise PolicyError(
+                f"{file.path}: {names} would be gone; if the file was not cut off, write allow_removal = true at its top"
+            )
+        changed = changes(self.policy, policy)
+        try:
+            self._use(policy)
+        except PolicyError as error:
+            file.forget()  # what is wrong is not in the file alone, so it is worth another try
+            raise PolicyError(f"{file.path}: {error}") from error
+        return changed
+
+    def _use(self, policy: Policy) -> None:
+        """Put a policy in force, or raise and change nothing."""
+        versions = {name: self._version(self._watched(limiter)) for name, limiter in policy.limiters.items()}
+        # Everything is there; from here on nothing can fail.
+        for name in self._limiters.keys() - versions.keys():
+            logger.warning(
+                "limiter %r is no longer in the policy; code that still has it goes on as before", name
+            )
+        self._limiters = {name: self._limiter(version) for name, version in versions.items()}
+        self.policy = policy
+
+    def _watched(self, policy: LimiterPolicy) -> LimiterPolicy:
+        """Return what the file says of a limiter, with the shadow rules that are not in it."""
+        try:
+            added = self._beside(policy.name, policy.rules)
+            rules_from([*policy.rules, *policy.shadow, *added.values()])
+        except ConfigError as error:
+            logger.warning("limiter %r is not watched beside the file: %s", policy.name, error)
+            return policy
+        if not added:
+            return policy
+        names = {candidate.name: rule for rule, candidate in added.items()}
+        return replace(policy, shadow=(*policy.shadow, *added.values()), candidate_for=names)
+
+    def _version(self, policy: LimiterPolicy) -> Any:
+        known = self._ever.get(policy.name)
+        before = None if known is None else known.current
+        if before is not None and before.policy == policy:
+            return before
+        try:
+            store = self._store(policy.store)
+            # A memory has the clock already; to any other store its time goes with every call.
+            clock = None if isinstance(store, MemoryStore) else self.clock
+            return self._version_type(policy, store, clock, self._hooks, self._shadow_hooks, before)
+        except HeadgateError as error:
+            raise PolicyError(f"limiter {policy.name!r}: {redact(str(error))}") from error
+
+    def _limiter(self, version: Any) -> Any:
+        """Return the limiter of a version, new or now deciding by it."""
+        limiter = self._ever.get(version.name)
+        before = None if limiter is None else limiter.store
+        if limiter is None:
+            limiter = self._ever[version.name] = self._limiter_type(version)
+        elif limiter.current is not version:
+            limiter._use(version)
+        if self._hooks is not None and limiter.store is not before:
+            self._hooks.attached(limiter)
+        return limiter
+
+    def _store(self, url: str) -> Any:
+        if url not in self._stores:
+            is_memory = url.partition(":")[0].lower() == "memory"
+            self._stores[url] = MemoryStore(clock=self.clock) if is_memory else self._open_store(url)
+        return self._stores[url]
+
+    def _tell(self) -> None:
+        for tell in self._listeners:
+            try:
+                tell()
+            except Exception:  # noqa: BLE001  # the policy is in force, whatever listeners make of it
+                logger.exception("%r failed when it was called for a new policy", tell)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from itertools import zip_longest
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import overload
 
 from headgate._awaiting import Awaiting
+from headgate._holding import Holding, ObservedHolding, merged
 from headgate.clock import instant
-from headgate.costs import Cost, Costs, Units
+from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import ConfigError, HeadgateError, StoreError
-from headgate.hooks import Call, Hooks
-from headgate.keys import Key
-from headgate.quota import Quotas
-from headgate.stores.base import Answer, AsyncGate, Receipts
-from headgate.stores.request import Request
+from headgate.stores.base import AsyncGate
 
 
-class AsyncHold:
+class AsyncHold(Holding):
     """Units taken from a limiter, to be settled at their true cost or released.
 
     It can be asked like a decision: true if the units were taken. As a context manager it raises `RateLimited` on entry
@@ -36,60 +31,7 @@ class AsyncHold:
         tier: The caller's tier.
     """
 
-    is_observed = False
-    """Whether hooks hear of its end."""
-
-    _is_excess_degraded = False
-
-    def __init__(
-        self,
-        gate: AsyncGate,
-        decision: Decision,
-        receipts: Receipts | None,
-        key: Key | None,
-        cost: Cost,
-        tier: str | None,
-        at: int | None = None,
-        *,
-        units: Units,
-        quotas: Quotas | None = None,
-    ) -> None:
-        self.decision = decision
-        self._units = units
-        self._costs = units.costs(cost)
-        self.cost: Cost = self._standing(cost, self._costs)
-        self._gate = gate
-        self.receipts = receipts
-        self.key = key
-        self.tier = tier
-        self._quotas = quotas
-        self._at = at
-        self._final: Cost | None = None if decision.allowed else 0
-        self._confirmed: Decision | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def allowed(self) -> bool:
-        """Whether the units were taken."""
-        return self.decision.allowed
-
-    @property
-    def degraded(self) -> bool:
-        """Whether the store could not be asked for the hold, or for what `settle` records above it, and may not count it."""
-        return self.decision.degraded or self._is_excess_degraded
-
-    @property
-    def final(self) -> Cost | None:
-        """The cost that stands; `None` while the hold is open."""
-        return self._final
-
-    @property
-    def retry_after(self) -> float | None:
-        """Seconds until the same hold would be taken, as of the decision."""
-        return self.decision.retry_after
-
-    def __bool__(self) -> bool:
-        return self.decision.allowed
+    _gate: AsyncGate
 
     @overload
     async def settle(self, cost: int, *, now: float | None = None) -> int: ...
@@ -115,7 +57,7 @@ class AsyncHold:
         back, more = self._units.difference(self._costs, final)
         try:
             if more:
-                recorded, _ = await self._ask("record", more, at)
+                recorded, _ = await self._gate.ask(self._request("record", more, at))
                 self._is_excess_degraded = recorded.degraded
         finally:
             try:
@@ -147,7 +89,8 @@ class AsyncHold:
                 return self._ended()
             self._final = self._standing(self.cost if cost is None else cost, final)
         try:
-            decision, _ = await self._ask("hold", self._units.without_places(final), at, self.receipts)
+            costs = self._units.without_places(final)
+            decision, _ = await self._gate.ask(self._request("hold", costs, at, self.receipts))
             if decision.allowed:
                 self._confirmed = decision
             else:
@@ -181,46 +124,17 @@ class AsyncHold:
             for (place, receipt), cost in zip(self.receipts, places, strict=False)
         )
         at = self._at if now is None else instant(now)
-        decision, new = await self._ask("hold", places, at, old)
+        decision, new = await self._gate.ask(self._request("hold", places, at, old))
         if new is None:
             return decision
         with self._lock:
             has_ended = self._final is not None
             if not has_ended:
-                self.receipts = _merged(self.receipts, new)
+                self.receipts = merged(self.receipts, new)
         if has_ended:  # by another thread or task, which did not know of the new lease
             await self._gate.refund(new, places, at)
             return decision.as_refused()
         return decision
-
-    def forget(self) -> None:
-        """Detach the hold, because it is settled elsewhere by its receipts: it does nothing more and calls no hooks."""
-        self._final = self.cost
-
-    async def _ask(
-        self,
-        operation: Literal["hold", "record"],
-        costs: Costs,
-        at: int | None,
-        replaces: Receipts | None = None,
-    ) -> Answer:
-        if self._quotas is not None and isinstance(costs, int):
-            costs = (costs,) * len(self._quotas)
-        return await self._gate.ask(
-            Request(operation, self.key, costs, self.tier, at, self._quotas, replaces)
-        )
-
-    def _standing(self, cost: Cost, final: Costs) -> Cost:
-        """Return a final cost as callers write it: a number, or a mapping by unit."""
-        return cost if isinstance(cost, int) else self._units.named(final)
-
-    def _tell_end(self) -> None:
-        """Call hooks if the hold has ended; also if the store failed, for it is final then, too."""
-
-    def _ended(self) -> Decision:
-        if self._confirmed is not None or not self.decision.allowed:
-            return self._confirmed or self.decision
-        return self.decision if self._final else self.decision.as_refused()
 
     async def __aenter__(self) -> AsyncHold:
         self.decision.raise_if_denied()
@@ -234,36 +148,9 @@ class AsyncHold:
         else:
             await self.release()
 
-    def __repr__(self) -> str:
-        state = "open" if self._final is None else f"settled at {self._final}"
-        return f"<{type(self).__name__} of {self.cost}, {state}: {self.decision}>"
 
-
-class AsyncObservedHold(AsyncHold):
-    """A hold that calls hooks when it ends; besides them and the limiter's name, it takes what any hold does."""
-
-    is_observed = True
-
-    def __init__(self, hooks: Hooks, limiter: str, *parts: Any, **options: Any) -> None:
-        super().__init__(*parts, **options)
-        self._hooks = hooks
-        # By unit, as when it was taken.
-        self._call = Call(limiter, "hold", self.key, self._units.by_unit(self._costs), self.tier)
-
-    def _tell_end(self) -> None:
-        if self._final is not None:
-            self._hooks.settled(self._call, self._final)
-
-    def __del__(self) -> None:
-        if self._final is None:
-            self._hooks.settled(self._call, None)
-
-
-def _merged(old: Receipts | None, new: Receipts) -> Receipts:
-    """Return receipts with those of places renewed."""
-    if old is None:
-        return new
-    return tuple(newer if newer[1] else entry for entry, newer in zip_longest(old, new, fillvalue=(None, ())))
+class AsyncObservedHold(ObservedHolding, AsyncHold):
+    """A hold that calls hooks when it ends."""
 
 
 # begin async only

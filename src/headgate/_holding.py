@@ -1,0 +1,132 @@
+"""What holds of threads and of coroutines have in common: all that waits for no store."""
+
+from __future__ import annotations
+
+import threading
+from itertools import zip_longest
+from typing import Any, Literal
+
+from headgate.costs import Cost, Costs, Units
+from headgate.decision import Decision
+from headgate.hooks import Call, Hooks
+from headgate.keys import Key
+from headgate.quota import Quotas
+from headgate.stores.base import Receipts
+from headgate.stores.request import Request
+
+
+class Holding:
+    """Units taken from a limiter; how they are settled is in `Hold` and `AsyncHold`."""
+
+    is_observed = False
+    """Whether hooks hear of its end."""
+
+    _is_excess_degraded = False
+
+    def __init__(
+        self,
+        gate: Any,
+        decision: Decision,
+        receipts: Receipts | None,
+        key: Key | None,
+        cost: Cost,
+        tier: str | None,
+        at: int | None = None,
+        *,
+        units: Units,
+        quotas: Quotas | None = None,
+    ) -> None:
+        self.decision = decision
+        self._units = units
+        self._costs = units.costs(cost)
+        self.cost: Cost = self._standing(cost, self._costs)
+        self._gate = gate
+        self.receipts = receipts
+        self.key = key
+        self.tier = tier
+        self._quotas = quotas
+        self._at = at
+        self._final: Cost | None = None if decision.allowed else 0
+        self._confirmed: Decision | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the units were taken."""
+        return self.decision.allowed
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the store could not be asked for the hold, or for what `settle` records above it, and may not count it."""
+        return self.decision.degraded or self._is_excess_degraded
+
+    @property
+    def final(self) -> Cost | None:
+        """The cost that stands; `None` while the hold is open."""
+        return self._final
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the same hold would be taken, as of the decision."""
+        return self.decision.retry_after
+
+    def __bool__(self) -> bool:
+        return self.decision.allowed
+
+    def forget(self) -> None:
+        """Detach the hold, because it is settled elsewhere by its receipts: it does nothing more and calls no hooks."""
+        self._final = self.cost
+
+    def _request(
+        self,
+        operation: Literal["hold", "record"],
+        costs: Costs,
+        at: int | None,
+        replaces: Receipts | None = None,
+    ) -> Request:
+        if self._quotas is not None and isinstance(costs, int):
+            costs = (costs,) * len(self._quotas)
+        return Request(operation, self.key, costs, self.tier, at, self._quotas, replaces)
+
+    def _standing(self, cost: Cost, final: Costs) -> Cost:
+        """Return a final cost as callers write it: a number, or a mapping by unit."""
+        return cost if isinstance(cost, int) else self._units.named(final)
+
+    def _tell_end(self) -> None:
+        """Call hooks if the hold has ended; also if the store failed, for it is final then, too."""
+
+    def _ended(self) -> Decision:
+        if self._confirmed is not None or not self.decision.allowed:
+            return self._confirmed or self.decision
+        return self.decision if self._final else self.decision.as_refused()
+
+    def __repr__(self) -> str:
+        state = "open" if self._final is None else f"settled at {self._final}"
+        return f"<{type(self).__name__} of {self.cost}, {state}: {self.decision}>"
+
+
+class ObservedHolding(Holding):
+    """Calls hooks when a hold ends; besides them and the limiter's name, it takes what any hold does."""
+
+    is_observed = True
+
+    def __init__(self, hooks: Hooks, limiter: str, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self._hooks = hooks
+        # By unit, as when it was taken.
+        self._call = Call(limiter, "hold", self.key, self._units.by_unit(self._costs), self.tier)
+
+    def _tell_end(self) -> None:
+        if self._final is not None:
+            self._hooks.settled(self._call, self._final)
+
+    def __del__(self) -> None:
+        if self._final is None:
+            self._hooks.settled(self._call, None)
+
+
+def merged(old: Receipts | None, new: Receipts) -> Receipts:
+    """Return receipts with those of places renewed."""
+    if old is None:
+        return new
+    return tuple(newer if newer[1] else entry for entry, newer in zip_longest(old, new, fillvalue=(None, ())))

@@ -679,8 +679,7 @@ Loops = Callable[[], asyncio.AbstractEventLoop]
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let waiters look often whether the front of their queue is dead."""
-    for turns in ("headgate._async.turns", "headgate._sync.turns"):
-        monkeypatch.setattr(f"{turns}.LOOK_EVERY", 0.001)
+    monkeypatch.setattr("headgate._queues.LOOK_EVERY", 0.001)
 
 
 def waiting_in(loop: asyncio.AbstractEventLoop, limiter: AsyncLimiter) -> asyncio.Task[Decision]:

@@ -1,39 +1,16 @@
 # Generated from src/headgate/_async/turns.py by tools/unasync.py. Do not edit.
-"""First come, first served, per key, within this process.
-
-A ticket leaves its queue when its waiter calls `leave`. That call may never come: the event loop of the waiter was closed,
-or a signal handler raised just before it. Such a ticket is dead, as `Event.set` says. Dead tickets at the front are
-removed by the next one that comes or leaves, and by all that wait: they look after a second or so.
-
-All of it may be interrupted. A signal handler that raises can come wherever something is called, and so can the garbage
-collector, which closes forgotten coroutines that then `leave` in the middle of another call. Therefore the lock may be
-taken twice by one thread, and a queue is looked up, changed and removed without a call in between.
-"""
+"""Waiting for a turn, per key, within this process."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from math import inf
 
 from headgate._concurrency import Event
-from headgate._fork import watch
-
-LOOK_EVERY = 1.0
-"""Seconds after which a waiter looks whether the front of its queue is dead."""
-
-LOOKS_PER_SECOND = 1000
-"""How often all waiters together may look; with many of them, each looks less often."""
+from headgate._queues import Queues
 
 
-class Turns:
+class Turns(Queues[Event]):
     """Queues of tickets by key. The ticket at the front of a queue has the turn, until it leaves."""
-
-    def __init__(self) -> None:
-        # Not a plain dict: finding its first entry takes as many steps as entries were removed before it.
-        self._queues: dict[object, OrderedDict[Event, None]] = {}
-        self._lock = threading.RLock()
-        watch(self)
 
     def take(self, key: object, ticket: Event, timeout: float | None) -> bool:
         """Queue up with a new ticket, and return whether it came to the front within so many seconds.
@@ -44,60 +21,10 @@ class Turns:
             return True
         ends = None if timeout is None else ticket.time() + timeout
         while True:
-            pause = LOOK_EVERY + (len(self._queues) + self._length(key)) / LOOKS_PER_SECOND
+            pause = self._pause(key)
             left = inf if ends is None else ends - ticket.time()
             if ticket.wait(min(pause, left)):
                 return True
             if left <= pause:
                 return False
             self._call_first(key)
-
-    def taken(self, key: object) -> bool:
-        """Return whether there is a queue."""
-        return key in self._queues
-
-    def leave(self, key: object, ticket: Event) -> None:
-        """Leave the queue, from the front or from within."""
-        with self._lock:
-            queue = self._queues.get(key)
-            if queue is not None and ticket in queue:  # else it was removed as dead, or in a fork
-                del queue[ticket]
-            self._call_first(key)
-
-    def after_fork_in_child(self) -> None:
-        """Forget the parent's queues: the threads and tasks that wait there do not exist here."""
-        self._queues.clear()
-        self._lock = threading.RLock()
-
-    def _queue_up(self, key: object, ticket: Event) -> bool:
-        """Put a ticket at the end of the queue, and return whether that is also the front."""
-        new: OrderedDict[Event, None] = OrderedDict()
-        with self._lock:
-            try:
-                queue = self._queues[key]
-            except KeyError:
-                queue = self._queues[key] = new
-            queue[ticket] = None
-            return self._call_first(key, ticket)
-
-    def _call_first(self, key: object, newcomer: Event | None = None) -> bool:
-        """Remove dead tickets from the front and give the next one its turn; return whether that is the newcomer."""
-        with self._lock:
-            while True:
-                try:
-                    queue = self._queues[key]
-                except KeyError:
-                    return False
-                for first in queue:
-                    if first is newcomer:
-                        return True
-                    if first.set():
-                        return False
-                    if first in queue:
-                        del queue[first]
-                    break
-                else:
-                    del self._queues[key]
-
-    def _length(self, key: object) -> int:
-        return len(self._queues.get(key, ()))

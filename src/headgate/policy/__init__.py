@@ -2,12 +2,12 @@
 
 from headgate.policy._async.limiter import AsyncPolicyLimiter, AsyncVersion
 from headgate.policy._async.live import AsyncLivePolicy
-from headgate.policy._async.policed import SHADOW
 from headgate.policy._sync.limiter import PolicyLimiter
 from headgate.policy._sync.live import LivePolicy
 from headgate.policy.explain import explain, in_words
 from headgate.policy.load import load_policy, parse_policy
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError, ServerPolicy, TokenPolicy
+from headgate.policy.shadows import SHADOW
 from headgate.policy.tally import ShadowCount
 
 __all__ = [

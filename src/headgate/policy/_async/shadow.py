@@ -2,64 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from headgate._async.limiter import AsyncLimiter
-from headgate.clock import Clock
 from headgate.costs import Costs
-from headgate.errors import ConfigError, CostTooHigh
-from headgate.hooks import Call, Hooks
+from headgate.errors import CostTooHigh
+from headgate.hooks import Call
 from headgate.keys import Key
-from headgate.policy.model import LimiterPolicy, known_tiers
-from headgate.policy.tally import ShadowTally
-from headgate.rules import SHARED, Rule
-from headgate.stores.base import AsyncStore, Receipts
+from headgate.policy.shadows import ShadowRule
+from headgate.stores.base import AsyncGate, Receipts
 from headgate.stores.request import Request
 
 
-class AsyncShadow:
-    """One shadow rule, decided on its own: what another one would refuse must not keep it from counting.
+class AsyncShadow(ShadowRule):
+    """One shadow rule."""
 
-    Attributes:
-        rule: The rule.
-        candidate_for: The name of the live rule that it is a candidate for; `None` if for none.
-        tally: What it has answered.
-    """
-
-    def __init__(
-        self,
-        rule: Rule,
-        policy: LimiterPolicy,
-        store: AsyncStore,
-        clock: Clock | None,
-        hooks: Hooks,
-        tally: ShadowTally,
-    ) -> None:
-        self.rule = rule
-        self.candidate_for = policy.candidate_for.get(rule.name)
-        self.tally = tally
-        self._policy = policy
-        self._hooks = hooks
-        # The tiers that would be known if the rule were live.
-        self._known = known_tiers((*policy.rules, rule))
-        # A cost for each live rule is, for this one, that of a live rule that counts the same.
-        self._like = next(
-            (
-                i
-                for i, live in enumerate(policy.rules)
-                if live.unit == rule.unit and (live.kind == "concurrent") is (rule.kind == "concurrent")
-            ),
-            None,
-        )
-        limiter = AsyncLimiter(
-            rule,
-            name=policy.name,
-            store=store,
-            clock=clock,
-            on_store_error="open",
-            deadline=policy.deadline,
-        )
-        self._gate = limiter.gate
+    _limiter_type = AsyncLimiter
+    _gate: AsyncGate
 
     async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
         """Count what the rule says, and take the units if it admits; return what gives them back, if that is wanted."""
@@ -97,24 +54,3 @@ class AsyncShadow:
         """Forget what was counted for a key."""
         with self.tally.reporting():
             await self._gate.reset(self._own(key))
-
-    def _own_request(self, request: Request) -> Request:
-        cost, replaces = self.cost_in(request.cost), request.replaces
-        key, tier = self._own(request.key), self._policy.tier_among(self._known, request.key, request.tier)
-        costs = cost if replaces is None else (cost,)
-        return Request(request.operation, key, costs, tier, request.now, None, replaces)
-
-    def cost_in(self, cost: Costs) -> int:
-        """Return what this rule is charged of a cost; nothing if no live rule counts the same."""
-        if isinstance(cost, int):
-            return cost
-        return 0 if self._like is None else cost[self._like]
-
-    def _own(self, key: Key | None) -> Key | None:
-        """Return the part of a call's key that this rule counts by."""
-        scope = self.rule.scope
-        if scope is None or scope == SHARED or not isinstance(key, Mapping):
-            return key
-        if scope not in key:
-            raise ConfigError(f"the key has no entry for {scope!r}, which the rule counts by")
-        return {scope: key[scope]}

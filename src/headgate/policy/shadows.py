@@ -1,0 +1,159 @@
+"""Shadow rules, and live rules with shadow rules beside them: all that waits for no store, for threads and coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
+
+from headgate.clock import Clock
+from headgate.costs import Costs
+from headgate.errors import ConfigError
+from headgate.hooks import Hooks
+from headgate.keys import Key
+from headgate.policy.model import LimiterPolicy, known_tiers
+from headgate.policy.tally import ShadowTally
+from headgate.rules import SHARED, Rule
+from headgate.stores.base import Receipts
+from headgate.stores.request import Request
+
+SHADOW = "shadow"
+"""What the place of a shadow rule's receipt begins with: `(SHADOW, identity of the rule, place)`. Plain values, so that
+receipts can be kept for another process."""
+
+
+class ShadowRule:
+    """One shadow rule, decided on its own: what another one would refuse must not keep it from counting.
+
+    Attributes:
+        rule: The rule.
+        candidate_for: The name of the live rule that it is a candidate for; `None` if for none.
+        tally: What it has answered.
+    """
+
+    _limiter_type: ClassVar[Callable[..., Any]]
+    """A limiter with the rule alone."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        policy: LimiterPolicy,
+        store: object,
+        clock: Clock | None,
+        hooks: Hooks,
+        tally: ShadowTally,
+    ) -> None:
+        self.rule = rule
+        self.candidate_for = policy.candidate_for.get(rule.name)
+        self.tally = tally
+        self._policy = policy
+        self._hooks = hooks
+        # The tiers that would be known if the rule were live.
+        self._known = known_tiers((*policy.rules, rule))
+        # A cost for each live rule is, for this one, that of a live rule that counts the same.
+        self._like = next(
+            (
+                i
+                for i, live in enumerate(policy.rules)
+                if live.unit == rule.unit and (live.kind == "concurrent") is (rule.kind == "concurrent")
+            ),
+            None,
+        )
+        limiter = self._limiter_type(
+            rule,
+            name=policy.name,
+            store=store,
+            clock=clock,
+            on_store_error="open",
+            deadline=policy.deadline,
+        )
+        self._gate = limiter.gate
+
+    def cost_in(self, cost: Costs) -> int:
+        """Return what this rule is charged of a cost; nothing if no live rule counts the same."""
+        if isinstance(cost, int):
+            return cost
+        return 0 if self._like is None else cost[self._like]
+
+    def _own_request(self, request: Request) -> Request:
+        """Return what this rule alone is asked."""
+        cost, replaces = self.cost_in(request.cost), request.replaces
+        key, tier = self._own(request.key), self._policy.tier_among(self._known, request.key, request.tier)
+        costs = cost if replaces is None else (cost,)
+        return Request(request.operation, key, costs, tier, request.now, None, replaces)
+
+    def _own(self, key: Key | None) -> Key | None:
+        """Return the part of a call's key that this rule counts by."""
+        scope = self.rule.scope
+        if scope is None or scope == SHARED or not isinstance(key, Mapping):
+            return key
+        if scope not in key:
+            raise ConfigError(f"the key has no entry for {scope!r}, which the rule counts by")
+        return {scope: key[scope]}
+
+
+S = TypeVar("S", bound=ShadowRule)
+
+
+class PolicedRules(Generic[S]):
+    """The operations of a limiter with a policy.
+
+    Args:
+        live: The gate of the live rules.
+        policy: What the file says of the limiter.
+        shadows: Its shadow rules.
+        together: Whether shadow rules are asked all at once: on a store over a network, which then is asked once.
+    """
+
+    def __init__(self, live: Any, policy: LimiterPolicy, shadows: Sequence[S], *, together: bool) -> None:
+        self._live = live
+        self._policy = policy
+        self._shadows = tuple(shadows)
+        self._by_identity = {shadow.rule.identity: shadow for shadow in shadows}
+        self._has_candidates = any(shadow.candidate_for is not None for shadow in shadows)
+        self._together = together and len(self._shadows) > 1
+        live_scopes = {rule.scope for rule in policy.rules}
+        self._foreign = frozenset(rule.scope for rule in policy.shadow) - live_scopes
+        """Scopes that only shadow rules count by."""
+
+    def settling(self, receipts: Receipts | None) -> Self:
+        """Return the gate for the settlement of a hold.
+
+        What it cost beyond what was held is counted where it was held; not by a shadow rule that would have refused it.
+        """
+        holders = {place[1] for place, _ in receipts or () if is_shadow(place)}
+        if len(holders) == len(self._shadows):
+            return self
+        holding = [shadow for shadow in self._shadows if shadow.rule.identity in holders]
+        return type(self)(self._live, self._policy, holding, together=self._together)
+
+    def _for_live(self, request: Request) -> Request:
+        """Return what the live rules are asked: with the tier that the policy gives the caller."""
+        tier = self._policy.tier_for(request.key, request.tier)
+        live = request.for_key(self.without_foreign(request.key), tier)
+        return live if live.replaces is None else live.replacing(live_part(live.replaces) or None)
+
+    def without_foreign(self, key: Key | None) -> Key | None:
+        """Return a call's key without what only shadow rules count by: the live ones would not know it."""
+        if not self._foreign or not isinstance(key, Mapping):
+            return key
+        return {scope: part for scope, part in key.items() if scope not in self._foreign}
+
+
+def live_part(receipts: Receipts) -> Receipts:
+    """Return the receipts of the live rules."""
+    return tuple(entry for entry in receipts if not is_shadow(entry[0]))
+
+
+def own_part(receipts: Receipts | None, shadow: ShadowRule) -> Receipts | None:
+    """Return the receipt of a shadow rule."""
+    own = [
+        (place[2], receipt)
+        for place, receipt in receipts or ()
+        if is_shadow(place) and place[1] == shadow.rule.identity
+    ]
+    return tuple(own) or None
+
+
+def is_shadow(place: object) -> TypeGuard[tuple[str, str, object]]:
+    """Return whether the place of a receipt is that of a shadow rule."""
+    return isinstance(place, tuple) and place[:1] == (SHADOW,)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from headgate._async.gates import AsyncObserved
 from headgate._async.hold import AsyncHold, AsyncObservedHold
 from headgate._async.limiter import AsyncLimiter
-from headgate._async.turns import AsyncTurns
-from headgate._fork import watch
 from headgate.clock import Clock
 from headgate.costs import Cost
-from headgate.hooks import Hook, Hooks, logger
+from headgate.hooks import Hook, Hooks
 from headgate.keys import Key
 from headgate.policy._async.policed import AsyncPoliced
 from headgate.policy._async.shadow import AsyncShadow
+from headgate.policy.following import FollowingLimiter
 from headgate.policy.model import LimiterPolicy
-from headgate.policy.tally import ShadowCount, ShadowTally
+from headgate.policy.tally import ShadowTally
 from headgate.quotas import QuotaValue
 from headgate.stores import MemoryStore
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
@@ -93,44 +90,13 @@ class AsyncVersion(AsyncLimiter):
         return self.gate if self._policed is None else self._policed.settling(receipts)
 
 
-class AsyncPolicyLimiter(AsyncLimiter):
+class AsyncPolicyLimiter(FollowingLimiter[AsyncVersion], AsyncLimiter):
     """A limiter of a policy: everything that an `AsyncLimiter` does, always by the newest policy.
 
     It is made by `AsyncLivePolicy`, and stays the same object whatever the file says later. Every call is decided by one
     version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
     by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
     """
-
-    def __init__(self, version: AsyncVersion) -> None:
-        # Not that of a limiter with rules of its own: all there is to prepare is in the version.
-        self.name = version.name
-        self._owns_store = False
-        self._turns = AsyncTurns()
-        self._clock = version._clock
-        self._lock = watch(threading.Lock())
-        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
-        self._adopt(version)
-
-    def _adopt(self, version: AsyncVersion) -> None:
-        """Take over everything that a version has prepared. A call reads the gate once, so it sees one version."""
-        self._version = version
-        self.rules = version.rules
-        self.units = version.units
-        self.store = version.store
-        self.health = version.health
-        self._ping = version._ping
-        self._turn_of = version._turn_of
-        self.new_hold = version.new_hold
-        self.gate = version.gate
-
-    @property
-    def policy(self) -> LimiterPolicy:
-        """What the newest policy says of it."""
-        return self._version.policy
-
-    @property
-    def current(self) -> AsyncVersion:
-        return self._version
 
     def in_memory(self, clock: Clock | None) -> AsyncVersion:
         return self._version.in_memory(clock)
@@ -139,28 +105,3 @@ class AsyncPolicyLimiter(AsyncLimiter):
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
     ) -> AsyncHold:
         return await self._version._take(key, cost, tier, quota, now)  # gate and holds of one version
-
-    def shadow_report(self) -> dict[str, ShadowCount]:
-        """Return what each shadow rule would have done, by its name, in this process.
-
-        A rule counts from its first appearance in the policy, or its last change.
-        """
-        return {shadow.rule.name: shadow.tally.so_far() for shadow in self._version.shadows}
-
-    def on_change(self, notify: Callable[[], None]) -> None:
-        with self._lock:
-            self._listeners = list(filter(lambda listener: listener() is not None, self._listeners))
-            self._listeners.append(weakref.WeakMethod(notify))
-
-    def _use(self, version: AsyncVersion) -> None:
-        """Decide by another version from now on. It never raises."""
-        self._adopt(version)
-        with self._lock:
-            listeners = list(self._listeners)
-        for listener in listeners:
-            notify = listener()
-            if notify is not None:
-                try:
-                    notify()
-                except Exception:  # noqa: BLE001  # the version is in force, whatever listeners make of it
-                    logger.exception("%r failed on a new policy", notify)

@@ -26,7 +26,7 @@ from headgate.decision import UNLIMITED, Decision
 from headgate.errors import ConfigError, CostTooHigh, StoreConflict
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS, Quotas
-from headgate.rules import Kind, Rule
+from headgate.rules import Rule
 from headgate.stores.request import Receipts as Receipts
 from headgate.stores.request import Request
 
@@ -319,18 +319,6 @@ def given_back(
     for each, entry, units in zip(prepared, receipts, costs, strict=True):
         if entry[1] and units:
             yield each, entry, units
-
-
-def check_kinds(rules: Iterable[Rule], kinds: Iterable[Kind], store: str) -> None:
-    """Refuse rules of a kind that a store does not count.
-
-    Raises:
-        ConfigError: It does not.
-    """
-    kinds = frozenset(kinds)
-    for rule in rules:
-        if rule.kind not in kinds:
-            raise ConfigError(f"{store} does not count {rule.kind} rules, as {rule.name!r} is one")
 
 
 def check_deadline(seconds: float) -> float:

@@ -24,7 +24,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, quote_from_bytes
 
 from headgate.algorithms import Algorithm, State
@@ -41,7 +41,6 @@ from headgate.stores.base import (
     Births,
     Guarantees,
     Receipts,
-    check_kinds,
     plain_tiers,
 )
 from headgate.stores.kv.base import KV, SwappingKV
@@ -122,12 +121,11 @@ class _KVGate:
         self._swapping = store.kv if isinstance(store.kv, SwappingKV) else None
         self._limiter = limiter
         self._rule = rule
-        check_kinds((rule,), RATES, "a key-value store")
+        if rule.kind not in RATES:
+            raise ConfigError(f"a key-value store does not count {rule.kind} rules, as {rule.name!r} is one")
         self._tiers = plain_tiers((rule,))
         self._key = key_picker((rule,))
-        self._format: _Format = (
-            _Counts(rule.quota.period_us) if rule.kind == "fixed_window" else _Numbers(rule)
-        )
+        self._format = _Counts(rule) if rule.kind == "fixed_window" else _Numbers(rule)
 
     async def ask(self, request: Request) -> Answer:
         if request.replaces is not None:
@@ -251,34 +249,20 @@ class _KVGate:
         return Decision.make((self._rule.name,), [verdict])
 
 
-class _Format(Protocol):
-    """How a state is written."""
-
-    def entry(self, stem: str, now: int) -> str:
-        """Return the name of the entry that counts at this time."""
-
-    def read(self, text: str | None, now: int) -> State | None:
-        """Return the state of an entry; a fresh one if there is no value, or none that can be read."""
-
-    def write(self, state: State | None) -> str:
-        """Return the value of an entry."""
-
-    def new_birth(self) -> int:
-        """Return the birth for a state that begins now."""
-
-
 class _Counts:
     """Fixed windows: an entry per window, with the count in decimal. All states have the birth 0, which is not kept."""
 
     _COUNT = re.compile(r"[0-9]{1,16}", re.ASCII)
 
-    def __init__(self, period_us: int) -> None:
-        self._period_us = period_us
+    def __init__(self, rule: Rule) -> None:
+        self._period_us = rule.quota.period_us
 
     def entry(self, stem: str, now: int) -> str:
+        """Return the name of the entry that counts at this time."""
         return f"{stem}:{now // self._period_us}"
 
     def read(self, text: str | None, now: int) -> State | None:
+        """Return the state of an entry; a fresh one if there is no value, or none that can be read."""
         if text is None or not self._COUNT.fullmatch(text) or int(text) == 0:
             return None
         return 0, now // self._period_us, int(text)

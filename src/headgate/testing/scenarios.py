@@ -49,13 +49,21 @@ class ScenarioStep:
 
     op: str
     now: int
-    version: int
     key: Key
-    cost: Cost
-    tier: str | None
-    hold: int | None
-    expected: Expected
+    cost: Cost = 0
+    version: int = 0
+    tier: str | None = None
+    hold: int | None = None
+    binds: int = 0
+    verdicts: Sequence[Sequence[Any]] | None = None
     quotas: Mapping[str, Mapping[str, int]] | None = None
+
+    @property
+    def expected(self) -> Expected:
+        """What it must answer."""
+        return (
+            None if self.verdicts is None else (self.binds, tuple(Verdict(*each) for each in self.verdicts))
+        )
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,7 @@ def _answer(decision: Decision) -> Expected:
 
 def _scenario(raw: dict[str, Any]) -> Scenario:
     versions = tuple(tuple(_rule(**rule) for rule in version) for version in raw["versions"])
-    return Scenario(raw["name"], versions, tuple(_step(**step) for step in raw["steps"]))
+    return Scenario(raw["name"], versions, tuple(ScenarioStep(**step) for step in raw["steps"]))
 
 
 def _rule(kind: Kind, limit: int, period_us: int, burst: int | None = None, **options: Any) -> Rule:
@@ -157,19 +165,3 @@ def _rule(kind: Kind, limit: int, period_us: int, burst: int | None = None, **op
         for tier, quota in options.pop("tiers", {}).items()
     }
     return make_rule(kind, Quota(limit, period_us, burst), tiers=tiers, **options)
-
-
-def _step(
-    op: str,
-    now: int,
-    key: Key,
-    cost: Cost = 0,
-    version: int = 0,
-    tier: str | None = None,
-    hold: int | None = None,
-    binds: int = 0,
-    verdicts: list[list[Any]] | None = None,
-    quotas: dict[str, dict[str, int]] | None = None,
-) -> ScenarioStep:
-    expected = None if verdicts is None else (binds, tuple(Verdict(*verdict) for verdict in verdicts))
-    return ScenarioStep(op, now, version, key, cost, tier, hold, expected, quotas)

@@ -304,21 +304,10 @@ def _fields_of(decision: Decision) -> tuple[Any, ...]:
     )
 
 
-def _restored(
-    names: tuple[str, ...],
-    allowed: bool,
-    limit: int,
-    remaining: int,
-    retry_after_us: int,
-    reset_after_us: int,
-    index: int,
-    every: tuple[Decision, ...] | None,
-    degraded: bool,
-) -> Decision:
-    decision = new_decision(names, allowed, limit, remaining, retry_after_us, reset_after_us)
-    decision._index = index
-    decision._every = every
-    decision._degraded = degraded
+def _restored(*fields: Any) -> Decision:
+    """Return the decision with the fields that `_fields_of` has returned."""
+    decision = new_decision(*fields[:6])
+    decision._index, decision._every, decision._degraded = fields[6:]
     return decision
 
 

@@ -7,6 +7,8 @@ needed too. This reads a text that `tomllib` has accepted already, so it need on
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from itertools import count
 
 Path = tuple[str | int, ...]
 Position = tuple[int, int]
@@ -15,11 +17,8 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _SKIP = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _BLANK = re.compile(r"[ \t]*")
 _SCALAR = re.compile(r"[^,\]}#\n]+")
-_STRINGS = (
-    re.compile(r'"""(?:\\.|[^\\])*?"{3,5}', re.DOTALL),
-    re.compile(r"'''.*?'{3,5}", re.DOTALL),
-    re.compile(r'"(?:\\.|[^"\\])*"'),
-    re.compile(r"'[^']*'"),
+_STRING = re.compile(
+    r'''"""(?:\\.|[^\\])*?"{3,5} | '{3}.*?'{3,5} | "(?:\\.|[^"\\])*" | '[^']*' ''', re.DOTALL | re.VERBOSE
 )
 
 
@@ -39,25 +38,20 @@ class _Walk:
     def document(self) -> dict[Path, Position]:
         table: Path = ()
         counts: dict[Path, int] = {}
-        self._skip()
+        self._take(_SKIP)
         while self.at < len(self.text):
-            if self.text.startswith("[[", self.at):
-                start = self.at
-                self.at += 2
-                path = self._resolve(self._keys(), counts)
-                counts[path] = counts.get(path, -1) + 1
-                table = (*path, counts[path])
-                self._note_header(table, start)
-                self.at = self.text.index("]]", self.at) + 2
-            elif self.text[self.at] == "[":
-                start = self.at
-                self.at += 1
+            if self.text[self.at] == "[":
+                start, size = self.at, 2 if self.text.startswith("[[", self.at) else 1
+                self.at += size
                 table = self._resolve(self._keys(), counts)
+                if size == 2:
+                    counts[table] = counts.get(table, -1) + 1
+                    table = (*table, counts[table])
                 self._note_header(table, start)
-                self.at = self.text.index("]", self.at) + 1
+                self.at = self.text.index("]", self.at) + size
             else:
                 self._pair(table)
-            self._skip()
+            self._take(_SKIP)
         return self.found
 
     def _resolve(self, keys: Path, counts: dict[Path, int]) -> Path:
@@ -72,22 +66,16 @@ class _Walk:
     def _pair(self, table: Path) -> None:
         path = (*table, *self._keys())
         self.at = self.text.index("=", self.at) + 1
-        self._blank()
+        self._take(_BLANK)
         self._value(path)
 
     def _keys(self) -> Path:
         """Read a key, perhaps dotted."""
         keys: list[str] = []
         while True:
-            self._blank()
-            if self.text[self.at] in "\"'":
-                keys.append(self._string()[1:-1])
-            else:
-                match = _BARE.match(self.text, self.at)
-                assert match is not None, "tomllib accepted this key"
-                keys.append(match.group())
-                self.at = match.end()
-            self._blank()
+            self._take(_BLANK)
+            keys.append(self._take(_STRING)[1:-1] if self.text[self.at] in "\"'" else self._take(_BARE))
+            self._take(_BLANK)
             if self.text[self.at] != ".":
                 return tuple(keys)
             self.at += 1
@@ -96,54 +84,32 @@ class _Walk:
         self._note(path, self.at)
         first = self.text[self.at]
         if first == "[":
-            self._array(path)
+            self._items("]", lambda index: self._value((*path, index)))
         elif first == "{":
-            self._inline_table(path)
-        elif first in "\"'":
-            self._string()
+            self._items("}", lambda _: self._pair(path))
         else:
-            match = _SCALAR.match(self.text, self.at)
-            assert match is not None, "tomllib accepted this value"
-            self.at = match.end()
+            self._take(_STRING if first in "\"'" else _SCALAR)
 
-    def _array(self, path: Path) -> None:
+    def _items(self, closing: str, read: Callable[[int], None]) -> None:
+        """Read what stands between brackets, with commas in between; the function reads one item, by its index."""
         self.at += 1
-        self._skip()
-        index = 0
-        while self.text[self.at] != "]":
-            self._value((*path, index))
-            index += 1
-            self._skip()
+        self._take(_SKIP)
+        for index in count():
+            if self.text[self.at] == closing:
+                break
+            read(index)
+            self._take(_SKIP)
             if self.text[self.at] == ",":
                 self.at += 1
-                self._skip()
+                self._take(_SKIP)
         self.at += 1
 
-    def _inline_table(self, path: Path) -> None:
-        self.at += 1
-        self._skip()
-        while self.text[self.at] != "}":
-            self._pair(path)
-            self._skip()
-            if self.text[self.at] == ",":
-                self.at += 1
-                self._skip()
-        self.at += 1
-
-    def _string(self) -> str:
-        match = next(found for pattern in _STRINGS if (found := pattern.match(self.text, self.at)))
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        """Go past what a pattern matches here, and return it."""
+        match = pattern.match(self.text, self.at)
+        assert match is not None, "tomllib accepted this text"
         self.at = match.end()
         return match.group()
-
-    def _skip(self) -> None:
-        self.at = self._end(_SKIP)
-
-    def _blank(self) -> None:
-        self.at = self._end(_BLANK)
-
-    def _end(self, pattern: re.Pattern[str]) -> int:
-        match = pattern.match(self.text, self.at)
-        return match.end() if match else self.at
 
     def _note_header(self, table: Path, at: int) -> None:
         """Note where a table begins, and all that it is the first table in."""

@@ -15,7 +15,8 @@ from urllib.parse import unquote
 import httpx
 
 from headgate.client.wire import HttpRequest, Response
-from headgate.errors import ConfigError, StoreTimeout, StoreUnavailable
+from headgate.errors import ConfigError, StoreError, StoreMisconfigured, StoreTimeout, StoreUnavailable
+from headgate.stores.remote.peer import WRONG_TLS
 
 Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
 
@@ -90,11 +91,12 @@ class ServerEndpoint:
             extensions={"timeout": httpx.Timeout(timeout).as_dict()},
         )
 
-    def error(self, cause: BaseException) -> StoreUnavailable:
+    def error(self, cause: BaseException) -> StoreError:
         """Return what it means to us that there was no answer."""
         if isinstance(cause, (httpx.TimeoutException, TimeoutError)):
             return StoreTimeout(f"{self.name} did not answer in time")
-        return StoreUnavailable(f"{self.name}: {str(cause) or type(cause).__name__}")
+        kind = StoreMisconfigured if re.search(WRONG_TLS, str(cause), re.IGNORECASE) else StoreUnavailable
+        return kind(f"{self.name}: {str(cause) or type(cause).__name__}")
 
 
 def unpacked(response: httpx.Response) -> Response:

@@ -169,7 +169,8 @@ def failure(server: str, answer: Response) -> HeadgateError:
         return StoreMisconfigured(f"{said}; what the token may do is said in the server's policy file")
     if status == 421 or 300 <= status < 400:
         return StoreMisconfigured(f"{said}; give the store the URL of the server itself")
-    return ConfigError(said)
+    # Without a reason it is not our server that says so: a proxy, or another one at that address.
+    return ConfigError(said) if detail else StoreMisconfigured(f"{said}, and not as a Headgate server does")
 
 
 def batch_answers(answer: Response, count: int) -> list[Response]:

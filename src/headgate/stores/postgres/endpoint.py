@@ -14,6 +14,7 @@ from headgate.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from headgate.stores.remote.peer import WRONG_TLS
 
 _READ_ONLY = "25006"
 _MISSING = ("3F000", "42883", "42P01", "42704")  # schema, function, table, type
@@ -26,7 +27,8 @@ _NOT_LET_IN = ("28", "3D")  # wrong credentials; no such database
 # The same when a connection is refused, for libpq hands over no code then.
 _NOT_LET_IN_TEXT = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist|"
-    r"permission denied for database|not permitted to log in|certificate verify failed"
+    rf"permission denied for database|not permitted to log in|SSL was required|{WRONG_TLS}|"
+    r"invalid response to|expected authentication request"
 )
 
 

@@ -30,6 +30,7 @@ from headgate.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
+from headgate.stores.remote.peer import WRONG_TLS
 
 Target = str | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
 """What a store can be made of."""
@@ -67,7 +68,7 @@ _LEFT_OUT = frozenset(
 _REFUSAL = re.compile(
     r"\b(NOAUTH|WRONGPASS|NOPERM|READONLY|DENIED)\b|Authentication required|invalid (username-)?password|AUTH failed|"
     r"without any password|no permissions|read only replica|unknown command|DB index is out of range|"
-    r"SELECT is not allowed|knows no primary|CERTIFICATE_VERIFY_FAILED",
+    rf"SELECT is not allowed|knows no primary|{WRONG_TLS}",
     re.IGNORECASE,
 )
 

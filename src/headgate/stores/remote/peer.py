@@ -35,6 +35,10 @@ FAILURES = (
 """What using a connection may raise for whatever reason, besides the exceptions of the peer's own library. Anything else
 that is raised in a thread comes from a signal handler, and is for the code that it has interrupted."""
 
+WRONG_TLS = "certificate.verify.failed|certificate.required|wrong.version.number"
+"""How OpenSSL says that waiting does not help: certificates do not fit, or the server does not speak TLS. A pattern, because
+libraries write it in capitals with underscores or in plain words."""
+
 PENDING: Any = object()
 """What `Wire.receive` returns while the reply is not there."""
 

@@ -292,6 +292,28 @@ def test_a_process_that_came_late_to_connect_or_to_send_does_not_blame_the_serve
     assert isinstance(waiting.error, StoreOverloaded)
 
 
+def test_time_in_which_the_process_did_not_look_is_no_silence_of_the_server() -> None:
+    traffic = Traffic(most=1)
+    sent, waiting = NotedCall("sent"), NotedCall("waiting")
+    traffic.add(sent, waiting)
+    [lane] = traffic.depart()
+    assert traffic.batcher.expire(DEADLINE, late=0.6) == []
+    assert isinstance(sent.error, StoreOverloaded)
+    assert isinstance(waiting.error, StoreOverloaded)
+    # The server has its whole time, however often the process does not look.
+    assert traffic.batcher.expire(0.5 + DEADLINE) == []
+    assert traffic.batcher.expire(0.6 + DEADLINE) == [lane]
+
+
+def test_a_server_that_is_silent_most_of_the_time_is_to_blame_though_the_process_did_not_always_look() -> None:
+    traffic = Traffic()
+    call = NotedCall("a")
+    traffic.add(call)
+    traffic.depart()
+    traffic.batcher.expire(DEADLINE, late=0.4)
+    assert isinstance(call.error, StoreTimeout)
+
+
 def test_what_was_not_sent_because_there_is_no_connection_yet_is_a_time_out() -> None:
     traffic = Traffic(connected=False)
     call = NotedCall("a")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import StoreOverloaded, StoreTimeout, StoreUnavailable
-from headgate.stores.remote import batching
+from headgate.stores.remote import batching, tasks
 from headgate.stores.remote.connecting import in_thread
 from headgate.stores.remote.tasks import AsyncEngine
 from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedWire
@@ -34,6 +34,12 @@ async def engine(peer: ScriptedPeer) -> AsyncIterator[AsyncEngine]:
     yield engine
     peer.open()
     await engine.aclose()
+
+
+@pytest.fixture
+def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the event loop never be late, however busy this machine is."""
+    monkeypatch.setattr(tasks, "GRACE", PATIENCE)
 
 
 def start(engine: AsyncEngine, request: str, deadline: float = PATIENCE, **rest: Any) -> asyncio.Future[Any]:
@@ -124,6 +130,7 @@ async def test_a_connection_carries_one_batch_at_a_time_however_many_limiters_ar
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_each_call_fails_when_it_is_due(engine: AsyncEngine, peer: ScriptedPeer) -> None:
     peer.is_open = False
     tight, patient = start(engine, "tight", 0.01), start(engine, "patient")
@@ -140,6 +147,7 @@ async def test_each_call_fails_when_it_is_due(engine: AsyncEngine, peer: Scripte
     assert len(peer.wires) == 1
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_connecting_counts_towards_the_deadline(engine: AsyncEngine, peer: ScriptedPeer) -> None:
     go_on = asyncio.Event()
     peer.before_connect = go_on.wait
@@ -150,6 +158,7 @@ async def test_connecting_counts_towards_the_deadline(engine: AsyncEngine, peer:
     assert peer.batches == [["b"]]
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_a_connection_that_never_comes_is_given_up(peer: ScriptedPeer) -> None:
     engine = AsyncEngine(peer, 0.01)
     peer.before_connect = asyncio.Event().wait
@@ -160,6 +169,7 @@ async def test_a_connection_that_never_comes_is_given_up(peer: ScriptedPeer) -> 
     await engine.aclose()
 
 
+@pytest.mark.usefixtures("punctual")
 async def test_a_connection_that_stays_silent_is_given_up_with_all_that_wait(peer: ScriptedPeer) -> None:
     engine = AsyncEngine(peer, 0.05)
     await start(engine, "warm")
@@ -202,16 +212,17 @@ async def test_a_reply_that_is_there_is_not_late_either_if_the_event_loop_is_blo
     assert await call == "a"
 
 
-async def test_a_server_is_silent_however_often_the_event_loop_is_blocked(
+async def test_a_call_ends_however_often_the_event_loop_is_blocked_and_does_not_blame_the_server(
     engine: AsyncEngine, peer: ScriptedPeer
 ) -> None:
+    """As by so many callers that a reply is not read in a few turns of the event loop."""
     peer.is_open = False
     call = start(engine, "a", 0.01)
     await peer.until_sent_async(1)
     while not call.done():
-        block(0.03)
+        block(0.1)
         await asyncio.sleep(0)
-    with pytest.raises(StoreTimeout):
+    with pytest.raises(StoreOverloaded):
         await call
 
 

@@ -15,8 +15,8 @@ The rules, for tasks and threads alike:
   call fails, and no other: a connection is given up only after the store's own deadline.
 - **Not sent, not to blame.** A call that was not sent by its deadline has charged nothing. If the server was silent all that
   time it is down; if it answered others meanwhile, this process has more calls than it can send (`StoreOverloaded`). The
-  same is said if the server was asked only when half of the call's time was over, or if this process did not come to notice
-  a connection: the silence then says nothing. If it was this call that it was asked, it may have been charged.
+  same is said if the server was asked only when half of the call's time was over, or if this process did not look for half
+  of it: the silence then says nothing. If it was this call that it was asked, it may have been charged.
 - **At most once.** A call is sent once. Only what a server has certainly not done is sent again: a peer says what that is.
 
 Times are seconds of a monotonic clock, handed in as `now`. Threads may be interrupted anywhere by a signal handler that
@@ -300,16 +300,18 @@ class Batcher:
             while queue.waiting:
                 queue.waiting.popleft().fail(self._failure(cause))
 
-    def expire(self, now: float, is_late: bool = False) -> list[Any]:
+    def expire(self, now: float, late: float = 0.0) -> list[Any]:
         """Fail the calls that are due, and return the lanes that the driver has to `give_up`.
 
-        It is late if this process was too busy to look in time: then a connection may be there and unnoticed.
+        For so many seconds this process was too busy to look. They do not count as time that the server had: a connection
+        or a reply may be there and unnoticed.
         """
+        if late:
+            for lane in self.lanes:
+                lane.sent = min(lane.sent + late, now)
         for queue in self._queues():
             if any(call.due <= now for call in queue.waiting):
-                queue.waiting = deque(
-                    call for call in queue.waiting if not self._is_expired(call, now, is_late)
-                )
+                queue.waiting = deque(call for call in queue.waiting if not self._is_expired(call, now))
         silent = []
         for lane in self.lanes:
             for call in lane.batch:
@@ -382,13 +384,12 @@ class Batcher:
         own.waiting.append(call)  # its limiter has become slow
         return True
 
-    def _is_expired(self, call: RemoteCall, now: float, is_late: bool = False) -> bool:
+    def _is_expired(self, call: RemoteCall, now: float) -> bool:
         """Fail a call that was not sent by its deadline."""
         if call.due > now:
             return False
         is_asked = any(
-            lane.queue and (lane.batch or (lane.wire is None and not is_late)) and _had_time(lane, call)
-            for lane in self.lanes
+            lane.queue and (lane.batch or lane.wire is None) and _had_time(lane, call) for lane in self.lanes
         )
         call.fail(self._failure(None) if is_asked and self._heard < call.since else self._overload())
         return True

@@ -266,20 +266,20 @@ class LoopEngine:
         self._timer = self._loop.call_later(max(0.0, self._timer_due - now), self._on_due)
 
     def _on_due(self) -> None:
-        if time.monotonic() > self._timer_due + GRACE:
-            # This comes late, so the event loop was blocked.
-            self._timer = self._loop.call_later(GRACE, self._expire_after, TURNS, True)
+        late = time.monotonic() - self._timer_due
+        if late > GRACE:  # the event loop was blocked
+            self._timer = self._loop.call_later(GRACE, self._expire_after, TURNS, late)
         else:
-            self._expire_after(TURNS, False)
+            self._expire_after(TURNS, 0.0)
 
-    def _expire_after(self, turns: int, is_late: bool) -> None:
+    def _expire_after(self, turns: int, late: float) -> None:
         """Fail the calls that are due, after so many turns of the event loop: replies may be there and just unread."""
         if turns > 0:
-            self._timer = self._loop.call_soon(self._expire_after, turns - 1, is_late)
+            self._timer = self._loop.call_soon(self._expire_after, turns - 1, late)
             return
         self._timer, self._timer_due = None, float("inf")
         now = time.monotonic()
-        for lane in self._batcher.expire(now, is_late) if now >= self._batcher.alarm else ():
+        for lane in self._batcher.expire(now, late) if now >= self._batcher.alarm else ():
             driver, lane.driver = lane.driver, None
             if driver is not None:
                 driver.cancel()

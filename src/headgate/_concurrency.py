@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakMethod
 
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, HeadgateError
+
+logger = logging.getLogger("headgate")
+
+T = TypeVar("T")
 
 
 class Event:
@@ -117,16 +122,43 @@ def call_later_async(seconds: float, method: Callable[..., Coroutine[Any, Any, N
     def call() -> None:
         found = wanted()
         if found is not None:
-            task = loop.create_task(found(*args))
-            _running.add(task)
-            task.add_done_callback(_running.discard)
+            _start(found(*args))
 
     # In a context of its own: it does not belong to the request of the caller.
     loop.call_later(seconds, call, context=Context())
     return True
 
 
-_running: set[asyncio.Task[None]] = set()
+async def complete(
+    work: Coroutine[Any, Any, T], abandoned: Callable[[T], Awaitable[None]] | None = None
+) -> T:
+    """Return the result of work that goes on if the caller is cancelled; `abandoned` gets the result then."""
+    task = _start(work)
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        _start(_look_after(task, abandoned))
+        raise
+    return task.result()
+
+
+async def _look_after(task: asyncio.Task[T], abandoned: Callable[[T], Awaitable[None]] | None) -> None:
+    try:
+        result = await task
+        if abandoned is not None:
+            await abandoned(result)
+    except HeadgateError as error:
+        logger.warning("a cancelled call could not be completed: %s", error)
+
+
+def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    task = asyncio.get_running_loop().create_task(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return task
+
+
+_running: set[asyncio.Task[Any]] = set()
 """An event loop alone does not keep its tasks."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -395,6 +396,55 @@ async def test_another_rule_under_the_same_stem_counts_from_zero(changed: Rule) 
     assert [bool(await after.hit("42")) for _ in range(6)] == [True] * 5 + [False]
     clock.advance(3 * 86_400)
     assert await after.hit("42", 5)
+
+
+class TestCancelledCallers:
+    """Cancelled after so many turns of the event loop; what goes on then is waited for."""
+
+    @pytest.fixture
+    def limiter(self) -> AsyncLimiter:
+        return AsyncLimiter("20/hour", name="x", store=KVStore(PlainKV()))
+
+    async def cancel(self, call: Awaitable[object], turns: int) -> None:
+        task = asyncio.ensure_future(call)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110  # whatever goes on in the background
+            await asyncio.sleep(0)
+
+    async def used(self, limiter: AsyncLimiter) -> int | None:
+        return 20 - ((await limiter.check("alice", 0)).remaining or 0)
+
+    @pytest.mark.parametrize("turns", range(8))
+    async def test_a_hold_is_given_back_or_its_callers(self, limiter: AsyncLimiter, turns: int) -> None:
+        taken = []
+
+        async def take() -> None:
+            taken.append(await limiter.hold("alice", 5))
+
+        await self.cancel(take(), turns)
+        assert await self.used(limiter) == 5 * len(taken)
+
+    @pytest.mark.parametrize("turns", range(1, 8))
+    async def test_what_was_used_is_counted(self, limiter: AsyncLimiter, turns: int) -> None:
+        await self.cancel(limiter.record("alice", 5), turns)
+        assert await self.used(limiter) == 5
+
+    @pytest.mark.parametrize("turns", range(1, 8))
+    @pytest.mark.parametrize("final", [0, 2, 5, 8])
+    async def test_a_hold_ends_as_it_was_settled(self, limiter: AsyncLimiter, turns: int, final: int) -> None:
+        hold = await limiter.hold("alice", 5)
+        await self.cancel(hold.settle(final), turns)
+        assert await self.used(limiter) == final
+
+    async def test_what_fails_after_its_caller_has_gone_is_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        limiter = AsyncLimiter("20/hour", name="x", store=KVStore(FailingKV(1)))
+        await self.cancel(limiter.record("alice"), 2)
+        assert "a cancelled call could not be completed: down" in caplog.text
 
 
 class TestTurns:

@@ -7,6 +7,8 @@ A key-value store offers get and put, nothing that makes the two one step. What 
   anew. Such a store is exact. Without it, processes that read the same value overwrite each other's count: the limit
   holds for each process by itself, and for all together only as far as their calls do not overlap.
 - There is no way to write two values together, so a limiter on this store has exactly one rule.
+- What has been used or is given back is written even if the caller is cancelled, and a hold that is cancelled while it is
+  taken is given back. Both go on in the background, so a key-value store should give up by itself if it gets no answer.
 
 A refusal writes nothing; an admission is one get and one put (or swap), plus another of each for every time that another
 process was quicker.
@@ -23,10 +25,12 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 from urllib.parse import quote, quote_from_bytes
 
+from headgate._concurrency import complete
 from headgate.algorithms import Algorithm, State
 from headgate.clock import MICROSECONDS, Clock, WallClock
 from headgate.costs import Costs
@@ -137,11 +141,12 @@ class _KVGate:
         stem = self._stem(request.key)
         if request.operation == "record":
             if request.cost:
-                await self._record(algorithm, stem, request)
+                await complete(self._record(algorithm, stem, request))
             return RECORDED
         if request.operation == "peek" or not request.cost:
             return await self._peek(algorithm, stem, request)
-        return await self._charge(algorithm, stem, request)
+        charge = self._charge(algorithm, stem, request)
+        return await (complete(charge, partial(self._release, request)) if request.is_given_up else charge)
 
     async def _peek(self, algorithm: Algorithm, stem: str, request: Request) -> Answer:
         at = self._time(request.now)
@@ -175,6 +180,14 @@ class _KVGate:
             await self._change(algorithm, entry, at, record)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        await complete(self._refund(receipts, cost, now))
+
+    async def _release(self, request: Request, answer: Answer) -> None:
+        """Give back what was held for a caller that has been cancelled meanwhile."""
+        if answer[1] is not None:
+            await self._refund(answer[1], request.cost, request.now)
+
+    async def _refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         (algorithm,) = self._tiers.own
         [(where, receipt)] = receipts
         assert isinstance(where, tuple)

@@ -8,9 +8,9 @@ Inside there is no mapping: a request has the same cost for every rule, or one n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, listed
 from headgate.quota import MAX_UNITS
 from headgate.rules import REQUESTS, Rule
 
@@ -57,8 +57,7 @@ class Units:
         missing = self._known - cost.keys() - {REQUESTS}
         if missing:
             raise ConfigError(
-                f"{self._name()} also counts {_listed(missing)}, so a cost by unit needs it: "
-                f"{{**{dict(cost)!r}, {min(missing)!r}: …}}"
+                f"{self._name()} counts {listed(missing)}, too: say how many in the cost {dict(cost)!r}"
             )
         return self._simple(tuple(cost.get(unit, 1) for unit in self._units))
 
@@ -120,7 +119,7 @@ class Units:
         unknown = cost.keys() - self._known
         if unknown and self._units:
             raise ConfigError(
-                f"{self._name()} does not count {_listed(unknown)}; it counts {_listed(self._known)}"
+                f"{self._name()} does not count {listed(unknown)}; it counts {listed(self._known)}"
             )
         for units in cost.values():
             check_whole(units)
@@ -137,7 +136,3 @@ def check_whole(cost: object) -> None:
     """
     if type(cost) is not int or not 0 <= cost <= MAX_UNITS:
         raise ConfigError(f"a cost is a whole number from 0 to {MAX_UNITS}, not {cost!r}")
-
-
-def _listed(units: Iterable[object]) -> str:
-    return ", ".join(sorted(repr(unit) for unit in units))

@@ -19,6 +19,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from headgate.decision import Decision
 
 
@@ -101,3 +103,8 @@ class StoreMisconfigured(ConfigError, StoreError):
 
     Somebody has to change something; waiting does not help.
     """
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return names as messages list them."""
+    return ", ".join(sorted(map(repr, names)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, listed
 from headgate.rules import SHARED, Rule
 
 __all__ = ["Key", "PlainKey"]
@@ -71,20 +71,16 @@ def check_plain(key: object) -> PlainKey:
 def _scoped(key: Key | None, scopes: tuple[str | None, ...], named: frozenset[str]) -> tuple[PlainKey, ...]:
     if not isinstance(key, Mapping):
         raise ConfigError(
-            f"the rules count by {_listed(named)}, so the key is a mapping like "
+            f"the rules count by {listed(named)}, so the key is a mapping like "
             f"{dict.fromkeys(sorted(named), '…')}, not {key!r}"
         )
     if key.keys() != named:
         missing, unknown = named - key.keys(), key.keys() - named
-        problem = f"no entry for {_listed(missing)}" if missing else f"no rule counts by {_listed(unknown)}"
-        raise ConfigError(f"key {dict(key)!r}: {problem}; the rules count by {_listed(named)}")
+        problem = f"no entry for {listed(missing)}" if missing else f"no rule counts by {listed(unknown)}"
+        raise ConfigError(f"key {dict(key)!r}: {problem}; the rules count by {listed(named)}")
     return tuple(
         SHARED_KEY if scope is None or scope == SHARED else check_plain(key[scope]) for scope in scopes
     )
-
-
-def _listed(scopes: Iterable[object]) -> str:
-    return ", ".join(sorted(repr(scope) for scope in scopes))
 
 
 def key_to_data(key: Key | None) -> str | dict[str, Any] | None:

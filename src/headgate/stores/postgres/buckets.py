@@ -17,7 +17,7 @@ from uuid import UUID
 from headgate.algorithms import SlidingWindow, algorithm_for
 from headgate.costs import check_whole
 from headgate.decision import Decision, Verdict
-from headgate.errors import ConfigError, CostTooHigh, StoreConflict
+from headgate.errors import ConfigError, CostTooHigh, StoreConflict, listed
 from headgate.quota import MAX_UNITS
 from headgate.rules import SHARED, Rule, rules_from
 from headgate.stores.postgres.sql import query
@@ -319,7 +319,7 @@ class Buckets:
             return [self._encoded(rule.scope, key) for rule in self.rules]
         if not isinstance(key, Mapping) or key.keys() != scopes:
             raise ConfigError(
-                f"the rules count by {_listed(scopes)}, so the key is a mapping with these, not {key!r}"
+                f"the rules count by {listed(scopes)}, so the key is a mapping with these, not {key!r}"
             )
         return [self._encoded(rule.scope, key.get(str(rule.scope))) for rule in self.rules]
 
@@ -410,12 +410,12 @@ def _windows(rules: tuple[Rule, ...]) -> list[Window]:
     units = {rule.unit for rule in rules}
     if len(units) > 1:
         raise ConfigError(
-            f"a bucket table has one count for all of its rules, so they count one unit, not {_listed(units)}; "
+            f"a bucket table has one count for all of its rules, so they count one unit, not {listed(units)}; "
             f"use a table for each"
         )
     if len(widths) > 1:
-        listed = ", ".join(f"{width.total_seconds():g} s for {rule.name!r}" for width, rule in widths.items())
-        raise ConfigError(f"the rules of one table need buckets of one width, not {listed}; set buckets=")
+        each = ", ".join(f"{width.total_seconds():g} s for {rule.name!r}" for width, rule in widths.items())
+        raise ConfigError(f"the rules of one table need buckets of one width, not {each}; set buckets=")
     return windows
 
 
@@ -458,10 +458,6 @@ def _interval(duration: timedelta) -> str:
 
 def _us(duration: timedelta) -> int:
     return duration // timedelta(microseconds=1)
-
-
-def _listed(scopes: set[Any]) -> str:
-    return ", ".join(sorted(map(repr, scopes)))
 
 
 def _log(table: str, done: Cleanup) -> None:

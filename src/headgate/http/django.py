@@ -79,13 +79,16 @@ def limit(
 
 def by_user(request: Any) -> Key | None:
     """Count by the user's primary key; without a user, by address."""
-    user = request.user
-    return str(user.pk) if user.is_authenticated else None
+    return _user_key(request.user)
 
 
 async def _by_awaited_user(request: Any) -> Key | None:
-    user = await request.auser()
-    return str(user.pk) if user.is_authenticated else None
+    return _user_key(await request.auser())
+
+
+def _user_key(user: Any) -> Key | None:
+    # REST framework's UNAUTHENTICATED_USER may be None.
+    return None if user is None or not user.is_authenticated else str(user.pk)
 
 
 by_user.awaited = _by_awaited_user  # type: ignore[attr-defined]  # for async views

@@ -425,6 +425,10 @@ class TestThrottles:
         assert is_complete(first)
         assert is_complete(second)
 
+    def test_without_a_user_it_is_counted_by_address(self) -> None:
+        with site(self.view(key=by_user)) as client:
+            assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+
     def test_the_fields_come_without_the_middleware_too(self) -> None:
         day = throttle("9/day")
 

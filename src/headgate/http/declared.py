@@ -91,10 +91,7 @@ class DeclaredLimit:
             raise ConfigError(
                 f"here a limit takes rules or a limiter of type {kind.__name__}, not {limiter!r}"
             )
-        options: Any = self._options
-        if kind is AsyncLimiter and "key" in options:  # some key functions are for both
-            options = {**options, "key": getattr(options["key"], "awaited", options["key"])}
-        made = RequestLimit(limiter, **options)
+        made = RequestLimit(limiter, **self._options)
         if made.awaits and kind is Limiter:
             raise ConfigError("coroutine functions are for limits of ASGI frameworks and async views")
         return made

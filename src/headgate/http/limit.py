@@ -130,7 +130,7 @@ class RequestLimit(Generic[AnyLimiter]):
         self.exempt = exempt
         self.counts = _predicate(count)
         self.address = address or by_address()
-        self.key = _one_function(key or self.address, self.address)
+        self.key = _one_function(self.address if key is None else key, self.address, limiter)
         self.cost: Any = cost
         self.tier: Any = tier
         self.quota: Any = quota
@@ -298,19 +298,26 @@ def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:
     return (lambda scope: scope["path"] in exempt) if exempt else None
 
 
-def _one_function(key: Keys, address: Callable[[Any], str]) -> Callable[[Any], Any]:
+def _one_function(key: Keys, address: Callable[[Any], str], limiter: object) -> Callable[[Any], Any]:
     """Return a key function; of one for each scope, the one that returns the mapping of their keys."""
+    given = key if isinstance(key, Mapping) else {"": key}
+    is_awaited = isinstance(limiter, AsyncLimiter)
+    functions = {
+        scope: getattr(part, "awaited", part) if is_awaited else part for scope, part in given.items()
+    }
     if not isinstance(key, Mapping):
-        return key
-    functions = dict(key)
-    if any(map(is_async, functions.values())):
-        raise ConfigError("a coroutine function is the whole key; let it return the mapping of all scopes")
+        return functions[""]
 
-    def mapping(request: Any) -> dict[str, Any]:
-        keys = {scope: function(request) for scope, function in functions.items()}
+    def complete(keys: dict[str, Any], request: Any) -> dict[str, Any]:
         return {scope: address(request).encode() if found is None else found for scope, found in keys.items()}
 
-    return mapping
+    def mapping(request: Any) -> dict[str, Any]:
+        return complete({scope: function(request) for scope, function in functions.items()}, request)
+
+    async def awaited(request: Any) -> dict[str, Any]:
+        return complete({scope: await _value(part, request) for scope, part in functions.items()}, request)
+
+    return awaited if any(map(is_async, functions.values())) else mapping
 
 
 def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> None:

@@ -227,14 +227,15 @@ async def test_keys_by_user_session_and_address() -> None:
         urls = [
             path("user", limit("1/minute", key=by_user)(view)),
             path("session", limit("1/minute", key=by_session)(view)),
+            path("scoped", limit(sliding_window("1/minute", scope="user"), key={"user": by_user})(view)),
             path("<int:number>", limit("1/minute", key=by_all(by_address(), by_route()))(view)),
         ]
         async with asgi(*urls, middleware=middleware) as client:
             codes = [(await client.get("/session", headers={"x-session": key})).status_code for key in "aab"]
             assert codes == [200, 429, 200]
             assert [(await client.get(f"/{number}")).status_code for number in (1, 2)] == [200, 429]
-            if view is awaited:
-                codes = [(await client.get("/user", headers=sent)).status_code for sent in headers]
+            for page in ("/user", "/scoped") if view is awaited else ():
+                codes = [(await client.get(page, headers=sent)).status_code for sent in headers]
                 assert codes == [200, 429, 200, 200, 429]
     for key in (by_user, by_scope_user()):
         with site(path("user", limit("1/minute", key=key)(ok)), middleware=middleware) as sync_client:

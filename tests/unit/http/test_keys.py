@@ -176,6 +176,12 @@ async def test_every_part_may_be_awaited() -> None:
     assert not RequestLimit(AsyncLimiter("5/minute")).awaits
 
 
-def test_scopes_cannot_be_awaited_one_by_one() -> None:
-    with pytest.raises(ConfigError, match="whole key"):
-        RequestLimit(AsyncLimiter(sliding_window("5/minute", scope="user")), key={"user": Slow()})
+async def test_scopes_may_be_awaited_one_by_one() -> None:
+    limiter = AsyncLimiter(sliding_window("5/minute", scope="user"), sliding_window("9/minute", scope="ip"))
+    limit = RequestLimit(limiter, key={"user": Slow(), "ip": by_address()})
+    assert limit.awaits
+    assert (await limit.awaited_question(SCOPE)).key == {"user": "k1", "ip": "192.0.2.1"}
+    assert (await limit.awaited_question({**SCOPE, "headers": []})).key == {
+        "user": b"192.0.2.1",
+        "ip": "192.0.2.1",
+    }

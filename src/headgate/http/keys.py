@@ -131,6 +131,10 @@ def by_all(*functions: KeyFunction) -> KeyFunction:
     return _on_scope(joined) if all(map(takes_scope, functions)) else joined
 
 
+FACTORIES: tuple[object, ...] = (by_address, by_header, by_user, by_route, by_all)
+"""What makes key functions: easily given instead of one, without its brackets."""
+
+
 def takes_scope(function: object) -> bool:
     """Return whether it is a key function from here, which makes do with the bare scope."""
     return getattr(function, "takes_scope", False)

@@ -17,19 +17,20 @@ from headgate import AsyncLimiter, Limiter
 from headgate.clock import dating
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, listed
 from headgate.http.headers import Fields, Writer
-from headgate.http.keys import KeyFunction, by_address, takes_scope
+from headgate.http.keys import FACTORIES, KeyFunction, by_address, takes_scope
 from headgate.keys import Key
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, caller_of, quotas_of
-from headgate.rules import Rule
+from headgate.rules import SHARED, Rule
 from headgate.stores.request import Request, new_request
 
 AnyLimiter = TypeVar("AnyLimiter", Limiter, AsyncLimiter)
 AnyApp = TypeVar("AnyApp")
 
-Keys = KeyFunction | Callable[[Any], Awaitable[Key | None]] | Mapping[str, KeyFunction]
+AnyKeyFunction = KeyFunction | Callable[[Any], Awaitable[Key | None]]
+Keys = AnyKeyFunction | Mapping[str, AnyKeyFunction]
 """A key function, or one for each scope of the rules."""
 
 Cost = Units | Callable[[Any], Units | Awaitable[Units]]
@@ -125,6 +126,11 @@ class RequestLimit(Generic[AnyLimiter]):
         _check_cost(cost, tier, limiter)
         if limiter.current.rules and not callable(quota):
             quotas_of(limiter.current.rules, quota)  # says what is wrong with it
+        scopes = {rule.scope for rule in limiter.current.rules if rule.scope not in (None, SHARED)}
+        if scopes and key is None:
+            raise ConfigError(
+                f"the rules count by {listed(scopes)}: write key={{{min(scopes)!r}: function, …}}"
+            )
         self.limiter: AnyLimiter = limiter
         self._fields = fields
         self.exempt = exempt
@@ -301,6 +307,11 @@ def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:
 def _one_function(key: Keys, address: Callable[[Any], str], limiter: object) -> Callable[[Any], Any]:
     """Return a key function; of one for each scope, the one that returns the mapping of their keys."""
     given = key if isinstance(key, Mapping) else {"": key}
+    for function in given.values():
+        if function in FACTORIES:
+            raise ConfigError(f"{function.__name__} makes a key function; write key={function.__name__}(…)")
+        if not callable(function):
+            raise ConfigError(f"key= takes functions of the request, not {function!r}")
     is_awaited = isinstance(limiter, AsyncLimiter)
     functions = {
         scope: getattr(part, "awaited", part) if is_awaited else part for scope, part in given.items()
@@ -339,6 +350,10 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
 def _predicate(count: Outcomes | None) -> Callable[[int], bool] | None:
     if count is None or callable(count):
         return count
+    if not isinstance(count, Container):
+        raise ConfigError(
+            f"count= takes statuses, like {{401, 403}}, or a function of the status, not {count!r}"
+        )
     return lambda status: status in count
 
 

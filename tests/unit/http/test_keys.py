@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,3 +186,25 @@ async def test_scopes_may_be_awaited_one_by_one() -> None:
         "user": b"192.0.2.1",
         "ip": "192.0.2.1",
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "user"}, "key= takes functions of the request, not 'user'"),
+        ({"key": {"user": 7}}, "key= takes functions of the request, not 7"),
+        ({"key": by_user}, "by_user makes a key function; write key=by_user(…)"),
+        ({"key": {"ip": by_address}}, "by_address makes a key function; write key=by_address(…)"),
+        ({"count": 401}, "count= takes statuses, like {401, 403}, or a function of the status, not 401"),
+    ],
+)
+def test_what_no_request_could_be_counted_by_is_refused_at_once(options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        RequestLimit(Limiter("5/minute"), **options)
+
+
+def test_rules_with_scopes_need_a_key() -> None:
+    rules = sliding_window("5/minute", scope="user"), sliding_window("9/minute", scope="*")
+    with pytest.raises(ConfigError, match=r"^the rules count by 'user': write key=\{'user': function, …\}$"):
+        RequestLimit(Limiter(*rules))
+    RequestLimit(Limiter(rules[1]))

@@ -20,6 +20,8 @@ __import__(sys.argv[2])
         ("redis", "headgate.stores.redis", "redis"),
         ("psycopg", "headgate.stores.postgres", "postgres"),
         ("fastapi", "headgate.http.fastapi", "fastapi"),
+        ("httpx", "headgate.client", "client"),
+        ("prometheus_client", "headgate.observe.prometheus", "prometheus"),
     ],
 )
 def test_an_import_says_which_extra_to_install(package: str, module: str, extra: str) -> None:

@@ -1,16 +1,17 @@
 """A client of the Headgate server, which is a store like any other:
 
-    store = ServerStore("http://127.0.0.1:8080")
-    limiter = store.limiter("login")           # or await store.async_limiter("login")
-    limiter.hit("alice")
-
-It needs httpx: pip install 'headgate[client]'.
+store = ServerStore("http://127.0.0.1:8080")
+limiter = store.limiter("login")           # or await store.async_limiter("login")
+limiter.hit("alice")
 """
 
 from __future__ import annotations
 
-from headgate.client.store import ServerStore
-from headgate.client.values import KeyState, ServerLimiter, WaitHint
+from headgate._extras import needing
 from headgate.usage import RuleUsage
+
+with needing("headgate.client", "client"):
+    from headgate.client.store import ServerStore
+    from headgate.client.values import KeyState, ServerLimiter, WaitHint
 
 __all__ = ["KeyState", "RuleUsage", "ServerLimiter", "ServerStore", "WaitHint"]

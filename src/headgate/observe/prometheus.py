@@ -18,12 +18,7 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
-
+from headgate._extras import needing
 from headgate._fork import watch
 from headgate.costs import Cost, total
 from headgate.decision import Decision
@@ -31,6 +26,13 @@ from headgate.errors import CostTooHigh, StoreError
 from headgate.hooks import Call, Hook
 from headgate.keys import Key
 from headgate.observe.top import TopKeys
+
+with needing("headgate.observe.prometheus", "prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.multiprocess import MultiProcessCollector
+    from prometheus_client.registry import Collector
 
 __all__ = ["PrometheusHook", "ShadowHook", "all_processes"]
 

@@ -38,7 +38,7 @@ def instant(now: float | None) -> int | None:
     """
     if now is None:
         return None
-    if not 0 <= now < MAX_INSTANT:  # also false for NaN
+    if not isinstance(now, int | float) or not 0 <= now < MAX_INSTANT:  # also false for NaN
         raise ConfigError(f"now= is seconds since the epoch, from 0 to the year 2255, not {now!r}")
     return to_microseconds(now)
 

@@ -58,6 +58,7 @@ _SPAN_NAMES: dict[str, Span] = {"d": "day", "w": "week"}
 _SPAN_NAMES |= {name: span for span in SPANS_US for name in (span, f"{span}s")}
 
 _EXAMPLES = "write for example '5/minute', '100 per 15 minutes' or '10/s burst 20'"
+_EXAMPLES_OF = {"quota": _EXAMPLES, "calendar quota": "write for example '1000/day' or '10000/month'"}
 
 # Each token is tried at one position, so that an error can point at the place where reading stopped. ASCII digits
 # only: int() would take Arabic-Indic ones too, which is unexpected.
@@ -134,7 +135,7 @@ def parse_calendar(text: str) -> tuple[int, Span]:
     Raises:
         ConfigError: The text is anything else; the message points at the bad part.
     """
-    return _QuotaReader(text).calendar()
+    return _QuotaReader(text, what="calendar quota").calendar()
 
 
 def period_from(period: str | float | timedelta, what: str) -> int:
@@ -272,7 +273,7 @@ class _QuotaReader:
         place = f"at {rest!r}" if rest.strip() else "at the end"
         if not self.text.strip():
             place = "the text is empty"
-        examples = _EXAMPLES if self.what == "quota" else "write for example '60s' or '5 minutes'"
+        examples = _EXAMPLES_OF.get(self.what, "write for example '60s' or '5 minutes'")
         return ConfigError(
             f"{self.what} {self.text!r}: {problem}, {place} (column {self.at + 1}); {examples}"
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,8 +26,10 @@ def test_seconds_are_rounded_not_cut_off() -> None:
     assert to_microseconds(1_700_000_000.000001) == 1_700_000_000_000_001
 
 
-@pytest.mark.parametrize("now", [-1e-9, -1, float("nan"), float("inf"), MAX_INSTANT, 1.7e12])
-def test_a_time_that_stores_cannot_count_is_refused(now: float) -> None:
+@pytest.mark.parametrize(
+    "now", [-1e-9, -1, float("nan"), float("inf"), MAX_INSTANT, 1.7e12, datetime.now(UTC)]
+)
+def test_a_time_that_stores_cannot_count_is_refused(now: Any) -> None:
     with pytest.raises(ConfigError, match="seconds since the epoch, from 0 to the year 2255"):
         instant(now)
     for call in (Limiter("5/minute").hit, Limiter("5/minute").check, Limiter("5/minute").record):

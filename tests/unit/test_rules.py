@@ -268,7 +268,7 @@ def test_a_calendar_rule_has_a_span_and_a_time_zone() -> None:
     assert pickle.loads(pickle.dumps(rule)) == copy.deepcopy(rule) == rule
     with pytest.raises(ConfigError, match="tier 'pro'"):
         calendar("10000/month", tiers={"pro": "50000/day"})
-    with pytest.raises(ConfigError, match="expected day, week, month or year"):
+    with pytest.raises(ConfigError, match=r"expected day, week, month or year.*for example '1000/day'"):
         calendar("5/hour")
 
 

@@ -111,13 +111,11 @@ def _scheme(url: str) -> str:
         return name
     if name in {"memory", "sqlite"}:
         return name
-    if not colon or name in _REMOTE:  # not quoted: there may be a password in it
-        raise ConfigError(
-            "a store is a URL, such as 'memory://', 'sqlite:///limits.db' or 'redis://localhost:6379/0'"
-        )
+    # Otherwise not quoted: there may be a password in it.
+    unknown = f"no store is known for {scheme!r}: " if colon and name not in _REMOTE else ""
     raise ConfigError(
-        f"no store is known for {scheme!r}; write for example 'memory://', 'sqlite:///limits.db' or "
-        f"'redis://localhost:6379/0'"
+        f"{unknown}a store is a URL, such as 'memory://', 'sqlite:///limits.db', 'redis://localhost:6379/0' or "
+        f"'postgresql://localhost/app'"
     )
 
 

@@ -301,10 +301,7 @@ def check_costs(rules: tuple[Rule, ...], request: Request) -> None:
     quotas = request.quotas or (None,) * len(rules)
     for rule, cost, own in zip(rules, request.costs(len(rules)), quotas, strict=True):
         if rule.kind == "concurrent" and cost and request.operation in ("hit", "record"):
-            raise ConfigError(
-                f"rule {rule.name!r} counts what is held at once, so {request.operation} cannot be asked of it; "
-                f"use limiter.hold(...)"
-            )
+            raise ConfigError(f"rule {rule.name!r} counts what is held at once: use limiter.hold(...)")
         quota = own or rule.quota_for(request.tier)
         capacity = quota.limit if quota.burst is None else quota.burst
         if cost > capacity > 0 and request.operation != "record":

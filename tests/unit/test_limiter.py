@@ -240,9 +240,11 @@ def test_a_limiter_on_a_given_store_needs_a_name(flavour: Flavour) -> None:
             flavour("5/minute", name="", store=store)
 
 
-@pytest.mark.parametrize("wrong", [5, object(), {}])
+@pytest.mark.parametrize("wrong", [5, object(), {}, MemoryStore])
 def test_what_is_no_store_is_refused(flavour: Flavour, wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=f"is not a store that {flavour.__name__} can use"):
+    with pytest.raises(
+        ConfigError, match=rf"^{flavour.__name__} takes a URL or a store for it, like RedisStore\(…\), not "
+    ):
         flavour("5/minute", name="x", store=wrong)
 
 

@@ -92,10 +92,12 @@ class Limiter(Asking):
             self.store = MemoryStore(clock=clock)
         elif isinstance(store, str):
             self.store = open_store(store, deadline=deadline)
-        elif hasattr(store, "bind"):
+        elif hasattr(store, "bind") and not isinstance(store, type):
             self.store = store
         else:
-            raise ConfigError(f"{store!r} is not a store that {type(self).__name__} can use")
+            raise ConfigError(
+                f"{type(self).__name__} takes a URL or a store for it, like RedisStore(…), not {store!r:.60}"
+            )
         gate: Gate = Unlimited()
         self.health = Health()
         self._ping: Asker | None = None

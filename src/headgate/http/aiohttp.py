@@ -72,6 +72,7 @@ class HandlerLimit(DeclaredLimit):
         if self.default:
             raise ConfigError("default=True is for limits of applications, given to install")
         self.named(f"{handler.__module__}.{handler.__qualname__}")
+        self.limit_for(AsyncLimiter)  # says at once what is wrong with it
 
         @wraps(handler)
         async def limited(*args: Any) -> web.StreamResponse:

@@ -116,6 +116,9 @@ class DjangoLimit(DeclaredLimit):
             raise ConfigError("default=True is for limits of the site, in HEADGATE_LIMITS")
         if view.__module__ != "django.utils.decorators":  # method_decorator tries it on a function of its own
             self.named(f"{view.__module__}.{view.__qualname__}")
+            self.limit_for(
+                AsyncLimiter if iscoroutinefunction(view) else Limiter
+            )  # so that a mistake is found now
         limited: Any
         if iscoroutinefunction(view):
 

@@ -201,6 +201,8 @@ class TestAiohttp:
     async def test_mistakes_say_what_to_write(self) -> None:
         with pytest.raises(ConfigError, match="install"):
             limit("1/minute", default=True)(ok)
+        with pytest.raises(ConfigError, match="functions of the request"):
+            limit("1/minute", key="user")(ok)  # type: ignore[arg-type]
         app = web.Application()
         app.router.add_get("/", limit("1/minute")(ok))
         async with AiohttpServer(app) as server, httpx.AsyncClient() as client:

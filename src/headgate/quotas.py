@@ -67,7 +67,7 @@ class QuotaCache:
     Args:
         rules: The limiter's rules.
         function: Says what a caller's quotas are.
-        seconds: For how long that is believed; 0 asks it every time.
+        seconds: For how long that is kept; 0 asks it every time.
         clock: Where time comes from.
         option: What the function is called where it is given, for messages.
     """

@@ -50,7 +50,7 @@ class Limiter(Asking):
         hooks: What hears of the limiter's decisions; see `headgate.hooks`.
         quotas: A function of a call's key and tier that says by which quota it is decided, if not by that of the tier: for
             quotas that live in a database. It returns what `quota=` takes, or `None`.
-        quotas_for: Seconds for which that is believed; 0 asks the function at every call.
+        quotas_for: Seconds for which that is kept; 0 asks the function at every call.
 
     Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by what the
     rules count, as in `{"tokens": 800}`; requests that are not named are one. Every method takes `now=`, a time in seconds

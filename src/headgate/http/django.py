@@ -63,15 +63,8 @@ def limit(
 ) -> DjangoLimit:
     """Return a decorator that limits the views that have it; also a limit for `HEADGATE_LIMITS`.
 
-    Args:
-        rules: Rules, or text like `"5/minute; 50/hour"`, decided together; or one limiter, perhaps of a policy file: a
-            `Limiter` for sync views, an `AsyncLimiter` for async ones.
-        default: Of a limit of the site, whether a view with a limit of its own does without it.
-        name: The limiter's name; on a given store by default that of the view.
-        store: Where it counts; by default in memory of its own.
-        clock: Where time comes from.
-        options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
-            `address`, `fields`.
+    The arguments are those of `headgate.http.flask.limit`. A limiter instead of rules is a `Limiter` for sync views, an
+    `AsyncLimiter` for async ones.
     """
     seen = on_scope(options, scope_of, lambda request: request.META.get("REMOTE_ADDR"))
     return DjangoLimit(rules, default, name, store, clock, seen)

@@ -115,7 +115,7 @@ def limit(
         cost: How many units, as a number or a function of the request.
         tier: Which tier, as a name or a function of the request.
         quota: By which quota, if not by that of the tier: text, or a function of the request that returns it, or `None`.
-        quota_for: Seconds for which that function is believed about a key; 0 asks it for every request.
+        quota_for: Seconds for which its answer about a key is kept; 0 asks it for every request.
         count: Which statuses count, as `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
             while the request is answered, and given back if the answer has another status. Needs `install`.
         default: Whether a route with a limit of its own, or a nearer default, does without this one.

@@ -99,7 +99,7 @@ class RequestLimit(Generic[AnyLimiter]):
         tier: Which tier, as a name or a function of the request.
         quota: By which quota, if not by that of the tier: as `quota=` of a call, or a function of the request that
             returns it, or `None`.
-        quota_for: Seconds for which that function is believed about a key and tier; 0 asks it for every request.
+        quota_for: Seconds for which its answer about a key and tier is kept; 0 asks it for every request.
         count: Which outcomes count. The units are held while the request is answered, and given back if its status is
             not among these. A request that ends without a status counts.
         exempt: Says which requests are not asked about at all.

@@ -34,19 +34,8 @@ EXCHANGE = "headgate.exchange"
 class RateLimitMiddleware(LimitMiddleware[Limiter, App]):
     """Asks a limiter about every request, and answers those that it refuses.
 
-    Args:
-        app: The application behind it.
-        limiter: Decides; it may be one of a policy file. Or a rule, counted in memory.
-        key: Whose units: a function of the scope, or one for each scope of the rules. By default the client's address.
-        cost: How many units, as a number or a function of the scope.
-        tier: Which tier, as a name or a function of the scope.
-        quota: By which quota, if not by that of the tier: text, or a function of the scope that returns it, or `None`.
-        quota_for: Seconds for which that function is believed about a key; 0 asks it for every request.
-        count: Which statuses count. The units are held while the application works, and given back if its answer has
-            another status, or if it raises and 500 does not count.
-        exempt: Which requests are let through unasked, as paths or a function of the scope.
-        address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
-        fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
+    The arguments are those of `headgate.http.asgi.RateLimitMiddleware`, with a `Limiter`. Functions see a scope made of the
+    environment, which is under `"wsgi"`, and cannot be awaited.
     """
 
     kind = Limiter

@@ -305,7 +305,7 @@ def test_time_in_which_the_process_did_not_look_is_no_silence_of_the_server() ->
     assert traffic.batcher.expire(0.6 + DEADLINE) == [lane]
 
 
-def test_a_server_that_is_silent_most_of_the_time_is_to_blame_though_the_process_did_not_always_look() -> None:
+def test_a_server_that_is_silent_most_of_the_time_is_to_blame_though_the_process_looked_away() -> None:
     traffic = Traffic()
     call = NotedCall("a")
     traffic.add(call)

@@ -107,7 +107,7 @@ def _zone(name: str | None) -> tzinfo:
     except (KeyError, OSError, ValueError) as error:  # the last two for names that are no paths of a file
         hint = "" if _has_database() else "; there is no time zone database here: pip install tzdata"
         raise ConfigError(
-            f"there is no time zone {name!r}; write a name like 'Europe/Berlin'{hint}"
+            f"no time zone is called {name!r}; write a name like 'Europe/Berlin'{hint}"
         ) from error
 
 

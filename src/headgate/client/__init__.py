@@ -1,8 +1,10 @@
 """A client of the Headgate server, which is a store like any other:
 
-store = ServerStore("http://127.0.0.1:8080")
-limiter = store.limiter("login")           # or await store.async_limiter("login")
-limiter.hit("alice")
+    store = ServerStore("http://127.0.0.1:8080")
+    limiter = store.limiter("login")           # or await store.async_limiter("login")
+    limiter.hit("alice")
+
+It needs httpx: pip install 'headgate[client]'.
 """
 
 from __future__ import annotations

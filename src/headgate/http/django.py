@@ -80,8 +80,7 @@ async def _by_awaited_user(request: Any) -> Key | None:
 
 
 def _user_key(user: Any) -> Key | None:
-    # REST framework's UNAUTHENTICATED_USER may be None.
-    return None if user is None or not user.is_authenticated else str(user.pk)
+    return str(user.pk) if user is not None and user.is_authenticated else None  # None: in REST framework
 
 
 by_user.awaited = _by_awaited_user  # type: ignore[attr-defined]  # for async views
@@ -109,9 +108,7 @@ class DjangoLimit(DeclaredLimit):
             raise ConfigError("default=True is for limits of the site, in HEADGATE_LIMITS")
         if view.__module__ != "django.utils.decorators":  # method_decorator tries it on a function of its own
             self.named(f"{view.__module__}.{view.__qualname__}")
-            self.limit_for(
-                AsyncLimiter if iscoroutinefunction(view) else Limiter
-            )  # so that a mistake is found now
+            self.limit_for(AsyncLimiter if iscoroutinefunction(view) else Limiter)  # says what is wrong
         limited: Any
         if iscoroutinefunction(view):
 

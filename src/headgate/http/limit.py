@@ -312,10 +312,8 @@ def _one_function(key: Keys, address: Callable[[Any], str], limiter: object) -> 
             raise ConfigError(f"{function.__name__} makes a key function; write key={function.__name__}(…)")
         if not callable(function):
             raise ConfigError(f"key= takes functions of the request, not {function!r}")
-    is_awaited = isinstance(limiter, AsyncLimiter)
-    functions = {
-        scope: getattr(part, "awaited", part) if is_awaited else part for scope, part in given.items()
-    }
+    awaits = isinstance(limiter, AsyncLimiter)
+    functions = {scope: getattr(part, "awaited", part) if awaits else part for scope, part in given.items()}
     if not isinstance(key, Mapping):
         return functions[""]
 
@@ -351,9 +349,7 @@ def _predicate(count: Outcomes | None) -> Callable[[int], bool] | None:
     if count is None or callable(count):
         return count
     if not isinstance(count, Container):
-        raise ConfigError(
-            f"count= takes statuses, like {{401, 403}}, or a function of the status, not {count!r}"
-        )
+        raise ConfigError(f"count= takes statuses, like {{401, 403}}, or a function of one, not {count!r}")
     return lambda status: status in count
 
 

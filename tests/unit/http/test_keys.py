@@ -195,7 +195,7 @@ async def test_scopes_may_be_awaited_one_by_one() -> None:
         ({"key": {"user": 7}}, "key= takes functions of the request, not 7"),
         ({"key": by_user}, "by_user makes a key function; write key=by_user(…)"),
         ({"key": {"ip": by_address}}, "by_address makes a key function; write key=by_address(…)"),
-        ({"count": 401}, "count= takes statuses, like {401, 403}, or a function of the status, not 401"),
+        ({"count": 401}, "count= takes statuses, like {401, 403}, or a function of one, not 401"),
     ],
 )
 def test_what_no_request_could_be_counted_by_is_refused_at_once(options: Any, message: str) -> None:

@@ -223,12 +223,12 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
 
             def stop(rng: random.Random) -> None:
                 server.signal(signal.SIGSTOP)
-                time.sleep(rng.uniform(0.05, 1.5))
+                last(rng, 0.05, 1.5)
                 server.signal(signal.SIGCONT)
 
             def kill(rng: random.Random) -> None:
                 server.kill()
-                time.sleep(rng.uniform(0, 0.3))
+                last(rng, 0, 0.3)
                 server.start()
 
             def restart(rng: random.Random) -> None:
@@ -237,7 +237,7 @@ def headgate_server(load: int, store: str | None = None) -> Iterator[Place]:
 
             def fill_disk(rng: random.Random) -> None:
                 with no_room_for_files(server.pid):
-                    time.sleep(rng.uniform(0.05, 0.5))
+                    last(rng, 0.05, 0.5)
 
             place.faults = {
                 **proxy_faults(proxy),
@@ -276,13 +276,18 @@ def server_faults(server: Any) -> dict[str, Fault]:
     }
 
 
+def last(rng: random.Random, shortest: float, longest: float) -> None:
+    """Let a fault, or the pause before the next one, last for some random seconds: real processes run meanwhile."""
+    time.sleep(rng.uniform(shortest, longest))
+
+
 def proxy_faults(proxy: FaultProxy) -> dict[str, Fault]:
     """Return what can be done to the way to a server."""
 
     def be(mode: Any) -> Fault:
         def fault(rng: random.Random) -> None:
             proxy.mode = mode
-            time.sleep(rng.uniform(0.02, 0.3))
+            last(rng, 0.02, 0.3)
             proxy.mode = "forward"
 
         return fault
@@ -297,14 +302,14 @@ def proxy_faults(proxy: FaultProxy) -> dict[str, Fault]:
 def stop_server(server: Any, rng: random.Random) -> None:
     """Let a server hang for a while, at times for longer than a deadline."""
     server.pause()
-    time.sleep(rng.uniform(0.05, 1.5))
+    last(rng, 0.05, 1.5)
     server.resume()
 
 
 def kill_server(server: Any, rng: random.Random) -> None:
     """End a server as `kill -9` does, and start it again."""
     server.kill()
-    time.sleep(rng.uniform(0, 0.3))
+    last(rng, 0, 0.3)
     server.start()
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.faults.checker import Violation, check
 from tests.faults.history import History, HistoryCall, Pause
-from tests.faults.places import Place, now_us
+from tests.faults.places import Place, last, now_us
 from tests.faults.recording import read_calls
 from tests.faults.traffic import specs
 from tests.faults.worker import Orders
@@ -123,7 +123,7 @@ class Round:
                     time.sleep(0.05)
                 self._due = time.monotonic() + self.seconds
                 while self._running() and time.monotonic() < self._due:
-                    time.sleep(self._random.uniform(0.1, self.gap))
+                    last(self._random, 0.1, self.gap)
                     if not self.calm:
                         self._do_a_fault()
                 self._over.touch()
@@ -206,7 +206,7 @@ class Round:
     def _stop(self, worker: RunningWorker) -> None:
         began = now_us()
         os.kill(worker.process.pid, signal.SIGSTOP)
-        time.sleep(self._random.uniform(0.05, 1.2))
+        last(self._random, 0.05, 1.2)
         os.kill(worker.process.pid, signal.SIGCONT)
         self._pauses.append(Pause(worker.number, began, now_us()))
 
@@ -218,7 +218,7 @@ class Round:
                 worker.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 worker.process.send_signal(signal.SIGUSR1)
-                time.sleep(1)
+                time.sleep(1)  # in which it writes where it hangs; it cannot say when it has
                 hanging.append(f"worker {worker.number} hangs: {worker.said('.err')}")
         return hanging
 

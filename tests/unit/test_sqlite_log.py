@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-import sqlite3
-import struct
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -401,54 +398,7 @@ def test_expiry_leaves_no_chunk(store: SQLiteStore, clock: FakeClock) -> None:
     assert chunks(store) == 0
 
 
-# --- Files of other versions, and damaged ones --------------------------------------------------------------------------
-
-
-def as_one_row(store: SQLiteStore, entries: int) -> None:
-    """Write the one state as the version before chunks did: all its entries in the row, one a second up to the newest."""
-    newest = kept(store)[0][-2]
-    numbers = [n for i in reversed(range(entries)) for n in (newest - i * SECOND, 1)]
-    packed = struct.pack(f"<{1 + 2 * entries}q", 77, *numbers)
-    store.transact(lambda c: c.execute("UPDATE headgate_states SET state = ?", (packed,)), write=True)
-
-
-def test_a_large_state_in_one_row_is_read_and_then_kept_in_chunks(
-    store: SQLiteStore, clock: FakeClock
-) -> None:
-    limiter = Limiter(sliding_log("1000/1000s"), name="x", store=store)
-    limiter.hit("ada")
-    as_one_row(store, 1000)
-    before = dump(store)
-    assert limiter.check("ada").retry_after == 1
-    assert not limiter.hit("ada")
-    assert dump(store) == before
-    clock.advance(1)
-    assert limiter.hit("ada").remaining == 0
-    assert chunks(store) == 20
-    assert len(kept(store)[0]) == 2 * 1000
-    assert limiter.check("ada").retry_after == 1
-
-
-def test_a_file_without_chunks_gets_the_table_when_it_is_opened(path: Path, clock: FakeClock) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(sqlite._CREATE)
-    with SQLiteStore(path, clock=clock) as store:
-        one_a_second(Limiter(sliding_log("500/500s"), name="x", store=store), clock, 300)
-        assert chunks(store) > 0
-
-
-def test_the_version_before_chunks_takes_a_large_log_for_damaged_and_may_delete_it(
-    store: SQLiteStore, path: Path, clock: FakeClock
-) -> None:
-    """It reads a row as whole numbers and raises `StoreConflict` if that fails; reset and expiry delete the row."""
-    one_a_second(Limiter(sliding_log("500/500s"), name="x", store=store), clock, 300)
-    with closing(sqlite3.connect(path)) as older:
-        ((packed,),) = older.execute("SELECT state FROM headgate_states")
-        with pytest.raises(struct.error):
-            struct.unpack(f"<{len(packed) // 8}q", packed)
-        with older:
-            older.execute("DELETE FROM headgate_states")
-    assert dump(store) == ([], [])
+# --- Damaged files -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("garbage", [b"L", b"L" + b"\0" * 8, b"L" + b"\0" * 32, b"M" + b"\0" * 48])

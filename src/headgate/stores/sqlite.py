@@ -84,9 +84,7 @@ class SQLiteStore(SQLiteFile):
     Several threads, processes and event loops may use one file, each process with its own store (one that was made before
     a fork opens the file anew). It belongs on a local disk: SQLite's locks cannot be relied on over network file systems.
 
-    The cost of a hit does not grow with the size of a sliding log. The version before kept all entries in one row: this one
-    reads such files, and both may share a file. For a log that has grown beyond 128 entries through this version, the one
-    before raises `StoreConflict`, and can only reset it.
+    The cost of a hit does not grow with the size of a sliding log.
     """
 
     schema = (_CREATE, *SCHEMA, _CREATE_NOTES, _INDEX_NOTES)

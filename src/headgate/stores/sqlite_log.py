@@ -8,9 +8,8 @@ whose entries are expiring, and writes none unless a chunk fills up or has expir
 the whole log, and the pure functions run on that, on the tail, or on one chunk. What they drop at a write is dropped here by
 raising the *floor*: entries up to that index do not exist any more, though some may still stand in the oldest chunk.
 
-The row of a large log begins with a tag of one byte, so that versions without chunks raise `StoreConflict` instead of
-counting wrong. Then come 64-bit integers: birth, floor, number of chunks, units in them, and the tail. A trigger in the file
-deletes the chunks with the row, also when an older version deletes it.
+The row of a large log begins with a tag of one byte, which no other state has. Then come 64-bit integers: birth, floor,
+number of chunks, units in them, and the tail. A trigger in the file deletes the chunks with the row.
 """
 
 from __future__ import annotations

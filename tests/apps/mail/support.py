@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import ssl
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from fastapi import FastAPI
 
 from headgate.testing import FakeClock
 from headgate_services.mail import Settings, create_app
+from tests.apps.processes import ServiceProcess, launch_program, serving
 
 CERTIFICATE = Path(__file__).with_name("certificate.pem")
 
@@ -134,15 +133,6 @@ async def running(
 # --- The service in a process of its own -----------------------------------------------------------------------------
 
 
-@dataclass
-class ServiceProcess:
-    """A service started as a user would, and what it has logged so far."""
-
-    process: Process
-    url: str
-    log: list[str] = field(default_factory=list)
-
-
 def environment(**variables: object) -> dict[str, str]:
     """Return this process's environment, with the settings of the service taken out and these put in."""
     names = {name.upper() for name in Settings.model_fields}
@@ -152,42 +142,16 @@ def environment(**variables: object) -> dict[str, str]:
 
 async def launch(folder: Path, *arguments: str, **variables: object) -> Process:
     """Start the service in a folder; its log can be read from `stderr`."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_server.cli", "run", "mail", *arguments),
-        cwd=folder,
-        env=environment(**variables),
-        stdin=DEVNULL,
-        stdout=DEVNULL,
-        stderr=PIPE,
+    return await launch_program(
+        "run", "mail", *arguments, folder=folder, environment=environment(**variables)
     )
 
 
 @asynccontextmanager
 async def service_process(folder: Path, **variables: object) -> AsyncIterator[ServiceProcess]:
-    """Run the service on a free port until the block ends, and stop it as an operator would."""
-    process = await launch(folder, "--host", "127.0.0.1", "--port", "0", **variables)
-    assert process.stderr is not None
-    log: list[str] = []
-    url = ""
-    try:
-        while not url:
-            line = (await process.stderr.readline()).decode()
-            assert line, "the service did not start:\n" + "".join(log)
-            log.append(line)
-            if found := re.search(r"running on (http://\S+)", line):
-                url = found[1]
-        drained = asyncio.create_task(_drain(process.stderr, log))
-        yield ServiceProcess(process, url, log)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-    await drained
-
-
-async def _drain(stream: asyncio.StreamReader, log: list[str]) -> None:
-    async for line in stream:
-        log.append(line.decode())  # noqa: PERF401  # line by line: others are reading it
+    """Run the service on a free port until the block ends."""
+    async with serving(await launch(folder, "--host", "127.0.0.1", "--port", "0", **variables)) as service:
+        yield service
 
 
 # --- Mail servers ----------------------------------------------------------------------------------------------------

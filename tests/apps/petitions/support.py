@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import re
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -21,6 +18,7 @@ from fastapi import FastAPI
 from headgate_services.petitions import PetitionsSettings, create_app
 from headgate_services.petitions.infrastructure.adapters.persistence import Database
 from headgate_services.petitions.parts import Parts
+from tests.apps.processes import ServiceProcess, launch_program, serving
 
 PATH = "/v1/petition-submissions"
 TABLE = "petition_rate_limit_buckets"
@@ -148,15 +146,6 @@ async def running(url: str, **settings: Any) -> AsyncIterator[Service]:
 # --- The service in a process of its own -----------------------------------------------------------------------------
 
 
-@dataclass
-class ServiceProcess:
-    """A service started as a user would, and what it has logged so far."""
-
-    process: Process
-    url: str
-    log: list[str] = field(default_factory=list)
-
-
 def environment(**variables: object) -> dict[str, str]:
     """Return this process's environment, with the settings of the service taken out and these put in."""
     kept = {name: value for name, value in os.environ.items() if not is_setting(name)}
@@ -172,41 +161,14 @@ def is_setting(name: str) -> bool:
 
 async def launch(*arguments: str, **variables: object) -> Process:
     """Start the program; its log can be read from `stderr`."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_server.cli", *arguments),
-        env=environment(**variables),
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=PIPE,
-    )
+    return await launch_program(*arguments, environment=environment(**variables), stdout=PIPE)
 
 
 @asynccontextmanager
 async def service_process(**variables: object) -> AsyncIterator[ServiceProcess]:
-    """Run the service on a free port until the block ends, and stop it as an operator would."""
-    process = await launch("run", "petitions", "--port", "0", **variables)
-    assert process.stderr is not None
-    log: list[str] = []
-    url = ""
-    try:
-        while not url:
-            line = (await process.stderr.readline()).decode()
-            assert line, "the service did not start:\n" + "".join(log)
-            log.append(line)
-            if found := re.search(r"running on (http://\S+)", line):
-                url = found[1]
-        drained = asyncio.create_task(_drain(process.stderr, log))
-        yield ServiceProcess(process, url, log)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-    await drained
-
-
-async def _drain(stream: asyncio.StreamReader, log: list[str]) -> None:
-    async for line in stream:
-        log.append(line.decode())  # noqa: PERF401  # line by line: others are reading it
+    """Run the service on a free port until the block ends."""
+    async with serving(await launch("run", "petitions", "--port", "0", **variables)) as service:
+        yield service
 
 
 def someone() -> UUID:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
-import sys
-from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +21,7 @@ from starlette.routing import Route
 
 from headgate.testing import FakeClock
 from headgate_services.tiers import RateLimitMiddleware, TiersSettings
+from tests.apps.processes import ServiceProcess, launch_program, serving
 
 
 async def _ok(request: Request) -> Response:
@@ -103,14 +101,6 @@ async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
 # --- The service in a process of its own -----------------------------------------------------------------------------
 
 
-@dataclass
-class ServiceProcess:
-    """A service started as a user would, and what it has logged so far."""
-
-    url: str
-    log: list[str]
-
-
 def environment(**variables: object) -> dict[str, str]:
     """Return this process's environment, with the settings of the service taken out and these put in."""
     names = {name.upper() for name in TiersSettings.model_fields}
@@ -120,33 +110,9 @@ def environment(**variables: object) -> dict[str, str]:
 
 @asynccontextmanager
 async def service_process(folder: Path, **variables: object) -> AsyncIterator[ServiceProcess]:
-    """Run the service on a free port until the block ends, and stop it as an operator would."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headgate_server.cli", "run", "tiers", "--port", "0"),
-        cwd=folder,
-        env=environment(**variables),
-        stdin=DEVNULL,
-        stdout=DEVNULL,
-        stderr=PIPE,
+    """Run the service on a free port until the block ends."""
+    process = await launch_program(
+        "run", "tiers", "--port", "0", folder=folder, environment=environment(**variables)
     )
-    assert process.stderr is not None
-    service = ServiceProcess("", [])
-    try:
-        while not service.url:
-            line = (await process.stderr.readline()).decode()
-            assert line, "the service did not start:\n" + "".join(service.log)
-            service.log.append(line)
-            if found := re.search(r"running on (http://\S+)", line):
-                service.url = found[1]
-        drained = asyncio.create_task(_drain(process.stderr, service.log))
+    async with serving(process) as service:
         yield service
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-    await drained
-
-
-async def _drain(stream: asyncio.StreamReader, log: list[str]) -> None:
-    async for line in stream:
-        log.append(line.decode())  # noqa: PERF401  # line by line: others are reading it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from headgate.testing import FakeClock
 from headgate.testing.servers import RedisServer
 from headgate_services.tiers import TiersSettings, create_app, load_test, main
+from headgate_services.tiers.load_test import Run, _load_checks
 from tests.apps.tiers.support import service_process
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -172,3 +174,10 @@ def test_every_setting_is_in_the_guide() -> None:
     guide = (ROOT / "docs" / "services" / "tiers.md").read_text("utf-8")
     rows = set(re.findall(r"`([A-Z][A-Z_]+)`", guide[guide.index("## Settings") :].partition("\n## ")[0]))
     assert {field.upper() for field in TiersSettings.model_fields} <= rows
+
+
+@pytest.mark.parametrize(("refused", "passes"), [(0, True), (1, False)])
+def test_the_load_test_asks_no_more_of_a_slow_machine_than_it_can_send(refused: int, passes: bool) -> None:
+    """In three seconds the bucket has room for more than the 21 requests that were sent."""
+    run = Run(Counter({200: 21, 429: refused}), 0.0, 0.1, 3.0, 3.2)
+    assert all(check.passed for check in _load_checks(run)) is passes

@@ -947,7 +947,7 @@ def test_a_call_that_is_interrupted_twice_charges_all_rules_or_none(
     assert [result.remaining for result in limiter.check("ada", 0).results] == [4, 4]
 
 
-@pytest.mark.skipif(is_compiled(), reason="no signal handler runs in the middle of compiled code")
+@pytest.mark.skipif(is_compiled(), reason="a test cannot replace a compiled method")
 def test_an_interrupted_hold_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = Limiter(concurrent(3, lease="60s"), fixed_window("5/hour"))
     first = limiter.hold("ada")

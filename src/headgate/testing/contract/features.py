@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import strategies as st
 
-from headgate import ConfigError, CostTooHigh, Limiter, Quota, Rule, calendar, concurrent
+from headgate import ConfigError, CostTooHigh, Hold, Limiter, Quota, Rule, calendar, concurrent
 from headgate.stores import base
 from headgate.testing.contract.base import Contract, each_kind
 from headgate.testing.contract.races import RaceTally, eager_switching, in_threads
@@ -192,21 +192,25 @@ class MoveTests(Contract):
     def _moves_are_honest(self, example: tuple[Rule, list[_Act]]) -> None:
         rule, acts = example
         self.clock.set_us(START_US)
-        limiter, tally = self.limiter(rule), _Moved()
-        holds = []
+        limiter = self.limiter(rule)
+        taken: list[
+            list[int]
+        ] = []  # of all units that were taken: time of the hold, time of the confirmation, how many
+        holds: list[tuple[Hold, list[int]]] = []
         for what, wait, cost in acts:
             self.clock.advance_us(wait)
             if what in ("hit", "hold"):
-                taken = limiter.hold("a", cost)
-                if taken:
-                    holds.append((taken, tally.take(self.clock.now_us(), cost)))
-                    if what == "hit":
-                        taken.settle(cost)
-                        holds.pop()
+                hold = limiter.hold("a", cost)
+                if hold:
+                    taken.append([self.clock.now_us(), self.clock.now_us(), cost])
+                    if what == "hold":
+                        holds.append((hold, taken[-1]))
+                    else:
+                        hold.settle(cost)
             elif holds:
                 hold, entry = holds.pop(cost % len(holds))
                 if what == "settle":
-                    tally.settle(entry, hold.settle(min(cost, tally.units(entry))))
+                    entry[2] = hold.settle(min(cost, entry[2]))
                     continue
                 answer = hold.confirm()
                 if answer.retry_after_us is not None:
@@ -216,41 +220,12 @@ class MoveTests(Contract):
                     self.clock.advance_us(1)
                     answer = hold.confirm()
                 assert answer.allowed
-                tally.confirm(entry, self.clock.now_us())
+                entry[1] = self.clock.now_us()
         if rule.kind in ("sliding_window", "sliding_log"):
-            assert tally.most(rule.quota.period_us) <= rule.quota.limit
-
-
-class _Moved:
-    """Units with the time of their hold and that of their confirmation."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[int, int, int]] = []
-
-    def take(self, now: int, units: int) -> int:
-        self._entries.append((now, now, units))
-        return len(self._entries) - 1
-
-    def units(self, entry: int) -> int:
-        return self._entries[entry][2]
-
-    def settle(self, entry: int, units: int) -> None:
-        self._entries[entry] = (*self._entries[entry][:2], units)
-
-    def confirm(self, entry: int, now: int) -> None:
-        held, _, units = self._entries[entry]
-        self._entries[entry] = held, now, units
-
-    def most(self, period_us: int) -> int:
-        """Return the most units in any span of this length, by either time."""
-        return max(
-            (
-                sum(units for *times, units in self._entries if 0 <= times[which] - start < period_us)
-                for which in (0, 1)
-                for start in (entry[which] for entry in self._entries)
-            ),
-            default=0,
-        )
+            for which in (0, 1):
+                for start in (entry[which] for entry in taken):
+                    span = range(start, start + rule.quota.period_us)
+                    assert sum(entry[2] for entry in taken if entry[which] in span) <= rule.quota.limit
 
 
 class PlaceTests(Contract):

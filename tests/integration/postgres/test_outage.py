@@ -311,6 +311,23 @@ async def test_a_call_whose_reply_is_lost_is_not_sent_again(server: PostgresServ
             assert (await hit("a")).remaining == 7  # the lost one was counted, once
 
 
+@pytest.mark.parametrize("flavour", ["threads", "tasks"])
+async def test_a_call_that_the_database_ends_instead_of_answering_is_sent_again(
+    server: PostgresServer, flavour: str
+) -> None:
+    async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
+        hit = hitting(store, flavour, name="ended")
+        assert (await hit("a")).remaining == 9
+        with psycopg.connect(server.url, autocommit=True) as other, psycopg.connect(server.url) as holder:
+            holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
+            call = asyncio.ensure_future(hit("a"))
+            waiting = "FROM pg_stat_activity WHERE application_name = 'headgate' AND wait_event_type = 'Lock'"
+            await until(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
+            other.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
+            holder.rollback()
+            assert (await call).remaining == 8
+
+
 def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Awaitable[Decision]]:
     """Return hits on `10/day`, from a thread or a task, that know of no policy."""
     rules = (fixed_window("10/day"),)

@@ -30,6 +30,7 @@ logger = logging.getLogger("headgate")
 MOST_PER_CALL = 128
 """How many requests leave together at most. Their keys stay locked until all of them are done."""
 
+_TERMINATED = (b"57P01", b"57P05")  # by an administrator or a shutdown; because it was idle
 _BINARY = 1
 _TUPLES_OK, _COMMAND_OK = int(ExecStatus.TUPLES_OK), int(ExecStatus.COMMAND_OK)
 
@@ -57,6 +58,13 @@ NOTE = _statement("note", [1, 1, 0, 0])._replace(is_frequent=False)
 
 
 Message = tuple[Statement, Arguments]
+
+
+class Terminated(OperationalError):
+    """The database has ended the connection instead of an answer: a statement that it had begun is rolled back.
+
+    It commits only after the result is on its way, so this cannot be the first to come then.
+    """
 
 
 class PostgresPeer:
@@ -113,7 +121,7 @@ class PostgresPeer:
         return error
 
     def may_repeat(self, request: StateCall | NoteCall, cause: BaseException) -> bool:
-        return False
+        return isinstance(cause, Terminated)
 
     def talk(self, calls: Sequence[RemoteCall]) -> Talk:
         value = yield self._message(calls)
@@ -208,14 +216,20 @@ class PostgresWire:
 
     def receive(self) -> Any:
         pgconn = self.pgconn
-        pgconn.consume_input()
+        try:
+            pgconn.consume_input()
+        except OperationalError as error:
+            if self._result is not None and self._result.error_field(DiagnosticField.SQLSTATE) in _TERMINATED:
+                raise Terminated(str(error)) from error
+            raise
         if self.is_unsent:
             self.is_unsent = bool(pgconn.flush())
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
                 return self._reply()
-            self._result = result
+            if self._result is None:
+                self._result = result
         return PENDING
 
     def close(self) -> None:

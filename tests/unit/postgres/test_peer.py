@@ -1,0 +1,71 @@
+"""What a connection says that the database has ended; without a database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from psycopg import OperationalError
+from psycopg.pq import DiagnosticField, ExecStatus
+
+from headgate.stores.postgres.peer import PostgresWire, Terminated
+from headgate.stores.remote.peer import PENDING
+
+
+class FakeResult:
+    def __init__(self, status: ExecStatus, sqlstate: bytes | None = None) -> None:
+        self.status = status
+        self._sqlstate = sqlstate
+
+    def error_field(self, field: DiagnosticField) -> bytes | None:
+        return self._sqlstate if field == DiagnosticField.SQLSTATE else None
+
+
+class EndingConnection:
+    """Has some results, and is then found to be closed."""
+
+    def __init__(self, socket: int, results: list[FakeResult]) -> None:
+        self.socket = socket
+        self.nonblocking = 0
+        self._results = results
+        self._is_closed = False
+
+    def consume_input(self) -> None:
+        if self._is_closed:
+            raise OperationalError("server closed the connection unexpectedly")
+        self._is_closed = True
+
+    def is_busy(self) -> bool:
+        return not self._results
+
+    def get_result(self) -> Any:
+        return self._results.pop(0)
+
+
+ENDED = FakeResult(ExecStatus.FATAL_ERROR, b"57P01")
+COUNTED = FakeResult(ExecStatus.TUPLES_OK)
+
+
+@pytest.fixture
+def a_file() -> Iterator[int]:
+    reading, writing = os.pipe()
+    yield reading
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("results", "is_undone"),
+    [([ENDED], True), ([COUNTED, ENDED], False), ([COUNTED], False), ([], False)],
+    ids=["ended", "ended after its result", "result only", "nothing"],
+)
+def test_only_an_end_instead_of_a_result_says_that_nothing_was_done(
+    a_file: int, results: list[FakeResult], is_undone: bool
+) -> None:
+    wire = PostgresWire(EndingConnection(a_file, list(results)), prepare=False)
+    assert wire.receive() is PENDING
+    with pytest.raises(OperationalError) as raised:
+        wire.receive()
+    assert isinstance(raised.value, Terminated) is is_undone

@@ -21,6 +21,8 @@ __import__(sys.argv[2])
         ("psycopg", "headgate.stores.postgres", "postgres"),
         ("fastapi", "headgate.http.fastapi", "fastapi"),
         ("httpx", "headgate.client", "client"),
+        ("httpx", "headgate.stores.kv.cloudflare", "cloudflare"),
+        ("redis", "headgate.stores.kv.redis", "redis"),
         ("prometheus_client", "headgate.observe.prometheus", "prometheus"),
     ],
 )

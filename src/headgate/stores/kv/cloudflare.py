@@ -23,12 +23,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
+from headgate._extras import needing
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, to_microseconds
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
 from headgate.stores.kv.loops import PerLoop
+
+with needing("headgate.stores.kv.cloudflare", "cloudflare"):
+    import httpx
 
 __all__ = ["API_BASE", "CloudflareKV"]
 

@@ -7,15 +7,18 @@ from contextlib import contextmanager
 from importlib import resources
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-
+from headgate._extras import needing
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
 from headgate.stores.kv.loops import PerLoop
-from headgate.stores.redis.endpoint import is_refusal
+
+with needing("headgate.stores.kv.redis", "redis"):
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import RedisError
+
+    from headgate.stores.redis.endpoint import is_refusal
 
 __all__ = ["RedisKV"]
 

@@ -15,7 +15,7 @@ from headgate.quota import MAX_UNITS
 from headgate.rules import REQUESTS, Rule
 
 Cost = int | Mapping[str, int]
-"""What a caller says: how many of everything, or how many of each unit. Requests that are not named are one."""
+"""What a caller says: how many of everything, or how many of each unit. Without `requests`, one of them."""
 
 
 Costs = int | tuple[int, ...]

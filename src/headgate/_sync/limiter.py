@@ -53,7 +53,7 @@ class Limiter(Asking):
         quotas_for: Seconds for which that is kept; 0 asks the function at every call.
 
     Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by what the
-    rules count, as in `{"tokens": 800}`; requests that are not named are one. Calls that count take `now=`, a time in seconds
+    rules count, as in `{"tokens": 800}`; without `requests`, one of them. Calls that count take `now=`, a time in seconds
     since the epoch to decide at; do not mix it with the store's own time on one key. `quota=` is a quota for this call
     alone, text or a `Quota`; of a limiter with several rules, a mapping by their names. What was counted stays.
 

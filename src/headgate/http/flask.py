@@ -64,8 +64,8 @@ def limit(
         name: The limiter's name; on a given store by default that of the view or blueprint.
         store: Where it counts; by default in memory of its own.
         clock: Where time comes from.
-        options: What `headgate.http.limit.RequestLimit` takes besides: `key`, `cost`, `tier`, `quota`, `count`, `exempt`,
-            `address`, `fields`.
+        options: As of `headgate.http.asgi.RateLimitMiddleware`, with functions of the request: `key`, `cost`, `tier`,
+            `quota`, `quota_for`, `count`, `exempt`, `address`, `fields`.
     """
     seen = on_scope(options, scope_of, lambda request: request.environ.get("REMOTE_ADDR"))
     made = ViewLimit(rules, default, name, store, clock, seen)

@@ -92,19 +92,8 @@ class LimitVersion(Generic[AnyLimiter]):
 class RequestLimit(Generic[AnyLimiter]):
     """A limiter, and whose units a request asks it for, how many, and in which tier.
 
-    Args:
-        limiter: The limiter that decides.
-        key: Whose units; by default those of the client's address.
-        cost: How many, as a number or a function of the request.
-        tier: Which tier, as a name or a function of the request.
-        quota: By which quota, if not by that of the tier: as `quota=` of a call, or a function of the request that
-            returns it, or `None`.
-        quota_for: Seconds for which its answer about a key and tier is kept; 0 asks it for every request.
-        count: Which outcomes count. The units are held while the request is answered, and given back if its status is
-            not among these. A request that ends without a status counts.
-        exempt: Says which requests are not asked about at all.
-        address: Finds the address of a request for which `key` returns `None`.
-        fields: Which fields the response carries; by default what the limiter's policy asks for, or else all.
+    The arguments are those of `headgate.http.asgi.RateLimitMiddleware`; functions take the request of the framework, and
+    `exempt` is one.
 
     A limiter of a policy file may change with the file; the next request is then asked about as the file says.
     """

@@ -88,9 +88,7 @@ class DeclaredLimit:
         if limiter is None:
             limiter = kind(*self._rules, name=self.name or "private", store=self._store, clock=self._clock)
         elif not isinstance(limiter, kind):
-            raise ConfigError(
-                f"here a limit takes rules or a limiter of type {kind.__name__}, not {limiter!r}"
-            )
+            rule_of(limiter, kind)  # says of which type it should be
         made = RequestLimit(limiter, **self._options)
         if made.awaits and kind is Limiter:
             raise ConfigError("coroutine functions are for limits of ASGI frameworks and async views")

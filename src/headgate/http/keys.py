@@ -115,6 +115,8 @@ def by_all(*functions: KeyFunction) -> KeyFunction:
 
     If one of them has no key, the request is counted by address.
     """
+    for function in functions:
+        check_function("by_all", function)
 
     def joined(request: Any) -> Key | None:
         parts = []
@@ -131,8 +133,12 @@ def by_all(*functions: KeyFunction) -> KeyFunction:
     return _on_scope(joined) if all(map(takes_scope, functions)) else joined
 
 
-FACTORIES: tuple[object, ...] = (by_address, by_header, by_user, by_route, by_all)
-"""What makes key functions: easily given instead of one, without its brackets."""
+def check_function(what: str, function: Any) -> None:
+    """Refuse what no request can be given to: a text, or one of the functions above without its brackets."""
+    if function in (by_address, by_header, by_user, by_route, by_all):
+        raise ConfigError(f"{what} takes functions of the request: write {function.__name__}(…)")
+    if not callable(function):
+        raise ConfigError(f"{what} takes functions of the request, not {function!r}")
 
 
 def takes_scope(function: object) -> bool:

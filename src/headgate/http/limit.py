@@ -19,7 +19,7 @@ from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.errors import ConfigError, listed
 from headgate.http.headers import Fields, Writer
-from headgate.http.keys import FACTORIES, KeyFunction, by_address, takes_scope
+from headgate.http.keys import KeyFunction, by_address, check_function, takes_scope
 from headgate.keys import Key
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, caller_of, quotas_of
@@ -125,6 +125,7 @@ class RequestLimit(Generic[AnyLimiter]):
         self.exempt = exempt
         self.counts = _predicate(count)
         self.address = address or by_address()
+        check_function("address=", self.address)
         self.key = _one_function(self.address if key is None else key, self.address, limiter)
         self.cost: Any = cost
         self.tier: Any = tier
@@ -297,10 +298,7 @@ def _one_function(key: Keys, address: Callable[[Any], str], limiter: object) -> 
     """Return a key function; of one for each scope, the one that returns the mapping of their keys."""
     given = key if isinstance(key, Mapping) else {"": key}
     for function in given.values():
-        if function in FACTORIES:
-            raise ConfigError(f"{function.__name__} makes a key function; write key={function.__name__}(…)")
-        if not callable(function):
-            raise ConfigError(f"key= takes functions of the request, not {function!r}")
+        check_function("key=", function)
     awaits = isinstance(limiter, AsyncLimiter)
     functions = {scope: getattr(part, "awaited", part) if awaits else part for scope, part in given.items()}
     if not isinstance(key, Mapping):

@@ -193,14 +193,21 @@ async def test_scopes_may_be_awaited_one_by_one() -> None:
     [
         ({"key": "user"}, "key= takes functions of the request, not 'user'"),
         ({"key": {"user": 7}}, "key= takes functions of the request, not 7"),
-        ({"key": by_user}, "by_user makes a key function; write key=by_user(…)"),
-        ({"key": {"ip": by_address}}, "by_address makes a key function; write key=by_address(…)"),
+        ({"key": by_user}, "key= takes functions of the request: write by_user(…)"),
+        ({"key": {"ip": by_address}}, "key= takes functions of the request: write by_address(…)"),
+        ({"address": by_address}, "address= takes functions of the request: write by_address(…)"),
         ({"count": 401}, "count= takes statuses, like {401, 403}, or a function of one, not 401"),
     ],
 )
 def test_what_no_request_could_be_counted_by_is_refused_at_once(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         RequestLimit(Limiter("5/minute"), **options)
+
+
+def test_what_cannot_be_joined_is_refused_at_once() -> None:
+    for wrong in (by_route, "ip"):
+        with pytest.raises(ConfigError, match=r"^by_all takes functions of the request"):
+            by_all(by_address(), wrong)  # type: ignore[arg-type]
 
 
 def test_rules_with_scopes_need_a_key() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from difflib import get_close_matches
 from time import perf_counter
 
@@ -14,6 +15,7 @@ from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
+from headgate.stores.base import Answer
 from headgate.stores.request import Operation, Request
 from headgate_server.describe import limiter_shown, store_shown
 from headgate_server.holds import (
@@ -73,6 +75,8 @@ LONGEST_WORK = 0.002
 _TOGETHER = frozenset({"hit", "check", "record", "wait-hint"})
 """Operations that may be under way together: stores answer them in the order in which they were asked."""
 
+_DECISIONS = frozenset({"hit", "check", "wait-hint"})
+
 _OF_HOLDS = frozenset({"settle", "release", "confirm", "renew"})
 
 
@@ -87,20 +91,16 @@ class Operations:
         self._book = book
 
     async def hit(self, ask: HitAsk, name: str) -> DecisionAnswer:
-        return decision_answer(await self._decide(self._limiter(name), "hit", ask, ask.cost))
+        decision, _ = await _asked(self._limiter(name), "hit", ask, ask.cost)
+        return decision_answer(decision)
 
     async def check(self, ask: HitAsk, name: str) -> DecisionAnswer:
-        return decision_answer(await self._decide(self._limiter(name), "peek", ask, ask.cost))
+        decision, _ = await _asked(self._limiter(name), "peek", ask, ask.cost)
+        return decision_answer(decision)
 
     async def wait_hint(self, ask: HitAsk, name: str) -> WaitAnswer:
-        return wait_answer(await self._decide(self._limiter(name), "peek", ask, ask.cost))
-
-    async def _decide(
-        self, limiter: AsyncPolicyLimiter, operation: Operation, ask: HitAsk | BatchCall, cost: WireCost
-    ) -> Decision:
-        version = limiter.current  # rules, units and gate of one version
-        request = version.request(operation, key_from(ask.key), cost, ask.tier, ask.quota)
-        return (await version.gate.ask(request))[0]
+        decision, _ = await _asked(self._limiter(name), "peek", ask, ask.cost)
+        return wait_answer(decision)
 
     async def record(self, ask: RecordAsk, name: str) -> RecordAnswer:
         return await self._record(self._limiter(name), ask, ask.cost)
@@ -246,12 +246,9 @@ class Operations:
             return await self._record(limiter, call, cost)
         if isinstance(cost, list):
             raise ApiProblem(400, "only record takes a cost for each rule; write an object by unit")
-        if operation == "hit":
-            return decision_answer(await self._decide(limiter, "hit", call, cost))
-        if operation == "check":
-            return decision_answer(await self._decide(limiter, "peek", call, cost))
-        if operation == "wait-hint":
-            return wait_answer(await self._decide(limiter, "peek", call, cost))
+        if operation in _DECISIONS:
+            decision, _ = await _asked(limiter, "hit" if operation == "hit" else "peek", call, cost)
+            return wait_answer(decision) if operation == "wait-hint" else decision_answer(decision)
         if operation == "hold":
             return await self.hold(request, HitAsk(call.key, cost, call.tier, call.quota), name)
         return await self._reset_one(call, name, request)
@@ -281,6 +278,14 @@ class Operations:
             return self._live[name]
         except KeyError:
             raise _no_limiter(name, list(self._live)) from None
+
+
+def _asked(
+    limiter: AsyncPolicyLimiter, operation: Operation, ask: HitAsk | BatchCall, cost: WireCost
+) -> Awaitable[Answer]:
+    """Ask a limiter, and return its answer, to be awaited."""
+    version = limiter.current  # rules, units and gate of one version
+    return version.gate.ask(version.request(operation, key_from(ask.key), cost, ask.tier, ask.quota))
 
 
 def problem_from(error: Exception) -> ApiProblem:

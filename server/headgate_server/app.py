@@ -96,8 +96,9 @@ class App:
         if scope["type"] != "http":
             await self._not_http(scope, receive, send)
             return
+        direct = _direct(scope)
         try:
-            answer = await self._answer(scope, receive)
+            answer = await self._answer(scope, receive, direct)
         except _Gone:
             return
         except Exception as error:  # noqa: BLE001  # everything is answered, and what was not expected is logged
@@ -105,7 +106,7 @@ class App:
         if isinstance(answer, Stream):
             async with aclosing(answer.pieces):
                 await self._stream(answer, scope, receive, send)
-        elif (direct := _direct(scope)) is None or not direct.reply(*answer):
+        elif direct is None or not direct.reply(*answer):
             await _send_reply(answer, scope, send)
 
     async def _not_http(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,14 +122,18 @@ class App:
 
     # Requests
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Reply | Stream:
+    async def _answer(self, scope: Scope, receive: Receive, direct: Any) -> Reply | Stream:
         path = scope.get("raw_path") or quote(scope["path"]).encode()
         endpoint, values = self._router.find(scope["method"], path)
         policy, fields = self.live.policy, header_fields(scope["headers"])
         access = check_access(policy, endpoint.needs, scope, fields, had_tokens=self._had_tokens)
         arguments: tuple[Any, ...] = values
         if endpoint.takes is not None:
-            body = await read_body(scope, fields, receive, policy.server.largest_body)
+            largest = policy.server.largest_body
+            body = whole_body(direct, fields, largest)
+            if body is None:
+                # A task, because of its time-out.
+                body = await asyncio.ensure_future(_arriving_body(receive, largest))
             arguments = (self._decoded(endpoint, body), *values)
         if endpoint.wants_request:
             arguments = (ApiRequest(fields, *access), *arguments)
@@ -253,11 +258,11 @@ class App:
                 logger.exception("holds that are over could not be forgotten")
 
 
-async def read_body(scope: Scope, fields: HeaderFields, receive: Receive, largest: int) -> bytes:
-    """Return the body of a request.
+def whole_body(direct: Any, fields: HeaderFields, largest: int) -> bytes | None:
+    """Return the body of a request; `None` if it has to be waited for.
 
     Raises:
-        ApiProblem: 413 if it is too large, as soon as that is known; 415 if it is not JSON; 408 if it does not arrive.
+        ApiProblem: 413 if it is too large, as soon as that is known; 415 if it is not JSON.
     """
     media_type, length = fields.get(b"content-type", b""), fields.get(b"content-length", b"")
     if (
@@ -267,16 +272,18 @@ async def read_body(scope: Scope, fields: HeaderFields, receive: Receive, larges
         raise ApiProblem(415, "send JSON, with the header Content-Type: application/json")
     if length.isdigit() and int(length) > largest:
         raise _too_large(largest)
-    direct = _direct(scope)
-    whole: bytes | None = None if direct is None else direct.whole_body()
-    if whole is not None:
-        if len(whole) > largest:
-            raise _too_large(largest)
-        return whole
-    return await asyncio.ensure_future(_arriving_body(receive, largest))  # a task, because of its time-out
+    body: bytes | None = None if direct is None else direct.whole_body()
+    if body is not None and len(body) > largest:
+        raise _too_large(largest)
+    return body
 
 
 async def _arriving_body(receive: Receive, largest: int) -> bytes:
+    """Wait for the body of a request, and return it.
+
+    Raises:
+        ApiProblem: 413 if it is too large; 408 if it does not arrive.
+    """
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):

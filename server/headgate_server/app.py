@@ -106,7 +106,7 @@ class App:
         if isinstance(answer, Stream):
             async with aclosing(answer.pieces):
                 await self._stream(answer, scope, receive, send)
-        elif direct is None or not direct.reply(*answer):
+        elif direct is None or not direct.reply(answer.status, answer.fields, answer.body):
             await _send_reply(answer, scope, send)
 
     async def _not_http(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -310,11 +310,10 @@ def _too_large(largest: int) -> ApiProblem:
 
 
 async def _send_reply(reply: Reply, scope: Scope, send: Send) -> None:
-    status, fields, body = reply
-    headers = list(fields)
-    if status != NOT_MODIFIED:
+    headers, body = list(reply.fields), reply.body
+    if reply.status != NOT_MODIFIED:
         headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 

@@ -155,42 +155,46 @@ class BoundedProtocol(asyncio.Protocol):
         writable: What those that write wait for; `None` if they need not, because the client takes what was written.
     """
 
-    early = b""
-    writable: asyncio.Event | None = None
+    # Read on every request; Python finds a slot at once, and the default of a class by a search.
+    __slots__ = (
+        "_app",
+        "_awaited_since",
+        "_begun",
+        "_cap",
+        "_client",
+        "_discarded_bytes",
+        "_framing_bytes",
+        "_head_bytes",
+        "_headers",
+        "_hosts",
+        "_idle_since",
+        "_is_answering",
+        "_is_ending",
+        "_is_head_too_large",
+        "_is_in_head",
+        "_is_reading_paused",
+        "_keep_alive_seconds",
+        "_last_words",
+        "_loop",
+        "_parser",
+        "_piece_bytes",
+        "_reading",
+        "_rest",
+        "_running",
+        "_sent_at",
+        "_server",
+        "_state",
+        "_unflushed",
+        "_unsent",
+        "_url",
+        "_usual_app",
+        "early",
+        "pipeline",
+        "transport",
+        "writable",
+    )
 
     transport: asyncio.Transport
-    _head_bytes = 0
-    _piece_bytes = 0
-    _begun = 0
-    """How many heads have begun in the piece that is being read."""
-    _hosts = 0
-    """How many `Host` fields it has."""
-    _is_in_head = False
-    _is_head_too_large = False
-    _awaited_since: float | None = None
-    """Since when a head is awaited that is not there, or not completely; `None` if none is."""
-    _idle_since: float | None = None
-    """Since when the last request is answered, if there is no other."""
-    _rest = b""
-    """What was read and has to wait until there is room in the pipe."""
-    _last_words = b""
-    """The answer to what is no request, for when those before it are answered; nothing behind it is read."""
-    _framing_bytes = 0
-    """What was read of a body since there was last a part of it: sizes of chunks with their extensions, and trailers."""
-    _reading: HttpExchange | None = None
-    """The newest request, whose body may still arrive."""
-    _running: HttpExchange | None = None
-    """The request that is being answered, or was last."""
-    _is_answering = False
-    _is_ending = False
-    _discarded_bytes = 0
-    """Whether only the rest of a body is awaited behind the last answer, and how much of it has come."""
-    _is_reading_paused = False
-    _unflushed = b""
-    """What is written before the event loop waits again."""
-    _unsent = 0
-    _sent_at = 0.0
-    """How much of what was written was not taken at the last look, and when some of it last was."""
 
     def __init__(
         self,
@@ -207,9 +211,45 @@ class BoundedProtocol(asyncio.Protocol):
         self._state = server_state
         self._cap = ConnectionCap.of(server_state)
         self._parser = httptools.HttpRequestParser(self)
-        self._headers: list[Field] = []
-        self._url = b""
+        self.early = b""
         self.pipeline: deque[HttpExchange] = deque()
+        self.writable: asyncio.Event | None = None
+        self._url = b""
+        self._headers: list[Field] = []
+        self._hosts = 0
+        """How many `Host` fields there are among them."""
+        self._head_bytes = 0
+        self._piece_bytes = 0
+        self._begun = 0
+        """How many heads have begun in the piece that is being read."""
+        self._is_in_head = False
+        self._is_head_too_large = False
+        self._awaited_since: float | None = None
+        """Since when a head is awaited that is not there, or not completely; `None` if none is."""
+        self._idle_since: float | None = None
+        """Since when the last request is answered, if there is no other."""
+        self._rest = b""
+        """What was read and has to wait until there is room in the pipe."""
+        self._last_words = b""
+        """The answer to what is no request, for when those before it are answered; nothing behind it is read."""
+        self._framing_bytes = 0
+        """What was read of a body since there was last a part of it: sizes of chunks with their extensions, and trailers."""
+        self._reading: HttpExchange | None = None
+        """The newest request, whose body may still arrive."""
+        self._running: HttpExchange | None = None
+        """The request that is being answered, or was last."""
+        self._is_answering = False
+        self._is_ending = False
+        self._discarded_bytes = 0
+        """Whether only the rest of a body is awaited behind the last answer, and how much of it has come."""
+        self._is_reading_paused = False
+        self._unflushed = b""
+        """What is written before the event loop waits again."""
+        self._unsent = 0
+        self._sent_at = 0.0
+        """How much of what was written was not taken at the last look, and when some of it last was."""
+        self._usual_app: Any = None
+        """What answers otherwise, if this connection is surplus."""
 
     # The connection
 
@@ -231,9 +271,6 @@ class BoundedProtocol(asyncio.Protocol):
         if self.early:
             early, self.early = self.early, b""
             self.data_received(early)
-
-    _usual_app: Any = None
-    """What answers otherwise, if this connection is surplus."""
 
     def _make_room(self, wanted: int) -> int:
         """Cut the connections that have been waiting for longest; return how many."""
@@ -610,17 +647,16 @@ class HttpExchange:
         is_complete: Whether all of it was.
     """
 
-    body: bytes | bytearray = b""
-    has_more = True
-    is_started = is_complete = False
-    _is_chunked = _is_gone = _has_news = _has_continued = False
-    _news: asyncio.Event | None = None
-
     def __init__(self, connection: BoundedProtocol, scope: Scope, keep_alive: bool) -> None:
         scope["extensions"] = {DIRECT: self}
         self.scope = scope
         self.keep_alive = keep_alive
+        self.body: bytes | bytearray = b""
+        self.has_more = True
+        self.is_started = self.is_complete = False
         self._connection = connection
+        self._is_chunked = self._is_gone = self._has_news = self._has_continued = False
+        self._news: asyncio.Event | None = None
 
     def feed(self, body: bytes) -> None:
         """Take a part of the body."""

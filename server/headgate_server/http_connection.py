@@ -66,6 +66,9 @@ FILES_KEPT_FREE = 64
 MOST_SURPLUS = 16
 """Connections above the cap, for `/healthz` alone."""
 
+LONGEST_CACHED = 128
+"""Bytes of the longest target that is remembered as it was read."""
+
 NO_CONTENT, NOT_MODIFIED = 204, 304
 """Statuses of answers without a body."""
 
@@ -491,7 +494,8 @@ class BoundedProtocol(asyncio.Protocol):
         if self._is_in_head:
             name = name.lower()
             self._headers.append((name, value))
-            self._hosts += name == b"host"
+            if name == b"host":
+                self._hosts += 1
 
     def on_headers_complete(self) -> None:
         """Make a request of the head, and have it answered when it is its turn."""
@@ -521,21 +525,16 @@ class BoundedProtocol(asyncio.Protocol):
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
     def _scope(self, http_version: str) -> Scope:
-        url, query = self._url, b""
-        if url.startswith(b"/") and b"#" not in url:
-            path, _, query = url.partition(b"?")
-        else:
-            parsed = httptools.parse_url(url)
-            path, query = parsed.path or b"/", parsed.query or b""
-        text = path.decode("ascii")
+        url = self._url
+        path, raw_path, query = _cached_target(url) if len(url) <= LONGEST_CACHED else _target(url)
         return {
             "type": "http",
             "asgi": _ASGI,
             "http_version": http_version,
             "method": self._parser.get_method().decode("ascii"),
             "scheme": "http",
-            "path": unquote(text) if "%" in text else text,
-            "raw_path": path,
+            "path": path,
+            "raw_path": raw_path,
             "query_string": query,
             "root_path": "",
             "headers": self._headers,
@@ -795,6 +794,20 @@ def _encoded(fields: Iterable[Field]) -> bytes:
     if encoded.count(b"\n") != len(tuple(fields)) or encoded.count(b"\r") != len(tuple(fields)):
         raise ValueError("a header field must not contain an end of line")
     return encoded
+
+
+def _target(url: bytes) -> tuple[str, bytes, bytes]:
+    """Return the path of a request's target as text, as it was sent, and the query behind it."""
+    if url.startswith(b"/") and b"#" not in url:
+        path, _, query = url.partition(b"?")
+    else:
+        parsed = httptools.parse_url(url)
+        path, query = parsed.path or b"/", parsed.query or b""
+    text = path.decode("ascii")
+    return unquote(text) if "%" in text else text, path, query
+
+
+_cached_target = lru_cache(maxsize=256)(_target)
 
 
 def _address(transport: asyncio.Transport, name: str) -> tuple[str, int | None] | None:

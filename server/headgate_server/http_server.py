@@ -133,8 +133,10 @@ class HttpServer(uvicorn.Server):
 
     def _accept(self, listener: socket.socket) -> int:
         """Accept some of the connections that wait; return how many, or 0 if no more are to be accepted for now."""
-        accepted = 0
-        for _ in range(LEAST_ACCEPTED + int(ACCEPTED_SHARE * len(self.server_state.connections))):
+        accepted, there = 0, len(self.server_state.connections)
+        # At the cap few at once: what makes room for them is still open, and stores need files too.
+        room = ConnectionCap.of(self.server_state).most - there - len(self._accepting)
+        for _ in range(max(LEAST_ACCEPTED, min(LEAST_ACCEPTED + int(ACCEPTED_SHARE * there), room))):
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):

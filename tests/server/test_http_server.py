@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -33,6 +34,10 @@ from headgate_server.http_connection import (
 from headgate_server.http_server import LEAST_ACCEPTED, HttpServer
 from headgate_server.startup import listen
 from tests.server.support import POLICY, READ_SECONDS, Server
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @asynccontextmanager
@@ -294,6 +299,36 @@ async def test_clients_that_are_not_yet_accepted_when_it_stops_are_answered() ->
             answer = client.recv(1000)
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_clients_that_connect_together_leave_files_for_stores(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Those that were accepted in one turn of the event loop, and those that make room for them, are all open."""
+    monkeypatch.setattr(http_connection, "_open_files", lambda: 256)
+    accept, seen = socket.socket.accept, list[int]()
+
+    def counted(listener: socket.socket) -> Any:
+        seen.append(open_files())
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", counted)
+
+    async def serve_all(clients: int) -> None:
+        with ExitStack() as stack:
+            async with http_server_of(Server()) as port:
+                # Clients are half of the open files: they are this process as well.
+                for _ in range(clients):
+                    client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    client.sendall(sent)
+                before = open_files()
+                while len(seen) < clients:  # noqa: ASYNC110  # there is no event for it
+                    await asyncio.sleep(0)
+                assert max(seen) - before <= 256 - FILES_KEPT_FREE // 2
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve_all(400))
 
 
 async def test_without_files_nothing_is_accepted_for_a_while(

@@ -22,9 +22,10 @@ from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 
 from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
+from headgate_server.logs import AUDIT
 from headgate_server.problems import ApiProblem, Field
 
-audit = logging.getLogger("headgate.audit")
+audit = logging.getLogger(AUDIT)
 
 Needed = Literal["nothing", "token", "decide", "administer"]
 """What a request needs: `token` is any valid one."""
@@ -171,7 +172,7 @@ def _check_token(tokens: Mapping[str, TokenPolicy], needed: Needed, fields: Head
     if found.expires is not None and time.time() >= found.expires:
         raise ApiProblem(401, f"the token {name!r} has expired", (_BAD_TOKEN,))
     if needed not in ("token", *found.may):
-        raise ApiProblem(403, f"this token may not {needed}", (_TOO_LITTLE,))
+        raise ApiProblem(403, f"the token {name!r} may not {needed}", (_TOO_LITTLE,))
     return Access(found.may, digest, name)
 
 

@@ -8,6 +8,9 @@ import time
 
 from headgate.observe import RedactingFilter
 
+AUDIT = "headgate.audit"
+"""The logger of resets and of refused tokens."""
+
 MOST_ALIKE = 10
 """Records of one kind that are logged in a period."""
 
@@ -18,7 +21,7 @@ class SparingFilter(logging.Filter):
     """Lets only so many records of one kind through per minute; the next one that passes says how many did not.
 
     Requests cause some of them, and a client must not be able to fill a disk. Records are of one kind if they come from
-    the same line of code, so there are few kinds.
+    the same line of code, so there are few kinds. What callers with the right to do so have done is always logged.
     """
 
     def __init__(self) -> None:
@@ -28,6 +31,8 @@ class SparingFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is logged."""
+        if record.name == AUDIT and record.levelno < logging.WARNING:
+            return True
         kind, now = (record.pathname, record.lineno), time.monotonic()
         began, seen = self._kinds.get(kind, (now, 0))
         if now - began >= PERIOD:
@@ -45,7 +50,7 @@ def log_to_stderr(who: str = "") -> None:
         return
     prefix = f"{who}: " if who else ""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {prefix}%(message)s"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s: {prefix}%(message)s"))
     handler.addFilter(SparingFilter())
     handler.addFilter(RedactingFilter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -154,7 +154,7 @@ def _problems(endpoint: Route, doc: EndpointDoc) -> Iterator[int]:
 _DETAILS = {
     400: "the body cannot be used: Expected `int | object`, got `str` - at `$.cost`",
     401: "a token is needed: Authorization: Bearer TOKEN",
-    403: "this token may not administer",
+    403: "the token 'gateway' may not administer",
     404: "there is no limiter 'lgoin'; did you mean 'login'?",
     408: "the body did not arrive within 10 s",
     409: "another call is confirming or renewing this hold; send the call again",

@@ -27,6 +27,7 @@ from headgate_server.holds import (
     UnknownLimiter,
 )
 from headgate_server.inspect import state_of
+from headgate_server.logs import AUDIT
 from headgate_server.problems import ApiProblem
 from headgate_server.routing import ApiRequest
 from headgate_server.statistics import shown_key
@@ -63,7 +64,7 @@ from headgate_server.wire import (
 )
 
 logger = logging.getLogger("headgate.server")
-audit = logging.getLogger("headgate.audit")
+audit = logging.getLogger(AUDIT)
 """The log of resets and refused tokens."""
 
 MOST_TOGETHER = 100
@@ -268,7 +269,9 @@ class Operations:
 
     async def _reset_one(self, call: BatchCall, name: str, request: ApiRequest) -> ResetAnswer:
         if "administer" not in request.may:
-            raise ApiProblem(403, "this token may not administer")
+            problem = ApiProblem(403, f"the token {request.name!r} may not administer")
+            audit.warning("refused a reset in a batch: %s", problem.detail)
+            raise problem
         if call.cost is not None or call.tier is not None or call.quota is not None:
             raise ApiProblem(400, "reset takes a key, but neither cost nor tier nor quota")
         return await self.reset(request, ResetAsk(call.key), name)

@@ -108,7 +108,7 @@ async def test_challenges_say_what_is_missing() -> None:
     response = await server.post("/v1/limiters/login/hit", headers={"authorization": "Bearer wrong"})
     assert response.headers["www-authenticate"] == 'Bearer realm="headgate", error="invalid_token"'
     response = await server.post("/v1/limiters/login/reset", headers=bearer("decider"))
-    assert problem(response, 403) == "this token may not administer"
+    assert problem(response, 403) == "the token 'decider' may not administer"
     assert 'error="insufficient_scope"' in response.headers["www-authenticate"]
 
 
@@ -332,12 +332,14 @@ async def test_resets_and_refused_tokens_are_logged(caplog: pytest.LogCaptureFix
     calls = [{"operation": "reset", "limiter": "login", "key": "bob"}]
     await server.post("/v1/batch", {"calls": calls}, headers=bearer("both"))
     await server.post("/v1/limiters/login/reset", {"key": "alice"}, headers=bearer("decider"))
+    await server.post("/v1/batch", {"calls": calls}, headers=bearer("decider"))
     await server.client.get("/v1/limiters", headers={"authorization": "Bearer guessed"})
     await server.client.get("/v1/limiters")
     assert [record.getMessage() for record in caplog.records if record.name == "headgate.audit"] == [
         "both has reset 'alice' in limiter 'login'",
         "both has reset 'bob' in limiter 'login'",
-        "refused a request from 127.0.0.1: this token may not administer",
+        "refused a request from 127.0.0.1: the token 'decider' may not administer",
+        "refused a reset in a batch: the token 'decider' may not administer",
         "refused a request from 127.0.0.1: this token is not in the policy",
     ]
 

@@ -32,6 +32,17 @@ def test_records_of_one_kind_are_limited_and_the_rest_is_counted(monkeypatch: py
     assert again.getMessage() == "request 1 failed"
 
 
+def test_every_reset_is_logged() -> None:
+    """Only callers who may administer cause them; what strangers cause is limited in the same log."""
+    sparing = SparingFilter()
+    for level, logged in ((logging.INFO, 3 * MOST_ALIKE), (logging.WARNING, MOST_ALIKE)):
+        records = [
+            logging.LogRecord("headgate.audit", level, "x.py", level, "", (), None)
+            for _ in range(3 * MOST_ALIKE)
+        ]
+        assert sum(map(sparing.filter, records)) == logged
+
+
 def test_malformed_requests_do_not_fill_the_log(tmp_path: Path) -> None:
     with serving(tmp_path, MEMORY) as server:
         for _ in range(MOST_ALIKE + 20):

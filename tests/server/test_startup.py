@@ -316,7 +316,9 @@ def test_a_worker_whose_parent_was_killed_before_it_is_ready_says_so_in_one_line
         )
         os.close(write)
     [line] = ended.stderr.splitlines()
-    assert line.endswith("ERROR worker 0-0: the parent process has ended, so this worker stops")
+    assert line.endswith(
+        "ERROR headgate.server: worker 0-0: the parent process has ended, so this worker stops"
+    )
 
 
 def test_workers_stop_when_their_parent_was_killed(tmp_path: Path) -> None:

@@ -310,8 +310,13 @@ async def _readyz(operations: Operations, request: ApiRequest) -> Reply:
 
 
 async def _events(events: Events) -> Stream:
-    fields = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *SECURITY)
-    return Stream(fields, await events.stream())
+    # Nginx keeps an answer back until it is large, unless it is asked not to.
+    fields = (
+        (b"content-type", b"text/event-stream"),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),
+    )
+    return Stream((*fields, *SECURITY), await events.stream())
 
 
 async def _candidate(candidates: Candidates, ask: CandidateAsk, name: str) -> CandidateAnswer:

@@ -72,6 +72,7 @@ async def test_history_comes_first_and_ticks_follow() -> None:
     start = await reader.sent.get()
     assert start["status"] == 200
     assert (b"content-type", b"text/event-stream") in start["headers"]
+    assert (b"x-accel-buffering", b"no") in start["headers"]  # or nginx would keep ticks back for minutes
     first = await reader.sent.get()
     assert first["body"] == b"retry: 1000\n\nevent: history\ndata: "
     assert json.loads((await reader.sent.get())["body"]) == {"ticks": [{"time": 100, "limiters": {}}]}

@@ -82,7 +82,7 @@ class App:
         self._book = HoldBook(live, run=statistics.run)
         self._events = Events(statistics)
         self._candidates = Candidates(live, statistics.candidates_file)
-        self._operations = Operations(live, self._book)
+        self._operations = Operations(live, self._book, statistics)
         self._idempotent = IdempotentCalls(problem_from)
         self._had_tokens = bool(live.policy.server.tokens)
         live.on_change(self._heed_tokens)

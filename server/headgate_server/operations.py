@@ -30,7 +30,7 @@ from headgate_server.inspect import state_of
 from headgate_server.logs import AUDIT
 from headgate_server.problems import ApiProblem
 from headgate_server.routing import ApiRequest
-from headgate_server.statistics import shown_key
+from headgate_server.statistics import Statistics, shown_key
 from headgate_server.wire import (
     Anew,
     BatchAnswer,
@@ -87,9 +87,10 @@ class Operations:
     Every one of them raises `ApiProblem` or a `HeadgateError` for what it cannot do; `problem_from` makes one of the other.
     """
 
-    def __init__(self, live: AsyncLivePolicy, book: HoldBook) -> None:
+    def __init__(self, live: AsyncLivePolicy, book: HoldBook, statistics: Statistics) -> None:
         self._live = live
         self._book = book
+        self._statistics = statistics
 
     async def hit(self, ask: HitAsk, name: str) -> DecisionAnswer:
         decision, _ = await _asked(self._limiter(name), "hit", ask, ask.cost)
@@ -196,6 +197,7 @@ class Operations:
         stores = [
             store_shown(limiter, limiter.policy, found[id(limiter.store)]) for limiter in self._live.values()
         ]
+        self._statistics.complete(stores)
         return Readiness("ready" if all(store.up for store in stores) else "not ready", stores)
 
     # Batches

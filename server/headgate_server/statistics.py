@@ -240,6 +240,14 @@ class Statistics(Hook):
             store.last_contact = None if latency is None else latency.last
         return shown
 
+    def complete(self, stores: list[StoreShown]) -> None:
+        """Add what the newest tick says of these stores: latency, last contact, and since when they are down."""
+        known = {} if self.newest is None else {store.limiter: store for store in self.newest.stores}
+        for store in stores:
+            seen = known.get(store.limiter, store)
+            store.since = None if store.up else seen.since
+            store.last_contact, store.p50, store.p99 = seen.last_contact, seen.p50, seen.p99
+
     def _snapshot(self, live: AsyncLivePolicy) -> Snapshot:
         limiters, now = dict(live), time.time()
         return Snapshot(

@@ -14,9 +14,9 @@ _headgate() {{
     current="${{COMP_WORDS[COMP_CWORD]}}"
     typed=""
     for word in "${{COMP_WORDS[@]:1:$((COMP_CWORD - 1))}}"; do
-        case "$word" in -*) ;; *) typed="$typed $word" ;; esac
+        case "$typed $word" in {paths}) typed="$typed $word" ;; esac
     done
-    case "${{typed# }}" in
+    case "$typed" in
 {cases}
         *) offered="" ;;
     esac
@@ -27,7 +27,10 @@ complete -o default -F _headgate headgate
 _ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n" + _BASH
 _FISH = """\
 function __headgate_after
-    set -l typed (string match --invert -- '-*' (commandline -opc)[2..-1])
+    set -l typed
+    for word in (commandline -opc)[2..-1]
+        contains -- "$typed $word" {paths}; and set typed "$typed $word"
+    end
     test "$typed" = "$argv"
 end
 """
@@ -50,16 +53,16 @@ def add(commands: Commands, parser: argparse.ArgumentParser) -> None:
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
     """Return the completion of a shell."""
-    words = dict(_words(parser, ()))
+    words = {"".join(f" {word}" for word in path): " ".join(each) for path, each in _words(parser, ())}
+    # Options, their values, files and names are no part of a path, and change nothing about what may follow.
+    paths = [f'"{path}"' for path in words if path]
     if shell == "fish":
-        return _FISH + "".join(
-            f"complete -c headgate -n '{' '.join(('__headgate_after', *path))}' -a '{' '.join(each)}'\n"
+        return _FISH.format(paths=" ".join(paths)) + "".join(
+            f"complete -c headgate -n '__headgate_after \"{path}\"' -a '{each}'\n"
             for path, each in words.items()
         )
-    cases = "\n".join(
-        f'        "{" ".join(path)}") offered="{" ".join(each)}" ;;' for path, each in words.items()
-    )
-    return (_ZSH if shell == "zsh" else _BASH).format(cases=cases)
+    cases = "\n".join(f'        "{path}") offered="{each}" ;;' for path, each in words.items())
+    return (_ZSH if shell == "zsh" else _BASH).format(cases=cases, paths=" | ".join(paths))
 
 
 def _words(

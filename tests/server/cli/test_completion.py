@@ -49,6 +49,9 @@ def test_shells_complete_commands_options_and_choices(
     assert completed(shell, "headgate mail inspect --js") == []  # the command `inspect` has that
     assert completed(shell, "headgate tiers keys c") == ["create"]
     assert completed(shell, "headgate --debug completion z") == ["zsh"]
+    assert completed(shell, "headgate check other.toml --js") == ["--json"]
+    assert completed(shell, "headgate serve --config check --po") == ["--port"]  # a file of that name
+    assert completed(shell, "headgate tiers keys create --ti") == ["--tier"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

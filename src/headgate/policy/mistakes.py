@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from hashlib import sha256
 from typing import Any
 
 from headgate.policy.load import ENVIRONMENT_PREFIX, read_document, variables_of
@@ -54,13 +55,15 @@ def _take_out(document: dict[str, Any], path: tuple[str | int, ...]) -> bool:
             document["limiters"][name]["rules"], list
         ):
             document["limiters"][name].pop("overrides", None)
-            document["limiters"][name]["rules"][index] = {"quota": "1/second", "name": f"mistake {index}"}
+            rules = document["limiters"][name]["rules"]
+            rules[index] = {"name": f"mistake {index}", **_without(rules[index], path[4:])}
         case ("limiters", name, "rules", *_):
             document["limiters"][name] = {"rules": []}
         case ("limiters", name, "overrides", *_):
             del document["limiters"][name]["overrides"]
-        case ("server", "tokens", name, _, *_):
-            del document["server"]["tokens"][name]
+        case ("server", "tokens", str(name), "sha256" | "may" as part, *_):
+            right = {"sha256": sha256(name.encode()).hexdigest(), "may": ["decide"]}
+            document["server"]["tokens"][name][part] = right[part]
         case (*towards, last) if path:
             table: Any = document
             for part in towards:
@@ -71,6 +74,16 @@ def _take_out(document: dict[str, Any], path: tuple[str | int, ...]) -> bool:
         case _:
             return False
     return True
+
+
+def _without(rule: Any, parts: tuple[str | int, ...]) -> dict[str, Any]:
+    """Return a rule without a part that is wrong; another rule, if nothing else can be judged without that part."""
+    match parts:
+        case ("tiers", tier):
+            return {**rule, "tiers": {name: quota for name, quota in rule["tiers"].items() if name != tier}}
+        case (part, *_) if part in rule and part not in ("kind", "lease", "quota"):
+            return {name: value for name, value in rule.items() if name != part}
+    return {"quota": "1/second"}
 
 
 def find_warnings(policy: Policy, text: str, environment: Mapping[str, str]) -> Iterator[str]:

@@ -103,6 +103,26 @@ def test_check_says_everything_that_is_wrong_at_once(
     ]
 
 
+def test_check_says_everything_that_is_wrong_with_one_rule_or_token(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_policy(
+        """
+[limiters.login]
+rules = [{ quota = "5/minute", scop = "user", strict = "no", tiers = { a = "x", b = "9/minute", c = "y" }, shadow = 1 },
+  { quota = 3, kind = "places" }, { quota = "4/x", lease = "1s" }]
+[server.tokens.x]
+sha256 = "12"
+may = ["fly", "decide"]
+expires = "soon"
+mey = 3
+"""
+    )
+    assert main(["check"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1].split(":")[1] for line in said] == [*"3333344", *"6789"]
+
+
 def test_check_takes_a_policy_from_standard_input_and_writes_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

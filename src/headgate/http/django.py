@@ -166,14 +166,13 @@ def handled(
     if exchange.holds or exchange.places:
         yield from _settled(response, exchange)
     if outer is None and exchange.asked:
-        put_fields(response.headers, exchange)
+        _put_fields(response, exchange)
     return response
 
 
-def put_fields(headers: Any, exchange: AnyExchange) -> None:
-    """Put the fields of a response where a framework has its header fields."""
-    for name, value in all_fields(exchange.asked):
-        headers[name] = value
+def _put_fields(response: Any, exchange: AnyExchange) -> None:
+    for name, value in all_fields(exchange.asked).items():
+        response.headers[name] = value
 
 
 def _settled(response: Any, exchange: Any) -> Steps:

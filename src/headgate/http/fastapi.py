@@ -45,7 +45,7 @@ from headgate.http.exchange import (
     can_deny,
     nowhere,
 )
-from headgate.http.headers import Fields, TextField, all_fields, encoded
+from headgate.http.headers import Fields, all_fields, encoded
 from headgate.http.keys import by_address, matched_route, takes_scope
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestOptions, RequestQuota, Tier
 from headgate.http.openapi import add_refusals
@@ -78,8 +78,8 @@ class RequestRefused(HTTPException):
         answer: The response that it gets otherwise.
     """
 
-    def __init__(self, answer: Answer, fields: list[TextField]) -> None:
-        super().__init__(answer.status, headers=dict(fields) or None)
+    def __init__(self, answer: Answer, fields: dict[str, str]) -> None:
+        super().__init__(answer.status, headers=fields or None)
         answer.fields.extend(encoded(fields))
         self.answer = answer
 
@@ -332,7 +332,7 @@ def _refused(scope: Scope, exchange: ASGIExchange, answer: Answer) -> Exception:
     if scope["type"] == "websocket" and not can_deny(scope):
         return WebSocketException(POLICY_VIOLATION, "Too many requests")
     _register(_handlers(scope), _respond, RequestRefused)
-    return RequestRefused(answer, [] if exchange.sees_response else all_fields(exchange.asked))
+    return RequestRefused(answer, {} if exchange.sees_response else all_fields(exchange.asked))
 
 
 def _handlers(scope: Scope) -> Any:

@@ -9,20 +9,21 @@ cdef class Writer:
     cdef readonly tuple names
     cdef readonly object style
     cdef object _revision, _reset
-    cdef tuple _rules, _strings, _own_policy
+    cdef tuple _rules, _strings
+    cdef str _own_policy
     cdef dict _policy_of_tier
 
-    @cython.locals(written=list, remaining=int64_t, until=int64_t)
-    cpdef list text_fields(self, decision, int64_t now, tier=*)
-    cdef tuple _policy_of(self, tier)
-    cdef list _earlier_draft(self, decision, reset_us, wait)
+    @cython.locals(written=dict, policy=str, remaining=int64_t, until=int64_t)
+    cpdef dict text_fields(self, decision, int64_t now, tier=*)
+    cdef str _policy_of(self, tier)
+    cdef dict _earlier_draft(self, decision, reset_us, wait)
 
 @cython.locals(writer=Writer)
-cpdef list all_fields(list asked)
+cpdef dict all_fields(list asked)
 @cython.locals(given=list, kept=list)
 cpdef list replaced(headers, list fields)
 @cython.locals(name=str, value=str)
-cpdef list encoded(list fields)
+cpdef list encoded(dict fields)
 cpdef int64_t seconds(int64_t microseconds) except? -1
 cdef str _left(decision, wait, strings)
 @cython.locals(window=int64_t)

@@ -104,9 +104,9 @@ class Writer:
         self._revision, self._reset = self.style.ratelimit, self.style.x_ratelimit
         self._rules = tuple(rules)
         self._strings = tuple(map(_string, self.names))
-        self._own_policy = self.policy_field(None, self._strings)
+        self._own_policy = self.policy(None, self._strings)
         tiers = {tier for rule in rules for tier in rule.tiers}
-        self._policy_of_tier = {tier: self.policy_field(tier, self._strings) for tier in tiers}
+        self._policy_of_tier = {tier: self.policy(tier, self._strings) for tier in tiers}
 
     def fields(self, decision: Decision, now: int, tier: Terms = None) -> list[Field]:
         """Return all fields of a response to a call that was decided like this.
@@ -118,42 +118,42 @@ class Writer:
         """
         return encoded(self.text_fields(decision, now, tier))
 
-    def text_fields(self, decision: Decision, now: int, tier: Terms = None) -> list[TextField]:
-        """As `fields`, as text."""
+    def text_fields(self, decision: Decision, now: int, tier: Terms = None) -> dict[str, str]:
+        """As `fields`, as text: values by names as they are usually written."""
         allowed, limit, reset_us = decision.allowed, decision.limit, decision.reset_after_us
         wait = None if allowed else retry_seconds(decision)
         if limit is None:
-            return [] if wait is None else [("Retry-After", f"{wait}")]
+            return {} if wait is None else {"Retry-After": f"{wait}"}
         remaining = decision.remaining or 0
         if wait is None and not allowed:
             reset_us = None  # what is refused for ever never begins anew
-        written: list[TextField] = []
+        written: dict[str, str] = {}
         if self._revision is not None:
             policy = self._own_policy if tier is None else self._policy_of(tier)
-            if policy[1]:  # it has none if the rules are not known
-                written.append(policy)
+            if policy:  # it has none if the rules are not known
+                written["RateLimit-Policy"] = policy
         if self._revision == 11:
             strings = self._strings
             if len(strings) == 1 == len(decision.names):  # its figures are those of the decision
                 left = _left_item(strings[0], remaining, reset_us, wait)
             else:
                 left = _left(decision, wait, strings)
-            written.append(("RateLimit", left))
+            written["RateLimit"] = left
         elif self._revision is not None:
-            written += self._earlier_draft(decision, reset_us, wait)
+            written.update(self._earlier_draft(decision, reset_us, wait))
         if self._reset is not None:
-            written.append(("X-RateLimit-Limit", f"{limit}"))
-            written.append(("X-RateLimit-Remaining", f"{remaining}"))
+            written["X-RateLimit-Limit"] = f"{limit}"
+            written["X-RateLimit-Remaining"] = f"{remaining}"
             if reset_us is not None:
                 until = reset_us
                 if self._reset == "epoch":
                     until += now
-                written.append(("X-RateLimit-Reset", f"{seconds(until)}"))
+                written["X-RateLimit-Reset"] = f"{seconds(until)}"
         if wait is not None:
-            written.append(("Retry-After", f"{wait}"))
+            written["Retry-After"] = f"{wait}"
         return written
 
-    def policy_field(self, tier: Terms, strings: Sequence[str]) -> TextField:
+    def policy(self, tier: Terms, strings: Sequence[str]) -> str:
         if len(strings) != len(self._rules):  # the decision was made by others
             strings = self._strings
         quotas = tier if isinstance(tier, tuple) else tuple(rule.quota_for(tier) for rule in self._rules)
@@ -161,11 +161,11 @@ class Writer:
             _policy_item(string if self._revision == 11 else "", rule, quota or rule.quota)
             for string, rule, quota in zip(strings, self._rules, quotas, strict=True)
         )
-        return "RateLimit-Policy", ", ".join(items)
+        return ", ".join(items)
 
-    def _policy_of(self, tier: str | Quotas) -> TextField:
+    def _policy_of(self, tier: str | Quotas) -> str:
         if isinstance(tier, tuple):
-            return self.policy_field(tier, self._strings)
+            return self.policy(tier, self._strings)
         return self._policy_of_tier.get(tier, self._own_policy)
 
     def costs(self, cost: Cost, count: int) -> list[int]:
@@ -174,7 +174,7 @@ class Writer:
             return [cost if isinstance(cost, int) else 0] * count
         return [cost.get(rule.unit, 0) for rule in self._rules]
 
-    def _earlier_draft(self, decision: Decision, reset_us: int | None, wait: int | None) -> list[TextField]:
+    def _earlier_draft(self, decision: Decision, reset_us: int | None, wait: int | None) -> dict[str, str]:
         """Return the fields of revisions that show the rule that binds only."""
         figures = {
             "Limit": decision.limit,
@@ -186,15 +186,15 @@ class Writer:
         }
         if self._revision == 7:
             listed = ", ".join(f"{name.lower()}={number}" for name, number in numbers.items())
-            return [("RateLimit", listed)]
-        return [(f"RateLimit-{name}", f"{number}") for name, number in numbers.items()]
+            return {"RateLimit": listed}
+        return {f"RateLimit-{name}": f"{number}" for name, number in numbers.items()}
 
 
 Asked = tuple[Writer, Decision, Terms, int]
 """A limiter's part in a response: the writer of its fields, its decision, the tier of the call, and the time (us)."""
 
 
-def all_fields(asked: Sequence[Asked]) -> list[TextField]:
+def all_fields(asked: Sequence[Asked]) -> dict[str, str]:
     """Return the fields of a response that several limiters were asked for.
 
     The policies of all are listed; figures that have room for one are those of the limiter that refused, or else of
@@ -206,25 +206,25 @@ def all_fields(asked: Sequence[Asked]) -> list[TextField]:
     return writer.text_fields(decision, now, tier)
 
 
-def _merged_fields(asked: Sequence[Asked]) -> list[TextField]:
+def _merged_fields(asked: Sequence[Asked]) -> dict[str, str]:
     named = zip(asked, distinct_names(asked), strict=True)
     limited = [(one, names) for one, names in named if one[1].limit is not None or not one[1].allowed]
     if not limited:
-        return []
+        return {}
     writer, binding, tier, now = min((one for one, _ in limited), key=_room)
-    merged = dict(writer.text_fields(binding, now, tier))
+    merged = writer.text_fields(binding, now, tier)
     policies: list[str] = []
     left: list[str] = []
     for (writer, decision, tier, _), names in limited:
         if writer.style.ratelimit == 11 and decision.limit is not None:
             strings = tuple(map(_string, names))
-            policies.append(writer.policy_field(tier, strings)[1])
+            policies.append(writer.policy(tier, strings))
             left.append(_left(decision, retry_seconds(binding), strings))
     if any(policies):
         merged["RateLimit-Policy"] = ", ".join(filter(None, policies))
     if left:
         merged["RateLimit"] = ", ".join(left)
-    return list(merged.items())
+    return merged
 
 
 def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header]:
@@ -240,9 +240,9 @@ def replaced(headers: Iterable[Header], fields: Sequence[Header]) -> list[Header
     return kept
 
 
-def encoded(fields: Iterable[TextField]) -> list[Field]:
+def encoded(fields: dict[str, str]) -> list[Field]:
     """Return fields as ASGI takes them."""
-    return [(_ENCODED[name], value.encode()) for name, value in fields]
+    return [(_ENCODED[name], value.encode()) for name, value in fields.items()]
 
 
 class _Encoded(dict[str, bytes]):

@@ -18,8 +18,9 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.errors import ConfigError
 from headgate.http.declared import DeclaredLimit
-from headgate.http.django import put_fields, scope_of
+from headgate.http.django import scope_of
 from headgate.http.exchange import nowhere
+from headgate.http.headers import all_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import TOO_MANY_REQUESTS
 from headgate.http.wsgi import EXCHANGE, WSGIExchange
@@ -76,7 +77,7 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
             # With what other throttles have decided. The view is garbage for a while: it keeps no more than this.
             exchange.asked = view.headgate_asked = getattr(view, "headgate_asked", [])
             answer = exchange.ask(limit, meta, request)
-            put_fields(view.headers, exchange)  # the view puts them on its response
+            view.headers.update(all_fields(exchange.asked))  # the view puts them on its response
         if answer is None:
             return True
         if answer.status != TOO_MANY_REQUESTS:

@@ -124,7 +124,7 @@ class WSGIExchange(Exchange[Limiter]):
         if self.holds:
             self.settle(int(status[:3]))
         write: Callable[[bytes], object] = self._deliver(
-            status, replaced(headers, all_fields(self.asked)), *exc_info
+            status, replaced(headers, list(all_fields(self.asked).items())), *exc_info
         )
         return write
 

@@ -147,5 +147,5 @@ async def test_a_cost_by_unit() -> None:
 
 def test_policies_name_what_they_count() -> None:
     rules = (sliding_window("9/minute", unit="tokens", name="t"), PLACE, calendar("7/month", name="m"))
-    _, value = Writer(rules).policy_field(None, ['"t"', '"p"', '"m"'])
+    value = Writer(rules).policy(None, ['"t"', '"p"', '"m"'])
     assert value == '"t";q=9;qu="tokens";w=60, "p";q=1;qu="concurrent-requests", "m";q=7'

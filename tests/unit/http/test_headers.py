@@ -284,8 +284,8 @@ def test_single_figures_are_those_of_the_refusal() -> None:
 
 
 def test_several_without_rules_write_nothing() -> None:
-    assert all_fields([asked(Limiter()), asked(Limiter())]) == []
-    assert all_fields([]) == []
+    assert all_fields([asked(Limiter()), asked(Limiter())]) == {}
+    assert all_fields([]) == {}
 
 
 def test_only_current_revisions_are_merged() -> None:

@@ -19,7 +19,6 @@ from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.headers import (
     Asked,
-    Terms,
     Writer,
     all_fields,
     distinct_names,
@@ -29,9 +28,7 @@ from headgate.http.headers import (
 )
 from headgate.http.limit import AnyLimiter, LimitVersion, RequestLimit
 from headgate.http.problems import Answer, refusal, too_costly
-from headgate.quota import Quotas
 from headgate.stores.counters import ImmediateGate
-from headgate.stores.request import Request
 
 Scope = MutableMapping[str, Any]
 """An ASGI scope: what is known of a request or connection."""
@@ -94,20 +91,6 @@ class Exchange(Generic[AnyLimiter]):
         """What the limit that was asked last has decided; `None` if none was asked."""
         return self.asked[-1][1] if self.asked else None
 
-    def add(
-        self, version: LimitVersion[AnyLimiter], question: Request, decision: Decision, quotas: Quotas | None
-    ) -> None:
-        """Note a limit's decision for the response."""
-        limiter, tier = version.limiter, question.tier
-        if limiter.tier_for is not None:
-            tier = limiter.tier_for(question.key, tier)
-        terms: Terms = tier
-        if quotas is not None:
-            terms = tuple(
-                own or rule.quota_for(tier) for own, rule in zip(quotas, limiter.rules, strict=True)
-            )
-        self.asked.append((version.writer, decision, terms, version.now_us()))
-
     def raised(self, error: RateLimited | CostTooHigh, accept: bytes | None) -> Answer:
         """Return the answer to a request in which the application has raised a refusal, as `guard` does."""
         if isinstance(error, CostTooHigh):
@@ -121,13 +104,11 @@ class Exchange(Generic[AnyLimiter]):
         names = writer.names if len(self.asked) == 1 else distinct_names(self.asked)[-1]
         return refusal(decision, names, accept)
 
-    def hold(self, version: LimitVersion[AnyLimiter], limit: RequestLimit[AnyLimiter], hold: Any) -> Decision:
-        """Keep a hold for the response, and return its decision."""
+    def keep(self, version: LimitVersion[AnyLimiter], limit: RequestLimit[AnyLimiter], hold: Any) -> None:
+        """Keep a hold for the response."""
         self.holds.append((len(self.asked), limit, hold))
         if hold.allowed and version.limiter.units.has_places:
             self.places[hold] = hold.cost  # a request that ends without a status counts
-        decision: Decision = hold.decision
-        return decision
 
     def final_costs(self, status: int) -> Iterator[tuple[Any, Any]]:
         """Yield each hold that ends now, with the units that stay taken: none if its limit does not count this status."""
@@ -167,26 +148,27 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         try:
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
             version = limit.version  # once: the limiter's policy may change while it decides
-            limiter, quotas = version.limiter, None
+            quotas = None
             if version.quotas is not None:
                 quotas = await limit.awaited_quotas(version.quotas, question, request)
-            if limit.counts is None and not limiter.units.has_places:
+            if version.holds:
+                quota, take = version.by_name(quotas), version.limiter.hold
+                hold = await take(question.key, question.cost, tier=question.tier, quota=quota)
+                self.keep(version, limit, hold)
+                decision = hold.decision
+            else:
                 if type(question.cost) is not int:
-                    question = question.with_costs(limiter.units.costs(question.cost))
+                    question = question.with_costs(version.limiter.units.costs(question.cost))
                 if quotas is not None:
                     question = question.with_quotas(quotas)
-                gate = limiter.gate
+                gate = version.limiter.gate
                 # One that never waits needs no coroutine.
                 decision, _ = (
                     gate.gate.ask(question) if type(gate) is ImmediateGate else await gate.ask(question)
                 )
-            else:
-                quota = version.by_name(quotas)
-                hold = await limiter.hold(question.key, question.cost, tier=question.tier, quota=quota)
-                decision = self.hold(version, limit, hold)
         except CostTooHigh as error:
             return too_costly(error, accepted_by(scope))
-        self.add(version, question, decision, quotas)
+        self.asked.append(version.asked(question, decision, quotas))
         return None if decision.allowed else self.refusal(accepted_by(scope))
 
     def send(self, message: Message) -> Awaitable[None]:

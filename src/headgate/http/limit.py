@@ -17,8 +17,9 @@ from headgate import AsyncLimiter, Limiter
 from headgate.clock import dating
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
+from headgate.decision import Decision
 from headgate.errors import ConfigError, listed
-from headgate.http.headers import Fields, Writer
+from headgate.http.headers import Asked, Fields, Terms, Writer
 from headgate.http.keys import KeyFunction, by_address, check_function, takes_scope
 from headgate.keys import Key
 from headgate.quota import Quotas
@@ -70,15 +71,29 @@ class LimitVersion(Generic[AnyLimiter]):
 
     Attributes:
         limiter: Decides. Its rules never change.
+        holds: Whether units are held while a request is answered, because some of them may come back.
         writer: Writes the fields of its decisions.
         now_us: Returns the time to go by in fields, in microseconds since the epoch.
         quotas: What the limit's function, or else that of its limiter, has said of callers' quotas; `None` without one.
     """
 
     limiter: AnyLimiter
+    holds: bool
     writer: Writer
     now_us: Callable[[], int]
     quotas: QuotaCache | None
+
+    def asked(self, question: Request, decision: Decision, quotas: Quotas | None) -> Asked:
+        """Return the limiter's part in the response to a request that it has decided about."""
+        tier, tier_for = question.tier, self.limiter.tier_for
+        if tier_for is not None:
+            tier = tier_for(question.key, tier)
+        terms: Terms = tier
+        if quotas is not None:
+            terms = tuple(
+                own or rule.quota_for(tier) for own, rule in zip(quotas, self.limiter.rules, strict=True)
+            )
+        return self.writer, decision, terms, self.now_us()
 
     def by_name(self, quotas: Quotas | None) -> QuotaValue | None:
         """Return quotas as a call takes them."""
@@ -153,7 +168,10 @@ class RequestLimit(Generic[AnyLimiter]):
             quota = self.quota
             function = quota if callable(quota) else lambda request: quota
             quotas = QuotaCache(deciding.rules, function, self._quota_for, clock, "quota")
-        self.version: LimitVersion[AnyLimiter] = LimitVersion(deciding, writer, dating(clock).now_us, quotas)
+        holds = self.counts is not None or deciding.units.has_places
+        self.version: LimitVersion[AnyLimiter] = LimitVersion(
+            deciding, holds, writer, dating(clock).now_us, quotas
+        )
         """What requests are decided and answered by at present."""
         if self.limiter.current is not own:
             self.renew()  # another thread has reloaded its policy meanwhile

@@ -16,14 +16,13 @@ from typing import Any, Unpack
 from headgate import Limiter, Rule
 from headgate._extras import needing
 from headgate.clock import Clock
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, CostTooHigh
 from headgate.http.declared import DeclaredLimit
 from headgate.http.django import scope_of
-from headgate.http.exchange import nowhere
 from headgate.http.headers import all_fields
 from headgate.http.limit import RequestOptions, on_scope
-from headgate.http.problems import TOO_MANY_REQUESTS
-from headgate.http.wsgi import EXCHANGE, WSGIExchange
+from headgate.http.problems import TOO_LARGE, UNAVAILABLE
+from headgate.http.wsgi import EXCHANGE, WSGIExchange, decide
 from headgate.stores import Store
 
 with needing("headgate.http.rest_framework", "rest-framework"):
@@ -61,32 +60,35 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether a request is admitted."""
-        limit, meta = self.limit, request._request.META  # its own is found by a detour
-        outer = meta.get(EXCHANGE)
+        limit = self.limit
         if limit.exempt is not None and limit.exempt(request):
             return True
-        if isinstance(outer, WSGIExchange):
-            exchange = outer
-            answer = exchange.ask(limit, meta, request)
+        outer = request._request.META.get(EXCHANGE)  # its own META is found by a detour
+        exchange = outer if isinstance(outer, WSGIExchange) else None
+        try:
+            asked = decide(limit, request, exchange)
+        except CostTooHigh as error:
+            raise _error(TOO_LARGE, "This request costs more than is ever admitted at once.") from error
+        if exchange is not None:
+            exchange.asked.append(asked)
         else:
-            if limit.counts is not None or limit.version.limiter.units.has_places:
-                raise ConfigError(
-                    "count= and concurrent rules need headgate.http.django.rate_limits in MIDDLEWARE"
-                )
-            exchange = WSGIExchange(nowhere)
             # With what other throttles have decided. The view is garbage for a while: it keeps no more than this.
-            exchange.asked = view.headgate_asked = getattr(view, "headgate_asked", [])
-            answer = exchange.ask(limit, meta, request)
-            view.headers.update(all_fields(exchange.asked))  # the view puts them on its response
-        if answer is None:
+            every = view.headgate_asked = [*getattr(view, "headgate_asked", ()), asked]
+            view.headers.update(all_fields(every))  # the view puts them on its response
+        decision = asked[1]
+        if decision.allowed:
             return True
-        if answer.status != TOO_MANY_REQUESTS:
-            error = APIException("Requests cannot be counted at the moment, or this one costs too much.")
-            error.status_code = answer.status
-            raise error
-        self._wait = exchange.asked[-1][1].retry_after
+        if decision.degraded:
+            raise _error(UNAVAILABLE, "Requests cannot be counted at the moment.")
+        self._wait = decision.retry_after
         return False
 
     def wait(self) -> float | None:
         """Return the seconds to wait after a refusal; `None` if waiting does not help."""
         return self._wait
+
+
+def _error(status: int, detail: str) -> APIException:
+    error = APIException(detail)
+    error.status_code = status
+    return error

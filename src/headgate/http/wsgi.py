@@ -13,10 +13,10 @@ from http import HTTPStatus
 from typing import Any
 
 from headgate import Limiter
-from headgate.errors import CostTooHigh, RateLimited, StoreError
+from headgate.errors import ConfigError, CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
-from headgate.http.headers import Field, all_fields, replaced
+from headgate.http.headers import Asked, Field, all_fields, replaced
 from headgate.http.limit import LimitMiddleware, RequestLimit
 from headgate.http.problems import Answer, too_costly
 
@@ -98,25 +98,11 @@ class WSGIExchange(Exchange[Limiter]):
             request: What the functions of the limit take.
         """
         try:
-            question = limit.question(request)
-            version = limit.version  # once: the limiter's policy may change while it decides
-            units, quotas = version.limiter.units, None
-            if version.quotas is not None:
-                quotas = limit.quotas(version.quotas, question, request)
-            if limit.counts is None and not units.has_places:
-                if type(question.cost) is not int:
-                    question = question.with_costs(units.costs(question.cost))
-                if quotas is not None:
-                    question = question.with_quotas(quotas)
-                decision, _ = version.limiter.gate.ask(question)
-            else:
-                quota = version.by_name(quotas)
-                hold = version.limiter.hold(question.key, question.cost, tier=question.tier, quota=quota)
-                decision = self.hold(version, limit, hold)
+            asked = decide(limit, request, self)
         except CostTooHigh as error:
             return too_costly(error, accepted_by(environ))
-        self.add(version, question, decision, quotas)
-        return None if decision.allowed else self.refusal(accepted_by(environ))
+        self.asked.append(asked)
+        return None if asked[1].allowed else self.refusal(accepted_by(environ))
 
     def start(self, status: str, headers: Headers, *exc_info: Any) -> Callable[[bytes], object]:
         """Start the response, with the fields. An application may do so again, to report an error."""
@@ -135,6 +121,36 @@ class WSGIExchange(Exchange[Limiter]):
     def end(self) -> None:
         """Free the places of the request, which is over."""
         _settle_all(self.over())
+
+
+def decide(limit: RequestLimit[Limiter], request: Any, exchange: WSGIExchange | None) -> Asked:
+    """Ask a limit about a request; what is held until its response is kept in the exchange.
+
+    Raises:
+        CostTooHigh: The limit never admits so much.
+        ConfigError: Something has to be held, and there is no exchange.
+    """
+    question = limit.question(request)
+    version = limit.version  # once: the limiter's policy may change while it decides
+    quotas = None
+    if version.quotas is not None:
+        quotas = limit.quotas(version.quotas, question, request)
+    if version.holds:
+        if exchange is None:
+            raise ConfigError(
+                "count= and concurrent rules need a middleware, as headgate.http.django.rate_limits"
+            )
+        quota = version.by_name(quotas)
+        hold = version.limiter.hold(question.key, question.cost, tier=question.tier, quota=quota)
+        exchange.keep(version, limit, hold)
+        decision = hold.decision
+    else:
+        if type(question.cost) is not int:
+            question = question.with_costs(version.limiter.units.costs(question.cost))
+        if quotas is not None:
+            question = question.with_quotas(quotas)
+        decision, _ = version.limiter.gate.ask(question)
+    return version.asked(question, decision, quotas)
 
 
 def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:

@@ -27,7 +27,7 @@ from headgate.errors import ConfigError, CostTooHigh, RateLimited
 from headgate.http.declared import DeclaredLimit, check_order, limits_around, watch
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
-from headgate.http.headers import all_fields
+from headgate.http.headers import put_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.stores import AsyncStore
@@ -151,7 +151,7 @@ async def _put_fields(request: web.Request, response: web.StreamResponse) -> Non
     exchange: ASGIExchange | None = request.get(EXCHANGE)
     if exchange is not None:
         await exchange.settle(response.status)
-        response.headers.update(all_fields(exchange.asked))
+        put_fields(response.headers, exchange.asked)
 
 
 def handlers_of(app: web.Application) -> Iterator[Any]:

@@ -31,7 +31,7 @@ from headgate.http.declared import DeclaredLimit, in_force, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
-from headgate.http.headers import all_fields
+from headgate.http.headers import put_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import Answer
 from headgate.http.steps import Steps, run, run_async
@@ -166,13 +166,8 @@ def handled(
     if exchange.holds or exchange.places:
         yield from _settled(response, exchange)
     if outer is None and exchange.asked:
-        _put_fields(response, exchange)
+        put_fields(response.headers, exchange.asked)
     return response
-
-
-def _put_fields(response: Any, exchange: AnyExchange) -> None:
-    for name, value in all_fields(exchange.asked).items():
-        response.headers[name] = value
 
 
 def _settled(response: Any, exchange: Any) -> Steps:

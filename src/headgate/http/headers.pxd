@@ -13,13 +13,15 @@ cdef class Writer:
     cdef str _own_policy
     cdef dict _policy_of_tier
 
-    @cython.locals(written=dict, policy=str, remaining=int64_t, until=int64_t)
     cpdef dict text_fields(self, decision, int64_t now, tier=*)
+    @cython.locals(policy=str, remaining=int64_t, until=int64_t)
+    cpdef put(self, written, decision, int64_t now, tier)
     cdef str _policy_of(self, tier)
     cdef dict _earlier_draft(self, decision, reset_us, wait)
 
-@cython.locals(writer=Writer)
 cpdef dict all_fields(list asked)
+@cython.locals(writer=Writer)
+cpdef put_fields(written, list asked)
 @cython.locals(given=list, kept=list)
 cpdef list replaced(headers, list fields)
 @cython.locals(name=str, value=str)

@@ -19,7 +19,7 @@ this file is also compiled, with the types in `headers.pxd`. Fields are written 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 from urllib.parse import quote
@@ -120,14 +120,21 @@ class Writer:
 
     def text_fields(self, decision: Decision, now: int, tier: Terms = None) -> dict[str, str]:
         """As `fields`, as text: values by names as they are usually written."""
+        written: dict[str, str] = {}
+        self.put(written, decision, now, tier)
+        return written
+
+    def put(self, written: MutableMapping[str, str], decision: Decision, now: int, tier: Terms) -> None:
+        """As `text_fields`, where a framework has the fields of a response."""
         allowed, limit, reset_us = decision.allowed, decision.limit, decision.reset_after_us
         wait = None if allowed else retry_seconds(decision)
+        if wait is not None:
+            written["Retry-After"] = f"{wait}"
         if limit is None:
-            return {} if wait is None else {"Retry-After": f"{wait}"}
+            return
         remaining = decision.remaining or 0
         if wait is None and not allowed:
             reset_us = None  # what is refused for ever never begins anew
-        written: dict[str, str] = {}
         if self._revision is not None:
             policy = self._own_policy if tier is None else self._policy_of(tier)
             if policy:  # it has none if the rules are not known
@@ -149,9 +156,6 @@ class Writer:
                 if self._reset == "epoch":
                     until += now
                 written["X-RateLimit-Reset"] = f"{seconds(until)}"
-        if wait is not None:
-            written["Retry-After"] = f"{wait}"
-        return written
 
     def policy(self, tier: Terms, strings: Sequence[str]) -> str:
         if len(strings) != len(self._rules):  # the decision was made by others
@@ -200,10 +204,19 @@ def all_fields(asked: Sequence[Asked]) -> dict[str, str]:
     The policies of all are listed; figures that have room for one are those of the limiter that refused, or else of
     the one with the least left.
     """
-    if len(asked) != 1:
-        return _merged_fields(asked)
-    writer, decision, tier, now = asked[0]
-    return writer.text_fields(decision, now, tier)
+    written: dict[str, str] = {}
+    put_fields(written, asked)
+    return written
+
+
+def put_fields(written: MutableMapping[str, str], asked: Sequence[Asked]) -> None:
+    """As `all_fields`, where a framework has the fields of a response."""
+    if len(asked) == 1:
+        writer, decision, tier, now = asked[0]
+        writer.put(written, decision, now, tier)
+    else:
+        for name, value in _merged_fields(asked).items():
+            written[name] = value  # not all of them have an `update`
 
 
 def _merged_fields(asked: Sequence[Asked]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from headgate.clock import Clock
 from headgate.errors import ConfigError, CostTooHigh
 from headgate.http.declared import DeclaredLimit
 from headgate.http.django import scope_of
-from headgate.http.headers import all_fields
+from headgate.http.headers import put_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import TOO_LARGE, UNAVAILABLE
 from headgate.http.wsgi import EXCHANGE, WSGIExchange, decide
@@ -74,7 +74,7 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
         else:
             # With what other throttles have decided. The view is garbage for a while: it keeps no more than this.
             every = view.headgate_asked = [*getattr(view, "headgate_asked", ()), asked]
-            view.headers.update(all_fields(every))  # the view puts them on its response
+            put_fields(view.headers, every)  # the view puts them on its response
         decision = asked[1]
         if decision.allowed:
             return True

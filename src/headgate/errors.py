@@ -60,6 +60,8 @@ class CostTooHigh(HeadgateError, ValueError):
 class RateLimited(HeadgateError):
     """A refusal, raised for callers who asked for it.
 
+    Where it is not handled, its traceback says what a web application needs to answer it with 429.
+
     Attributes:
         decision: The refusal, with `retry_after` and the rule that said no.
     """
@@ -67,6 +69,11 @@ class RateLimited(HeadgateError):
     def __init__(self, decision: Decision) -> None:
         super().__init__(str(decision))
         self.decision = decision
+        self.add_note(
+            "A web application answers this with 429 if it has RateLimits(app) in Flask, install(app) in FastAPI and "
+            "aiohttp, 'headgate.http.django.rate_limits' in MIDDLEWARE of Django, or "
+            "exception_handlers={RateLimited: answer_refusal} in Starlette and Litestar."
+        )
 
     def __reduce__(self) -> tuple[type[RateLimited], tuple[Decision]]:
         return RateLimited, (self.decision,)

@@ -23,6 +23,7 @@ from starlette.websockets import WebSocket
 from headgate import (
     AsyncLimiter,
     ConfigError,
+    CostTooHigh,
     Limiter,
     MemoryStore,
     RateLimited,
@@ -734,6 +735,16 @@ async def test_a_raised_refusal_is_answered_by_the_handler(limiter: str | None, 
     assert int(refused.headers["retry-after"]) == refused.json()["retry_after"]
     assert refused.headers["x-ratelimit-remaining"] == "0"
     assert left(refused)[name] == 0
+
+
+async def test_a_cost_that_is_too_high_is_answered_by_the_handler() -> None:
+    @AsyncLimiter("1/minute").guard("report", 2)
+    async def report(request: Request) -> Response:
+        return PlainTextResponse("report")
+
+    app = Starlette(routes=[Route("/", report)], exception_handlers={CostTooHigh: answer_refusal})
+    async with client_of(app) as client:
+        assert (await client.get("/")).status_code == 413
 
 
 async def test_a_raised_refusal_is_answered_by_the_middleware() -> None:

@@ -220,6 +220,24 @@ def test_a_raised_refusal_is_answered_under_wsgi() -> None:
         assert client.get("/?cost=2").status_code == 413
 
 
+def test_a_refusal_raised_in_rest_framework_is_answered() -> None:
+    class Report(APIView):  # type: ignore[misc]  # it has no types
+        @Limiter("1/hour").guard("report")
+        def get(self, request: Any) -> Any:
+            return Response("report")
+
+    with site(path("", Report.as_view())) as client:
+        refusals = [client.get("/") for _ in range(2)]
+    assert [response.status_code for response in refusals] == [200, 429]
+    assert left(refusals[1]) == {"sliding_window/1h": 0}
+
+
+def test_the_log_of_a_refusal_without_a_handler_says_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    with site(path("", raising(ok)), middleware=()) as client:
+        assert [client.get("/").status_code for _ in range(2)] == [200, 500]
+    assert "'headgate.http.django.rate_limits' in MIDDLEWARE of Django" in caplog.text
+
+
 async def test_keys_by_user_session_and_address() -> None:
     middleware = ["tests.integration.http.test_django.authentication", RATE_LIMITS]
     headers = [{"x-user": "1"}, {"x-user": "1"}, {"x-user": "2"}, {}, {}]

@@ -28,6 +28,7 @@ from headgate.http.headers import (
 )
 from headgate.http.limit import AnyLimiter, LimitVersion, RequestLimit
 from headgate.http.problems import Answer, refusal, too_costly
+from headgate.http.steps import run_async
 from headgate.stores.counters import ImmediateGate
 
 Scope = MutableMapping[str, Any]
@@ -148,9 +149,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
         try:
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
             version = limit.version  # once: the limiter's policy may change while it decides
-            quotas = None
-            if version.quotas is not None:
-                quotas = await limit.awaited_quotas(version.quotas, question, request)
+            quotas = await run_async(version.own_quotas(question, request)) if version.quotas else None
             if version.holds:
                 quota, take = version.by_name(quotas), version.limiter.hold
                 hold = await take(question.key, question.cost, tier=question.tier, quota=quota)

@@ -21,6 +21,7 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError, listed
 from headgate.http.headers import Asked, Fields, Terms, Writer
 from headgate.http.keys import KeyFunction, by_address, check_function, takes_scope
+from headgate.http.steps import Steps
 from headgate.keys import Key
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, caller_of, quotas_of
@@ -74,14 +75,14 @@ class LimitVersion(Generic[AnyLimiter]):
         holds: Whether units are held while a request is answered, because some of them may come back.
         writer: Writes the fields of its decisions.
         now_us: Returns the time to go by in fields, in microseconds since the epoch.
-        quotas: What the limit's function, or else that of its limiter, has said of callers' quotas; `None` without one.
+        quotas: What the limit's function has said of callers' quotas, and what that of its limiter, which is asked next.
     """
 
     limiter: AnyLimiter
     holds: bool
     writer: Writer
     now_us: Callable[[], int]
-    quotas: QuotaCache | None
+    quotas: tuple[QuotaCache, ...]
 
     def asked(self, question: Request, decision: Decision, quotas: Quotas | None) -> Asked:
         """Return the limiter's part in the response to a request that it has decided about."""
@@ -94,6 +95,25 @@ class LimitVersion(Generic[AnyLimiter]):
                 own or rule.quota_for(tier) for own, rule in zip(quotas, self.limiter.rules, strict=True)
             )
         return self.writer, decision, terms, self.now_us()
+
+    def own_quotas(self, question: Request, request: Any) -> Steps:
+        """Return the quotas of a request's own, if it has some, by steps that may have to be awaited."""
+        caller = caller_of(question.key, question.tier)
+        for cache in self.quotas:
+            is_known, found = cache.get(caller)
+            if not is_known:
+                is_of_limiter = cache is self.limiter.quotas
+                value = (
+                    yield cache.function(question.key, question.tier)
+                    if is_of_limiter
+                    else cache.function(request)
+                )
+                if value is None and is_of_limiter and not cache.seconds:
+                    value = {}  # a quota for no rule; without any, the limiter's gate would call the same function again
+                found = cache.keep(caller, value)
+            if found is not None:
+                return found
+        return None
 
     def by_name(self, quotas: Quotas | None) -> QuotaValue | None:
         """Return quotas as a call takes them."""
@@ -163,14 +183,16 @@ class RequestLimit(Generic[AnyLimiter]):
         deciding: Any = own if limiter is None else limiter
         clock = deciding.clock
         writer = Writer(own.rules, self._fields or STYLES[own.headers or "both"])
-        quotas = deciding.quotas if deciding.rules else None
+        quotas: list[QuotaCache] = []
         if self.quota is not None and deciding.rules:
             quota = self.quota
             function = quota if callable(quota) else lambda request: quota
-            quotas = QuotaCache(deciding.rules, function, self._quota_for, clock, "quota")
+            quotas.append(QuotaCache(deciding.rules, function, self._quota_for, clock, "quota"))
+        if deciding.quotas is not None and deciding.rules:
+            quotas.append(deciding.quotas)
         holds = self.counts is not None or deciding.units.has_places
         self.version: LimitVersion[AnyLimiter] = LimitVersion(
-            deciding, holds, writer, dating(clock).now_us, quotas
+            deciding, holds, writer, dating(clock).now_us, tuple(quotas)
         )
         """What requests are decided and answered by at present."""
         if self.limiter.current is not own:
@@ -194,31 +216,6 @@ class RequestLimit(Generic[AnyLimiter]):
         if key is None:
             key = self.address(request).encode()
         return Request("hit", key, await _value(self.cost, request), await _value(self.tier, request))
-
-    def quotas(self, quotas: QuotaCache, question: Request, request: Any) -> Quotas | None:
-        """Return the quotas of a request's own, if it has some."""
-        caller = caller_of(question.key, question.tier)
-        is_known, found = quotas.get(caller)
-        return found if is_known else self._keep(quotas, caller, self._look_up(quotas, question, request))
-
-    async def awaited_quotas(self, quotas: QuotaCache, question: Request, request: Any) -> Quotas | None:
-        """As `quotas`, where the function may be a coroutine function."""
-        caller = caller_of(question.key, question.tier)
-        is_known, found = quotas.get(caller)
-        if is_known:
-            return found
-        value = self._look_up(quotas, question, request)
-        return self._keep(quotas, caller, await value if inspect.isawaitable(value) else value)
-
-    def _look_up(self, quotas: QuotaCache, question: Request, request: Any) -> Any:
-        if self.quota is None:  # the function is that of the limiter
-            return quotas.function(question.key, question.tier)
-        return quotas.function(request)
-
-    def _keep(self, quotas: QuotaCache, caller: object, value: QuotaValue | None) -> Quotas | None:
-        if value is None and self.quota is None and not quotas.seconds:
-            value = {}  # a quota for no rule; without any, the limiter's gate would call the same function again
-        return quotas.keep(caller, value)
 
 
 all_limits: weakref.WeakSet[RequestLimit[Any]] = weakref.WeakSet()

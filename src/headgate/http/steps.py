@@ -1,12 +1,13 @@
 """What is done for a request, written once for threads and tasks.
 
-A generator yields each step that may have to wait. In a thread the step is done when it is yielded; in a task it is an
-awaitable, or `None` if there is nothing to do, and its result or exception comes back into the generator.
+A generator yields each step that may have to wait. In a thread the step is done when it is yielded, and is its own result.
+In a task it may be an awaitable, whose result or exception comes back into the generator.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Generator
 from typing import Any
 
@@ -32,6 +33,6 @@ async def run_async(steps: Steps) -> Any:
         except StopIteration as end:
             return end.value
         try:
-            resume, result = steps.send, None if step is None else await step
+            resume, result = steps.send, await step if inspect.isawaitable(step) else step
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the steps see to it
             resume, result = steps.throw, error

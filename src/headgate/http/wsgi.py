@@ -19,6 +19,7 @@ from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
 from headgate.http.headers import Asked, Field, all_fields, replaced
 from headgate.http.limit import LimitMiddleware, RequestLimit
 from headgate.http.problems import Answer, too_costly
+from headgate.http.steps import run
 
 __all__ = ["RateLimitMiddleware"]
 
@@ -132,9 +133,7 @@ def decide(limit: RequestLimit[Limiter], request: Any, exchange: WSGIExchange | 
     """
     question = limit.question(request)
     version = limit.version  # once: the limiter's policy may change while it decides
-    quotas = None
-    if version.quotas is not None:
-        quotas = limit.quotas(version.quotas, question, request)
+    quotas = run(version.own_quotas(question, request)) if version.quotas else None
     if version.holds:
         if exchange is None:
             raise ConfigError(

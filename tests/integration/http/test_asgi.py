@@ -796,6 +796,37 @@ async def test_quotas_of_the_limiter_show_in_the_fields() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"count": {200}}], ids=["hit", "hold"])
+@pytest.mark.parametrize("kept", [0.0, 60.0])
+async def test_a_limit_without_a_quota_for_a_request_shows_that_of_the_limiter(
+    options: dict[str, Any], kept: float
+) -> None:
+    asked = []
+
+    async def quota(key: Any, tier: str | None) -> str | None:
+        asked.append(key)
+        return "7/minute" if key == "a" else None
+
+    limiter = AsyncLimiter("2/minute", quotas=quota, quotas_for=kept)
+    app = application(
+        limiter,
+        key=by_header("x-user"),
+        quota=lambda scope: "9/minute" if scope["path"] == "/own" else None,
+        quota_for=0,
+        **options,
+    )
+    async with client_of(app) as client:
+        responses = [
+            await client.get(path, headers={"x-user": user})
+            for path, user in (("/", "a"), ("/", "b"), ("/own", "a"))
+        ]
+    assert [(policies(found), left(found)) for found in responses] == [
+        ({"sliding_window/1m": quota}, {"sliding_window/1m": rest})
+        for quota, rest in ((7, 6), (2, 1), (9, 7))
+    ]
+    assert asked == ["a", "b"], "once for each request that has no quota of its own"
+
+
+@pytest.mark.parametrize("options", [{}, {"count": {200}}], ids=["hit", "hold"])
 @pytest.mark.parametrize("own", [None, "7/minute"])
 async def test_the_function_of_the_limiter_is_asked_once_for_a_request(
     options: dict[str, Any], own: str | None

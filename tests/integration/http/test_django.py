@@ -232,7 +232,9 @@ def test_a_refusal_raised_in_rest_framework_is_answered() -> None:
     assert left(refusals[1]) == {"sliding_window/1h": 0}
 
 
-def test_the_log_of_a_refusal_without_a_handler_says_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_of_a_refusal_without_a_handler_says_what_is_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with site(path("", raising(ok)), middleware=()) as client:
         assert [client.get("/").status_code for _ in range(2)] == [200, 500]
     assert "'headgate.http.django.rate_limits' in MIDDLEWARE of Django" in caplog.text

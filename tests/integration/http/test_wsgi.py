@@ -242,9 +242,10 @@ def test_quotas_come_from_the_request() -> None:
     assert asked == [b"7", b"", b"9"]
 
 
-def test_quotas_of_the_limiter_show_in_the_fields() -> None:
+@pytest.mark.parametrize("options", [{}, {"quota": lambda scope: None}], ids=["alone", "second"])
+def test_quotas_of_the_limiter_show_in_the_fields(options: dict[str, Any]) -> None:
     limiter = Limiter("1/minute", quotas=lambda key, tier: {"a": "7/minute"}.get(key))
-    with client_of(application(limiter, key=by_header("x-api-key"))) as client:
+    with client_of(application(limiter, key=by_header("x-api-key"), **options)) as client:
         responses = [client.get("/", headers={"x-api-key": key}) for key in "ab"]
     assert [policies(response) for response in responses] == [
         {"sliding_window/1m": 7},

@@ -130,10 +130,9 @@ class App:
         arguments: tuple[Any, ...] = values
         if endpoint.takes is not None:
             largest = policy.server.largest_body
-            body = whole_body(direct, fields, largest)
-            if body is None:
-                # A task, because of its time-out.
-                body = await asyncio.ensure_future(_arriving_body(receive, largest))
+            whole = whole_body(direct, fields, largest)
+            # A task, because of its time-out.
+            body = await asyncio.ensure_future(_arriving_body(receive, largest)) if whole is None else whole
             arguments = (self._decoded(endpoint, body), *values)
         if endpoint.wants_request:
             arguments = (ApiRequest(fields, *access), *arguments)

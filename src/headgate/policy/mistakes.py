@@ -66,8 +66,8 @@ def _take_out(document: dict[str, Any], path: tuple[str | int, ...]) -> bool:
             document["server"]["tokens"][name][part] = right[part]
         case (*towards, last) if path:
             table: Any = document
-            for part in towards:
-                table = table.get(part) if isinstance(table, dict) else None
+            for step in towards:
+                table = table.get(step) if isinstance(table, dict) else None
             if not isinstance(table, dict) or last not in table:
                 return len(path) > 1 and _take_out(document, path[:-1])
             del table[last]

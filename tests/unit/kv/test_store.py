@@ -439,6 +439,12 @@ class TestCancelledCallers:
         await self.cancel(hold.settle(final), turns)
         assert await self.used(limiter) == final
 
+    @pytest.mark.parametrize("turns", range(1, 8))
+    async def test_what_was_counted_is_forgotten(self, limiter: AsyncLimiter, turns: int) -> None:
+        await limiter.hit("alice", 5)
+        await self.cancel(limiter.reset("alice"), turns)
+        assert await self.used(limiter) == 0
+
     async def test_what_fails_after_its_caller_has_gone_is_logged(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:

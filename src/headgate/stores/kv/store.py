@@ -204,7 +204,9 @@ class _KVGate:
             await self._change(algorithm, entry, charged_at, refund)
 
     async def reset(self, key: Key | None) -> None:
-        stem = self._stem(key)
+        await complete(self._reset(self._stem(key)))
+
+    async def _reset(self, stem: str) -> None:
         async with self._turn(stem):
             entry = self._format.entry(stem, self._store.clock.now_us())
             await self._kv.put(entry, self._format.write(None), SHORTEST_TTL)

@@ -25,7 +25,7 @@ from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.connecting import Connecting
 from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Talk, Wire
 
-PAUSE = 0.01
+PAUSE = 0.001
 """Seconds after which the server may have closed a connection, so that it is looked at before it is used."""
 
 LEASE = 0.05

@@ -12,13 +12,11 @@ from headgate.client.wire import (
     NOT_FOUND,
     Response,
     alone,
-    confirm_request,
+    hold_request,
     limiter_request,
     packed_quotas,
     read_decision,
     reading,
-    renew_request,
-    settle_request,
     success,
 )
 from headgate.costs import Cost, Costs, Units, check_whole
@@ -109,10 +107,13 @@ class LimiterAsks:
         held = request.replaces[0][0] if request.replaces else None
         if not isinstance(held, Held):
             return Ask(question, partial(self._with_receipts, costs))
+        # If the server has forgotten the hold, its units or places are taken anew.
         anew = {**members, "cost": self._units.by_unit(held.costs), "limiter": self._limiter}
         if any(self._units.only_places(costs)):
-            return Ask(renew_request(held.hold, anew), partial(self._renewed, held, costs))
-        return Ask(confirm_request(held.hold, self._final(costs), anew), self._without_receipts)
+            renewal = hold_request(held.hold, "renew", {"anew": anew})
+            return Ask(renewal, partial(self._renewed, held, costs))
+        confirmation = hold_request(held.hold, "confirm", {"cost": self._final(costs), "anew": anew})
+        return Ask(confirmation, self._without_receipts)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
         """Return what gives units back; nothing is asked if they do not belong to this hold."""
@@ -122,7 +123,7 @@ class LimiterAsks:
         if not isinstance(held, Held) or any(map(gt, costs, held.costs)):
             return Ask(None, _nothing)
         final = self._final(tuple(map(sub, held.costs, costs)))
-        return Ask(settle_request(held.hold, final), self._read_settled)
+        return Ask(hold_request(held.hold, "settle", {"cost": final}), self._read_settled)
 
     def _final(self, costs: tuple[int, ...]) -> Cost:
         """Return what a hold has cost, without its places: they are free when it ends."""

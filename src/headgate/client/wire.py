@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 from urllib.parse import quote
 
 from headgate.client.values import KeyState, ServerLimiter, WaitHint
 from headgate.clock import to_microseconds
-from headgate.costs import Cost
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, CostTooHigh, HeadgateError, StoreMisconfigured, StoreUnavailable
 from headgate.quota import Quotas
@@ -94,27 +93,16 @@ def alone(request: HttpRequest) -> HttpRequest:
     return request._replace(entry=None)
 
 
-def settle_request(hold: str, cost: Cost) -> HttpRequest:
-    """Return the request to settle a hold; the first one counts, so it may be asked again."""
-    return _hold_request(hold, "settle", {"cost": cost})._replace(may_repeat=True)
-
-
-def confirm_request(hold: str, cost: Cost, anew: Mapping[str, object]) -> HttpRequest:
-    """Return the request to confirm a hold; if the server has forgotten it, its units are taken anew."""
-    return _hold_request(hold, "confirm", {"cost": cost, "anew": anew})
-
-
-def renew_request(hold: str, anew: Mapping[str, object]) -> HttpRequest:
-    """Return the request to renew a hold; if the server has forgotten it, its places are taken anew."""
-    return _hold_request(hold, "renew", {"anew": anew})
-
-
-def _hold_request(hold: str, operation: str, members: Mapping[str, object]) -> HttpRequest:
+def hold_request(
+    hold: str, operation: Literal["settle", "confirm", "renew"], members: Mapping[str, object]
+) -> HttpRequest:
+    """Return a call about a hold that may leave in a batch. Settling may be repeated, for only the first time counts."""
     return HttpRequest(
         "POST",
         f"/v1/holds/{quote(hold, safe='')}/{operation}",
         packed(members),
         packed({"hold": hold, "operation": operation, **members}),
+        may_repeat=operation == "settle",
     )
 
 

@@ -16,6 +16,7 @@ from headgate.client.wire import (
     batch_answers,
     batch_request,
     failure,
+    hold_request,
     limiter_request,
     packed,
     read_decision,
@@ -23,7 +24,6 @@ from headgate.client.wire import (
     read_limiter,
     read_wait_hint,
     reading,
-    settle_request,
     success,
 )
 from headgate.decision import UNLIMITED, Verdict
@@ -57,7 +57,7 @@ def test_a_limiter_is_named_in_the_path_and_in_a_batch() -> None:
 
 
 def test_settling_may_be_repeated() -> None:
-    request = settle_request("id", 3)
+    request = hold_request("id", "settle", {"cost": 3})
     assert (request.path, request.may_repeat) == ("/v1/holds/id/settle", True)
     batch = batch_request([request.entry or b"", request.entry or b""])
     assert json.loads(batch.body) == {"calls": [{"hold": "id", "operation": "settle", "cost": 3}] * 2}

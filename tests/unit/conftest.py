@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -57,6 +58,8 @@ def interruptions() -> Iterator[Interruptions]:
             except Interrupted:
                 yield
 
+    # What other tests have left would be collected meanwhile; an exception in its callbacks is reported as one of this test.
+    gc.collect()
     # A tracer, such as that of coverage, opens gaps for signals where the interpreter alone has none.
     tracer = sys.gettrace()
     sys.settrace(None)

@@ -17,7 +17,7 @@ cdef class Writer:
     @cython.locals(policy=str, remaining=int64_t, until=int64_t)
     cpdef put(self, written, decision, int64_t now, tier)
     cdef str _policy_of(self, tier)
-    cdef dict _earlier_draft(self, decision, reset_us, wait)
+    cdef _put_earlier_draft(self, written, decision, reset_us, wait)
 
 cpdef dict all_fields(list asked)
 @cython.locals(writer=Writer)

@@ -147,7 +147,7 @@ class Writer:
                 left = _left(decision, wait, strings)
             written["RateLimit"] = left
         elif self._revision is not None:
-            written.update(self._earlier_draft(decision, reset_us, wait))
+            self._put_earlier_draft(written, decision, reset_us, wait)
         if self._reset is not None:
             written["X-RateLimit-Limit"] = f"{limit}"
             written["X-RateLimit-Remaining"] = f"{remaining}"
@@ -178,8 +178,14 @@ class Writer:
             return [cost if isinstance(cost, int) else 0] * count
         return [cost.get(rule.unit, 0) for rule in self._rules]
 
-    def _earlier_draft(self, decision: Decision, reset_us: int | None, wait: int | None) -> dict[str, str]:
-        """Return the fields of revisions that show the rule that binds only."""
+    def _put_earlier_draft(
+        self,
+        written: MutableMapping[str, str],
+        decision: Decision,
+        reset_us: int | None,
+        wait: int | None,
+    ) -> None:
+        """Put the fields of revisions that show the rule that binds only."""
         figures = {
             "Limit": decision.limit,
             "Remaining": decision.remaining,
@@ -189,9 +195,10 @@ class Writer:
             name: min(number, LARGEST_INTEGER) for name, number in figures.items() if number is not None
         }
         if self._revision == 7:
-            listed = ", ".join(f"{name.lower()}={number}" for name, number in numbers.items())
-            return {"RateLimit": listed}
-        return {f"RateLimit-{name}": f"{number}" for name, number in numbers.items()}
+            written["RateLimit"] = ", ".join(f"{name.lower()}={number}" for name, number in numbers.items())
+            return
+        for name, number in numbers.items():
+            written[f"RateLimit-{name}"] = f"{number}"
 
 
 Asked = tuple[Writer, Decision, Terms, int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -21,7 +22,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, concurrent, sliding_window
-from headgate.http import by_address, by_all, by_header, by_route
+from headgate.http import Fields, by_address, by_all, by_header, by_route
 from headgate.http import by_user as by_scope_user
 from headgate.http.asgi import RateLimitMiddleware
 from headgate.http.django import by_session, by_user, decision, exempt, limit
@@ -218,6 +219,16 @@ def test_a_raised_refusal_is_answered_under_wsgi() -> None:
     with site(path("", raising(ok))) as client:
         assert [client.get("/").status_code for _ in range(2)] == [200, 429]
         assert client.get("/?cost=2").status_code == 413
+
+
+@pytest.mark.parametrize("revision", [6, 7, 11])
+def test_every_revision_of_the_fields(revision: Any) -> None:
+    one, two = (limit(rule, fields=Fields(ratelimit=revision)) for rule in ("3/minute", "9/hour"))
+    with site(path("", one(ok)), path("both", one(two(ok))), middleware=()) as client:
+        for response, rest in ((client.get("/"), "2"), (client.get("/both"), "1")):
+            assert response.headers["x-ratelimit-remaining"] == rest
+            name = "ratelimit-remaining" if revision == 6 else "ratelimit"
+            assert re.search(rf"(^|r=|remaining=){rest}\b", response.headers[name])
 
 
 def test_a_refusal_raised_in_rest_framework_is_answered() -> None:

@@ -158,17 +158,18 @@ def route_template(scope: Scope) -> str:
 
 
 def _by_peer(ipv6_prefix: int) -> Callable[[Scope], str]:
-    def key_of_peer(host: str | None) -> str:
-        if not host:
-            return UNKNOWN
-        # An IPv4 address is its own key; this is asked for every request.
-        return host if ":" not in host and len(host) < 16 else peer_key(host, ipv6_prefix)
+    def from_peer(peer_of: Callable[[Any], str | None]) -> Callable[[Any], str]:
+        def address(request: Any) -> str:
+            host = peer_of(request)
+            if not host:
+                return UNKNOWN
+            # An IPv4 address is its own key; this is asked for every request.
+            return host if ":" not in host and len(host) < 16 else peer_key(host, ipv6_prefix)
 
-    def address(scope: Scope) -> str:
-        client = scope.get("client")
-        return key_of_peer(client[0] if client else None)
+        return address
 
-    address.key_of_peer = key_of_peer  # type: ignore[attr-defined]  # for frameworks whose requests are no scopes
+    address = from_peer(lambda scope: client[0] if (client := scope.get("client")) else None)
+    address.from_peer = from_peer  # type: ignore[attr-defined]  # for frameworks whose requests are no scopes
     return address
 
 

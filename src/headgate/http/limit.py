@@ -250,12 +250,8 @@ def on_scope(
             return {scope: seen(function) for scope, function in part.items()}
         if not takes_scope(part):
             return part
-        key_of = getattr(part, "key_of_peer", None)
-        return (
-            (lambda request: part(scope_of(request)))
-            if key_of is None
-            else lambda request: key_of(peer_of(request))
-        )
+        from_peer = getattr(part, "from_peer", None)
+        return (lambda request: part(scope_of(request))) if from_peer is None else from_peer(peer_of)
 
     given: RequestOptions = {**options, "address": seen(options.get("address") or by_address())}
     if "key" in given:

@@ -9,11 +9,11 @@ request is over: what began the exchange ends it, whatever happens.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Generic, NoReturn
 
 from headgate import AsyncLimiter
-from headgate.clock import WallClock
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
@@ -96,7 +96,7 @@ class Exchange(Generic[AnyLimiter]):
         """Return the answer to a request in which the application has raised a refusal, as `guard` does."""
         if isinstance(error, CostTooHigh):
             return too_costly(error, accept)
-        self.asked.append((RAISED, error.decision, None, WallClock().now_us()))
+        self.asked.append((RAISED, error.decision, None, time.time_ns()))
         return self.refusal(accept)
 
     def refusal(self, accept: bytes | None) -> Answer:

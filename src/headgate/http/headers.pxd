@@ -20,7 +20,7 @@ cdef class Writer:
     cdef _put_earlier_draft(self, written, decision, reset_us, wait)
 
 cpdef dict all_fields(list asked)
-@cython.locals(writer=Writer)
+@cython.locals(writer=Writer, now=int64_t)
 cpdef put_fields(written, list asked)
 @cython.locals(given=list, kept=list)
 cpdef list replaced(headers, list fields)

@@ -202,7 +202,7 @@ class Writer:
 
 
 Asked = tuple[Writer, Decision, Terms, int]
-"""A limiter's part in a response: the writer of its fields, its decision, the tier of the call, and the time (us)."""
+"""A limiter's part in a response: the writer of its fields, its decision, the tier of the call, and the time (ns)."""
 
 
 def all_fields(asked: Sequence[Asked]) -> dict[str, str]:
@@ -220,7 +220,7 @@ def put_fields(written: MutableMapping[str, str], asked: Sequence[Asked]) -> Non
     """As `all_fields`, where a framework has the fields of a response."""
     if len(asked) == 1:
         writer, decision, tier, now = asked[0]
-        writer.put(written, decision, now, tier)
+        writer.put(written, decision, now // 1000, tier)
     else:
         for name, value in _merged_fields(asked).items():
             written[name] = value  # not all of them have an `update`
@@ -232,7 +232,7 @@ def _merged_fields(asked: Sequence[Asked]) -> dict[str, str]:
     if not limited:
         return {}
     writer, binding, tier, now = min((one for one, _ in limited), key=_room)
-    merged = writer.text_fields(binding, now, tier)
+    merged = writer.text_fields(binding, now // 1000, tier)
     policies: list[str] = []
     left: list[str] = []
     for (writer, decision, tier, _), names in limited:

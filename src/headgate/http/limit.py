@@ -8,13 +8,14 @@ There is no other way, whatever the limiter: several rules, scopes, tiers, a pol
 from __future__ import annotations
 
 import inspect
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar
 
 from headgate import AsyncLimiter, Limiter
-from headgate.clock import dating
+from headgate.clock import Clock, WallClock, dating
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.decision import Decision
@@ -74,14 +75,14 @@ class LimitVersion(Generic[AnyLimiter]):
         limiter: Decides. Its rules never change.
         holds: Whether units are held while a request is answered, because some of them may come back.
         writer: Writes the fields of its decisions.
-        now_us: Returns the time to go by in fields, in microseconds since the epoch.
+        now_ns: Returns the time to go by in fields, in nanoseconds since the epoch.
         quotas: What the limit's function has said of callers' quotas, and what that of its limiter, which is asked next.
     """
 
     limiter: AnyLimiter
     holds: bool
     writer: Writer
-    now_us: Callable[[], int]
+    now_ns: Callable[[], int]
     quotas: tuple[QuotaCache, ...]
 
     def asked(self, question: Request, decision: Decision, quotas: Quotas | None) -> Asked:
@@ -94,7 +95,7 @@ class LimitVersion(Generic[AnyLimiter]):
             terms = tuple(
                 own or rule.quota_for(tier) for own, rule in zip(quotas, self.limiter.rules, strict=True)
             )
-        return self.writer, decision, terms, self.now_us()
+        return self.writer, decision, terms, self.now_ns()
 
     def own_quotas(self, question: Request, request: Any) -> Steps:
         """Return the quotas of a request's own, if it has some, by steps that may have to be awaited."""
@@ -192,7 +193,7 @@ class RequestLimit(Generic[AnyLimiter]):
             quotas.append(deciding.quotas)
         holds = self.counts is not None or deciding.units.has_places
         self.version: LimitVersion[AnyLimiter] = LimitVersion(
-            deciding, holds, writer, dating(clock).now_us, tuple(quotas)
+            deciding, holds, writer, _nanoseconds(dating(clock)), tuple(quotas)
         )
         """What requests are decided and answered by at present."""
         if self.limiter.current is not own:
@@ -295,6 +296,11 @@ class LimitMiddleware(Generic[AnyLimiter, AnyApp]):
         )
         if self.limit.awaits and self.kind is Limiter:
             raise ConfigError("coroutine functions are for the ASGI middleware")
+
+
+def _nanoseconds(clock: Clock) -> Callable[[], int]:
+    """Return what reads a clock for fields; of the wall clock, what it reads itself, as every request does."""
+    return time.time_ns if type(clock) is WallClock else lambda: clock.now_us() * 1000
 
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:

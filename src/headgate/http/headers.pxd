@@ -4,6 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t
 
 cdef int64_t MICROSECONDS, ROUND_UP
+cdef dict _ENCODED
 
 cdef class Writer:
     cdef readonly tuple names

@@ -265,15 +265,10 @@ def encoded(fields: dict[str, str]) -> list[Field]:
     return [(_ENCODED[name], value.encode()) for name, value in fields.items()]
 
 
-class _Encoded(dict[str, bytes]):
-    """Names of fields in lower case; there are only so many."""
-
-    def __missing__(self, name: str) -> bytes:
-        lower = self[name] = name.lower().encode()
-        return lower
-
-
-_ENCODED = _Encoded()
+_ENCODED = {
+    name: name.lower().encode() for name in (*Fields().names, *Fields(ratelimit=6).names, "Retry-After")
+}
+"""The names of all fields, as ASGI has them."""
 
 
 def released(asked: Asked, cost: Cost) -> Asked:

@@ -67,7 +67,7 @@ class RateLimitMiddleware(LimitMiddleware[AsyncLimiter, App]):
         cost: How many units, as a number or a function of the scope.
         tier: Which tier, as a name or a function of the scope.
         quota: By which quota, if not by that of the tier: text, or a function of the scope that returns it, or `None`.
-        quota_for: Seconds for which its answer about a key is kept; 0 asks it for every request.
+        quota_for: Seconds for which its answer about a key is kept, by default 60; 0 asks it for every request.
         count: Which statuses count, as `{401, 403}`, `range(200, 300)` or a function of the status. The units are held
             while the application works, and given back if its answer has another status. A handshake that is accepted
             has status 101, an exception 500; a request that is cancelled counts.

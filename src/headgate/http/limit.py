@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Container, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from headgate import AsyncLimiter, Limiter
 from headgate.clock import Clock, WallClock, dating
@@ -44,8 +44,8 @@ Outcomes = Container[int] | Callable[[int], bool]
 """Statuses that count: `{401, 403}`, `range(200, 300)`, or a function of the status."""
 
 
-class RequestOptions(TypedDict, total=False):
-    """What a `RequestLimit` takes besides its limiter."""
+class LimitOptions(TypedDict, total=False):
+    """What every limit of requests takes besides its limiter."""
 
     key: Keys | None
     cost: Cost
@@ -53,9 +53,14 @@ class RequestOptions(TypedDict, total=False):
     quota: RequestQuota
     quota_for: float
     count: Outcomes | None
-    exempt: Callable[[Any], bool] | None
     address: Callable[[Any], str] | None
     fields: Fields | None
+
+
+class RequestOptions(LimitOptions, total=False):
+    """What a `RequestLimit` takes besides its limiter."""
+
+    exempt: Callable[[Any], bool] | None
 
 
 STYLES = {
@@ -271,28 +276,14 @@ class LimitMiddleware(Generic[AnyLimiter, AnyApp]):
         app: AnyApp,
         limiter: AnyLimiter | Rule | str,
         *,
-        key: Keys | None = None,
-        cost: Cost = 1,
-        tier: Tier = None,
-        quota: RequestQuota = None,
-        quota_for: float = 60.0,
-        count: Outcomes | None = None,
         exempt: Collection[str] | Callable[[Any], bool] = (),
-        address: Callable[[Any], str] | None = None,
-        fields: Fields | None = None,
+        **options: Unpack[LimitOptions],
     ) -> None:
         self.app = app
         self.limit: RequestLimit[AnyLimiter] = RequestLimit(
             limiter if isinstance(limiter, self.kind) else self.kind(rule_of(limiter, self.kind)),
-            key=key,
-            cost=cost,
-            tier=tier,
-            quota=quota,
-            quota_for=quota_for,
-            count=count,
             exempt=exempt if callable(exempt) else by_path(exempt),
-            address=address,
-            fields=fields,
+            **options,
         )
         if self.limit.awaits and self.kind is Limiter:
             raise ConfigError("coroutine functions are for the ASGI middleware")

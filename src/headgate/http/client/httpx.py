@@ -16,10 +16,11 @@ with needing("headgate.http.client", "httpx"):
 class RateLimitTransport(httpx.BaseTransport):
     """A transport that sends requests when they may be sent: `httpx.Client(transport=RateLimitTransport("10/s"))`.
 
+    The options besides are those of `Manners`.
+
     Args:
         limit: The caller's own limit, a `Limiter` or a rule.
         transport: What sends; by default `httpx.HTTPTransport()`.
-        manners: What `Manners` takes besides.
     """
 
     def __init__(

@@ -18,9 +18,10 @@ with needing("headgate.http.client", "requests"):
 class RateLimitAdapter(HTTPAdapter):
     """An adapter that sends requests when they may be sent: `session.mount("https://", RateLimitAdapter("10/s"))`.
 
+    The options besides are those of `Manners`.
+
     Args:
         limit: The caller's own limit, a `Limiter` or a rule.
-        manners: What `Manners` takes besides.
     """
 
     def __init__(self, limit: Limiter | Rule | str | None = None, **manners: Unpack[MannersOptions]) -> None:

@@ -31,6 +31,9 @@ LEAST_ACCEPTED, ACCEPTED_SHARE = 4, 0.25
 A turn with few connections is short, and other workers have theirs meanwhile: one must not take them all.
 """
 
+ACCEPTED_AT_CAP = 8
+"""How many at the cap: what makes room for them is open for another turn, and half of the spare files are for stores."""
+
 OTHERS_TURN_SECONDS = 0.001
 """How long a worker that has accepted some leaves the rest to the other workers, which may have to wake up first."""
 
@@ -134,9 +137,8 @@ class HttpServer(uvicorn.Server):
     def _accept(self, listener: socket.socket) -> int:
         """Accept some of the connections that wait; return how many, or 0 if no more are to be accepted for now."""
         accepted, there = 0, len(self.server_state.connections)
-        # At the cap few at once: what makes room for them is still open, and stores need files too.
         room = ConnectionCap.of(self.server_state).most - there - len(self._accepting)
-        for _ in range(max(LEAST_ACCEPTED, min(LEAST_ACCEPTED + int(ACCEPTED_SHARE * there), room))):
+        for _ in range(min(LEAST_ACCEPTED + int(ACCEPTED_SHARE * there), max(ACCEPTED_AT_CAP, room))):
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):

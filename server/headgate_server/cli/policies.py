@@ -20,6 +20,7 @@ from headgate_server.cli.common import (
     Failure,
     add_config,
     existing_policy,
+    from_to,
     port,
     redacted,
 )
@@ -100,7 +101,10 @@ def add(commands: Commands) -> None:
         help="what it is good for; may be given twice (default: decide)",
     )
     token.add_argument(
-        "--days", type=_at_least_one, metavar="N", help="after how many days it ends (default: never)"
+        "--days",
+        type=from_to(1, 36_500, "days"),
+        metavar="N",
+        help="after how many days it ends (default: never)",
     )
 
 
@@ -171,7 +175,8 @@ def _token(options: argparse.Namespace) -> None:
     print(f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"')
     print(f"may = [{may}]")
     if options.days is not None:
-        print(f"expires = {datetime.now(UTC).date() + timedelta(days=options.days)}")
+        # To the second: a date alone would end it at midnight, perhaps minutes from now.
+        print(f"expires = {datetime.now(UTC) + timedelta(days=options.days):%Y-%m-%dT%H:%M:%SZ}")
 
 
 def _token_name(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from headgate.observe.redaction import redact
 from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy
@@ -53,7 +54,12 @@ def _server(server: ServerPolicy) -> Iterator[str]:
     host = f"[{server.host}]" if ":" in server.host else server.host
     yield f"server: listens on {host}:{server.port}, takes bodies of up to {server.largest_body:,} bytes"
     for name, token in server.tokens.items():
-        yield f"  - the token {name!r} may {' and '.join(sorted(token.may, reverse=True))}"
+        until = (
+            ""
+            if token.expires is None
+            else f" until {datetime.fromtimestamp(token.expires, UTC):%Y-%m-%d %H:%M} UTC"
+        )
+        yield f"  - the token {name!r} may {' and '.join(sorted(token.may, reverse=True))}{until}"
     if not server.tokens and server.is_private:
         yield "  Without tokens: open to clients on this machine, closed to all others."
     elif not server.tokens:

@@ -6,6 +6,7 @@ left to be found; what depends on a mistake (overrides of a rule that cannot be 
 
 from __future__ import annotations
 
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -95,6 +96,9 @@ def find_warnings(policy: Policy, text: str, environment: Mapping[str, str]) -> 
             f"[server] host = {policy.server.host!r} can be reached from other machines and there are no tokens, so the "
             "server will not start; `headgate token` makes one"
         )
+    for name, token in policy.server.tokens.items():
+        if token.expires is not None and token.expires <= time.time():
+            yield f"the token {name!r} has expired; take it out, or `headgate token` makes another one"
     known = sorted(variables_of(text))
     for variable in sorted(environment):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable.startswith(_TEST_VARIABLES):

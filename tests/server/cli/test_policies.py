@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+import time
 from inspect import signature
 from typing import Any
 
@@ -222,6 +223,34 @@ def test_a_token_and_its_lines_for_the_policy_file(
     ]  # no end of the last line
     assert policy.sha256 == hashlib.sha256(token.encode()).hexdigest()
     assert policy.may == may
+
+
+def test_a_token_lasts_as_many_days_as_it_is_given(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = int(time.time())
+    assert main(["token", "gateway", "--days", "1"]) == 0
+    expires = load_policy(write_policy(SMALLEST + capsys.readouterr().out)).server.tokens["gateway"].expires
+    assert expires is not None
+    assert before + 86_400 <= expires <= time.time() + 86_400
+    with pytest.raises(SystemExit, match="2"):
+        main(["token", "gateway", "--days", "99999999"])
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "1 to 36500 days are wanted" in output.err
+
+
+def test_check_says_when_tokens_end(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    token = '[server.tokens.{0}]\nsha256 = "{0:0>64}"\nmay = ["decide"]\nexpires = {1}\n'
+    write_policy(SMALLEST + token.format("1", "2001-01-31") + token.format("2", "2999-01-31T12:30:00+01:00"))
+    assert main(["check"]) == 0
+    output = capsys.readouterr()
+    assert output.out.endswith(
+        "  - the token '1' may decide until 2001-01-31 00:00 UTC\n"
+        "  - the token '2' may decide until 2999-01-31 11:30 UTC\n"
+    )
+    [warning] = output.err.splitlines()
+    assert warning.startswith("headgate: warning: the token '1' has expired")
 
 
 def test_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:

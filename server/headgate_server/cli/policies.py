@@ -121,14 +121,13 @@ def _check(options: argparse.Namespace) -> int:
     mistakes = find_mistakes(text, source, os.environ)
     policy = None if mistakes else parse_policy(text, source, os.environ)
     warnings = [] if policy is None else list(find_warnings(policy, text, os.environ))
+    stores = None if policy is None or not options.connect else _ask_stores(policy)
+    failures = sum(store["reason"] is not None for store in stores or ())
     if options.json:
         places = [{"line": each.line, "column": each.column, "message": redacted(each)} for each in mistakes]
-        words = None if policy is None else explain(policy)
-        print(
-            json.dumps(
-                {"ok": not mistakes, "mistakes": places, "warnings": warnings, "words": words}, indent=2
-            )
-        )
+        found = {"ok": not mistakes and not failures, "mistakes": places, "warnings": warnings}
+        found |= {"words": None if policy is None else explain(policy), "stores": stores}
+        print(json.dumps(found, indent=2))
     else:
         for each in mistakes:
             print(f"headgate: {redacted(each)}", file=sys.stderr)
@@ -136,28 +135,24 @@ def _check(options: argparse.Namespace) -> int:
             print(f"headgate: warning: {warning}", file=sys.stderr)
         if policy is not None:
             print(explain(policy))
-    if policy is not None and options.connect:
-        _connect(policy)
+        if stores is not None:
+            print("", *(f"{each['store']}: {each['reason'] or 'can count'}" for each in stores), sep="\n")
+    if failures:
+        raise Failure(f"{failures} of {len(stores or ())} stores cannot count")
     return 1 if mistakes else 0
 
 
-def _connect(policy: Policy) -> None:
-    """Say of every store whether it can count.
-
-    Raises:
-        Failure: One cannot.
-    """
+def _ask_stores(policy: Policy) -> list[dict[str, str | None]]:
+    """Return every `store` and the `reason` why it cannot count; `None` if it can."""
     from headgate.observe import redact
     from headgate.policy import LivePolicy
 
-    print()
     with LivePolicy(policy) as live:
         found = live.ping()
-        for url, error in found.items():
-            print(f"{redact(url)}: {'can count' if error is None else redact(str(error))}")
-    failures = sum(error is not None for error in found.values())
-    if failures:
-        raise Failure(f"{failures} of {len(found)} stores cannot count")
+    return [
+        {"store": redact(url), "reason": None if error is None else redact(str(error))}
+        for url, error in found.items()
+    ]
 
 
 def _serve(options: argparse.Namespace) -> int:

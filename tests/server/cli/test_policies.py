@@ -66,6 +66,12 @@ def test_check_fails_if_a_store_cannot_count(
     assert "refused" in printed.out
     assert printed.err.endswith("1 of 2 stores cannot count\n")
     assert "s3cret" not in printed.out + printed.err
+    assert main(["check", "--connect", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["mistakes"]) == (False, [])
+    memory, redis = found["stores"]
+    assert memory == {"store": "memory://", "reason": None}
+    assert "refused" in redis["reason"]
 
 
 BAD = """

@@ -131,7 +131,11 @@ class Breaker:
             self._since = self._monotonic()
             self._probed_by = self._since + self._deadline  # until then somebody begins to probe
             self.outages += 1
-        logger.warning("%s is unavailable; until it is back, no call waits for it: %s", self._name, reason)
+        logger.warning(
+            "%s is unavailable; until it is back, its limiters answer by their policies: %s",
+            self._name,
+            reason,
+        )
         return prober
 
     def suspected(self) -> bool:

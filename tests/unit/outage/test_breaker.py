@@ -213,7 +213,9 @@ def test_each_change_is_logged_once(breaker: Breaker, time: Time, caplog: pytest
             breaker.failed(breaker.ticket, StoreUnavailable("it is gone"), is_probe=True)
         for _ in range(3):
             breaker.succeeded(breaker.ticket)
-    unavailable = "'the store' is unavailable; until it is back, no call waits for it: it is gone"
+    unavailable = (
+        "'the store' is unavailable; until it is back, its limiters answer by their policies: it is gone"
+    )
     back = "'the store' is back after 12.0 s"
     assert [record.getMessage() for record in caplog.records] == [unavailable, back] * 2
 

@@ -333,6 +333,10 @@ on_store_error = "closed"
 [limiters.api]
 rules = ["5/day"]
 store = "redis://127.0.0.1:1/0"
+[limiters.share]
+rules = ["5/day"]
+store = "redis://user:secret@127.0.0.1:2/0"
+on_store_error = { local = 0.25 }
 [limiters.near]
 rules = ["5/day"]
 """)
@@ -343,17 +347,21 @@ rules = ["5/day"]
     expect(row.get_by_role("cell").nth(3)).to_have_text("Open")
     expect(card(page, "login").locator(".badge")).to_have_text("Store down")
     banner = page.get_by_role("alert")
-    expect(banner).to_contain_text("1 store down")
+    expect(banner).to_contain_text("2 stores down")
     expect(banner).to_contain_text(
-        re.compile(r"redis://127\.0\.0\.1:1/0 has not answered since \d\d:\d\d:\d\d: .+")
+        re.compile(r"redis://127\.0\.0\.1:1/0 has not counted since \d\d:\d\d:\d\d: Error .+")
     )
+    expect(banner).to_contain_text(
+        re.compile(r"redis://\*\*\*@127\.0\.0\.1:2/0 has not counted since \d\d:\d\d:\d\d: Error .+")
+    )
+    expect(banner).to_contain_text("share: each worker admits 25% of every limit by itself")
     expect(banner.get_by_role("listitem").filter(has_text="everything is")).to_contain_text(
         ["login", "login", "api"]
     )
     expect(banner).to_contain_text("login: everything is refused")
     expect(banner).to_contain_text("api: everything is admitted")
-    expect(page.locator("#connection")).to_have_text("1 store down")
-    expect(page).to_have_title(re.compile("^1 store down"))
+    expect(page.locator("#connection")).to_have_text("2 stores down")
+    expect(page).to_have_title(re.compile("^2 stores down"))
     expect(figure(page, "login", "total-refused")).to_have_text("3")
     expect(figure(page, "login", "total-degraded")).to_have_text("3")
     expect(figure(page, "near", "total-degraded")).to_be_hidden()

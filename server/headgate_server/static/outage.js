@@ -10,8 +10,14 @@ export function outages({ stores }) {
     store,
     limiters: entries.map(({ limiter }) => limiter),
     since: Math.min(...entries.map(({ since }) => since ?? Infinity)),
-    error: (entries.find(({ reason }) => reason)?.reason ?? "it does not answer").replace(`${store}: `, ""),
+    error: withoutName(entries.find(({ reason }) => reason)?.reason ?? "it does not answer", store),
   }));
+}
+
+/** An error without the name of its store at the beginning: that stands before it already. */
+function withoutName(error, store) {
+  const name = store.replace("***@", "");
+  return error.startsWith(name) ? error.slice(name.length).replace(/^:? /, "") : error;
 }
 
 export const outageWords = (down) => (down.length ? `${plural(down.length, "store")} down` : "");
@@ -22,7 +28,7 @@ export function drawOutage(down, limiters) {
   setText(byId("outage-title"), outageWords(down));
   const policies = new Map(limiters.map((limiter) => [limiter.name, limiter.on_store_error]));
   keyed(byId("outage-list"), down, ({ store }) => store, createStore, (row, outage) => {
-    setText(row.since, Number.isFinite(outage.since) ? ` has not answered since ${moment(outage.since)}: ` : ": ");
+    setText(row.since, Number.isFinite(outage.since) ? ` has not counted since ${moment(outage.since)}: ` : ": ");
     setText(row.error, outage.error);
     keyed(row.limiters, outage.limiters, (name) => name, createLimiter, (item, name) => {
       setText(item.words, policies.has(name) ? `: ${failureWords(policies.get(name))}` : "");

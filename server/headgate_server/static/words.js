@@ -108,5 +108,5 @@ export function failureWords(policy) {
   if (policy === "open") return "everything is admitted";
   if (policy === "closed") return "everything is refused";
   if (typeof policy === "string") return policy;
-  return `counts here, with ${Number((policy.local * 100).toPrecision(6))}% of each limit`;
+  return `each worker admits ${Number((policy.local * 100).toPrecision(6))}% of every limit by itself`;
 }

@@ -450,7 +450,8 @@ class BoundedProtocol(asyncio.Protocol):
         if self._is_head_too_large:
             self._end_with(431)
         else:
-            logger.warning(_MALFORMED)
+            client = (self._client or ("an unknown address",))[0]
+            logger.warning("%s has sent what is no HTTP request; TLS perhaps, or another protocol", client)
             self._end_with(400, ((b"content-type", b"text/plain; charset=utf-8"),), _MALFORMED.encode())
 
     def _end_with(self, status: int, fields: tuple[Field, ...] = (), body: bytes = b"") -> None:

@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 
 from headgate.errors import HeadgateError
@@ -43,7 +44,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--debug", action="store_true", help=DEBUG_HELP)
     parser.add_argument("--version", action="version", version=starting.version(), help="print the version")
-    parser.set_defaults(command=None)
+    parser.set_defaults(command=None, parser=parser)
     commands = Commands(parser, required=False)
     commands.group("begin here")
     starting.add_first(commands)
@@ -84,9 +85,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     parser = make_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        is_file = hasattr(options, "config") and not unknown[0].startswith("-")
-        hint = f"; write --config {unknown[0]} for a policy file" if is_file else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        hint = ""
+        if not unknown[0].startswith("-"):
+            hint = f"; write --config {unknown[0]} for a policy file" if hasattr(options, "config") else ""
+        elif near := get_close_matches(unknown[0], options.parser._option_string_actions, n=1):
+            hint = f"; did you mean {near[0]}?"
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if options.command is None:
         parser.print_help()
         return 0

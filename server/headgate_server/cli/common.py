@@ -121,7 +121,7 @@ class Commands:
         # Also after the command, where people write it; the default stays that of the parser above.
         parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG_HELP)
         if run is not None:
-            parser.set_defaults(command=run)
+            parser.set_defaults(command=run, parser=parser)
         return parser
 
     def _listing(self, group: str) -> str:

@@ -128,11 +128,11 @@ def line(tick: Tick) -> str:
         for name, counts in tick.limiters.items()
     )
     span = f" in {tick.seconds} s" if tick.seconds > 1 else ""
-    return f"{_clock(tick)}  {limiters or 'no decisions'}{span}"
+    return f"{_clock(tick.time)}  {limiters or 'no decisions'}{span}"
 
 
-def _clock(tick: Tick) -> str:
-    return f"{datetime.fromtimestamp(tick.time, UTC).astimezone():%H:%M:%S}"
+def _clock(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%H:%M:%S}"
 
 
 class Picture:
@@ -162,7 +162,7 @@ class Picture:
         """Return the picture as of the newest second."""
         tick = self._ticks[-1]
         workers = f"{tick.workers} worker{'s' if tick.workers != 1 else ''}"
-        lines = [f"{self._style.bold('headgate top')}  {self._title}  {_clock(tick)}  {workers}"]
+        lines = [f"{self._style.bold('headgate top')}  {self._title}  {_clock(tick.time)}  {workers}"]
         if tick.policy_error:
             lines.append(
                 self._style.red(f"the newest policy file is not in force: {printable(tick.policy_error)}")
@@ -192,11 +192,15 @@ class Picture:
 
     def _stores(self, tick: Tick) -> list[str]:
         green, red = self._style.green, self._style.red
-        lines = [
-            f"{_cut(store.limiter)}  {green('up  ') if store.up else red('down')}  breaker {store.breaker}, "
-            f"failures {store.failures:,}  {self._style.dim(printable(store.store))}"
-            for store in tick.stores
-        ]
+        lines = []
+        for store in tick.stores:
+            lines.append(
+                f"{_cut(store.limiter)}  {green('up  ') if store.up else red('down')}  breaker {store.breaker}, "
+                f"failures {store.failures:,}  {self._style.dim(printable(store.store))}"
+            )
+            if store.reason is not None:
+                since = "" if store.since is None else f"since {_clock(store.since)}: "
+                lines.append(f"{'':<{_LONGEST_NAME}}  {since}{printable(store.reason)}")
         return [self._style.dim("store of"), *lines] if lines else []
 
     def _shadow(self, tick: Tick) -> list[str]:

@@ -76,6 +76,7 @@ def test_late_seconds_of_the_history_are_no_peaks(server: Stub, capsys: pytest.C
 def test_it_shows_what_is_wrong(server: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     degraded = {"login": {"admitted": 1, "refused": 0, "degraded": 1}}
     down = {"limiter": "login", "store": "redis://db", "up": False, "breaker": "open", "failures": 1200}
+    down |= {"reason": "\x1b refused", "since": 1_763_251_199.5}
     output = once(
         server,
         capsys,
@@ -83,7 +84,11 @@ def test_it_shows_what_is_wrong(server: Stub, capsys: pytest.CaptureFixture[str]
     )
     assert "  2 workers\nthe newest policy file is not in force: headgate.toml:2:1: \\x1b bad\n" in output
     assert re.search(r"^login +1 +0 .*without its store$", output, re.MULTILINE)
-    assert re.search(r"^login +down +breaker open, failures 1,200  redis://db$", output, re.MULTILINE)
+    assert re.search(
+        r"^login +down +breaker open, failures 1,200  redis://db\n +since ..:..:59: \\x1b refused$",
+        output,
+        re.MULTILINE,
+    )
 
 
 def test_it_shows_shadow_rules_and_the_most_refused_keys(

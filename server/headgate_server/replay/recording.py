@@ -1,8 +1,9 @@
 """Recording what limiters are asked, to replay it later: a hook that appends a line to a file for every hit and hold.
 
-The file is bounded: when it is full, recording ends, and the log says so. Each line is one append, so the workers of a
-server may share a file. Only the owner may read it, and with `hash_keys` it holds digests instead of keys: those of one
-file can be compared with each other, but not traced to a person without the salt, a file beside it that can be deleted.
+The file is bounded: when it or its disk is full, recording ends, and the log says so. Each line is one append, so the
+workers of a server may share a file. Only the owner may read it, and with `hash_keys` it holds digests instead of keys:
+those of one file can be compared with each other, but not traced to a person without the salt, a file beside it that can
+be deleted.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class DecisionRecorder(Hook):
             raise ConfigError(f"decisions cannot be recorded: {error}") from error
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
-        """Append a line, unless the file is full."""
+        """Append a line, unless the file or the disk is full."""
         if self._descriptor is None or call.operation not in _RECORDED:
             return
         if self._until_look == 0:
             if os.fstat(self._descriptor).st_size >= self._max_bytes:
-                self._end()
+                self._end(f"it has {self._max_bytes} bytes")
                 return
             self._until_look = _LOOK_EVERY
         self._until_look -= 1
@@ -82,7 +83,10 @@ class DecisionRecorder(Hook):
         line = record_line(
             self._clock.now_us(), call.limiter, call.operation, key, cost, call.tier, decision.allowed
         )
-        os.write(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
+        try:
+            os.write(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            self._end(str(error))
 
     def close(self) -> None:
         """End recording."""
@@ -90,12 +94,12 @@ class DecisionRecorder(Hook):
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _end(self) -> None:
+    def _end(self, why: str) -> None:
         self.close()
         logger.warning(
-            "%s has %s bytes, so recording ends; move it away and start again for more",
+            "decisions are no longer recorded to %s: %s; move it away and start again for more",
             self._path,
-            self._max_bytes,
+            why,
         )
 
 

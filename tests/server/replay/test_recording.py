@@ -114,7 +114,14 @@ def test_recording_is_bounded_also_over_restarts(tmp_path: Path, caplog: pytest.
             limiter.hit("alice")
         recorder.close()
     assert 20_000 <= file.stat().st_size < 60_000
-    assert "so recording ends" in caplog.text
+    assert "are no longer recorded" in caplog.text
+
+
+def test_a_full_disk_ends_recording_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    limiter = Limiter("5/minute", name="login", hooks=[DecisionRecorder("/dev/full")])
+    assert [bool(limiter.hit("alice")) for _ in range(6)] == [True] * 5 + [False]
+    [message] = caplog.messages
+    assert message.startswith("decisions are no longer recorded to /dev/full: [Errno 28] ")
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
+from math import ceil
 
 from headgate.stores.base import AsyncNotes
 from headgate_server.hold_notes import PAUSES, keep, look_up
@@ -77,15 +78,20 @@ class IdempotentCalls:
             raise ApiProblem(
                 501, "the store of this limiter keeps no notes, so it cannot have an Idempotency-Key"
             )
-        self._count(caller)
         name = f"call/{sha256(b'%b %b' % (caller.encode(), key)).hexdigest()}"
         call = sha256(b"%b\n%b" % (path.encode("utf-8", "surrogatepass"), body)).hexdigest()
         claim = f"{call} {secrets.token_hex(8)}"
-        stands = await keep(notes, name, claim, KEPT_SECONDS)
+        kept, now = self._kept_for(caller), self._monotonic()
+        wait = ceil(kept[0] - now) if len(kept) >= MOST_KEYS else 0
+        stands = await (look_up(notes, name) if wait else keep(notes, name, claim, KEPT_SECONDS))
+        if stands is None:
+            after = ((b"retry-after", b"%d" % wait),)
+            raise ApiProblem(429, f"{MOST_KEYS} Idempotency-Keys of this caller are kept; wait", after)
         if stands != claim:
             if stands.partition(" ")[0] != call:
                 raise ApiProblem(422, "this Idempotency-Key was used for another call; use a new one")
             return await _first_answer(notes, name)
+        kept.append(now + KEPT_SECONDS)
         try:
             reply = json_reply(await work())
         except Exception as error:  # the same as without a key, and noted besides
@@ -96,16 +102,12 @@ class IdempotentCalls:
         await keep(notes, _answer_of(name), json.dumps([reply.status, reply.body.decode()]), KEPT_SECONDS)
         return reply
 
-    def _count(self, caller: str) -> None:
-        now = self._monotonic()
-        kept = self._kept.setdefault(caller, deque())
+    def _kept_for(self, caller: str) -> deque[float]:
+        """Return when the keys of a caller end that are kept."""
+        kept, now = self._kept.setdefault(caller, deque()), self._monotonic()
         while kept and kept[0] <= now:
             kept.popleft()
-        if len(kept) >= MOST_KEYS:
-            raise ApiProblem(
-                429, f"{MOST_KEYS} Idempotency-Keys of this caller are kept; wait", ((b"retry-after", b"10"),)
-            )
-        kept.append(now + KEPT_SECONDS)
+        return kept
 
 
 async def _first_answer(notes: AsyncNotes, name: str) -> Reply:

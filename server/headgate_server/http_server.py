@@ -20,7 +20,7 @@ import uvloop
 
 from headgate_server.app import App
 from headgate_server.begin import begin
-from headgate_server.hosting import configuration
+from headgate_server.hosting import GRACE_SECONDS, configuration
 from headgate_server.http_connection import BoundedProtocol, ConnectionCap
 
 logger = logging.getLogger("headgate.server")
@@ -112,13 +112,27 @@ class HttpServer(uvicorn.Server):
         connections: set[Any] = self.server_state.connections
         for connection in list(connections):
             connection.drain()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                while (self._accepting or self.server_state.connections) and not self.force_exit:  # noqa: ASYNC110  # uvicorn has no event for it
-                    await asyncio.sleep(0.01)
-        await super().shutdown(sockets)
+        await self._wait_for_connections(DRAIN_SECONDS)
+        for connection in list(connections):
+            connection.shutdown()
+        await self._wait_for_connections(GRACE_SECONDS)
+        if connections and not self.force_exit:
+            logger.warning(
+                "requests did not end within %g s and are cut off: %d", GRACE_SECONDS, len(connections)
+            )
         for request in list(self.server_state.tasks):
-            request.cancel()  # if the stop was forced; that it is no task keeps the event loop from doing so
+            request.cancel()  # that it is no task keeps the event loop from doing so
+        for connection in list(connections):
+            connection.transport.abort()
+        await super().shutdown(sockets)
+
+    async def _wait_for_connections(self, seconds: float) -> None:
+        """Return when all connections and requests have ended, or after so long, or when the stop is forced."""
+        state = self.server_state
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while (self._accepting or state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110  # uvicorn has no event for it
+                    await asyncio.sleep(0.01)
 
     def _listen(self, listener: socket.socket) -> None:
         if not self.should_exit:

@@ -9,6 +9,7 @@ import logging
 import resource
 import signal
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -693,6 +694,41 @@ async def test_when_it_stops_every_answer_ends_its_connection() -> None:
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert b"connection: close" in answer
         await task
+
+
+async def test_requests_that_never_end_are_cut_off_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http_server, "DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(http_server, "GRACE_SECONDS", 0.1)
+    async with AsyncExitStack() as stack, asyncio.timeout(READ_SECONDS):
+        async with http_server_of(Server()) as port:
+            reader, _ = await stack.enter_async_context(connected(port, request_with_body(b"{}")[:-1]))
+            assert await healthy(port) == b"200"
+        assert await reader.read() == b""
+    assert caplog.messages == ["requests did not end within 0.1 s and are cut off: 1"]
+
+
+async def test_a_request_whose_client_has_left_is_finished_when_it_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may settle a hold."""
+    server, has_begun, may_end, has_ended = Server(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: Any) -> None:
+        has_begun.set()
+        await may_end.wait()
+        has_ended.set()
+
+    monkeypatch.setattr(server.app, "_answer", slow)
+    monkeypatch.setattr(http_server, "DRAIN_SECONDS", 0.0)
+    async with asyncio.timeout(READ_SECONDS), http_server_of(server) as port:
+        async with connected(port, HEALTH) as (_, writer):
+            await has_begun.wait()
+            reset_at_close = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_at_close)
+        asyncio.get_running_loop().call_later(0.3, may_end.set)
+    assert has_ended.is_set()
 
 
 async def test_requests_that_a_forced_stop_does_not_wait_for_are_cancelled(

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
-from headgate.policy.model import LimiterPolicy, Policy
+from headgate.policy.model import LimiterPolicy, Policy, ServerPolicy
 from headgate.rules import Rule
+
+_READ_AT_START = frozenset({"host", "port", "record", "record_bytes", "record_keys", "history"})
+"""Settings of the server that a reload does not put in force."""
+
+T = TypeVar("T", LimiterPolicy, ServerPolicy)
 
 
 def changes(old: Policy, new: Policy) -> list[str]:
     """Return what has changed, a few words each; nothing secret is among them."""
     found = list(_limiters(old.limiters, new.limiters))
-    if old.server != new.server:
-        found.append("server")
+    if server := list(_server(old.server, new.server)):
+        found.append(f"server: {', '.join(server)}")
     return found
+
+
+def _server(old: ServerPolicy, new: ServerPolicy) -> Iterator[str]:
+    for name in _different(old, new):
+        yield f"{name} (after a restart)" if name in _READ_AT_START else name
 
 
 def _limiters(old: Mapping[str, LimiterPolicy], new: Mapping[str, LimiterPolicy]) -> Iterator[str]:
@@ -31,10 +41,14 @@ def _limiters(old: Mapping[str, LimiterPolicy], new: Mapping[str, LimiterPolicy]
 def _parts(old: LimiterPolicy, new: LimiterPolicy) -> Iterator[str]:
     yield from _rules(old.rules, new.rules, "")
     yield from _rules(old.shadow, new.shadow, "shadow ")
-    for part in fields(LimiterPolicy):
-        # A store's URL may have a password in it, and overrides may be many, so only their names are shown.
-        is_shown = part.compare and part.name not in ("name", "rules", "shadow")
-        if is_shown and getattr(old, part.name) != getattr(new, part.name):
+    # A store's URL may have a password in it, and overrides may be many, so only their names are shown.
+    yield from (name for name in _different(old, new) if name not in ("name", "rules", "shadow"))
+
+
+def _different(old: T, new: T) -> Iterator[str]:
+    """Yield the names of the fields that differ."""
+    for part in fields(type(old)):
+        if part.compare and getattr(old, part.name) != getattr(new, part.name):
             yield part.name
 
 

@@ -654,6 +654,7 @@ async def test_the_log_says_what_changed(
         rules = ["1/s"]
         [server]
         port = 9000
+        top_keys = 3
         """
     )
     with caplog.at_level(logging.INFO, "headgate"):
@@ -662,7 +663,8 @@ async def test_the_log_says_what_changed(
     assert lines == [
         (
             f"{author.path} is in force: login: sliding_window/1m 5/minute -> 7/minute, old removed, "
-            "shadow candidate 2/day added, store, default_tier; new is new; gone is gone; server"
+            "shadow candidate 2/day added, store, default_tier; new is new; gone is gone; "
+            "server: port (after a restart), top_keys"
         )
     ]
 

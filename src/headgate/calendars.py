@@ -106,9 +106,7 @@ def _zone(name: str | None) -> tzinfo:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError) as error:  # the last two for names that are no paths of a file
         hint = "" if _has_database() else "; there is no time zone database here: pip install tzdata"
-        raise ConfigError(
-            f"no time zone is called {name!r}; write a name like 'Europe/Berlin'{hint}"
-        ) from error
+        raise ConfigError(f"no time zone {name!r}; write for example 'Europe/Berlin'{hint}") from error
 
 
 def _has_database() -> bool:

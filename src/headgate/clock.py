@@ -63,11 +63,11 @@ def time_limit(timeout: float | None) -> float | None:
     Raises:
         ConfigError: It is not a number.
     """
-    if timeout is None or timeout >= MAX_INSTANT:
+    if timeout is None:
         return None
-    if timeout != timeout:
-        raise ConfigError("timeout= is a number of seconds, or None to wait for as long as it takes, not NaN")
-    return max(0.0, timeout)
+    if not isinstance(timeout, int | float) or timeout != timeout:
+        raise ConfigError(f"timeout= is seconds, or None to wait for as long as it takes, not {timeout!r}")
+    return None if timeout >= MAX_INSTANT else max(0.0, timeout)
 
 
 class Clock(Protocol):

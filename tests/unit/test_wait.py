@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from math import inf, nan
@@ -262,10 +263,11 @@ async def test_less_than_no_time_to_wait_is_as_good_as_none(
         await done(limiter.wait("ada", timeout=timeout))
 
 
-async def test_a_time_to_wait_that_is_no_number_is_an_error(flavour: Flavour) -> None:
+@pytest.mark.parametrize("timeout", [nan, "5", timedelta(seconds=5)])
+async def test_a_time_to_wait_that_is_no_number_is_an_error(flavour: Flavour, timeout: Any) -> None:
     limiter = flavour("1/minute")
-    with pytest.raises(ConfigError, match="timeout= is a number of seconds"):
-        await done(limiter.wait("ada", timeout=nan))
+    with pytest.raises(ConfigError, match="timeout= is seconds, or None"):
+        await done(limiter.wait("ada", timeout=timeout))
     assert queued(limiter) == 0
     assert await done(limiter.check("ada")), "nothing was taken"
 

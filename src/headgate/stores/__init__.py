@@ -114,8 +114,7 @@ def _scheme(url: str) -> str:
     # Otherwise not quoted: there may be a password in it.
     unknown = f"no store is known for {scheme!r}: " if colon and name not in _REMOTE else ""
     raise ConfigError(
-        f"{unknown}a store is a URL, such as 'memory://', 'sqlite:///limits.db', 'redis://localhost:6379/0' or "
-        f"'postgresql://localhost/app'"
+        f"{unknown}a store is a URL like 'memory://', 'sqlite:///limits.db', 'redis://localhost' or 'postgresql://host/db'"
     )
 
 

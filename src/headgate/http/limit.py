@@ -157,7 +157,7 @@ class RequestLimit(Generic[AnyLimiter]):
         if limiter.current.rules and not callable(quota):
             quotas_of(limiter.current.rules, quota)  # says what is wrong with it
         scopes = {rule.scope for rule in limiter.current.rules if rule.scope not in (None, SHARED)}
-        if scopes and key is None:
+        if scopes and (key is None or (isinstance(key, Mapping) and not scopes <= key.keys())):
             raise ConfigError(
                 f"the rules count by {listed(scopes)}: write key={{{min(scopes)!r}: function, …}}"
             )

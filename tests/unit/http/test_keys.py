@@ -212,6 +212,9 @@ def test_what_cannot_be_joined_is_refused_at_once() -> None:
 
 def test_rules_with_scopes_need_a_key() -> None:
     rules = sliding_window("5/minute", scope="user"), sliding_window("9/minute", scope="*")
-    with pytest.raises(ConfigError, match=r"^the rules count by 'user': write key=\{'user': function, …\}$"):
-        RequestLimit(Limiter(*rules))
+    for key in (None, {"usr": by_user()}):
+        with pytest.raises(
+            ConfigError, match=r"^the rules count by 'user': write key=\{'user': function, …\}$"
+        ):
+            RequestLimit(Limiter(*rules), key=key)
     RequestLimit(Limiter(rules[1]))

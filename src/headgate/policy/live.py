@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from headgate._fork import watch
 from headgate.clock import Clock
-from headgate.errors import ConfigError, HeadgateError
+from headgate.errors import ConfigError, HeadgateError, listed
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
 from headgate.policy.changes import changes
@@ -128,7 +128,10 @@ class LiveLimiters(Mapping[str, L]):
         return live
 
     def __getitem__(self, name: str) -> L:
-        return self._limiters[name]
+        try:
+            return self._limiters[name]
+        except KeyError:
+            raise KeyError(f"the policy has no limiter {name!r}; it has {listed(self._limiters)}") from None
 
     def get(self, name: object, default: Any = None) -> Any:
         return self._limiters.get(name, default)  # type: ignore[call-overload]  # a mapping's own takes much longer

@@ -258,7 +258,7 @@ async def test_a_limiter_that_is_gone_goes_on_for_whoever_has_it(
     author.write("allow_removal = true\n" + without_login)
     assert live.reload() is True
     assert list(live) == ["api", "new"]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="the policy has no limiter 'login'; it has 'api', 'new'"):
         live["login"]
     assert await admitted(login, 9) == 3, "as it was"
     assert await admitted(live["new"], 9) == 2

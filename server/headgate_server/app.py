@@ -131,7 +131,7 @@ class App:
         if endpoint.takes is not None:
             largest = policy.server.largest_body
             whole = whole_body(direct, fields, largest)
-            # A task, because of its time-out.
+            # What has still to arrive does so in a task, because of its time-out.
             body = await asyncio.ensure_future(_arriving_body(receive, largest)) if whole is None else whole
             arguments = (self._decoded(endpoint, body), *values)
         if endpoint.wants_request:

@@ -16,7 +16,7 @@ PRIVATE: tuple[Field, ...] = ((b"cache-control", b"no-store"), (b"x-content-type
 _JSON: tuple[Field, ...] = ((b"content-type", b"application/json"), *PRIVATE)
 
 
-class Reply(msgspec.Struct):
+class Reply(msgspec.Struct, frozen=True):
     """An answer that is complete."""
 
     status: int

@@ -249,12 +249,9 @@ class AsyncRedisWire:
         self._reader = Reader(protocolError=InvalidResponse, replyError=error_of)
 
     async def is_over(self) -> bool:
-        # Before redis-py 8 it went by the longer name, which is now deprecated.
-        can_read = getattr(self._connection, "can_read", None) or self._connection.can_read_destructive
-        try:
-            return bool(await can_read())  # nothing can come unasked for but the end
-        except (RedisError, OSError):
-            return True
+        stream = self._stream
+        # Whatever has come was not asked for, so the connection is of no use; the buffer has no public name.
+        return stream.at_eof() or bool(stream._buffer) or stream.exception() is not None  # type: ignore[attr-defined]
 
     async def exchange(self, message: RedisMessage) -> list[Any]:
         self._writer.write(message.commands)

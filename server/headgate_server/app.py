@@ -48,6 +48,7 @@ SHOWING_SECONDS = 0.05
 
 NOT_MODIFIED = 304
 
+_READY = (Reply, Stream)
 _TOO_LARGE: tuple[Field, ...] = ((b"connection", b"close"),)  # so that the rest is not waited for
 
 
@@ -142,7 +143,7 @@ class App:
                 limiter.store.notes, key, access.caller, scope["path"], body, handle
             )
         answer = await endpoint.handle(*arguments)
-        return answer if isinstance(answer, (Reply, Stream)) else json_reply(answer)
+        return answer if type(answer) in _READY else json_reply(answer)
 
     def _decoded(self, endpoint: Route, body: bytes) -> msgspec.Struct:
         try:

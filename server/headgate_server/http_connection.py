@@ -579,7 +579,7 @@ class BoundedProtocol(asyncio.Protocol):
                 exchange = self._running = self.pipeline.popleft()
                 try:
                     await self._app(exchange.scope, exchange.receive, exchange.send)
-                except Exception:
+                except Exception:  # whatever it is, only this connection ends
                     logger.exception("a request failed")
                 finally:
                     del exchange.scope["extensions"]  # which would be a cycle

@@ -42,19 +42,25 @@ def open_files() -> int:
 
 
 @asynccontextmanager
-async def http_server_of(server: Server) -> AsyncIterator[int]:
-    """Serve for the length of a block; give the port."""
+async def started(server: Server) -> AsyncIterator[tuple[HttpServer, socket.socket, int]]:
+    """Serve for the length of a block; give the server, its listener and the port."""
     listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
-    port: int = listener.getsockname()[1]
     config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
     running = HttpServer(config, server.app, has_started.set)
     task = asyncio.ensure_future(running.serve([listener]))
     await has_started.wait()
     try:
-        yield port
+        yield running, listener, listener.getsockname()[1]
     finally:
         running.should_exit = True
         await task
+
+
+@asynccontextmanager
+async def http_server_of(server: Server) -> AsyncIterator[int]:
+    """Serve for the length of a block; give the port."""
+    async with started(server) as (_, _, port):
+        yield port
 
 
 async def test_a_head_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,13 +463,7 @@ async def test_trailers_are_no_header_fields() -> None:
 
 @pytest.mark.parametrize("piece", [b"X: y\r\n" * 1000, b"x" * 6000])
 async def test_trailers_are_bounded(piece: bytes) -> None:
-    config = uvicorn.Config(Server().app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
-    config.load()
-    transport = Mock(spec=asyncio.Transport)
-    transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
-    transport.is_closing.return_value = False
-    connection = BoundedProtocol(config, ServerState(), {})
-    connection.connection_made(transport)
+    connection, transport = connection_of(Server(), ServerState())
     connection.data_received(b"POST /v1/limiters/login/hit HTTP/1.1\r\n" + CHUNKED + b"0\r\nX: ")
     for _ in range(1 + HEAD_BYTES // len(piece)):
         connection.data_received(piece)
@@ -673,14 +673,11 @@ async def test_the_cap_leaves_files_for_stores(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_when_it_stops_every_answer_ends_its_connection() -> None:
     """Connections that are kept alive are not closed under a request that was just sent."""
-    server = Server()
-    listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
-    port = listener.getsockname()[1]
-    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
-    running = HttpServer(config, server.app, has_started.set)
-    task = asyncio.ensure_future(running.serve([listener]))
-    await has_started.wait()
-    async with AsyncExitStack() as stack, asyncio.timeout(READ_SECONDS):
+    async with (
+        started(Server()) as (running, listener, port),
+        AsyncExitStack() as stack,
+        asyncio.timeout(READ_SECONDS),
+    ):
         connections = [await stack.enter_async_context(connected(port, HEALTH)) for _ in range(8)]
         for reader, _ in connections:
             assert b"connection: close" not in await reader.readuntil(b"}")
@@ -693,7 +690,6 @@ async def test_when_it_stops_every_answer_ends_its_connection() -> None:
             answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert b"connection: close" in answer
-        await task
 
 
 async def test_requests_that_never_end_are_cut_off_and_the_log_says_so(
@@ -746,29 +742,18 @@ async def test_requests_that_a_forced_stop_does_not_wait_for_are_cancelled(
 
     monkeypatch.setattr(server.app, "_answer", never)
     monkeypatch.setattr(http_server, "DRAIN_SECONDS", 0.0)
-    listener, has_started = listen("127.0.0.1", 0), asyncio.Event()
-    port = listener.getsockname()[1]
-    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="on", log_config=None)
-    running = HttpServer(config, server.app, has_started.set)
-    task = asyncio.ensure_future(running.serve([listener]))
-    await has_started.wait()
-    async with connected(port, HEALTH):
-        await has_begun.wait()
-        running.should_exit = running.force_exit = True
-        await task
+    async with AsyncExitStack() as stack:
+        async with started(server) as (running, _, port):
+            await stack.enter_async_context(connected(port, HEALTH))
+            await has_begun.wait()
+            running.should_exit = running.force_exit = True
         await asyncio.sleep(0)
     assert seen == [asyncio.CancelledError]
 
 
 async def test_the_body_before_a_head_is_not_counted_to_it() -> None:
-    server = Server()
-    config = uvicorn.Config(server.app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
-    config.load()
-    state, transport = ServerState(), Mock(spec=asyncio.Transport)
-    transport.get_extra_info.side_effect = {"sockname": ("127.0.0.1", 8080)}.get
-    transport.is_closing.return_value = False
-    connection = BoundedProtocol(config, state, {})
-    connection.connection_made(transport)
+    state = ServerState()
+    connection, transport = connection_of(Server(), state)
     body = b'{"key": "a"}'.ljust(40_000)
     connection.data_received(
         b"POST /v1/limiters/login/hit HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -264,16 +264,19 @@ def whole_body(direct: Any, fields: HeaderFields, largest: int) -> bytes | None:
     Raises:
         ApiProblem: 413 if it is too large, as soon as that is known; 415 if it is not JSON.
     """
-    media_type, length = fields.get(b"content-type", b""), fields.get(b"content-length", b"")
+    media_type = fields.get(b"content-type", b"")
     if (
         media_type != b"application/json"
         and media_type.partition(b";")[0].strip().lower() != b"application/json"
     ):
         raise ApiProblem(415, "send JSON, with the header Content-Type: application/json")
-    if length.isdigit() and int(length) > largest:
-        raise _too_large(largest)
     body: bytes | None = None if direct is None else direct.whole_body()
-    if body is not None and len(body) > largest:
+    if body is not None:
+        size = len(body)
+    else:
+        length = fields.get(b"content-length", b"")
+        size = int(length) if length.isdigit() else 0
+    if size > largest:
         raise _too_large(largest)
     return body
 

@@ -18,13 +18,12 @@ cdef class Crew:
     cdef readonly list lanes, _unclaimed
     cdef readonly object answered, _new
     cdef readonly Batcher _batcher
-    cdef readonly bint _is_busy
-    cdef object _peer, _lock
+    cdef readonly object _lock
+    cdef object _peer
     cdef tuple _failures
     cdef bint _is_led
     cpdef ThreadLane join(self, ThreadCall call)
     cpdef ThreadLane step(self, ThreadCall call)
-    cpdef ThreadLane _step_alone(self, ThreadCall call)
     @cython.locals(batcher=Batcher, now=double, due=double)
     cpdef wait(self, ThreadCall call, lane)
     @cython.locals(call=ThreadCall)

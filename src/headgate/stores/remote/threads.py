@@ -208,7 +208,6 @@ class Crew:
         self._batcher = Batcher(peer, deadline, ThreadLane)
         self.lanes = self._batcher.lanes
         self._lock: Any = new_rlock()
-        self._is_busy = False
         self._is_led = False
         self._new: deque[ThreadCall] = deque()
         self.answered: deque[ThreadCall] = deque()
@@ -229,23 +228,16 @@ class Crew:
         """Do all that can be done without waiting; return the lane on which the caller has to wait for all, if it leads."""
         if self.is_inherited:
             raise StoreError(f"{self._peer.name}: the process was forked in the middle of a call")
-        if self._is_busy and self._lock._is_owned():
+        if self._lock._is_owned():
             raise StoreError(REENTERED)
         try:
-            return while_locked(self._lock, self._step_alone, call)
+            return while_locked(self._lock, self._step, call)
         finally:
             if call.state != OVER:
                 self.wake_next()
             while self._unclaimed:
                 abandoned, reply = self._unclaimed.pop()
                 abandoned(reply)
-
-    def _step_alone(self, call: ThreadCall) -> ThreadLane | None:
-        self._is_busy = True
-        try:
-            return self._step(call)
-        finally:
-            self._is_busy = False
 
     def wait(self, call: ThreadCall, lane: ThreadLane | None) -> None:
         """Wait until there is something to do: on a lane, or for the thread that does so. It is never for long."""
@@ -284,7 +276,7 @@ class Crew:
     def leave(self, call: ThreadCall) -> None:
         """Let others go on without the thread of a call that was interrupted."""
         call.has_given_up = True
-        if not self.is_inherited and not (self._is_busy and self._lock._is_owned()):
+        if not self.is_inherited and not self._lock._is_owned():
             self.step(call)
         self.wake_next()
 

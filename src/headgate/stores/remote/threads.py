@@ -249,8 +249,6 @@ class Crew:
                 # And calls that are due almost together fail together; but the leader may not know of this one yet.
                 due = min(max(call.due, batcher.alarm), call.due + EXPIRY_PAUSE)
                 call.baton.wait(min(lease, due - now))
-            if call.state != OVER:
-                self.wake_next()
             return
         seconds = min(LEASE, min(call.due, batcher.alarm) - now)
         if lane.connecting is not None:

@@ -80,9 +80,10 @@ class AsyncEngine:
             StoreUnavailable: The store was closed.
         """
         loop = asyncio.get_running_loop()
-        engine = self._by_loop.get(loop) or self._open(loop)
-        if self._is_closed and not must_leave:
-            raise self._closed()
+        engine = self._by_loop.get(loop)
+        if self._is_closed and not (must_leave and engine):
+            raise StoreUnavailable(f"{self._peer.name}: the store was closed")
+        engine = engine or self._open(loop)
         call = TaskCall(request, time.monotonic(), due, source, must_leave, abandoned)
         call.future = future = loop.create_future()
         engine.start(call)
@@ -114,8 +115,6 @@ class AsyncEngine:
                     loop.call_soon_threadsafe(engine.close_soon)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> LoopEngine:
-        if self._is_closed:
-            raise self._closed()
         for other in list(self._by_loop):
             if other.is_closed():
                 self._by_loop.pop(other, None)
@@ -123,9 +122,6 @@ class AsyncEngine:
             self._peer, self._deadline, lambda: self._by_loop.pop(loop, None)
         )
         return engine
-
-    def _closed(self) -> StoreUnavailable:
-        return StoreUnavailable(f"{self._peer.name}: the store was closed")
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's connections alone; they are kept, because forgetting them could close them."""

@@ -99,21 +99,21 @@ class LimiterAsks:
         }
         question = limiter_request(self._limiter, _PATHS[request.operation], members)
         if request.operation == "record":
-            return Ask(question, self._read_recorded)
+            return question, self._read_recorded
         if request.operation != "hold":
-            return Ask(question, self._without_receipts)
+            return question, self._without_receipts
         # Shadow rules, which are not known here, may be all there are.
         costs = request.costs(len(self._rules) or 1)
         held = request.replaces[0][0] if request.replaces else None
         if not isinstance(held, Held):
-            return Ask(question, partial(self._with_receipts, costs))
+            return question, partial(self._with_receipts, costs)
         # If the server has forgotten the hold, its units or places are taken anew.
         anew = {**members, "cost": self._units.by_unit(held.costs), "limiter": self._limiter}
         if any(self._units.only_places(costs)):
             renewal = hold_request(held.hold, "renew", {"anew": anew})
-            return Ask(renewal, partial(self._renewed, held, costs))
+            return renewal, partial(self._renewed, held, costs)
         confirmation = hold_request(held.hold, "confirm", {"cost": self._final(costs), "anew": anew})
-        return Ask(confirmation, self._without_receipts)
+        return confirmation, self._without_receipts
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
         """Return what gives units back; nothing is asked if they do not belong to this hold."""
@@ -121,9 +121,9 @@ class LimiterAsks:
         held = receipts[0][0]
         costs = cost if isinstance(cost, tuple) else (cost,) * len(receipts)
         if not isinstance(held, Held) or any(map(gt, costs, held.costs)):
-            return Ask(None, _nothing)
+            return None, _nothing
         final = self._final(tuple(map(sub, held.costs, costs)))
-        return Ask(hold_request(held.hold, "settle", {"cost": final}), self._read_settled)
+        return hold_request(held.hold, "settle", {"cost": final}), self._read_settled
 
     def _final(self, costs: tuple[int, ...]) -> Cost:
         """Return what a hold has cost, without its places: they are free when it ends."""
@@ -139,7 +139,7 @@ class LimiterAsks:
     def reset(self, key: Key | None) -> Ask[None]:
         self._pick(key)
         request = limiter_request(self._limiter, "reset", {"key": key_to_data(key)})
-        return Ask(alone(request), self._read_nothing)  # it takes a permission that a batch need not have
+        return alone(request), self._read_nothing  # it takes a permission that a batch need not have
 
     def _without_receipts(self, response: Response) -> Answer:
         return self._read_decision(response), None

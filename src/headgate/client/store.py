@@ -200,31 +200,34 @@ class ServerStore(Closing):
         return LimiterAsks(self.endpoint.name, limiter, rules)
 
     def _ask_for_limiters(self) -> Ask[tuple[ServerLimiter, ...]]:
-        return Ask(
-            HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read_limiters)
+        return (
+            HttpRequest("GET", "/v1/limiters", may_repeat=True),
+            reading(self.endpoint.name, read_limiters),
         )
 
     def _ask_for_limiter(self, name: str) -> Ask[ServerLimiter]:
         """Ask for all of them, so as to know what there is if there is no such one."""
         read = partial(find_limiter, self.endpoint.name, name)
-        return Ask(HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read))
+        return HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read)
 
     def _ask_for_hint(self, limiter: str, key: Key | None, cost: Cost, tier: str | None) -> Ask[WaitHint]:
         for units in cost.values() if isinstance(cost, Mapping) else (cost,):
             check_whole(units)
         members = {"key": key_to_data(key), "cost": cost, "tier": tier}
         request = limiter_request(limiter, "wait-hint", members)
-        return Ask(alone(request), reading(self.endpoint.name, read_wait_hint))
+        return alone(request), reading(self.endpoint.name, read_wait_hint)
 
     def _ask_for_states(self, key: Key | None, tier: str | None) -> Ask[tuple[KeyState, ...]]:
         request = HttpRequest("POST", "/v1/inspect", packed({"key": key_to_data(key), "tier": tier}))
-        return Ask(request, reading(self.endpoint.name, read_key_states))
+        return request, reading(self.endpoint.name, read_key_states)
 
     def _call(self, ask: Ask[T]) -> T:
-        return ask.read(self._threads.call(ask.request, monotonic() + self.deadline))
+        request, reader = ask
+        return reader(self._threads.call(request, monotonic() + self.deadline))
 
     async def _acall(self, ask: Ask[T]) -> T:
-        return ask.read(await self._tasks.start(ask.request, monotonic() + self.deadline))
+        request, reader = ask
+        return reader(await self._tasks.start(request, monotonic() + self.deadline))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.endpoint.name}>"

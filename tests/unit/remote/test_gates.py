@@ -29,14 +29,14 @@ class PlainAsks:
 
     def ask(self, request: Request) -> Ask[Answer]:
         if request.cost == 0:
-            return Ask(None, lambda _: (UNLIMITED, None))
-        return Ask(f"{request.operation} {request.key!s}", self._read)
+            return None, lambda _: (UNLIMITED, None)
+        return f"{request.operation} {request.key!s}", self._read
 
     def refund(self, receipts: Receipts, cost: int, now: int | None) -> Ask[None]:
-        return Ask(f"refund {cost}", lambda _: None)
+        return f"refund {cost}", lambda _: None
 
     def reset(self, key: Key | None) -> Ask[None]:
-        return Ask(f"reset {key!s}", lambda _: None)
+        return f"reset {key!s}", lambda _: None
 
     def _read(self, reply: str) -> Answer:
         if self.trouble is not None:

@@ -161,13 +161,13 @@ class PostgresAsks:
 
     def ask(self, request: Request) -> Ask[Answer]:
         call = self._codec.ask(request)
-        return Ask(call, partial(call.plan.answer, request, call))
+        return call, partial(call.plan.answer, request, call)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
-        return Ask(self._codec.refund(receipts, cost, now), _nothing)
+        return self._codec.refund(receipts, cost, now), _nothing
 
     def reset(self, key: Key | None) -> Ask[None]:
-        return Ask(self._codec.reset(key), _nothing)
+        return self._codec.reset(key), _nothing
 
 
 def _nothing(reply: Reply | None) -> None:

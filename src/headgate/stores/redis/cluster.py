@@ -307,13 +307,13 @@ class ClusterAsks:
         self._flows = flows
 
     def ask(self, request: Request) -> Ask[Answer]:
-        return Ask(self._flows.ask(request), _same)
+        return self._flows.ask(request), _same
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
-        return Ask(self._flows.refund(receipts, cost, now), _same)
+        return self._flows.refund(receipts, cost, now), _same
 
     def reset(self, key: Key | None) -> Ask[None]:
-        return Ask(self._flows.reset(key), _same)
+        return self._flows.reset(key), _same
 
 
 def _next(steps: Generator[S, Any, Any], outcome: Any) -> S:

@@ -213,7 +213,7 @@ class RedisAsks:
     def ask(self, request: Request) -> Ask[Answer]:
         if request.operation == "record":
             return _only(self._flows.ask(request))
-        return Ask(*self._flows.question(request))
+        return self._flows.question(request)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
         return _only(self._flows.refund(receipts, cost, now))
@@ -234,7 +234,7 @@ def _only(flow: Flow[T]) -> Ask[T]:
         raise AssertionError("it had another request")
 
     try:
-        return Ask(next(flow), read)
+        return next(flow), read
     except StopIteration as stop:
         result: T = stop.value
-        return Ask(None, lambda _: result)
+        return None, lambda _: result

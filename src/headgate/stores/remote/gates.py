@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from headgate.costs import Costs
 from headgate.errors import HeadgateError, StoreConflict
@@ -22,16 +22,8 @@ logger = logging.getLogger("headgate")
 T = TypeVar("T")
 
 
-class Ask(NamedTuple, Generic[T]):
-    """A request as a store takes it, and how to read the reply, which may raise what the reply means.
-
-    Attributes:
-        request: What to send; `None` if nothing need be asked.
-        read: Takes the reply.
-    """
-
-    request: Any
-    read: Callable[[Any], T]
+Ask = tuple[Any, Callable[[Any], T]]
+"""A request as a store takes it, `None` if nothing need be asked, and what reads the reply or raises what it means."""
 
 
 class Asks(Protocol):
@@ -89,7 +81,7 @@ class RemoteGate:
 
     def ask(self, request: Request) -> Answer:
         ask = self._asks.ask(request)
-        release = partial(self._release, ask, request) if request.is_given_up else None
+        release = partial(self._release, ask[1], request) if request.is_given_up else None
         return self._carry(ask, request.is_completed, release)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -99,15 +91,15 @@ class RemoteGate:
         self._carry(self._asks.reset(key), True)
 
     def _carry(self, ask: Ask[T], must_leave: bool, abandoned: Abandoned | None = None) -> T:
-        request = ask.request
+        request, reader = ask
         if request is None:
-            return ask.read(None)
+            return reader(None)
         due = monotonic() + self._deadline
-        return read(self._name, ask, self._engine.call(request, due, self._limiter, must_leave, abandoned))
+        return read(self._name, reader, self._engine.call(request, due, self._limiter, must_leave, abandoned))
 
-    def _release(self, ask: Ask[Answer], request: Request, reply: Any) -> None:
+    def _release(self, reader: Callable[[Any], Answer], request: Request, reply: Any) -> None:
         """Give back what was held for a caller that has been interrupted meanwhile."""
-        refund = giving_back(self._asks, ask, request, reply)
+        refund = giving_back(self._asks, reader, request, reply)
         if refund is not None:
             self._engine.tell(refund, monotonic() + self._deadline, self._limiter)
 
@@ -127,15 +119,16 @@ class AsyncRemoteGate:
         self._deadline = deadline
 
     async def ask(self, request: Request) -> Answer:
-        ask, due = self._asks.ask(request), monotonic() + self._deadline
-        if ask.request is None:
-            return ask.read(None)
+        asked, reader = self._asks.ask(request)
+        if asked is None:
+            return reader(None)
+        due = monotonic() + self._deadline
         if request.is_given_up:
-            release = partial(self._release, ask, request)
-            reply = await self._engine.call_async(ask.request, due, self._limiter, release)
+            release = partial(self._release, reader, request)
+            reply = await self._engine.call_async(asked, due, self._limiter, release)
         else:
-            reply = await self._engine.start(ask.request, due, self._limiter, request.is_completed)
-        return read(self._name, ask, reply)
+            reply = await self._engine.start(asked, due, self._limiter, request.is_completed)
+        return read(self._name, reader, reply)
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         await self._carry(self._asks.refund(receipts, cost, now), True)
@@ -144,39 +137,39 @@ class AsyncRemoteGate:
         await self._carry(self._asks.reset(key), True)
 
     async def _carry(self, ask: Ask[T], must_leave: bool) -> T:
-        request = ask.request
+        request, reader = ask
         if request is None:
-            return ask.read(None)
+            return reader(None)
         due = monotonic() + self._deadline
-        return read(self._name, ask, await self._engine.start(request, due, self._limiter, must_leave))
+        return read(self._name, reader, await self._engine.start(request, due, self._limiter, must_leave))
 
-    def _release(self, ask: Ask[Answer], request: Request, reply: Any) -> None:
+    def _release(self, reader: Callable[[Any], Answer], request: Request, reply: Any) -> None:
         """Give back what was held for a caller that has been cancelled meanwhile."""
-        refund = giving_back(self._asks, ask, request, reply)
+        refund = giving_back(self._asks, reader, request, reply)
         if refund is not None:
             sent = self._engine.start(refund, monotonic() + self._deadline, self._limiter, True)
             sent.add_done_callback(mention_failure)
 
 
-def read(name: str, ask: Ask[T], reply: Any) -> T:
+def read(name: str, reader: Callable[[Any], T], reply: Any) -> T:
     """Return what a reply says.
 
     Raises:
         HeadgateError: What the reply means if it is no answer; StoreConflict if it means nothing to us.
     """
     try:
-        return ask.read(reply)
+        return reader(reply)
     except HeadgateError:  # some of which are a ValueError
         raise
     except FAILURES as error:
         raise StoreConflict(f"{name} has answered something that cannot be read: {reply!r:.80}") from error
 
 
-def giving_back(asks: Asks, ask: Ask[Answer], request: Request, reply: Any) -> Any:
+def giving_back(asks: Asks, reader: Callable[[Any], Answer], request: Request, reply: Any) -> Any:
     """Return what to send to give back what the reply to a hold says was taken; `None` if nothing was."""
     try:
-        receipts = ask.read(reply)[1]
-        return None if receipts is None else asks.refund(receipts, request.cost, request.now).request
+        receipts = reader(reply)[1]
+        return None if receipts is None else asks.refund(receipts, request.cost, request.now)[0]
     except HeadgateError:
         return None  # nothing was taken
 

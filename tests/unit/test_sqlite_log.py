@@ -109,6 +109,7 @@ class Replay:
                 entries = [state[1:] for state, _ in self.reference.states.values()]
                 assert sorted(kept(self.store)) == sorted(entries), number
                 most = max(most, chunks(self.store))
+        self.store.close()  # Python 3.13 warns of connections that are left to the garbage collector
         return most
 
     def move(self) -> None:

@@ -156,10 +156,8 @@ class ASGIExchange(Exchange[AsyncLimiter]):
                 self.keep(version, limit, hold)
                 decision = hold.decision
             else:
-                if type(question.cost) is not int:
-                    question = question.with_costs(version.limiter.units.costs(question.cost))
-                if quotas is not None:
-                    question = question.with_quotas(quotas)
+                if quotas is not None or type(question.cost) is not int:
+                    question = version.complete(question, quotas)
                 gate = version.limiter.gate
                 # One that never waits needs no coroutine.
                 decision, _ = (

@@ -121,6 +121,12 @@ class LimitVersion(Generic[AnyLimiter]):
                 return found
         return None
 
+    def complete(self, question: Request, quotas: Quotas | None) -> Request:
+        """Return a question with a cost for each rule, and the quotas that it has of its own."""
+        if type(question.cost) is not int:
+            question = question.with_costs(self.limiter.units.costs(question.cost))
+        return question if quotas is None else question.with_quotas(quotas)
+
     def by_name(self, quotas: Quotas | None) -> QuotaValue | None:
         """Return quotas as a call takes them."""
         return (

@@ -144,10 +144,8 @@ def decide(limit: RequestLimit[Limiter], request: Any, exchange: WSGIExchange | 
         exchange.keep(version, limit, hold)
         decision = hold.decision
     else:
-        if type(question.cost) is not int:
-            question = question.with_costs(version.limiter.units.costs(question.cost))
-        if quotas is not None:
-            question = question.with_quotas(quotas)
+        if quotas is not None or type(question.cost) is not int:
+            question = version.complete(question, quotas)
         decision, _ = version.limiter.gate.ask(question)
     return version.asked(question, decision, quotas)
 

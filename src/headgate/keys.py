@@ -8,12 +8,12 @@ length before it, so that no choice of text makes two of them alike; a long key 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from hashlib import blake2b
 from typing import Any
 
 from headgate.errors import ConfigError, listed
-from headgate.rules import SHARED, Rule
+from headgate.rules import SHARED, Rule, scopes_of
 
 __all__ = ["Key", "PlainKey"]
 
@@ -32,7 +32,7 @@ SHARED_KEY = "*"
 """The key of the one counter of a rule with the scope `"*"`; such a rule's identity belongs to it alone."""
 
 
-def key_picker(rules: Iterable[Rule]) -> Callable[[Key | None], tuple[PlainKey, ...]]:
+def key_picker(rules: Collection[Rule]) -> Callable[[Key | None], tuple[PlainKey, ...]]:
     """Return a function from a call's key to the key of each rule, in order.
 
     It raises ConfigError for a key that is missing, of another type, or without a scope that a rule counts by, and for
@@ -44,7 +44,7 @@ def key_picker(rules: Iterable[Rule]) -> Callable[[Key | None], tuple[PlainKey, 
         return lambda key: shared
     if None in scopes:
         return lambda key: tuple(SHARED_KEY if scope == SHARED else check_plain(key) for scope in scopes)
-    named = frozenset(scope for scope in scopes if scope is not None and scope != SHARED)
+    named = scopes_of(rules)
     return lambda key: _scoped(key, scopes, named)
 
 

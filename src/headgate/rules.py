@@ -286,6 +286,11 @@ def rules_from(specs: Iterable[str | Rule]) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def scopes_of(rules: Iterable[Rule]) -> frozenset[str]:
+    """Return the entries that a key of these rules needs; none if it is a plain one."""
+    return frozenset(rule.scope for rule in rules if rule.scope is not None and rule.scope != SHARED)
+
+
 def make_rule(
     kind: Kind,
     quota: str | Quota,

@@ -20,7 +20,7 @@ from headgate.errors import (
 )
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS
-from headgate.rules import SHARED, Rule, fixed_window
+from headgate.rules import Rule, fixed_window, scopes_of
 from headgate.stores.base import Answer, Gate, Receipts, Store, check_deadline
 from headgate.stores.breaker import Breaker, breaker_of
 from headgate.stores.failure import OnOverload, OnStoreError, check_overload, check_policy
@@ -106,8 +106,7 @@ class Ping:
 
 def _key_for(rules: tuple[Rule, ...]) -> Key:
     """Return a key that fits rules."""
-    scopes = [rule.scope for rule in rules if rule.scope not in (None, SHARED)]
-    return {str(scope): _PING_KEY for scope in scopes} if scopes else _PING_KEY
+    return dict.fromkeys(scopes_of(rules), _PING_KEY) or _PING_KEY
 
 
 class Circuit:

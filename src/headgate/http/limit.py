@@ -26,7 +26,7 @@ from headgate.http.steps import Steps
 from headgate.keys import Key
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, QuotaValue, caller_of, quotas_of
-from headgate.rules import SHARED, Rule
+from headgate.rules import Rule, scopes_of
 from headgate.stores.request import Request, new_request
 
 AnyLimiter = TypeVar("AnyLimiter", Limiter, AsyncLimiter)
@@ -162,7 +162,7 @@ class RequestLimit(Generic[AnyLimiter]):
         _check_cost(cost, tier, limiter)
         if limiter.current.rules and not callable(quota):
             quotas_of(limiter.current.rules, quota)  # says what is wrong with it
-        scopes = {rule.scope for rule in limiter.current.rules if rule.scope not in (None, SHARED)}
+        scopes = scopes_of(limiter.current.rules)
         if scopes and (key is None or (isinstance(key, Mapping) and not scopes <= key.keys())):
             raise ConfigError(
                 f"the rules count by {listed(scopes)}: write key={{{min(scopes)!r}: function, …}}"

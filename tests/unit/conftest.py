@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -11,7 +9,7 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.testing import FakeClock
-from tests.unit.processes import Interrupted, Interruptions, untraced
+from tests.unit.processes import Interrupted, Interruptions, interrupts
 
 
 @pytest.fixture
@@ -41,30 +39,18 @@ def hasty_threads() -> Iterator[None]:
 @pytest.fixture
 def interruptions() -> Iterator[Interruptions]:
     """A function that calls another until a signal interrupts it; again and again, and says so each time."""
+    with interrupts() as interrupt_after:
 
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    def interrupted(function: Callable[[], object]) -> Iterator[None]:
-        for _ in range(400):
-            try:
+        def interrupted(function: Callable[[], object]) -> Iterator[None]:
+            for _ in range(400):
                 try:
-                    # Once more after a second: CPython 3.11 may not notice a signal until the next one comes.
-                    signal.setitimer(signal.ITIMER_REAL, 0.000_05, 1)
-                    while True:
-                        function()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except Interrupted:
-                yield
+                    try:
+                        interrupt_after(0.000_05)
+                        while True:
+                            function()
+                    finally:
+                        interrupt_after(0)
+                except Interrupted:
+                    yield
 
-    # What other tests have left would be collected meanwhile; an exception in its callbacks is reported as one of this test.
-    gc.collect()
-    # A tracer, such as that of coverage, opens gaps for signals where the interpreter alone has none.
-    tracer = sys.gettrace()
-    sys.settrace(None)
-    before = signal.signal(signal.SIGALRM, interrupt)
-    with untraced():
         yield interrupted
-    signal.signal(signal.SIGALRM, before)
-    sys.settrace(tracer)

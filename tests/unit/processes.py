@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -62,6 +63,34 @@ def in_child(work: Callable[[], bool]) -> bool:
 
 class Interrupted(Exception):
     """What a signal handler raised, in the middle of whatever was going on."""
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[float], None]]:
+    """A function that interrupts this thread after so many seconds; after 0, not any more."""
+
+    def interrupt_after(seconds: float) -> None:
+        # Once more after a second: what is raised in a finalizer is lost, and CPython 3.11 may not notice a signal until
+        # the next one comes.
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    # What other tests have left would be collected meanwhile; what is raised in its finalizers, or in a callback of the
+    # collector such as that of hypothesis, is lost and reported as a failure of this test.
+    gc.collect()
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        # A tracer, such as that of coverage, opens gaps for signals where the interpreter alone has none.
+        with untraced():
+            yield interrupt_after
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gc.callbacks[:] = callbacks
 
 
 Interruptions = Callable[[Callable[[], object]], Iterator[None]]

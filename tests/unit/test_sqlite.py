@@ -420,7 +420,7 @@ interrupted = 0
 while interrupted < 1000:
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000_01, 0.000_4))
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000_01, 0.000_4), 1)
             while True:
                 random.choice(calls)()
         finally:

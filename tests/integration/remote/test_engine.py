@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import signal
 import socket
 import threading
 import time
@@ -32,6 +31,7 @@ from headgate.stores.base import Answer
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.request import Request
+from tests.unit.processes import Interrupted, interrupts
 
 PATIENT = 60.0
 """Seconds: how long a call may take is not what most of these tests are about."""
@@ -285,10 +285,6 @@ async def until_left(limiter: AsyncLimiter, expected: dict[str, int]) -> None:
             pass
 
 
-class Interruption(Exception):
-    """What a signal handler raises."""
-
-
 def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: World, store: Store) -> None:
     """A handler raises again and again in the main thread, while other threads count."""
     limiter = Limiter(sliding_window("1000000/day"), name=world.name, store=store, on_store_error="raise")
@@ -308,31 +304,25 @@ def test_interrupted_threads_lose_no_connection_and_mix_up_no_replies(world: Wor
                 assert 1_000_000 - counted - unknown <= decision.remaining <= 1_000_000 - counted
         return counted, unknown
 
-    def interrupt(*_: object) -> None:
-        raise Interruption
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    interrupts = number = 0
+    interrupted = number = 0
     with ThreadPoolExecutor(3) as pool:
         jobs = [pool.submit(work, number) for number in range(3)]
         try:
-            while interrupts < 300:
-                number += 1
-                try:
+            with interrupts() as interrupt_after:
+                while interrupted < 300:
+                    number += 1
                     try:
-                        # Not only once: an exception in a finalizer is lost.
-                        signal.setitimer(signal.ITIMER_REAL, 0.0003 + number % 29 * 0.0001, 0.01)
-                        while True:
-                            gate.ask(Request("hit", "main"))
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                except Interruption:
-                    interrupts += 1
-                except StoreError:  # it shared a connection that was in doubt
-                    continue
+                        try:
+                            interrupt_after(0.0003 + number % 29 * 0.0001)
+                            while True:
+                                gate.ask(Request("hit", "main"))
+                        finally:
+                            interrupt_after(0)
+                    except Interrupted:
+                        interrupted += 1
+                    except StoreError:  # it shared a connection that was in doubt
+                        continue
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
             stop.set()
         for number, job in enumerate(jobs):
             counted, unknown = job.result(PATIENT)

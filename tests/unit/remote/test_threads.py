@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import struct
 import sys
 import threading
@@ -22,6 +21,7 @@ from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import Talk
 from headgate.stores.remote.threads import ThreadEngine
+from tests.unit.processes import Interrupted, interrupts
 from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedWire
 
 Calls = Callable[..., Any]
@@ -309,10 +309,6 @@ def test_what_was_too_large_together_leaves_one_by_one(
 # --- Interrupted threads ---------------------------------------------------------------------------------------------
 
 
-class Interruption(Exception):
-    """What a signal handler raises."""
-
-
 def interrupted_in(wire: ScriptedWire, step: str, before: bool = True) -> None:
     """Have the next use of a connection raise, before or after it was done."""
     usual = getattr(wire, step)
@@ -390,7 +386,7 @@ def test_a_request_that_must_leave_does_though_its_caller_was_interrupted(
     peer.until_sent(2)
     for request, must_leave in (("hit", False), ("record", True)):
         job = pool.submit(interrupted_follower, engine, request, must_leave)
-        with pytest.raises(Interruption):
+        with pytest.raises(Interrupted):
             job.result(PATIENCE)
     peer.open()
     first.result(PATIENCE)
@@ -404,7 +400,7 @@ def interrupted_follower(engine: ThreadEngine, request: str, must_leave: bool) -
 
     def interrupt(baton: Baton, seconds: float) -> None:
         Baton.wait = usual  # type: ignore[method-assign]
-        raise Interruption
+        raise Interrupted
 
     Baton.wait = interrupt  # type: ignore[method-assign]
     call(engine, request, must_leave=must_leave)
@@ -467,27 +463,23 @@ def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
                 failed += 1
         return turn - failed
 
-    interrupts = 0
-
-    def interrupt(*_: object) -> None:
-        raise Interruption
-
-    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = number = 0
     jobs = [pool.submit(work, number) for number in range(4)]
     try:
-        number = 0
-        while interrupts < 1000:
-            try:
+        with interrupts() as interrupt_after:
+            while interrupted < 1000:
                 number += 1
-                signal.setitimer(signal.ITIMER_REAL, 0.0001 + number % 17 * 0.00002)
-                while True:
-                    with suppress(StoreError):
-                        assert call(engine, "main") == "main"
-            except Interruption:
-                interrupts += 1
+                try:
+                    try:
+                        interrupt_after(0.0001 + number % 17 * 0.00002)
+                        while True:
+                            with suppress(StoreError):
+                                assert call(engine, "main") == "main"
+                    finally:
+                        interrupt_after(0)
+                except Interrupted:
+                    interrupted += 1
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         stop.set()
     assert all(job.result(PATIENCE) for job in jobs)
     assert call(engine, "afterwards") == "afterwards"

@@ -35,6 +35,7 @@ class ServerPeer:
     lanes = LANES
     most = MOST_PER_BATCH
     most_bytes = MOST_BYTES
+    follows = False
     failures = (httpx.HTTPError,)
 
     def __init__(self, endpoint: ServerEndpoint) -> None:
@@ -137,8 +138,11 @@ class AsyncHttpWire:
     async def is_over(self) -> bool:
         return False  # httpx sees to that
 
-    async def exchange(self, message: HttpRequest) -> Response:
-        response = await self._transport.handle_async_request(self._endpoint.packed(message, None))
+    def send(self, message: HttpRequest) -> None:
+        self._request = self._endpoint.packed(message, None)
+
+    async def receive(self) -> Response:
+        response = await self._transport.handle_async_request(self._request)
         try:
             await response.aread()
         finally:

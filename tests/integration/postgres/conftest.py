@@ -9,6 +9,8 @@ import psycopg
 import pytest
 
 from headgate.stores.postgres import migrate
+from headgate.stores.postgres.peer import PostgresWire, Statement
+from headgate.stores.remote.peer import PENDING
 from headgate.testing.postgres_server import PostgresServer, new_database
 
 
@@ -52,3 +54,10 @@ def server(breakable: PostgresServer) -> Iterator[PostgresServer]:
     breakable.start()
     yield breakable
     breakable.resume()
+
+
+def execute(wire: PostgresWire, statement: bytes) -> None:
+    """Have a session of a store do something."""
+    wire.send((Statement(b"", statement, [], is_frequent=False), []))
+    while wire.receive() is PENDING:
+        wire.wait(60)

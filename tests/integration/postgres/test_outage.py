@@ -21,14 +21,19 @@ from headgate.errors import StoreError
 from headgate.stores.failure import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.peer import AsyncPostgresWire, PostgresWire
+from headgate.stores.remote.batching import MANY
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
+from tests.integration.postgres.conftest import execute
 from tests.integration.redis.proxy import Proxy
 
 DEADLINE = 0.5
 """Seconds. Long enough for a busy machine, and what a test of an outage waits once."""
 
 PATIENCE = 60.0
+HALF = MANY // 2
+"""So many leave together, and so many follow."""
+
 LIMIT = 50
 
 
@@ -282,7 +287,7 @@ def test_news_on_an_idle_connection_need_not_be_a_goodbye(
     limiter = Limiter("10/day", name="news", store=store)
     limiter.hit("a")
     (wire,) = store._threads.wires
-    wire.pgconn.exec_(b"LISTEN news")
+    execute(wire, b"LISTEN news")
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("NOTIFY news")
     end = time.monotonic() + PATIENCE
@@ -326,6 +331,52 @@ async def test_a_call_that_the_database_ends_instead_of_answering_is_sent_again(
             other.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
             holder.rollback()
             assert (await call).remaining == 8
+
+
+async def test_what_follows_on_a_connection_that_the_database_ends_is_sent_again_too(
+    server: PostgresServer,
+) -> None:
+    async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
+        limiter = AsyncLimiter("1000/day", name="ended", store=store, on_store_error="raise")
+        await limiter.hit("a")
+        ours = "FROM pg_stat_activity WHERE application_name = 'headgate'"
+        with psycopg.connect(server.url, autocommit=True) as other, psycopg.connect(server.url) as holder:
+            holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
+            first = asyncio.gather(*(limiter.hit("a") for _ in range(HALF)))
+            waiting = f"{ours} AND wait_event_type = 'Lock'"
+            await until(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
+            others = asyncio.gather(*(limiter.hit("b") for _ in range(HALF)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert other.execute(f"SELECT count(*) {ours}").fetchone() == (1,)
+            other.execute(f"SELECT pg_terminate_backend(pid) {waiting}")
+            holder.rollback()
+            await first
+            await others
+        assert [(await limiter.check(key, 0)).remaining for key in "ab"] == [1000 - 1 - HALF, 1000 - HALF]
+
+
+async def test_a_batch_that_is_refused_spares_the_one_that_follows(server: PostgresServer) -> None:
+    """Each is a transaction of its own."""
+    async with PostgresStore(server.url, namespace=secrets.token_hex(8), deadline=PATIENCE) as store:
+        gate = store.bind_async("refused", (fixed_window("1000/day"),))
+        await gate.ask(Request("hit", "a"))
+        with psycopg.connect(server.url, autocommit=True) as other, psycopg.connect(server.url) as holder:
+            holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
+            first = asyncio.gather(
+                *(gate.ask(Request("hit", "a")) for _ in range(HALF)), return_exceptions=True
+            )
+            waiting = "FROM pg_stat_activity WHERE application_name = 'headgate' AND wait_event_type = 'Lock'"
+            await until(lambda: other.execute(f"SELECT pid {waiting}").fetchone() is not None)
+            others = asyncio.gather(*(gate.ask(Request("hit", "b")) for _ in range(HALF)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            other.execute(f"SELECT pg_cancel_backend(pid) {waiting}")
+            assert all(isinstance(error, StoreUnavailable) for error in await first)
+            await others
+            holder.rollback()
+        left = [(await gate.ask(Request("peek", key, 0)))[0].remaining for key in "ab"]
+        assert left == [1000 - 1, 1000 - HALF]
 
 
 def hitting(store: PostgresStore, flavour: str, name: str) -> Callable[[str], Awaitable[Decision]]:

@@ -37,6 +37,7 @@ from headgate.stores.postgres.janitor import NEW_STATES_PER_CLEANING
 from headgate.stores.postgres.peer import MOST_PER_CALL, Message, PostgresPeer, PostgresWire
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
+from tests.integration.postgres.conftest import execute
 
 PATIENT = 60.0
 """Seconds: how long a call may take is not what these tests are about."""
@@ -595,7 +596,7 @@ def test_nothing_depends_on_the_session_if_nothing_is_prepared(url: str, name: s
         for expected in (4, 3, 2):
             assert limiter.hit("a").remaining == expected
             (wire,) = store._threads.wires
-            wire.pgconn.exec_(b"DISCARD ALL")
+            execute(wire, b"DISCARD ALL")
 
 
 def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, name: str) -> None:
@@ -603,7 +604,7 @@ def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, 
         limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
         limiter.hit("a")
         (wire,) = store._threads.wires
-        wire.pgconn.exec_(b"DEALLOCATE ALL")
+        execute(wire, b"DEALLOCATE ALL")
         with pytest.raises(StoreMisconfigured, match="prepare=False"):
             limiter.hit("a")
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from psycopg import OperationalError
+from psycopg import NotSupportedError, OperationalError, capabilities
 from psycopg.pq import DiagnosticField, ExecStatus
 
+from headgate.errors import ConfigError
+from headgate.stores.postgres import PostgresStore
 from headgate.stores.postgres.peer import PostgresWire, Terminated
 from headgate.stores.remote.peer import PENDING
 
@@ -32,6 +34,9 @@ class EndingConnection:
         self._results = results
         self._is_closed = False
 
+    def enter_pipeline_mode(self) -> None:
+        pass
+
     def consume_input(self) -> None:
         if self._is_closed:
             raise OperationalError("server closed the connection unexpectedly")
@@ -42,6 +47,15 @@ class EndingConnection:
 
     def get_result(self) -> Any:
         return self._results.pop(0)
+
+
+def test_a_library_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_pipeline(check: bool = False) -> bool:
+        raise NotSupportedError("the client libpq version (imported from system libraries) is 13.9")
+
+    monkeypatch.setattr(capabilities, "has_pipeline", has_pipeline)
+    with pytest.raises(ConfigError, match=r"needs libpq 14 or later: .* 13\.9"):
+        PostgresStore("postgresql://localhost/x")
 
 
 ENDED = FakeResult(ExecStatus.FATAL_ERROR, b"57P01")

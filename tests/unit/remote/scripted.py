@@ -32,9 +32,10 @@ class ScriptedPeer:
     failures = ()
     most_bytes: int | None = None
 
-    def __init__(self, lanes: int = 1, most: int = 128) -> None:
+    def __init__(self, lanes: int = 1, most: int = 128, *, follows: bool = False) -> None:
         self.lanes = lanes
         self.most = most
+        self.follows = follows
         self.batches: list[list[Any]] = []
         self.wires: list[ScriptedWire] = []
         self.answer: Callable[[list[Any]], Any] = list
@@ -111,7 +112,7 @@ class ScriptedWire:
 
     def send(self, message: list[Any]) -> None:
         assert not self.is_closed
-        assert not self.under_way, "one batch at a time"
+        assert len(self.under_way) <= self.peer.follows, "one batch at a time, or one that follows it"
         self.under_way.append(message)
         self.peer.sent(message)
         if self.peer.is_open:
@@ -146,8 +147,10 @@ class AsyncScriptedWire:
     async def is_over(self) -> bool:
         return self._wire.is_over()
 
-    async def exchange(self, message: list[Any]) -> Any:
+    def send(self, message: list[Any]) -> None:
         self._wire.send(message)
+
+    async def receive(self) -> Any:
         while (reply := self._wire.receive()) is PENDING:
             await self._event.wait()
             self._event.clear()

@@ -45,9 +45,11 @@ class NotedCall(RemoteCall):
 class Traffic:
     """A batcher whose lanes are driven by hand."""
 
-    def __init__(self, lanes: int = 1, most: int = 128, *, connected: bool = True) -> None:
+    def __init__(
+        self, lanes: int = 1, most: int = 128, *, connected: bool = True, follows: bool = False
+    ) -> None:
         self.peer = ScriptedPeer(lanes, most)
-        self.batcher = Batcher(self.peer, DEADLINE, Lane)
+        self.batcher = Batcher(self.peer, DEADLINE, Lane, follows)
         for lane in self.batcher.lanes if connected else ():
             lane.wire = object()
 
@@ -127,6 +129,141 @@ def test_of_many_that_have_gathered_in_a_pause_the_first_half_leaves_first() -> 
     traffic.reply(lane)
     [lane] = traffic.depart()
     assert len(lane.batch) == MANY // 2
+
+
+HALF = MANY // 2
+
+
+def numbered(first: int, count: int, now: float = 0.0, **rest: Any) -> list[NotedCall]:
+    return [NotedCall(str(number), now, **rest) for number in range(first, first + count)]
+
+
+def following(lanes: int = 1) -> tuple[Traffic, Lane, list[NotedCall]]:
+    """Two batches under way on one connection."""
+    traffic, calls = Traffic(lanes, follows=True), numbered(0, MANY, source="quick")
+    traffic.add(*calls[:HALF])
+    [lane] = traffic.depart()
+    traffic.add(*calls[HALF:])
+    assert traffic.depart(0.1) == [lane]
+    return traffic, lane, calls
+
+
+def test_as_many_as_are_under_way_need_not_wait_for_their_end() -> None:
+    traffic, lane, calls = following()
+    traffic.add(*numbered(MANY, MANY))
+    assert traffic.depart() == []  # one that follows is enough
+    assert [call.request for call in (*lane.batch, *lane.following)] == [call.request for call in calls]
+    traffic.reply(lane, 0.2)
+    assert lane.batch == calls[HALF:]
+    assert traffic.depart(0.2) == [lane]
+    assert [call.request for call in lane.following] == [str(number) for number in range(MANY, 2 * MANY)]
+    traffic.reply(lane, 0.3)
+    traffic.reply(lane, 0.4)
+    assert [call.reply for call in calls] == [call.request for call in calls]
+    assert lane.queue is None
+    traffic.add(*numbered(0, HALF))
+    assert traffic.depart() == [lane]  # as one whose connection was never used
+
+
+@pytest.mark.parametrize("under_way", [1, HALF, HALF + 3])
+def test_fewer_wait_for_the_reply(under_way: int) -> None:
+    traffic = Traffic(follows=True)
+    traffic.add(*numbered(0, under_way))
+    [lane] = traffic.depart()
+    enough = max(under_way, HALF)
+    mays = [traffic.batcher.add(call) for call in numbered(0, enough - 1)]
+    assert not any(mays)
+    assert traffic.depart() == []
+    assert traffic.batcher.add(NotedCall("the last"))
+    assert traffic.depart() == [lane]
+
+
+def test_without_leave_to_follow_all_wait_for_the_reply() -> None:
+    traffic = Traffic()
+    traffic.add(*numbered(0, HALF))
+    [lane] = traffic.depart()
+    traffic.add(*numbered(0, 10 * MANY))
+    assert traffic.depart() == []
+    traffic.reply(lane)
+    assert traffic.depart() == [lane]
+
+
+def test_if_all_that_were_to_follow_have_given_up_the_batch_goes_on_alone() -> None:
+    traffic = Traffic(follows=True)
+    traffic.add(*numbered(0, HALF))
+    [lane] = traffic.depart()
+    gone = numbered(0, HALF)
+    traffic.add(*gone)
+    for call in gone:
+        call.has_left = True
+    assert traffic.depart() == []
+    assert len(lane.batch) == HALF
+    traffic.reply(lane)
+    assert lane.queue is None
+
+
+def test_a_batch_that_says_more_is_answered_after_the_one_that_follows() -> None:
+    traffic, lane, calls = following()
+    traffic.batcher.hear(lane, 0.2)
+    traffic.batcher.swap(lane)
+    traffic.reply(lane, 0.3)
+    assert [call.reply for call in calls] == [None] * HALF + [call.request for call in calls[HALF:]]
+    traffic.reply(lane, 0.4)
+    assert [call.reply for call in calls] == [call.request for call in calls]
+    traffic.batcher.swap(lane)  # when nothing follows, nothing changes
+
+
+def test_a_lost_connection_fails_what_follows_too_or_has_all_of_it_leave_again() -> None:
+    traffic, lane, calls = following()
+    traffic.batcher.lose(lane, ConnectionResetError("gone"))
+    assert all(isinstance(call.error, StoreUnavailable) for call in calls)
+    assert lane.queue is None
+    traffic = Traffic(follows=True)
+    repeated = [NotedCall(f"repeat {number}") for number in range(MANY)]
+    traffic.add(*repeated[:HALF])
+    [lane] = traffic.depart()
+    traffic.add(*repeated[HALF:])
+    assert traffic.depart() == [lane]
+    traffic.batcher.lose(lane, ConnectionResetError("gone"))
+    lane.wire = object()
+    for call in repeated:
+        traffic.depart()
+        assert lane.batch == [call]
+        traffic.reply(lane)
+
+
+def test_what_follows_is_due_like_all_others() -> None:
+    traffic = Traffic(follows=True)
+    traffic.add(*numbered(0, HALF))
+    [lane] = traffic.depart()
+    late = [NotedCall("hasty", 0.0, 0.3), *numbered(0, HALF - 1)]
+    traffic.add(*late)
+    traffic.depart(0.1)
+    assert traffic.batcher.alarm <= 0.3
+    assert traffic.batcher.expire(0.3) == []
+    assert isinstance(late[0].error, StoreTimeout)
+    assert all(call.error is None for call in (*lane.batch, *late[1:]))
+    traffic.reply(lane, 0.9)
+    assert traffic.batcher.expire(DEADLINE) == []  # the server has just spoken
+    assert lane.sent == 0.9
+    [silent] = traffic.batcher.expire(0.9 + DEADLINE)
+    traffic.batcher.give_up(silent)
+    assert not lane.batch
+
+
+def test_what_follows_a_slow_batch_is_not_slow_for_it() -> None:
+    traffic = Traffic(lanes=3, follows=True)
+    traffic.add(*numbered(0, HALF, source="slow"))
+    [stuck] = traffic.depart()
+    traffic.add(*numbered(0, HALF, source="quick"))
+    assert traffic.depart() == [stuck]
+    traffic.add(NotedCall("next", source="quick"), NotedCall("slow too", source="slow"))
+    traffic.batcher.expire(SLOW)
+    assert [requests(lane) for lane in traffic.depart(SLOW)] == [["next"], ["slow too"]]
+    traffic.reply(stuck, 0.9)
+    assert {call.source for call in stuck.batch} == {"quick"}
+    traffic.reply(stuck, 0.9 + SLOW / 2)  # its time counts from the reply to the one before
+    assert stuck.queue is None
 
 
 def test_what_the_server_has_not_done_leaves_once_more_each_alone() -> None:

@@ -94,25 +94,24 @@ async def test_what_takes_long_does_not_hold_up_others(monkeypatch: pytest.Monke
     await engine.aclose()
 
 
+@pytest.mark.parametrize("follows", [False, True])
 async def test_a_connection_carries_one_batch_at_a_time_however_many_limiters_are_slow(
-    monkeypatch: pytest.MonkeyPatch,
+    follows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that went on with the next queue left its lane to another one, and used it all the same."""
     monkeypatch.setattr(batching, "SLOW", 0.0)
-    peer, rng = ScriptedPeer(lanes=4), random.Random(17)
+    peer, rng = ScriptedPeer(lanes=4, follows=follows), random.Random(17)
     usual = peer.connect_async
 
     async def connect(seconds: float) -> Any:
         wire = await usual(seconds)
-        send = wire._wire.send
 
-        async def exchange(message: Any) -> Any:
-            send(message)  # which fails if something is under way there
+        async def receive() -> Any:
             for _ in range(rng.randrange(8)):
                 await asyncio.sleep(0)
             return wire._wire.receive()
 
-        wire.exchange = exchange
+        wire.receive = receive  # sending fails if too much is under way there
         return wire
 
     monkeypatch.setattr(peer, "connect_async", connect)
@@ -124,6 +123,138 @@ async def test_a_connection_carries_one_batch_at_a_time_however_many_limiters_ar
             await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE):
         assert [type(reply) for reply in await outcomes(calls)] == [str] * len(calls)
+    await engine.aclose()
+
+
+# --- One batch after another -----------------------------------------------------------------------------------------
+
+HALF = batching.MANY // 2
+
+
+async def two_under_way(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio.Future[Any]]:
+    """Start as many calls as leave in two batches, of which the server answers none yet."""
+    peer.is_open = False
+    calls = [start(engine, f"a{number}") for number in range(HALF)]
+    await peer.until_sent_async(1)
+    calls += [start(engine, f"b{number}") for number in range(HALF)]
+    await peer.until_sent_async(2)
+    return calls
+
+
+async def test_many_calls_follow_those_that_are_under_way_on_the_same_connection() -> None:
+    peer = ScriptedPeer(follows=True)
+    engine = AsyncEngine(peer, PATIENCE)
+    calls = await two_under_way(peer, engine)
+    third = [start(engine, f"c{number}") for number in range(HALF)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(peer.batches) == 2
+    peer.open()
+    assert await outcomes([*calls, *third]) == [request for batch in peer.batches for request in batch]
+    assert len(peer.batches) == 3
+    assert len(peer.wires) == 1
+    await engine.aclose()
+
+
+async def test_replies_find_their_calls_if_a_batch_says_more_than_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peer = ScriptedPeer(follows=True)
+    usual, messages = peer.talk, list[Any]()
+
+    def in_two_steps(calls: Any) -> Any:
+        assert (yield ["first", len(calls)]) == ["first", len(calls)]
+        messages.append(calls[0].request)
+        return (yield from usual(calls))
+
+    monkeypatch.setattr(peer, "talk", in_two_steps)
+    engine = AsyncEngine(peer, PATIENCE)
+    calls = await two_under_way(peer, engine)
+    peer.open()
+    expected = [f"{name}{number}" for name in "ab" for number in range(HALF)]
+    assert await outcomes(calls) == expected
+    assert messages == ["a0", "b0"]
+    assert await start(engine, "afterwards") == "afterwards"
+    await engine.aclose()
+
+
+async def test_calls_that_answers_bring_about_find_the_connection_busy() -> None:
+    """A second task drove it, when so many were started in the middle of a reply that they could have followed."""
+    peer = ScriptedPeer(follows=True)
+    engine = AsyncEngine(peer, PATIENCE)
+    peer.is_open = False
+    given_back: list[asyncio.Future[Any]] = []
+
+    def give_back(reply: str) -> None:
+        peer.is_open = False
+        given_back.append(start(engine, f"back {reply}"))
+
+    held = [start(engine, f"held {number}", abandoned=give_back) for number in range(HALF)]
+    await peer.until_sent_async(1)
+    for call in held:
+        call.cancel()
+    peer.open()
+    await peer.until_sent_async(2)
+    for _ in range(5):
+        await asyncio.sleep(0)  # a second task would come to wait for the same reply
+    peer.open()
+    async with asyncio.timeout(PATIENCE):
+        assert await outcomes(given_back) == [f"back held {number}" for number in range(HALF)]
+        await engine.aclose()
+    assert len(peer.wires) == 1
+
+
+async def test_a_batch_that_cannot_follow_fails_with_the_one_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peer = ScriptedPeer(follows=True)
+    usual = peer.talk
+
+    def cannot_pack(calls: Any) -> Any:
+        if calls[0].request == "b0":
+            raise OverflowError("too large")
+        return (yield from usual(calls))
+
+    monkeypatch.setattr(peer, "talk", cannot_pack)
+    engine = AsyncEngine(peer, PATIENCE)
+    peer.is_open = False
+    calls = [start(engine, f"a{number}") for number in range(HALF)]
+    await peer.until_sent_async(1)
+    calls += [start(engine, f"b{number}") for number in range(HALF)]
+    async with asyncio.timeout(PATIENCE):
+        found = await outcomes(calls)
+    assert {str(error) for error in found} == {"OverflowError: too large"}
+    assert peer.wires[0].is_closed
+    peer.open()
+    assert await start(engine, "afterwards") == "afterwards"
+    await engine.aclose()
+
+
+async def test_what_follows_on_a_connection_that_is_lost_fails_with_it() -> None:
+    peer = ScriptedPeer(follows=True)
+    engine = AsyncEngine(peer, PATIENCE)
+    calls = await two_under_way(peer, engine)
+    peer.answer = lambda batch: ConnectionResetError("gone")
+    peer.open()
+    assert {type(error) for error in await outcomes(calls)} == {StoreUnavailable}
+    peer.answer = list
+    assert await start(engine, "afterwards") == "afterwards"
+    assert len(peer.wires) == 2
+    await engine.aclose()
+
+
+async def test_what_follows_on_a_connection_that_stays_silent_is_given_up_with_it() -> None:
+    peer = ScriptedPeer(follows=True)
+    engine = AsyncEngine(peer, 0.01)
+    peer.is_open = False
+    calls = [start(engine, f"a{number}", 0.01) for number in range(HALF)]
+    await peer.until_sent_async(1)
+    calls += [start(engine, f"b{number}") for number in range(HALF)]
+    async with asyncio.timeout(PATIENCE):
+        found = await outcomes(calls)
+    assert {type(error) for error in found} <= {StoreTimeout, StoreOverloaded}
+    peer.open()
+    assert await start(engine, "afterwards") == "afterwards"
     await engine.aclose()
 
 

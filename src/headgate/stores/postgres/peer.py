@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from psycopg import Error, OperationalError, pq
+from psycopg import Error, NotSupportedError, OperationalError, capabilities, pq
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PollingStatus
 
-from headgate.errors import StoreError
+from headgate.errors import ConfigError, StoreError
 from headgate.stores.postgres.codec import Arguments, NoteCall, StateCall, many, numbers, one, outcomes
 from headgate.stores.postgres.endpoint import PostgresEndpoint, QueryRefused, blames_one, spares_connection
 from headgate.stores.postgres.janitor import Janitor
@@ -32,7 +33,9 @@ MOST_PER_CALL = 128
 
 _TERMINATED = (b"57P01", b"57P05")  # by an administrator or a shutdown; because it was idle
 _BINARY = 1
-_TUPLES_OK, _COMMAND_OK = int(ExecStatus.TUPLES_OK), int(ExecStatus.COMMAND_OK)
+_TUPLES_OK, _COMMAND_OK, _SYNC = map(
+    int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.PIPELINE_SYNC)
+)
 
 
 class Statement(NamedTuple):
@@ -82,11 +85,15 @@ class PostgresPeer:
     failures = (Error, QueryRefused)
 
     def __init__(self, endpoint: PostgresEndpoint, lanes: int, durable: bool, prepare: bool) -> None:
+        try:
+            capabilities.has_pipeline(check=True)
+        except NotSupportedError as error:
+            raise ConfigError(f"PostgresStore needs libpq 14 or later: {error}") from None
         self.name = endpoint.name
         self.lanes = lanes
         self._endpoint = endpoint
         self._durable = b"t" if durable else b"f"
-        self._prepare = prepare
+        self._prepare = self.follows = prepare  # not every pooler bears what follows
         self._janitor = Janitor()
 
     def size(self, request: StateCall | NoteCall) -> int:
@@ -183,12 +190,13 @@ class PostgresWire:
         self._result: Any = None
         self.is_unsent = False
         pgconn.nonblocking = 1
+        pgconn.enter_pipeline_mode()
 
     def prepare(self, due: float) -> None:
         """Have the database parse the statements once, by the time that is due on the monotonic clock."""
         for statement in (ONE, MANY, CLEAN):
             self.pgconn.send_prepare(statement.name, statement.text)
-            self.is_unsent = bool(self.pgconn.flush())
+            self._end_message()
             while (reply := self.receive()) is PENDING:
                 _wait_until(self.fileno, due, for_writing=self.is_unsent)
             if isinstance(reply, QueryRefused):
@@ -209,7 +217,7 @@ class PostgresWire:
             pgconn.send_query_prepared(name, arguments, formats, _BINARY)
         else:
             pgconn.send_query_params(text, arguments, None, formats, _BINARY)
-        self.is_unsent = bool(pgconn.flush())
+        self._end_message()
 
     def wait(self, seconds: float) -> bool:
         return self._poller.wait(seconds, for_writing=self.is_unsent)
@@ -224,16 +232,26 @@ class PostgresWire:
             raise
         if self.is_unsent:
             self.is_unsent = bool(pgconn.flush())
+        has_ended = False
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
+                if has_ended:
+                    break
+                has_ended = True  # that was all of a statement
+            elif result.status == _SYNC:
                 return self._reply()
-            if self._result is None:
+            elif self._result is None:
                 self._result = result
         return PENDING
 
     def close(self) -> None:
         self.pgconn.finish()
+
+    def _end_message(self) -> None:
+        """Have the server work on what was sent, as a transaction of its own."""
+        self.pgconn.pipeline_sync()
+        self.is_unsent = bool(self.pgconn.flush())
 
     def _reply(self) -> bytes | QueryRefused | None:
         """Return the value that has come, or the error with which the database has refused.
@@ -264,7 +282,10 @@ class AsyncPostgresWire:
     def __init__(self, wire: PostgresWire) -> None:
         self._wire = wire
         self._loop = asyncio.get_running_loop()
-        self._reply: asyncio.Future[Any] | None = None
+        self._unanswered = 0
+        self._replies: deque[Any] = deque()
+        self._trouble: Exception | None = None
+        self._news: asyncio.Future[None] | None = None
         self._loop.add_reader(wire.fileno, self._on_news)
         self._is_watched = True
 
@@ -277,16 +298,25 @@ class AsyncPostgresWire:
             self._unwatch()  # it would be news for ever
         return is_over
 
-    async def exchange(self, message: Message) -> Any:
-        self._reply = self._loop.create_future()
+    def send(self, message: Message) -> None:
+        if self._trouble is not None:
+            raise self._trouble
         try:
             self._wire.send(message)
         except OperationalError:
             self._unwatch()
             raise
+        self._unanswered += 1
         if self._wire.is_unsent:
             self._loop.add_writer(self._wire.fileno, self._on_news)
-        return await self._reply
+
+    async def receive(self) -> Any:
+        while not self._replies:
+            if self._trouble is not None:
+                raise self._trouble
+            self._news = self._loop.create_future()
+            await self._news
+        return self._replies.popleft()
 
     async def close(self) -> None:
         self._unwatch()
@@ -301,21 +331,21 @@ class AsyncPostgresWire:
 
     def _on_news(self) -> None:
         """Read what has come, or send what is left."""
-        waiting = self._reply
-        if waiting is None or waiting.done():
+        if not self._unanswered:
             self._is_over()
             return
         try:
             was_unsent = self._wire.is_unsent
-            reply = self._wire.receive()
+            while self._unanswered and (reply := self._wire.receive()) is not PENDING:
+                self._unanswered -= 1
+                self._replies.append(reply)
             if was_unsent and not self._wire.is_unsent:
                 self._loop.remove_writer(self._wire.fileno)
         except Exception as cause:  # noqa: BLE001  # whatever it is, it is for the one that waits
             self._unwatch()
-            waiting.set_exception(cause)
-        else:
-            if reply is not PENDING:
-                waiting.set_result(reply)
+            self._trouble = cause
+        if (self._replies or self._trouble) and self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 def _wait_until(fileno: int, due: float, *, for_writing: bool) -> None:

@@ -6,6 +6,7 @@ All requests of a batch are one call of the script; in a cluster one per slot, s
 from __future__ import annotations
 
 import ssl
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -71,6 +72,7 @@ class RedisPeer:
     lanes = 1
     most = MOST_PER_CALL
     most_bytes = None
+    follows = True
     failures = (RedisError,)
 
     def __init__(self, endpoint: RedisEndpoint) -> None:
@@ -247,22 +249,28 @@ class AsyncRedisWire:
         self._connection = connection
         self._stream, self._writer = streams_of(connection)
         self._reader = Reader(protocolError=InvalidResponse, replyError=error_of)
+        self._expected: deque[int] = deque()
 
     async def is_over(self) -> bool:
         stream = self._stream
         # Whatever has come was not asked for, so the connection is of no use; the buffer has no public name.
         return stream.at_eof() or bool(stream._buffer) or stream.exception() is not None  # type: ignore[attr-defined]
 
-    async def exchange(self, message: RedisMessage) -> list[Any]:
+    def send(self, message: RedisMessage) -> None:
+        self._expected.append(message.replies)
         self._writer.write(message.commands)
-        replies: list[Any] = []
-        while len(replies) < message.replies:
-            data = await self._stream.read(65536)
-            if not data:
-                raise ConnectionResetError("the server has closed the connection")
-            self._reader.feed(data)
-            while (reply := self._reader.gets()) is not False:
-                replies.append(reply)
+
+    async def receive(self) -> list[Any]:
+        expected, replies = self._expected.popleft(), list[Any]()
+        while len(replies) < expected:
+            while (reply := self._reader.gets()) is False:
+                data = await self._stream.read(65536)
+                if not data:
+                    raise ConnectionResetError("the server has closed the connection")
+                self._reader.feed(data)
+            replies.append(reply)
+        if not self._expected and self._reader.gets() is not False:
+            raise InvalidResponse("there are more replies than commands")
         return replies
 
     async def close(self) -> None:

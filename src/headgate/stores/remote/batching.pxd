@@ -19,7 +19,8 @@ cdef class Queue:
 cdef class Lane:
     cdef public object wire
     cdef public Queue queue
-    cdef public list batch
+    cdef public list batch, following
+    cdef public int enough
     cdef public double sent, closed_until
     cdef public bint is_heard
 
@@ -30,6 +31,7 @@ cdef class Batcher:
     cdef object _peer
     cdef double _deadline, _heard, _usual, _patience
     cdef dict _slow
+    cdef bint _follows
     @cython.locals(queue=Queue, lane=Lane, due=double)
     cpdef bint add(self, RemoteCall call) except -1
     @cython.locals(queue=Queue, lane=Lane)
@@ -39,6 +41,8 @@ cdef class Batcher:
     cpdef hear(self, Lane lane, double now)
     @cython.locals(call=RemoteCall)
     cpdef finish(self, Lane lane, again=*)
+    cpdef swap(self, Lane lane)
+    cdef _let_follow(self, Lane lane)
     cpdef Lane main_lane(self)
     cpdef Lane lane_of(self, RemoteCall call)
     cdef Queue _queue_of(self, RemoteCall call)

@@ -2,12 +2,13 @@
 
 A call that finds nothing under way leaves at once. One that comes while a round trip is under way waits for its end, and
 then leaves with all others that wait, as one batch. There is no timer and nothing to tune: the busier it is, the more calls
-share a round trip.
+share a round trip. If as many wait as are under way, and these are many, they need not wait for its end: they follow on the
+same connection, so that the server has something to work on while replies are read here.
 
 The rules, for tasks and threads alike:
 
-- **Lanes.** A lane is a connection, or room for one, with at most one batch under way. There are few. Normally all calls
-  share one lane; the others are for what would hold up everybody.
+- **Lanes.** A lane is a connection, or room for one, with one batch under way, and at most one that follows it. There are
+  few. Normally all calls share one lane; the others are for what would hold up everybody.
 - **Slow limiters.** A batch that takes much longer than usual makes the limiters in it *slow*. A slow limiter has a queue of
   its own, which leaves on another lane, so that no other limiter waits for it. It is slow until a batch of its own is
   quick. One lane is kept for those that are not.
@@ -43,6 +44,9 @@ EXPIRY_PAUSE = 0.005
 
 RECONNECT_PAUSE = 1.0
 """Seconds after which a further connection is tried again, while others work."""
+
+TOO_MANY = 1 << 30
+"""More calls than there can be."""
 
 _NEVER = float("inf")
 
@@ -148,18 +152,22 @@ class Lane:
     Attributes:
         wire: The connection; `None` while there is none.
         queue: Whose calls it carries now; `None` while it is idle.
-        batch: The calls that are under way.
-        sent: When they left, or when the connection under way was begun.
-        is_heard: Whether the server has said something since.
+        batch: The calls whose replies come next.
+        following: Those that have left after them.
+        enough: How many have to wait until they follow.
+        sent: Since when the server works on the batch, or since when a connection is made.
+        is_heard: Whether it has said something about the batch.
         closed_until: When a connection may be tried again after it failed.
     """
 
-    __slots__ = ("batch", "closed_until", "is_heard", "queue", "sent", "wire")
+    __slots__ = ("batch", "closed_until", "enough", "following", "is_heard", "queue", "sent", "wire")
 
     def __init__(self) -> None:
         self.wire: Any = None
         self.queue: Queue | None = None
         self.batch: list[RemoteCall] = []
+        self.following: list[RemoteCall] = []
+        self.enough = TOO_MANY
         self.sent = 0.0
         self.is_heard = False
         self.closed_until = 0.0
@@ -172,17 +180,21 @@ class Batcher:
         peer: The server.
         deadline: Seconds after which a connection that is silent is given up.
         new_lane: Makes a lane.
+        follows: Whether a batch may leave on a connection while another one is under way there.
 
     Attributes:
         lanes: All lanes.
         alarm: When `expire` has something to do, at the earliest.
     """
 
-    def __init__(self, peer: Peer, deadline: float, new_lane: Callable[[], Any]) -> None:
+    def __init__(
+        self, peer: Peer, deadline: float, new_lane: Callable[[], Any], follows: bool = False
+    ) -> None:
         self.lanes: list[Any] = [new_lane() for _ in range(peer.lanes)]
         self.alarm = _NEVER
         self._peer = peer
         self._deadline = deadline
+        self._follows = follows
         self._quick = Queue()
         self._slow: dict[str, Queue] = {}
         self._heard = -_NEVER
@@ -198,12 +210,16 @@ class Batcher:
             due = lane.sent + self._patience
         if due < self.alarm:
             self.alarm = due
-        return lane is None
+        return lane is None or len(queue.waiting) == lane.enough
 
     def next_lane(self, now: float) -> Any:
-        """Return a lane on which calls can leave now; it is theirs until `finish` or `lose`."""
+        """Return a lane on which calls can leave now, or follow; it is theirs until `finish` or `lose`."""
         for queue in self._queues() if self._slow else (self._quick,):
-            if queue.waiting and queue.lane is None:
+            lane = queue.lane
+            if lane is not None and len(queue.waiting) >= lane.enough:
+                lane.enough = TOO_MANY
+                return lane
+            if queue.waiting and lane is None:
                 lane = self._idle_lane(now, queue is self._quick)
                 if lane is not None:
                     lane.queue, queue.lane = queue, lane
@@ -219,11 +235,14 @@ class Batcher:
         queue, peer = lane.queue, self._peer
         assert queue is not None
         waiting, most, room = queue.waiting, peer.most, peer.most_bytes
-        if after_pause and len(waiting) >= MANY:
-            most = min(most, len(waiting) // 2)
-        lane.sent, lane.is_heard = now, False
         batch: list[RemoteCall] = []
-        lane.batch = batch
+        if follows := bool(lane.batch):
+            lane.following = batch
+        else:
+            lane.batch = batch
+            lane.sent, lane.is_heard = now, False
+            if after_pause and len(waiting) >= MANY:
+                most = min(most, len(waiting) // 2)
         while waiting and len(batch) < most:
             call = waiting[0]
             is_usual = call.state == WAITING and now < call.due and not (self._slow or call.is_abandoned())
@@ -239,9 +258,12 @@ class Batcher:
             batch.append(call)
             waiting.popleft()
             call.lane, call.state = lane, SENT
-        if not batch:
-            self.finish(lane)
-        elif waiting and now + self._patience < self.alarm:
+        if not follows:
+            if not batch:
+                self.finish(lane)
+                return batch
+            self._let_follow(lane)
+        if waiting and now + self._patience < self.alarm:
             self.alarm = now + self._patience
         return batch
 
@@ -255,7 +277,7 @@ class Batcher:
 
     def finish(self, lane: Lane, again: Iterable[RemoteCall] = ()) -> None:
         """Take note that all of a batch is answered, but for those that leave once more, each alone."""
-        if lane.queue is not None and lane.queue.lane is lane:
+        if not lane.following and lane.queue is not None and lane.queue.lane is lane:
             lane.queue.lane = None
         for call in reversed([call for call in again if call.state == SENT]):
             call.state, call.alone = WAITING, True
@@ -263,7 +285,18 @@ class Batcher:
         for call in lane.batch:
             if call.state == SENT:
                 call.fail(self._peer.failure(ValueError("there was no reply to this call")))
-        lane.queue, lane.batch = None, []
+        lane.batch, lane.following = lane.following, []
+        if lane.batch:
+            lane.sent, lane.is_heard = self._heard, False
+            self._let_follow(lane)
+        else:
+            lane.queue, lane.enough = None, TOO_MANY
+
+    def swap(self, lane: Lane) -> None:
+        """Take note that the reply to the batch that follows comes before the next one to the batch itself."""
+        if lane.following:
+            lane.batch, lane.following = lane.following, lane.batch
+            lane.sent, lane.is_heard = self._heard, False
 
     def lose(self, lane: Lane, cause: BaseException | None) -> None:
         """Take note that the connection of a lane is lost, and fail the calls whose replies are lost with it.
@@ -271,6 +304,7 @@ class Batcher:
         Without a cause the server was silent for too long.
         """
         lane.wire = None
+        lane.batch, lane.following = lane.batch + lane.following, []
         again = []
         for call in lane.batch:
             if cause and not call.has_left_before and self._peer.may_repeat(call.request, cause):
@@ -314,7 +348,7 @@ class Batcher:
                 queue.waiting = deque(call for call in queue.waiting if not self._is_expired(call, now))
         silent = []
         for lane in self.lanes:
-            for call in lane.batch:
+            for call in (*lane.batch, *lane.following):
                 if call.due <= now:
                     call.fail(self._failure(None) if _had_time(lane, call) else self._overload())
             if lane.batch and now >= self._given_up_at(lane):
@@ -358,6 +392,10 @@ class Batcher:
     def _queue_of(self, call: RemoteCall) -> Queue:
         return self._slow.get(call.source, self._quick) if self._slow else self._quick
 
+    def _let_follow(self, lane: Lane) -> None:
+        """Say how many calls have to wait until they follow a batch: as many as it has, so that both are alike."""
+        lane.enough = max(MANY // 2, len(lane.batch)) if self._follows else TOO_MANY
+
     def _idle_lane(self, now: float, is_quick: bool) -> Any:
         """Return an idle lane, preferably one with a connection; the last one is kept for what is quick."""
         if not is_quick and self._quick.lane is None and sum(lane.queue is None for lane in self.lanes) == 1:
@@ -398,7 +436,7 @@ class Batcher:
         dues = [call.due for queue in self._queues() for call in queue.waiting]
         for lane in self.lanes:
             if lane.batch:
-                dues += [call.due for call in lane.batch if call.state == SENT]
+                dues += [call.due for call in (*lane.batch, *lane.following) if call.state == SENT]
                 dues.append(self._given_up_at(lane))
                 if self._holds_up(lane):
                     dues.append(lane.sent + self._patience)

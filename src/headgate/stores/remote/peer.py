@@ -71,8 +71,11 @@ class AsyncWire(Protocol):
     async def is_over(self) -> bool:
         """As `Wire.is_over`."""
 
-    async def exchange(self, message: Any) -> Any:
-        """Send a message and return the reply, however long it takes."""
+    def send(self, message: Any) -> None:
+        """Send a message; if the peer says so, also before the last one is answered."""
+
+    async def receive(self) -> Any:
+        """Return the next reply, in the order of the messages, however long it takes."""
 
     async def close(self) -> None:
         """Hang up, at once."""
@@ -87,6 +90,7 @@ class Peer(Protocol):
         most: How many calls may leave together.
         failures: The exceptions of the library that it is reached by.
         most_bytes: How large they may be together, by `size`; `None` if that does not matter.
+        follows: Whether tasks may send on a connection before the last batch is answered.
     """
 
     @property
@@ -97,6 +101,8 @@ class Peer(Protocol):
     def most(self) -> int: ...
     @property
     def most_bytes(self) -> int | None: ...
+    @property
+    def follows(self) -> bool: ...
     @property
     def failures(self) -> tuple[type[Exception], ...]: ...
 

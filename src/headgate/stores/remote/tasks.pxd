@@ -8,7 +8,7 @@ cdef class TaskCall(RemoteCall):
     cdef public object future
 
 cdef class TaskLane(Lane):
-    cdef public object driver
+    cdef public object driver, talks, trouble
 
 cdef class AsyncEngine:
     cdef object __weakref__

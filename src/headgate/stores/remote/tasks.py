@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from headgate._fork import watch
 from headgate.errors import StoreUnavailable
 from headgate.stores.remote.batching import OVER, Abandoned, Batcher, Lane, RemoteCall
-from headgate.stores.remote.peer import AsyncWire, Peer
+from headgate.stores.remote.peer import AsyncWire, Peer, Talk
 
 GRACE = 0.02
 """Seconds. If the event loop was blocked beyond a deadline, replies that are on their way have so much time."""
@@ -41,11 +42,21 @@ class TaskCall(RemoteCall):
 
 
 class TaskLane(Lane):
-    """A lane, and the task that carries its batches; `None` if it was given up."""
+    """A lane, and who sees to it.
 
-    __slots__ = ("driver",)
+    Attributes:
+        driver: The task that carries its batches; `None` if it was given up.
+        talks: What is said about each batch that is under way.
+        trouble: Why a batch could not follow another one, for the driver to hear.
+    """
 
-    driver: asyncio.Task[None] | None
+    __slots__ = ("driver", "talks", "trouble")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver: asyncio.Task[None] | None = None
+        self.talks: deque[Talk] = deque()
+        self.trouble: Exception | None = None
 
 
 class AsyncEngine:
@@ -134,7 +145,7 @@ class LoopEngine:
 
     def __init__(self, peer: Peer, deadline: float, on_close: Callable[[], object]) -> None:
         self._peer = peer
-        self._batcher = Batcher(peer, deadline, TaskLane)
+        self._batcher = Batcher(peer, deadline, TaskLane, peer.follows)
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
@@ -165,9 +176,11 @@ class LoopEngine:
 
     def _drive_free_lanes(self, now: float, own: TaskLane | None = None) -> bool:
         """Have all lanes driven on which calls can leave; return whether this task is to go on with its own."""
-        is_own = False
+        is_own = own is not None and bool(own.talks) and own.driver is _this_task()
         while (lane := self._batcher.next_lane(now)) is not None:
-            if own is not None and lane is own:
+            if lane.batch:
+                self._loop.call_soon(self._follow, lane)
+            elif own is not None and lane is own:
                 lane.driver, is_own = _this_task(), True
             else:
                 lane.driver = self._loop.create_task(self._drive(lane))
@@ -186,14 +199,16 @@ class LoopEngine:
                 try:
                     await self._round_trip(lane, is_first)
                 except asyncio.CancelledError:
-                    if lane.driver is not None:  # not given up for its silence: the event loop ends
+                    cause, lane.trouble = lane.trouble, None
+                    if (
+                        lane.driver is None or cause is not None
+                    ):  # given up for its silence, or for what `_follow` found
+                        this_task.uncancel()
+                        await self._lose(lane, cause)
+                    else:  # the event loop ends
                         self._batcher.fail_waiting(ENDING)
                         await self._lose(lane, ENDING)
                         raise
-                    this_task.uncancel()
-                    wire = lane.wire
-                    self._batcher.give_up(lane)
-                    await wire.close()
                 is_first = False
                 # Not as long as the lane is busy: another task may have taken it since this one has left it.
                 goes_on = self._drive_free_lanes(time.monotonic(), lane)
@@ -202,29 +217,49 @@ class LoopEngine:
             self._drivers.discard(this_task)
 
     async def _round_trip(self, lane: TaskLane, is_first: bool) -> None:
-        wire = lane.wire
-        if wire is not None and is_first and await wire.is_over():
-            await self._hang_up(lane)
-            wire = None
-        if wire is None:
-            wire = await self._connect(lane)
+        """Send a batch unless one is under way, and hear the next reply."""
+        wire, batcher, talks = lane.wire, self._batcher, lane.talks
+        if not talks:
+            if wire is not None and is_first and await wire.is_over():
+                await self._hang_up(lane)
+                wire = None
             if wire is None:
-                return
-        batcher = self._batcher
-        calls = batcher.take(lane, time.monotonic(), after_pause=is_first)
-        if not calls:
-            return
-        talk = self._peer.talk(calls)
+                wire = await self._connect(lane)
+                if wire is None:
+                    return
         try:
-            message = next(talk)
-            while True:
-                reply = await wire.exchange(message)
-                batcher.hear(lane, time.monotonic())
-                message = talk.send(reply)
-        except StopIteration as stop:
-            batcher.finish(lane, stop.value)
+            if not talks and not self._send(lane, is_first):
+                return
+            reply = await wire.receive()
+            batcher.hear(lane, time.monotonic())
+            try:
+                wire.send(talks[0].send(reply))
+            except StopIteration as stop:
+                talks.popleft()
+                batcher.finish(lane, stop.value)
+            else:
+                talks.rotate(-1)
+                batcher.swap(lane)
         except Exception as cause:  # noqa: BLE001  # whatever it is, no caller may wait for ever
             await self._lose(lane, cause)
+
+    def _send(self, lane: TaskLane, after_pause: bool = False) -> bool:
+        """Send the next batch on a lane; return whether there is one."""
+        calls = self._batcher.take(lane, time.monotonic(), after_pause)
+        if calls:
+            talk = self._peer.talk(calls)
+            lane.talks.append(talk)
+            lane.wire.send(next(talk))
+        return bool(calls)
+
+    def _follow(self, lane: TaskLane) -> None:
+        """Send the next batch on a lane without waiting for the one that is under way there, if it still is."""
+        if len(lane.talks) == 1 and lane.driver is not None:
+            try:
+                self._send(lane)
+            except Exception as cause:  # noqa: BLE001  # see above
+                lane.trouble = cause
+                lane.driver.cancel()
 
     async def _connect(self, lane: TaskLane) -> AsyncWire | None:
         seconds = self._batcher.time_to_connect(lane, time.monotonic())
@@ -243,9 +278,14 @@ class LoopEngine:
         wire: AsyncWire = lane.wire
         return wire
 
-    async def _lose(self, lane: TaskLane, cause: BaseException) -> None:
+    async def _lose(self, lane: TaskLane, cause: BaseException | None) -> None:
+        """Fail what is under way on a lane; without a cause, because the server was silent."""
         wire = lane.wire
-        self._batcher.lose(lane, cause)
+        lane.talks.clear()
+        if cause is None:
+            self._batcher.give_up(lane)
+        else:
+            self._batcher.lose(lane, cause)
         if wire is not None:
             await wire.close()  # last, because it may take a moment
 

@@ -22,7 +22,7 @@ from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import Talk
 from headgate.stores.remote.threads import ThreadEngine
 from tests.unit.processes import Interrupted, interrupts
-from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedWire
+from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedTime, ScriptedWire
 
 Calls = Callable[..., Any]
 
@@ -131,14 +131,27 @@ def test_two_threads_may_wake_a_third_one_at_the_same_time() -> None:
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedTime:
+    """The time of an engine, whose calls then have to go by it too."""
+    clock = ScriptedTime()
+    monkeypatch.setattr(threads, "time", clock)
+    return clock
+
+
+def call_at(clock: ScriptedTime, engine: ThreadEngine, request: str, deadline: float = PATIENCE) -> Any:
+    return engine.call(request, clock.monotonic() + deadline)
+
+
 def test_a_leader_whose_deadline_passes_leaves_the_lead_to_another(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     peer.is_open = False
-    leader = pool.submit(call, engine, "leader", 0.2)
+    leader = pool.submit(call_at, clock, engine, "leader", 0.01)
     peer.until_sent(1)
-    follower = pool.submit(call, engine, "follower")
+    follower = pool.submit(call_at, clock, engine, "follower")
     until(lambda: waiting(engine) == 1)
+    clock.advance(0.01)
     with pytest.raises(StoreTimeout):
         leader.result(PATIENCE)
     assert not follower.done()
@@ -148,90 +161,122 @@ def test_a_leader_whose_deadline_passes_leaves_the_lead_to_another(
 
 
 def test_a_follower_whose_deadline_passes_fails_alone(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     peer.is_open = False
-    leader = pool.submit(call, engine, "leader")
+    leader = pool.submit(call_at, clock, engine, "leader")
     peer.until_sent(1)
+    follower = pool.submit(call_at, clock, engine, "follower", 0.01)
+    until(lambda: waiting(engine) == 1)
+    clock.advance(0.01)
     with pytest.raises(StoreTimeout):
-        call(engine, "follower", 0.01)
+        follower.result(PATIENCE)
     peer.open()
     assert leader.result(PATIENCE) == "leader"
     assert peer.batches == [["leader"]]
 
 
 def test_a_follower_whose_deadline_is_short_does_not_wait_for_the_leader_to_look(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    engine: ThreadEngine,
+    peer: ScriptedPeer,
+    pool: ThreadPoolExecutor,
+    clock: ScriptedTime,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The leader does not know of it before it looks for new calls."""
     monkeypatch.setattr(threads, "LEASE", PATIENCE)
     peer.is_open = False
-    leader = pool.submit(call, engine, "leader")
+    leader = pool.submit(call_at, clock, engine, "leader")
     peer.until_sent(1)
     until(lambda: any(lane.leader for lane in engine._crew.lanes) and is_free(engine._crew._lock))
+    follower = pool.submit(call_at, clock, engine, "follower", 0.01)
+    until(lambda: waiting(engine) == 1)
+    clock.advance(0.01)
     with pytest.raises(StoreTimeout):
-        call(engine, "follower", 0.01)
+        follower.result(PATIENCE)
     peer.open()
     assert leader.result(PATIENCE) == "leader"
 
 
 def test_a_reply_that_nobody_waited_for_is_not_taken_for_that_to_the_next_call(
-    engine: ThreadEngine, peer: ScriptedPeer
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
-    call(engine, "warm")  # on a busy machine, to connect may take longer than that deadline
     peer.is_open = False
+    late = pool.submit(call_at, clock, engine, "late", 0.01)
+    peer.until_sent(1)
+    clock.advance(0.01)
     with pytest.raises(StoreTimeout):
-        call(engine, "late", 0.1)
+        late.result(PATIENCE)
     peer.open()
-    assert call(engine, "next") == "next"
+    assert call_at(clock, engine, "next") == "next"
     assert len(peer.wires) == 1
 
 
-def test_a_connection_that_stays_silent_beyond_the_stores_deadline_is_given_up(peer: ScriptedPeer) -> None:
+def test_a_connection_that_stays_silent_beyond_the_stores_deadline_is_given_up(
+    peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
+) -> None:
     engine = ThreadEngine(peer, 0.05)
-    call(engine, "warm")
     peer.is_open = False
+    silent = pool.submit(call_at, clock, engine, "a", 0.02)
+    peer.until_sent(1)
+    clock.advance(0.02)
     with pytest.raises(StoreTimeout):
-        call(engine, "a", 0.1)
-    until(lambda: _given_up(engine, peer))
+        silent.result(PATIENCE)
+    assert not peer.wires[0].is_closed
+    waits = pool.submit(call_at, clock, engine, "b")
+    until(lambda: waiting(engine) == 1)
+    clock.advance(0.03)
+    with pytest.raises(StoreTimeout):
+        waits.result(PATIENCE)
+    assert peer.wires[0].is_closed
     peer.open()
-    assert call(engine, "b") == "b"
-    assert len(peer.wires) > 1
+    clock.advance(1)
+    assert call_at(clock, engine, "c") == "c"
+    assert peer.batches == [["a"], ["c"]]
 
 
-def _given_up(engine: ThreadEngine, peer: ScriptedPeer) -> bool:
-    with pytest.raises(StoreTimeout):
-        call(engine, "x", 0.01)
-    return peer.wires[0].is_closed
-
-
-def test_connecting_counts_towards_the_deadline(engine: ThreadEngine, peer: ScriptedPeer) -> None:
+def test_connecting_counts_towards_the_deadline(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
+) -> None:
     """Whatever it waits for: a look-up, a handshake, a login."""
-    go_on = threading.Event()
-    peer.before_connect = lambda: go_on.wait(PATIENCE)
+    connecting, go_on = threading.Event(), threading.Event()
+
+    def connect() -> None:
+        connecting.set()
+        go_on.wait(PATIENCE)
+
+    peer.before_connect = connect
+    early = pool.submit(call_at, clock, engine, "a", 0.01)
+    assert connecting.wait(PATIENCE)
+    clock.advance(0.01)
     with pytest.raises(StoreTimeout):
-        call(engine, "a", 0.05)
+        early.result(PATIENCE)
     go_on.set()
-    assert call(engine, "b") == "b"
+    assert call_at(clock, engine, "b") == "b"
     assert peer.batches == [["b"]]
     assert len(peer.wires) == 1  # the connection that came late is used
 
 
-def test_a_connection_that_comes_after_it_was_given_up_is_closed(peer: ScriptedPeer) -> None:
+def test_a_connection_that_comes_after_it_was_given_up_is_closed(
+    peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
+) -> None:
     engine = ThreadEngine(peer, 0.01)
-    go_on = threading.Event()
-    peer.before_connect = lambda: go_on.wait(PATIENCE)
+    connecting, go_on = threading.Event(), threading.Event()
+
+    def connect() -> None:
+        connecting.set()
+        go_on.wait(PATIENCE)
+
+    peer.before_connect = connect
+    given_up = pool.submit(call_at, clock, engine, "a", 0.01)
+    assert connecting.wait(PATIENCE)
+    clock.advance(0.01)
     with pytest.raises(StoreUnavailable):
-        call(engine, "a", 0.01)
-    until(lambda: engine._crew.lanes[0].connecting is None or _times_out(engine))
+        given_up.result(PATIENCE)
     go_on.set()
-    until(lambda: peer.wires and all(wire.is_closed for wire in peer.wires if wire not in engine.wires))
-
-
-def _times_out(engine: ThreadEngine) -> bool:
-    with pytest.raises(StoreUnavailable):
-        call(engine, "x", 0.001)
-    return False
+    until(lambda: peer.wires and peer.wires[0].is_closed)
+    assert call_at(clock, engine, "b") == "b"
+    assert [wire.is_closed for wire in peer.wires] == [True, False]
 
 
 # --- Failures --------------------------------------------------------------------------------------------------------

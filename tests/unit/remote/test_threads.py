@@ -337,6 +337,19 @@ def test_a_connection_that_the_server_has_closed_is_noticed_before_it_is_used(
     assert [wire.is_closed for wire in peer.wires] == [True, False]
 
 
+def test_who_connects_anew_does_not_wait_for_who_led_last(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
+) -> None:
+    call_at(clock, engine, "a")
+    peer.wires[0].has_ended = True
+    clock.advance(2 * threads.PAUSE)
+    job = pool.submit(call_at, clock, engine, "b")
+    try:
+        assert job.result(PATIENCE) == "b"
+    finally:
+        clock.advance(PATIENCE)
+
+
 def test_what_was_too_large_together_leaves_one_by_one(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:

@@ -341,6 +341,7 @@ class Crew:
         if lane.wire is not None:
             self._depart(lane, now)
             return
+        lane.leader, lane.led_until = None, 0.0  # who led here last has left
         seconds = self._batcher.time_to_connect(lane, now)
         lane.connect_by = now + seconds
         lane.connected = Baton()

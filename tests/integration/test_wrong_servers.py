@@ -25,7 +25,9 @@ class WebPage(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         self.request.recv(65536)
-        self.request.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>")
+        self.request.sendall(
+            b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 6\r\n\r\n<html>"
+        )
         self.request.shutdown(socket.SHUT_WR)
         while self.request.recv(65536):  # to hang up on what is unread would take the answer back
             pass

@@ -100,7 +100,7 @@ async def test_all_shadow_rules_cost_one_round_trip_more(tmp_path: Path) -> None
 async def test_an_outage_is_not_felt_through_shadow_rules(tmp_path: Path) -> None:
     file = tmp_path / "headgate.toml"
     with RedisServer() as server:
-        write(file, "api", server.url, "4/hour", deadline=0.2)
+        write(file, "api", server.url, "4/hour", deadline=60)
         async with AsyncLivePolicy.from_file(file) as live:
             assert await live["api"].hit("ada")
             server.stop()

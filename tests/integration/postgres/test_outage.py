@@ -24,13 +24,16 @@ from headgate.stores.postgres.peer import AsyncPostgresWire, PostgresWire
 from headgate.stores.remote.batching import MANY
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
+from tests.integration.deadlines import PATIENCE, Deadlines
 from tests.integration.postgres.conftest import execute
 from tests.integration.redis.proxy import Proxy
 
-DEADLINE = 0.5
-"""Seconds. Long enough for a busy machine, and what a test of an outage waits once."""
+pytestmark = pytest.mark.usefixtures("deadlines")
 
-PATIENCE = 60.0
+DEADLINE = 0.5
+"""Seconds for which a server hangs until it is given up."""
+
+
 HALF = MANY // 2
 """So many leave together, and so many follow."""
 
@@ -204,14 +207,16 @@ async def test_calls_that_wait_fail_with_the_one_that_hangs(
 
 
 def test_a_caller_that_cannot_get_a_lock_in_time_gives_up(
-    server: PostgresServer, store: PostgresStore
+    server: PostgresServer, store: PostgresStore, deadlines: Deadlines
 ) -> None:
     gate = store.bind("lock", (fixed_window("10/day"),))
     gate.ask(Request("hit", "a"))
     with psycopg.connect(server.url) as holder:
         holder.execute("SELECT pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM headgate_states")
+        deadlines.count = True
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             gate.ask(Request("hit", "a"))
+        deadlines.count = False
         assert gate.ask(Request("peek", "a", 0))[0].remaining == 9  # who only looks waits for nobody
 
 

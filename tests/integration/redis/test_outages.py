@@ -31,7 +31,10 @@ from headgate.stores.remote.batching import MANY
 from headgate.testing.servers import RedisServer, find_free_port
 from tests.integration.redis.proxy import Proxy
 
+pytestmark = pytest.mark.usefixtures("deadlines")
+
 DEADLINE = 0.25
+"""Seconds for which a server hangs until it is given up."""
 
 
 def until(condition: Callable[[], object]) -> None:

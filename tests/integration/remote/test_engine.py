@@ -31,6 +31,7 @@ from headgate.stores.base import Answer
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.request import Request
+from tests.integration.deadlines import Deadlines
 from tests.unit.processes import Interrupted, interrupts
 
 PATIENT = 60.0
@@ -195,7 +196,7 @@ def asking(
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])
 async def test_a_deadline_is_for_the_whole_call_however_its_reply_trickles_in(
-    world: World, flavour: str
+    world: World, flavour: str, deadlines: Deadlines
 ) -> None:
     """Each byte comes well within the deadline; all of them do not."""
     with contextlib.closing(TricklingProxy(world.port)) as proxy:
@@ -203,8 +204,10 @@ async def test_a_deadline_is_for_the_whole_call_however_its_reply_trickles_in(
             patient, hurried = asking(store, world, flavour), asking(store, world, flavour, deadline=0.2)
             await patient(Request("hit", "warm"))
             proxy.trickles.set()
+            deadlines.count = True
             with pytest.raises(StoreTimeout):
                 await hurried(Request("hit", "a"))
+            deadlines.count = False
             proxy.trickles.clear()
             proxy.pause.set()
             # The reply that came too late is not taken for the one to this call.

@@ -1,0 +1,46 @@
+"""Deadlines that do not depend on how busy this machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate.stores import breaker
+from headgate.stores.remote import gates, tasks
+from headgate.testing.postgres_server import PostgresServer
+from headgate.testing.servers import RedisServer
+
+PATIENCE = 60.0
+"""Seconds for which a call waits that must be answered."""
+
+
+class Deadlines:
+    """Lets the deadlines of calls count only while a server is paused; before and after, each has a minute more.
+
+    Nothing else is late either: what is given up has had its time, and each probe is waited for.
+
+    Attributes:
+        count: Whether the deadlines of new calls count. A test may set it, for what hangs without a pause.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = False
+        monkeypatch.setattr(gates, "monotonic", self._monotonic)
+        monkeypatch.setattr(tasks, "GRACE", PATIENCE)
+        monkeypatch.setattr(breaker, "GRACE", PATIENCE)
+        for server in (PostgresServer, RedisServer):
+            monkeypatch.setattr(server, "pause", self._counting(server.pause, True))
+            monkeypatch.setattr(server, "resume", self._counting(server.resume, False))
+
+    def _monotonic(self) -> float:
+        return time.monotonic() + (0 if self.count else PATIENCE)
+
+    def _counting(self, usual: Callable[[Any], None], count: bool) -> Callable[[Any], None]:
+        def change(server: Any) -> None:
+            usual(server)
+            self.count = count
+
+        return change

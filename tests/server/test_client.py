@@ -33,6 +33,7 @@ from headgate.stores import local
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_threads
 from headgate_server import make_app
+from tests.integration.deadlines import Deadlines
 from tests.server.loopback import (
     LONGEST_WAIT,
     ServerProcess,
@@ -266,7 +267,7 @@ def test_one_event_loop_after_another(server: ThreadedServer) -> None:
 async def test_an_application_in_this_process_needs_no_port(clock: FakeClock) -> None:
     live = AsyncLivePolicy(policy_of(*LIMITERS), clock=clock)
     transport = httpx.ASGITransport(make_app(live))
-    async with ServerStore("http://localhost", transport=transport) as store, live:
+    async with ServerStore("http://localhost", transport=transport, deadline=LONGEST_WAIT) as store, live:
         limiter = await store.async_limiter("login")
         answers = await asyncio.gather(*(limiter.hit("alice") for _ in range(7)))
         assert [answer.allowed for answer in answers] == [True] * 5 + [False] * 2
@@ -295,7 +296,7 @@ def tokens(**tokens: Any) -> dict[str, TokenPolicy]:
 async def test_a_token_opens_what_it_may(server: ThreadedServer, flavour: Flavour) -> None:
     server.use(policy_of(*LIMITERS, tokens=tokens(gateway=["decide"], admin=["decide", "administer"])))
     for token, may_reset in (("gateway-secret", False), ("admin-secret", True)):
-        async with ServerStore(server.url, token=token) as store:
+        async with ServerStore(server.url, token=token, deadline=LONGEST_WAIT) as store:
             limiter = flavour("5/minute", name="login", store=store)
             assert await done(limiter.hit(token))
             if may_reset:
@@ -314,7 +315,7 @@ async def test_without_its_token_there_are_no_answers(
 ) -> None:
     """Also with a policy that admits in outages: this is none."""
     server.use(policy_of(*LIMITERS, tokens=tokens(gateway=["decide"])))
-    async with ServerStore(server.url, token=token) as store:
+    async with ServerStore(server.url, token=token, deadline=LONGEST_WAIT) as store:
         limiter = flavour("5/minute", name="login", store=store, on_store_error="open")
         for call in (limiter.hit, limiter.check, limiter.hold, limiter.record):
             with pytest.raises(ConfigError, match=r"401.*the argument token") as raised:
@@ -412,7 +413,9 @@ async def test_an_idle_connection_that_a_restart_has_closed_costs_nothing(
     process: ServerProcess, flavour: Flavour
 ) -> None:
     """It is noticed before anything is sent, so nothing has to be sent twice."""
-    limiter = flavour("5/hour", name="login", store=process.url, on_store_error="raise")
+    limiter = flavour(
+        "5/hour", name="login", store=process.url, on_store_error="raise", deadline=LONGEST_WAIT
+    )
     await done(limiter.hit("alice"))
     process.stop()
     process.start()
@@ -443,17 +446,20 @@ async def test_a_server_killed_during_a_call_fails_it_at_once(
 
 
 async def test_a_server_that_hangs_is_given_up_after_the_deadline(
-    process: ServerProcess, flavour: Flavour
+    process: ServerProcess, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    deadlines = Deadlines(monkeypatch)
     limiter = flavour("5/hour", name="login", store=process.url, on_store_error="raise", deadline=DEADLINE)
     await done(limiter.hit("alice"))
     process.signal(signal.SIGSTOP)
+    deadlines.count = True
     with pytest.raises(StoreUnavailable, match="in time"):
         await done(limiter.hit("alice"))
     for _ in range(1000):  # nobody waits for it any more
         with pytest.raises(StoreUnavailable, match="not asked"):
             await done(limiter.hit("alice"))
     assert limiter.health.failures == 1
+    deadlines.count = False
     process.signal(signal.SIGCONT)
     await until_back(limiter)
     await close(limiter)

@@ -18,7 +18,7 @@ from headgate.errors import StoreOverloaded, StoreTimeout, StoreUnavailable
 from headgate.stores.remote import batching, tasks
 from headgate.stores.remote.connecting import in_thread
 from headgate.stores.remote.tasks import AsyncEngine
-from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedWire
+from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedTime, ScriptedWire
 
 
 @pytest.fixture
@@ -37,17 +37,20 @@ async def engine(peer: ScriptedPeer) -> AsyncIterator[AsyncEngine]:
 
 
 @pytest.fixture
-def punctual(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the event loop never be late, however busy this machine is."""
-    monkeypatch.setattr(tasks, "GRACE", PATIENCE)
+def clock(monkeypatch: pytest.MonkeyPatch) -> ScriptedTime:
+    """The time of an engine, whose calls then have to go by it too: `start` sees to that."""
+    clock = ScriptedTime()
+    monkeypatch.setattr(tasks, "time", clock)
+    return clock
 
 
 def start(engine: AsyncEngine, request: str, deadline: float = PATIENCE, **rest: Any) -> asyncio.Future[Any]:
-    return engine.start(request, time.monotonic() + deadline, **rest)
+    return engine.start(request, tasks.time.monotonic() + deadline, **rest)
 
 
-def block(seconds: float) -> None:
-    """Keep the event loop from doing anything else."""
+def block(clock: ScriptedTime, seconds: float) -> None:
+    """Keep the event loop from doing anything else, for so long by its own time and by that of the engine."""
+    clock.advance(seconds)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
@@ -261,12 +264,27 @@ async def test_what_follows_on_a_connection_that_stays_silent_is_given_up_with_i
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("punctual")
-async def test_each_call_fails_when_it_is_due(engine: AsyncEngine, peer: ScriptedPeer) -> None:
+class Connecting:
+    """A connection that is begun and does not come before it is let."""
+
+    def __init__(self, peer: ScriptedPeer) -> None:
+        self.has_begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        peer.before_connect = self._connect
+
+    async def _connect(self) -> None:
+        self.has_begun.set()
+        await self.go_on.wait()
+
+
+async def test_each_call_fails_when_it_is_due(
+    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
+) -> None:
     peer.is_open = False
     tight, patient = start(engine, "tight", 0.01), start(engine, "patient")
     await peer.until_sent_async(1)
     unsent = start(engine, "unsent", 0.01)
+    clock.advance(0.01)
     with pytest.raises(StoreTimeout):
         await tight
     with pytest.raises(StoreTimeout):
@@ -278,36 +296,42 @@ async def test_each_call_fails_when_it_is_due(engine: AsyncEngine, peer: Scripte
     assert len(peer.wires) == 1
 
 
-@pytest.mark.usefixtures("punctual")
-async def test_connecting_counts_towards_the_deadline(engine: AsyncEngine, peer: ScriptedPeer) -> None:
-    go_on = asyncio.Event()
-    peer.before_connect = go_on.wait
+async def test_connecting_counts_towards_the_deadline(
+    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
+) -> None:
+    connecting = Connecting(peer)
+    call = start(engine, "a", 0.01)
+    await connecting.has_begun.wait()
+    clock.advance(0.01)
     with pytest.raises(StoreTimeout):
-        await start(engine, "a", 0.01)
-    go_on.set()
+        await call
+    connecting.go_on.set()
     assert await start(engine, "b") == "b"
     assert peer.batches == [["b"]]
 
 
-@pytest.mark.usefixtures("punctual")
+@pytest.mark.usefixtures("clock")
 async def test_a_connection_that_never_comes_is_given_up(peer: ScriptedPeer) -> None:
     engine = AsyncEngine(peer, 0.01)
-    peer.before_connect = asyncio.Event().wait
-    with pytest.raises(StoreUnavailable):
+    Connecting(peer)
+    with pytest.raises(StoreUnavailable, match="TimeoutError"):
         await start(engine, "a", 0.05)
     peer.before_connect = lambda: None
     assert await start(engine, "b") == "b"
     await engine.aclose()
 
 
-@pytest.mark.usefixtures("punctual")
-async def test_a_connection_that_stays_silent_is_given_up_with_all_that_wait(peer: ScriptedPeer) -> None:
+async def test_a_connection_that_stays_silent_is_given_up_with_all_that_wait(
+    peer: ScriptedPeer, clock: ScriptedTime
+) -> None:
     engine = AsyncEngine(peer, 0.05)
     await start(engine, "warm")
+    clock.advance(1)
     peer.is_open = False
     sent = start(engine, "sent", 0.05)
     await peer.until_sent_async(2)
     waiting = [start(engine, name) for name in "abc"]
+    clock.advance(0.05)
     found = await outcomes([sent, *waiting])
     assert {type(error) for error in found} == {StoreTimeout}
     assert len({id(error) for error in found}) == 4
@@ -318,25 +342,27 @@ async def test_a_connection_that_stays_silent_is_given_up_with_all_that_wait(pee
     await engine.aclose()
 
 
-async def test_a_reply_that_is_there_but_unread_is_not_late(engine: AsyncEngine, peer: ScriptedPeer) -> None:
+async def test_a_reply_that_is_there_but_unread_is_not_late(
+    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
+) -> None:
     """As after the event loop was blocked, if it looks at its timers first."""
     peer.is_open = False
     call = start(engine, "a", 0.01)
     await peer.until_sent_async(1)
-    block(0.1)
+    block(clock, 0.1)
     peer.open()
     assert await call == "a"
 
 
 async def test_a_reply_that_is_there_is_not_late_either_if_the_event_loop_is_blocked_again(
-    engine: AsyncEngine, peer: ScriptedPeer
+    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     """As by very many callers that have just been refused."""
     peer.is_open = False
     call = start(engine, "a", 0.01)
     await peer.until_sent_async(1)
     for _ in range(2):
-        block(0.1)
+        block(clock, 0.1)
         await asyncio.sleep(0)  # the event loop looks at its timers
         await asyncio.sleep(0)
     peer.open()
@@ -344,65 +370,54 @@ async def test_a_reply_that_is_there_is_not_late_either_if_the_event_loop_is_blo
 
 
 async def test_a_call_ends_however_often_the_event_loop_is_blocked_and_does_not_blame_the_server(
-    engine: AsyncEngine, peer: ScriptedPeer
+    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     """As by so many callers that a reply is not read in a few turns of the event loop."""
     peer.is_open = False
-    call = start(engine, "a", 0.2)  # a busy machine may take a while to connect and to send it
+    call = start(engine, "a", 0.04)
     await peer.until_sent_async(1)
     while not call.done():
-        block(0.1)
+        block(clock, 0.1)
         await asyncio.sleep(0)
     with pytest.raises(StoreOverloaded):
         await call
 
 
 async def test_what_a_blocked_event_loop_did_not_come_to_send_is_overload(
-    engine: AsyncEngine, peer: ScriptedPeer
+    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     await start(engine, "warm")
     call = start(engine, "a", 0.001)
-    block(0.01)
+    block(clock, 0.01)
     with pytest.raises(StoreOverloaded):
         await call
     assert peer.batches == [["warm"]]
 
 
 async def test_a_connection_that_a_blocked_event_loop_did_not_notice_is_no_outage(
-    engine: AsyncEngine, peer: ScriptedPeer
+    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
 ) -> None:
     """As at a cold start with very many callers."""
-    go_on = asyncio.Event()
-    connecting = asyncio.Event()
-
-    async def connect() -> None:
-        connecting.set()
-        await go_on.wait()
-
-    peer.before_connect = connect
+    connecting = Connecting(peer)
     call = start(engine, "a", 0.01)
-    await connecting.wait()
-    block(0.1)
+    await connecting.has_begun.wait()
+    block(clock, 0.1)
     with pytest.raises(StoreOverloaded):
         await call
-    go_on.set()
+    connecting.go_on.set()
     assert await start(engine, "b") == "b"
 
 
-async def test_a_connection_is_tried_again_if_a_blocked_event_loop_has_missed_it(peer: ScriptedPeer) -> None:
+async def test_a_connection_is_tried_again_if_a_blocked_event_loop_has_missed_it(
+    peer: ScriptedPeer, clock: ScriptedTime
+) -> None:
     engine = AsyncEngine(peer, 0.01)
-    connecting = asyncio.Event()
-
-    async def connect() -> None:
-        connecting.set()
-        peer.before_connect = lambda: None
-        await asyncio.Event().wait()
-
-    peer.before_connect = connect
+    connecting = Connecting(peer)
     first = start(engine, "a", 0.01)
-    await connecting.wait()
+    await connecting.has_begun.wait()
+    peer.before_connect = lambda: None
     second = start(engine, "b")
-    block(0.1)
+    block(clock, 0.1)
     assert await second == "b"
     with pytest.raises(StoreOverloaded):
         await first

@@ -264,9 +264,9 @@ async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(serv
 
 
 async def test_a_blocked_event_loop_is_not_taken_for_a_hanging_server(server: RedisServer) -> None:
-    async with RedisStore(server.url, deadline=0.2) as store:
-        limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise")
-        await limiter.hit("warm")
+    async with RedisStore(server.url) as store:
+        await AsyncLimiter("5/hour", name="warm", store=store, on_store_error="raise").hit("alice")
+        limiter = AsyncLimiter("5/hour", name="x", store=store, on_store_error="raise", deadline=0.2)
         call = asyncio.ensure_future(limiter.hit("alice"))
         await asyncio.sleep(0)  # it is on its way
         await asyncio.sleep(0)

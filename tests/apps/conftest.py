@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.apps.timeouts import Timeouts
+
 
 @pytest.fixture(autouse=True)
 def _log_as_it_was() -> Iterator[None]:
@@ -18,3 +20,10 @@ def _log_as_it_was() -> Iterator[None]:
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
     logging.getLogger().handlers[:] = handlers
+
+
+@pytest.fixture
+def timeouts() -> Iterator[Timeouts]:
+    """Databases that are given up early only while their server is paused or gone."""
+    with pytest.MonkeyPatch.context() as patches:  # a test may undo its own
+        yield Timeouts(patches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from headgate.client import ServerStore
@@ -11,13 +13,16 @@ from tests.integration.deadlines import PATIENCE, Deadlines
 
 
 @pytest.fixture(autouse=True)
-def _patient_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient_stores() -> Iterator[None]:
     """Let stores wait for long, unless a test says for how long."""
-    for kind in (PostgresStore, RedisStore, ServerStore):
-        monkeypatch.setitem(kind.__init__.__kwdefaults__, "deadline", PATIENCE)
+    with pytest.MonkeyPatch.context() as patches:
+        for kind in (PostgresStore, RedisStore, ServerStore):
+            patches.setitem(kind.__init__.__kwdefaults__, "deadline", PATIENCE)
+        yield
 
 
 @pytest.fixture
-def deadlines(monkeypatch: pytest.MonkeyPatch) -> Deadlines:
+def deadlines() -> Iterator[Deadlines]:
     """Deadlines that count only while a server hangs."""
-    return Deadlines(monkeypatch)
+    with pytest.MonkeyPatch.context() as patches:  # a test may undo its own
+        yield Deadlines(patches)

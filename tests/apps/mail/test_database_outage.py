@@ -13,6 +13,8 @@ from headgate.testing.postgres_server import PostgresServer
 from tests.apps.mail.conftest import Start
 from tests.apps.mail.support import launch
 
+pytestmark = pytest.mark.usefixtures("timeouts")
+
 PATIENCE = 60
 """Seconds after which a test gives up; what it waits for takes far less."""
 
@@ -35,7 +37,7 @@ async def in_time(awaitable: Any) -> Any:
 async def test_a_database_that_hangs_is_a_503_and_nothing_is_sent(
     start: Start, server: PostgresServer
 ) -> None:
-    service = await start(database_url=server.url, database_timeout=0.5, global_send_rate_limit_per_minute=2)
+    service = await start(database_url=server.url, global_send_rate_limit_per_minute=2)
     assert (await service.send("ann@example.com")).status_code == 201
     server.pause()
     answers = await in_time(asyncio.gather(*(service.send("ann@example.com") for _ in range(20))))
@@ -50,7 +52,7 @@ async def test_a_database_that_hangs_is_a_503_and_nothing_is_sent(
 
 
 async def test_what_was_sent_but_not_recorded_is_not_a_503(start: Start, server: PostgresServer) -> None:
-    service = await start(database_url=server.url, database_timeout=0.5)
+    service = await start(database_url=server.url)
     send = service.provider.send_email
 
     async def hang(*arguments: Any, **options: Any) -> str | None:

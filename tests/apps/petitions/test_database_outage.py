@@ -24,8 +24,10 @@ from tests.apps.petitions.support import (
     service_process,
     someone,
 )
+from tests.apps.timeouts import SHORT, Timeouts
 
-TIMEOUT = 0.5
+pytestmark = pytest.mark.usefixtures("timeouts")
+
 PATIENCE = 60
 """Seconds after which a test gives up; what it waits for takes far less."""
 
@@ -49,8 +51,8 @@ def url(own_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 async def service(url: str) -> AsyncIterator[Service]:
-    """Provide a service whose database has little time."""
-    async with running(url, database_timeout=TIMEOUT, pool_size=2, real_time=True) as service:
+    """Provide a service with few connections."""
+    async with running(url, pool_size=2, real_time=True) as service:
         assert (await service.submit(someone())).status_code == 201
         yield service
 
@@ -91,9 +93,10 @@ async def test_a_database_that_hangs_is_a_503_and_keeps_nothing(
 
 
 async def test_a_database_that_hangs_within_the_transaction_keeps_nothing(
-    service: Service, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    service: Service, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, timeouts: Timeouts
 ) -> None:
     """The petition's row is written, the rest is not answered."""
+    timeouts.seconds = SHORT
     submitter = someone()
     record = service.parts.rate_limiter.record_submission
 
@@ -111,17 +114,19 @@ async def test_a_database_that_hangs_within_the_transaction_keeps_nothing(
     assert service.petitions(submitter) + service.count(submitter) == 0
 
 
-async def test_a_commit_that_is_not_confirmed_says_so(service: Service) -> None:
+async def test_a_commit_that_is_not_confirmed_says_so(service: Service, timeouts: Timeouts) -> None:
     """A constraint that is checked at the commit waits for a lock that the test has."""
     rows(service.url, _WAIT_AT_COMMIT)
     submitter = someone()
     with psycopg.connect(service.url, autocommit=True) as connection:
         connection.execute("SELECT pg_advisory_lock(1)")
+        timeouts.seconds = SHORT
         answer = await in_time(service.submit(submitter))
         body = answer.json()
         assert (answer.status_code, body["type"]) == (503, "https://archon72.io/errors/outcome-unknown")
         assert "may have been made or not" in body["detail"]
         assert "retry-after" in answer.headers
+    timeouts.seconds = PATIENCE
     until_idle(service.url)
     found = (await in_time(service.client.get(f"{PATH}/{body['petition_id']}"))).status_code
     assert (found, service.count(submitter)) in ((200, 1), (404, 0))
@@ -135,8 +140,9 @@ _WAIT_AT_COMMIT = """
 """
 
 
-async def test_an_outage_costs_one_time_out_not_one_per_request() -> None:
-    database = Database("postgresql://127.0.0.1:1/none", timeout=TIMEOUT, outage_seconds=30)
+async def test_an_outage_costs_one_time_out_not_one_per_request(timeouts: Timeouts) -> None:
+    timeouts.seconds = SHORT
+    database = Database("postgresql://127.0.0.1:1/none", outage_seconds=30)
     await database.open()
     try:
         with capture_logs() as logs:

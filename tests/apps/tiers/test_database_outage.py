@@ -12,6 +12,8 @@ from headgate.testing.postgres_server import PostgresServer
 from headgate_services.tiers import TiersSettings, create_app
 from headgate_services.tiers.keys import KeyTable
 
+pytestmark = pytest.mark.usefixtures("timeouts")
+
 PATIENCE = 60
 """Seconds after which a test gives up; what it waits for takes far less."""
 
@@ -23,9 +25,7 @@ async def in_time(awaitable: Any) -> Any:
 
 async def test_keys_that_cannot_be_looked_up_are_a_503() -> None:
     with PostgresServer() as server:
-        settings = TiersSettings(
-            database_url=server.url, database_timeout=0.5, saju_enable_rate_limiting=True
-        )
+        settings = TiersSettings(database_url=server.url, saju_enable_rate_limiting=True)
         table = KeyTable(settings.database)
         await table.prepare()
         key = (await table.create("ada", "pro")).key

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-EXAMPLES = int(os.environ.get("HEADGATE_TEST_EXAMPLES", "100"))
+USUAL = 100
+EXAMPLES = int(os.environ.get("HEADGATE_TEST_EXAMPLES", USUAL))
 """How many random examples a property tries."""
 SEEDS = range(max(1, EXAMPLES // 100))
 """What long random scripts start from: one each, unless more is asked for."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from headgate._checks import check_kind
 from headgate.errors import ConfigError
 
 __all__ = ["MICROSECONDS", "Clock", "SteadyClock", "WallClock"]
@@ -70,6 +71,7 @@ def time_limit(timeout: float | None) -> float | None:
     return None if timeout >= MAX_INSTANT else max(0.0, timeout)
 
 
+@runtime_checkable
 class Clock(Protocol):
     """What Headgate asks of a clock."""
 
@@ -81,6 +83,12 @@ class Clock(Protocol):
 
     async def asleep(self, seconds: float) -> None:
         """Wait until so much time has passed on this clock, letting other tasks run."""
+
+
+def check_clock(clock: Clock | None) -> Clock | None:
+    """Return the clock that was given, if any; refuse what is no clock."""
+    expected = "an object with now_us, sleep and asleep, like headgate.testing.FakeClock()"
+    return None if clock is None else check_kind("clock=", clock, Clock, expected)
 
 
 class _RealTime:

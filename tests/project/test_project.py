@@ -31,6 +31,7 @@ PACKAGES = {
 # --- Imports point inwards -------------------------------------------------------------------------------------------
 
 VALUES = {
+    "_checks",
     "calendars",
     "clock",
     "costs",

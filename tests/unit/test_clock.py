@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigError, Limiter, MemoryStore
+from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, SQLiteStore
 from headgate.clock import MAX_INSTANT, SteadyClock, WallClock, instant, to_microseconds
+from headgate.http.client import Manners
+from headgate.http.testing import fresh_limits
+from headgate.policy import LivePolicy, Policy
+from headgate.stores.kv import KVStore, MemoryKV
+from headgate.stores.kv.cloudflare import CloudflareKV
+from headgate.stores.postgres import PostgresStore
+from headgate.stores.redis import RedisStore
 from headgate.testing import FakeClock
 
 
@@ -104,3 +113,33 @@ def test_a_store_reads_the_clock_it_was_given(clock: FakeClock) -> None:
     assert not limiter.hit("ada")
     clock.advance(61)
     assert limiter.hit("ada")
+
+
+MADE_WITH_A_CLOCK: dict[str, Callable[..., Any]] = {
+    "a limiter": partial(Limiter, "5/minute"),
+    "a limiter without rules": Limiter,
+    "a limiter on a store": partial(Limiter, "5/minute", name="x", store=MemoryStore()),
+    "an async limiter on a store": partial(AsyncLimiter, "5/minute", name="x", store=MemoryStore()),
+    "memory": MemoryStore,
+    "SQLite": partial(SQLiteStore, ":memory:"),
+    "Redis": partial(RedisStore, "redis://localhost"),
+    "PostgreSQL": partial(PostgresStore, "postgresql://localhost"),
+    "a key-value store": partial(KVStore, MemoryKV()),
+    "memory by key and value": MemoryKV,
+    "Cloudflare": partial(CloudflareKV, "account", "namespace", "token"),
+    "a policy": partial(LivePolicy, Policy({})),
+    "a client": partial(Manners, Limiter, None),
+    "a client with a limiter": partial(Manners, Limiter, Limiter("5/minute")),
+    "fresh limits": lambda clock: fresh_limits(clock=clock).__enter__(),
+}
+
+
+@pytest.mark.parametrize("clock", [time.time, FakeClock, 0, "now", MemoryStore()], ids=repr)
+@pytest.mark.parametrize("make", MADE_WITH_A_CLOCK.values(), ids=MADE_WITH_A_CLOCK.keys())
+def test_what_is_no_clock_is_refused_where_it_is_given(make: Callable[..., Any], clock: Any) -> None:
+    """Also what is false, as an empty memory store is."""
+    with pytest.raises(
+        ConfigError, match=r"clock= is an object .* like headgate.testing.FakeClock\(\), not "
+    ) as caught:
+        make(clock=clock)
+    assert repr(clock) in str(caught.value)

@@ -384,8 +384,9 @@ INTERRUPTED = """
 import random, signal, sys, threading
 from itertools import count
 from headgate import Limiter, SQLiteStore, StoreUnavailable, fixed_window, sliding_log
+from headgate.clock import SteadyClock
 
-class Clock:
+class Clock(SteadyClock):
     times = count(1_700_000_000_000_000)
     def now_us(self):
         return next(self.times)

@@ -14,7 +14,7 @@ from headgate._async.resilience import Asker, bind
 from headgate._async.turns import AsyncTurns
 from headgate._awaiting import Awaiting
 from headgate._concurrency import AsyncEvent, check_coroutine_function
-from headgate.clock import Clock, SteadyClock, WallClock, instant, time_limit, to_microseconds
+from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant, time_limit, to_microseconds
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
@@ -107,7 +107,7 @@ class AsyncLimiter(AsyncAsking):
             )
         if store is not None and clock is not None:
             gate = AsyncTimed(gate, clock)  # a memory of our own has the clock already
-        self._clock: Clock = clock or _pace_of(self.store)
+        self._clock: Clock = check_clock(clock) or _pace_of(self.store)
         self._turns = AsyncTurns()
         self._turn_of = key_picker(self.rules)
         if quotas is not None:

@@ -14,7 +14,7 @@ from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
 from headgate._sync.resilience import Asker, bind
 from headgate._sync.turns import Turns
-from headgate.clock import Clock, SteadyClock, WallClock, instant, time_limit, to_microseconds
+from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant, time_limit, to_microseconds
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
@@ -107,7 +107,7 @@ class Limiter(Asking):
             )
         if store is not None and clock is not None:
             gate = Timed(gate, clock)  # a memory of our own has the clock already
-        self._clock: Clock = clock or _pace_of(self.store)
+        self._clock: Clock = check_clock(clock) or _pace_of(self.store)
         self._turns = Turns()
         self._turn_of = key_picker(self.rules)
         if quotas is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from headgate import AsyncLimiter, Limiter
-from headgate.clock import Clock
+from headgate.clock import Clock, check_clock
 from headgate.errors import ConfigError
 from headgate.http.limit import all_limits, substitutes
 
@@ -27,7 +27,7 @@ class FreshLimits:
     """The limits inside of a `fresh_limits` block."""
 
     def __init__(self, clock: Clock | None) -> None:
-        self._clock = clock
+        self._clock = check_clock(clock)
 
     def advance(self, seconds: float) -> None:
         """Let time pass for them; they need a clock that can do so, a `FakeClock`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from headgate._fork import watch
-from headgate.clock import Clock
+from headgate.clock import Clock, check_clock
 from headgate.errors import ConfigError, HeadgateError, listed
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
@@ -86,7 +86,7 @@ class LiveLimiters(Mapping[str, L]):
         hooks = tuple(hooks)
         self._hooks = Hooks(hooks) if hooks else None
         self._shadow_hooks = Hooks(shadow_hooks)
-        self.clock = clock
+        self.clock = check_clock(clock)
         self._file: PolicyFile | None = None
         self._stores: dict[str, Any] = {}
         self._ever: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from headgate._fork import watch
-from headgate.clock import Clock, SteadyClock
+from headgate.clock import Clock, SteadyClock, check_clock
 from headgate.errors import ConfigError, StoreError
 from headgate.rules import Rule
 from headgate.stores.base import (
@@ -54,7 +54,7 @@ class MemoryStore(Closing):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {most!r}")
         self.max_keys = max_keys
         self.max_notes = max_notes
-        self.clock: Clock = SteadyClock() if clock is None else clock
+        self.clock: Clock = check_clock(clock) or SteadyClock()
         self._counters = Counters(self.clock, max_keys)
         self._notes = Notes(self._counters, max_notes)
         self._forks = HeldInForks()

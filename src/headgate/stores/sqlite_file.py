@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import unquote
 
 from headgate._fork import watch
-from headgate.clock import Clock, WallClock
+from headgate.clock import Clock, WallClock, check_clock
 from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
 from headgate.stores.base import REENTERED, Closing, Guarantees, HeldInForks, new_rlock, while_locked
 from headgate.stores.breaker import stop_probes
@@ -52,7 +52,7 @@ class SQLiteFile(Closing):
     ) -> None:
         self.path = os.fspath(path)
         self.timeout = timeout
-        self.clock: Clock = WallClock() if clock is None else clock
+        self.clock: Clock = check_clock(clock) or WallClock()
         self._lock: Any = new_rlock()
         self._busy = False
         self._forks = HeldInForks()

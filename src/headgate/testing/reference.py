@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from headgate.algorithms import Algorithm, State, decide_all
-from headgate.clock import Clock, SteadyClock
+from headgate.clock import Clock, SteadyClock, check_clock
 from headgate.costs import Costs
 from headgate.decision import Decision
 from headgate.keys import Key, PlainKey, key_picker
@@ -38,7 +38,7 @@ class ReferenceStore:
     has_rules = False
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        self.clock: Clock = SteadyClock() if clock is None else clock
+        self.clock: Clock = check_clock(clock) or SteadyClock()
         self.states: dict[StateId, tuple[State, int]] = {}
         self.births = count(1)
 

@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypedDict
 
 from headgate._fork import watch
-from headgate.clock import MICROSECONDS, Clock, SteadyClock, dating
+from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock, dating
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
 from headgate.http.limit import AnyLimiter, rule_of
@@ -88,7 +88,8 @@ class Manners(Generic[AnyLimiter]):
         if limit is not None:
             self.limiter = limit if isinstance(limit, kind) else kind(rule_of(limit, kind), clock=clock)
         self.key = key
-        self.clock: Clock = clock or (SteadyClock() if self.limiter is None else self.limiter.clock)
+        own = SteadyClock() if self.limiter is None else self.limiter.clock
+        self.clock: Clock = check_clock(clock) or own
         self._dates = dating(self.clock)
         self._retries, self._statuses = retries, frozenset(statuses)
         self._methods = frozenset(method.upper() for method in methods)

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from headgate._extras import needing
-from headgate.clock import MICROSECONDS, Clock, SteadyClock, to_microseconds
+from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock, to_microseconds
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
 from headgate.stores.base import Guarantees
 from headgate.stores.kv.loops import PerLoop
@@ -88,7 +88,7 @@ class CloudflareKV:
                     f"Cloudflare KV needs an account id, a namespace id and a token; the {name} is empty"
                 )
         self._deadline_us = to_microseconds(deadline)
-        self._clock: Clock = SteadyClock() if clock is None else clock
+        self._clock: Clock = check_clock(clock) or SteadyClock()
         self._latest = _Latest()
         self._namespace = (
             f"{api_base.rstrip('/')}/accounts/{quote(account_id)}/storage/kv/namespaces/{quote(namespace_id)}"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from headgate._fork import watch
-from headgate.clock import MICROSECONDS, Clock, SteadyClock
+from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock
 from headgate.stores.base import Guarantees
 
 
@@ -29,7 +29,7 @@ class MemoryKV:
     guarantees = Guarantees(may_lose="everything when the process ends; each process counts for itself")
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        self._clock: Clock = SteadyClock() if clock is None else clock
+        self._clock: Clock = check_clock(clock) or SteadyClock()
         self._entries: dict[str, _MemoryEntry] = {}
         self._looks: list[tuple[int, str]] = []
         self._lock = watch(threading.RLock())  # each thread may have an event loop

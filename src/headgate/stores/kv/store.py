@@ -32,7 +32,7 @@ from urllib.parse import quote, quote_from_bytes
 
 from headgate._concurrency import complete
 from headgate.algorithms import Algorithm, State
-from headgate.clock import MICROSECONDS, Clock, WallClock
+from headgate.clock import MICROSECONDS, Clock, WallClock, check_clock
 from headgate.costs import Costs
 from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
@@ -93,7 +93,7 @@ class KVStore:
     def __init__(self, kv: KV, *, stem: Stem = default_stem, clock: Clock | None = None) -> None:
         self.kv = kv
         self.stem = stem
-        self.clock: Clock = WallClock() if clock is None else clock
+        self.clock: Clock = check_clock(clock) or WallClock()
         self.turns = KeyTurns()
 
     @property

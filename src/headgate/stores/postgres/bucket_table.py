@@ -30,7 +30,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from headgate.clock import Clock, SteadyClock
+from headgate.clock import Clock, SteadyClock, check_clock
 from headgate.errors import ConfigError
 from headgate.stores.postgres.buckets import (
     BucketDecision,
@@ -210,7 +210,7 @@ class AsyncBucketTable(Buckets):
         `connect` returns a connection to be used in an `async with` block: `pool.connection`, or asyncpg's `pool.acquire`.
         A cleanup that fails is logged, and the next one tries again.
         """
-        clock = SteadyClock() if clock is None else clock
+        clock = check_clock(clock) or SteadyClock()
         while True:
             try:
                 async with connect() as connection:

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
-from headgate.clock import Clock
+from headgate.clock import Clock, check_clock
 from headgate.costs import Costs
 from headgate.errors import ConfigError
 from headgate.keys import Key, note_key
@@ -87,7 +87,7 @@ class PostgresStore(Closing):
         self.namespace = namespace
         self.deadline = check_deadline(deadline)
         self.durable = durable
-        self.clock = clock
+        self.clock = check_clock(clock)
         peer = PostgresPeer(self.endpoint, max_connections, durable, prepare)
         self._threads = ThreadEngine(peer, self.deadline)
         self._tasks = AsyncEngine(peer, self.deadline)

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 from redis import RedisCluster
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 
-from headgate.clock import Clock
+from headgate.clock import Clock, check_clock
 from headgate.costs import Costs
 from headgate.errors import ConfigError
 from headgate.keys import Key, note_key
@@ -97,7 +97,7 @@ class RedisStore(Closing):
         self.endpoint = place.endpoint
         self.namespace = namespace
         self.deadline = check_deadline(deadline)
-        self.clock = clock
+        self.clock = check_clock(clock)
         is_client_of_cluster = isinstance(target, (RedisCluster, AsyncRedisCluster))
         self._is_cluster = cluster or place.is_cluster or is_client_of_cluster
         self._tag: Tag | None = cast(Tag, tag) if self._is_cluster else None

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
+from headgate._checks import check_list
 from headgate._fork import watch
 from headgate.costs import Cost
 from headgate.decision import Decision
@@ -72,7 +73,7 @@ class Hooks:
     """Several hooks as one that never raises."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
-        self._hooks = tuple(hooks)
+        self._hooks = check_list("hooks=", hooks, Hook, "[LogHook()], of objects of subclasses of Hook")
         self._reported: set[int] = set()
         self._lock = watch(threading.Lock())
         self.attached = self._teller("attached")

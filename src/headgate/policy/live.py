@@ -83,7 +83,6 @@ class LiveLimiters(Mapping[str, L]):
         clock: Clock | None = None,
     ) -> None:
         self.last_error: str | None = None
-        hooks = tuple(hooks)
         self._hooks = Hooks(hooks) if hooks else None
         self._shadow_hooks = Hooks(shadow_hooks)
         self.clock = check_clock(clock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from headgate._sync.gates import Observed
 from headgate.hooks import Call, Hook
 from headgate.observe import LogHook
 from headgate.observe.prometheus import PrometheusHook
+from headgate.policy import LivePolicy, Policy
 from headgate.stores import Gate
 from headgate.stores.counters import MemoryGate
 from headgate.testing import FakeClock
@@ -252,3 +254,33 @@ def test_a_fork_lets_go_of_locks_that_threads_of_the_parent_held() -> None:
     finally:
         may_end.set()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("hooks", "given"),
+    [
+        ([print], "[<built-in function print>]"),
+        ([LogHook], "[<class "),
+        ([Recorder(), None], "[<"),
+        ("log", "'log'"),
+        (print, "<built-in function print>"),
+        (LogHook(), "<headgate.observe.logs.LogHook "),
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda hooks: Limiter("5/minute", hooks=hooks),
+        lambda hooks: AsyncLimiter("5/minute", hooks=hooks),
+        lambda hooks: LivePolicy(Policy({}), hooks=hooks),
+        lambda hooks: LivePolicy(Policy({}), shadow_hooks=hooks),
+    ],
+    ids=["sync", "async", "policy", "shadow"],
+)
+def test_what_is_no_hook_is_refused_where_it_is_given(
+    make: Callable[[Any], Any], hooks: Any, given: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(hooks)
+    message = f"hooks= is a list like [LogHook()], of objects of subclasses of Hook, not {given}"
+    assert str(caught.value).startswith(message)

@@ -24,6 +24,8 @@ def check_timezone(name: str | None) -> None:
     Raises:
         ConfigError: There is none of this name, or no time zone database.
     """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a time zone is a name like 'Europe/Berlin', not {name!r}")
     _zone(name)
 
 
@@ -97,11 +99,9 @@ def _local(instant: int, zone: tzinfo) -> datetime:
 
 
 @lru_cache(maxsize=1024)
-def _zone(name: str | None) -> tzinfo:
+def _zone(name: str) -> tzinfo:
     if name == "UTC":
         return UTC  # which needs no database
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"a time zone is a name like 'Europe/Berlin', not {name!r}")
     try:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError) as error:  # the last two for names that are no paths of a file

@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from math import isfinite
+from math import inf
 from typing import Literal
 
+from headgate._checks import check_count, is_number
 from headgate.clock import to_microseconds
 from headgate.errors import ConfigError
 
@@ -83,12 +84,12 @@ class Quota:
     burst: int | None = None
 
     def __post_init__(self) -> None:
-        _check_number("limit", self.limit, least=0)
-        _check_number("period_us", self.period_us, least=MIN_PERIOD_US, most=MAX_PERIOD_US)
+        check_count("limit", self.limit, 0, MAX_UNITS)
+        check_count("period_us", self.period_us, MIN_PERIOD_US, MAX_PERIOD_US)
         if self.period_us % MILLISECOND:
             raise ConfigError(f"period of {self.period_us} us: a period is a whole number of milliseconds")
         if self.burst is not None:
-            _check_number("burst", self.burst, least=1)
+            check_count("burst", self.burst, 1, MAX_UNITS)
             if self.limit == 0:
                 raise ConfigError(f"burst {self.burst} with a limit of 0: it would never fill again")
 
@@ -117,8 +118,7 @@ Quotas = tuple[Quota | None, ...]
 
 def parse_quotas(text: str) -> tuple[Quota, ...]:
     """Return the quotas of a text like `5/minute; 50/hour`, in order."""
-    if not isinstance(text, str):
-        raise ConfigError(f"a quota is text, not {text!r}; {_EXAMPLES}")
+    _QuotaReader(text)  # says so if it is no text
     parts = text.split(";")
     if len(parts) > 1 and not parts[-1].strip():
         parts.pop()  # a closing ';' is harmless
@@ -147,7 +147,7 @@ def period_from(period: str | float | timedelta, what: str) -> int:
     if isinstance(period, str):
         return _QuotaReader(period, what=what).period()
     seconds = period.total_seconds() if isinstance(period, timedelta) else period
-    if type(seconds) not in (int, float) or not isfinite(seconds):
+    if not is_number(seconds) or not abs(seconds) < inf:  # also false for NaN
         raise ConfigError(f"a {what} is text like '60s', seconds or a timedelta, not {period!r}")
     period_us = to_microseconds(seconds)
     if not MIN_PERIOD_US <= period_us <= MAX_PERIOD_US or period_us % MILLISECOND:
@@ -284,8 +284,3 @@ def _whole(digits: str) -> int | None:
     digits = digits.lstrip("0") or "0"
     # 16 digits hold every allowed number; int() itself refuses absurdly long ones with a message of its own.
     return int(digits) if len(digits) <= 16 and int(digits) <= MAX_UNITS else None
-
-
-def _check_number(name: str, value: int, *, least: int, most: int = MAX_UNITS) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {value!r}; {_EXAMPLES}")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from headgate._checks import is_number
 from headgate._fork import watch
 from headgate.clock import MICROSECONDS, Clock
 from headgate.errors import ConfigError
@@ -82,7 +83,7 @@ class QuotaCache:
     ) -> None:
         if not callable(function):
             raise ConfigError(f"{option}= is a function of key and tier, not {function!r}")
-        if not 0 <= seconds < float("inf"):
+        if not is_number(seconds) or not 0 <= seconds < float("inf"):
             raise ConfigError(f"{option}_for= is seconds, at least 0, not {seconds!r}")
         self.function = function
         self.seconds = seconds

@@ -14,6 +14,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Literal
 
+from headgate._checks import check_count, check_text
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
 from headgate.quota import SPANS_US, Quota, Span, format_period, parse_calendar, parse_quotas, period_from
@@ -194,10 +195,7 @@ def token_bucket(
 
     Within one period after a pause up to limit + burst may pass. `burst` applies to tiers that name none of their own.
     """
-    if burst is not None:
-        quota = _with_burst(_quota(quota), burst)
-        tiers = {t: _default_burst(_quota(q), burst) for t, q in (tiers or {}).items()}
-    return make_rule("token_bucket", quota, scope, tiers, name, unit=unit)
+    return make_rule("token_bucket", quota, scope, tiers, name, burst=burst, unit=unit)
 
 
 def concurrent(
@@ -300,6 +298,7 @@ def make_rule(
     buckets: int = DEFAULT_BUCKETS,
     strict: bool = True,
     *,
+    burst: int | None = None,
     unit: str = REQUESTS,
     span: Span | None = None,
     timezone: str | None = None,
@@ -309,30 +308,36 @@ def make_rule(
     Raises:
         ConfigError: The parts do not go together.
     """
-    if type(buckets) is not int or not 1 <= buckets <= MAX_BUCKETS:
-        raise ConfigError(f"buckets must be a whole number from 1 to {MAX_BUCKETS}, not {buckets!r}")
-    for what, text, example in (
-        ("scope", scope, "'user', or '*' for everybody together"),
-        ("unit", unit, "'tokens'"),
-    ):
-        if text is not None and (not isinstance(text, str) or not text):
-            raise ConfigError(f"a {what} is a word like {example}, not {text!r}")
+    check_count("buckets", buckets, 1, MAX_BUCKETS)
+    if scope is not None:
+        scope = check_text("a scope, like 'user' or '*' for everybody together,", scope)
+    unit = check_text("a unit, like 'tokens',", unit)
     if kind == "calendar":
         check_timezone(timezone)
-    quota = _quota(quota)
+    quota = quota if isinstance(quota, Quota) else Quota.parse(quota)
+    if burst is not None:
+        if quota.burst not in (None, burst):
+            raise ConfigError(f"burst={burst} contradicts {str(quota)!r}; say it once")
+        quota = replace(quota, burst=burst)
     if name is None:
         period = span or ("" if kind == "concurrent" else format_period(quota.period_us))
         name = "/".join(filter(None, (kind, period, scope, "" if unit == REQUESTS else unit)))
-    elif not isinstance(name, str) or not name:
-        raise ConfigError(f"a rule's name is text, not {name!r}")
+    else:
+        name = check_text("a rule's name", name)
     rule = Rule(
         kind, quota, name, scope, buckets=buckets, strict=strict, unit=unit, span=span, timezone=timezone
     )
     rule.quota_from(quota)
+    tiers = {} if tiers is None else tiers
+    if not isinstance(tiers, Mapping) or not all(isinstance(tier, str) for tier in tiers):
+        raise ConfigError(
+            f"tiers is a mapping from names to quotas, like {{'pro': {rule.data_of(quota)!r}}}, not {tiers!r}"
+        )
     by_tier = {}
-    for tier, tier_quota in (tiers or {}).items():
+    for tier, tier_quota in tiers.items():
         try:
-            by_tier[tier] = rule.quota_from(tier_quota)
+            own = rule.quota_from(tier_quota)
+            by_tier[tier] = replace(own, burst=burst) if own.burst is None and own.limit else own
         except ConfigError as error:
             raise ConfigError(f"tier {tier!r}: {error}") from None
     return replace(rule, tiers=MappingProxyType(by_tier))
@@ -340,17 +345,3 @@ def make_rule(
 
 def _restore(values: dict[str, Any]) -> Rule:
     return Rule(**{**values, "tiers": MappingProxyType(values["tiers"])})
-
-
-def _quota(quota: str | Quota) -> Quota:
-    return quota if isinstance(quota, Quota) else Quota.parse(quota)
-
-
-def _with_burst(quota: Quota, burst: int) -> Quota:
-    if quota.burst is not None and quota.burst != burst:
-        raise ConfigError(f"burst={burst} contradicts {str(quota)!r}; say it once")
-    return Quota(quota.limit, quota.period_us, burst)
-
-
-def _default_burst(quota: Quota, burst: int) -> Quota:
-    return quota if quota.burst is not None or quota.limit == 0 else _with_burst(quota, burst)

@@ -30,7 +30,7 @@ def limiter(*rules: Rule) -> Limiter:
 def test_the_unit_is_part_of_a_default_name() -> None:
     assert [rule.name for rule in RULES] == ["fixed_window/1m", "token_bucket/1m/tokens", "fixed_window/1d"]
     assert fixed_window("5/day", scope="user", unit="pages").name == "fixed_window/1d/user/pages"
-    with pytest.raises(ConfigError, match="unit is a word"):
+    with pytest.raises(ConfigError, match="a unit, like 'tokens', is text, not ''"):
         fixed_window("5/day", unit="")
 
 

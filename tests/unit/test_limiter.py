@@ -248,6 +248,25 @@ def test_what_is_no_store_is_refused(flavour: Flavour, wrong: Any) -> None:
         flavour("5/minute", name="x", store=wrong)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": 5}, "a limiter's name is text, not 5"),
+        ({"name": b"login"}, "a limiter's name is text, not b'login'"),
+        ({"name": ["login"], "store": MemoryStore()}, "a limiter's name is text, not ['login']"),
+        ({"quotas": len, "quotas_for": "60s"}, "quotas_for= is seconds, at least 0, not '60s'"),
+        ({"quotas": len, "quotas_for": None}, "quotas_for= is seconds, at least 0, not None"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_work_are_refused(
+    flavour: Flavour, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        flavour("5/minute", **options)
+    assert str(caught.value) == message
+
+
 async def test_two_limiters_without_a_store_do_not_count_together(flavour: Flavour, clock: FakeClock) -> None:
     one, other = flavour("1/minute", name="x", clock=clock), flavour("1/minute", name="x", clock=clock)
     assert await done(one.hit("ada"))

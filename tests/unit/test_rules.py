@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -13,6 +16,7 @@ from headgate import (
     AsyncLimiter,
     ConfigError,
     Limiter,
+    MemoryStore,
     Quota,
     Rule,
     calendar,
@@ -145,8 +149,9 @@ def test_no_name_makes_two_identities_alike() -> None:
         ({"buckets": 100_001}, "buckets must be a whole number"),
         ({"buckets": True}, "buckets must be a whole number"),
         ({"buckets": 60.0}, "buckets must be a whole number"),
-        ({"scope": ""}, "a scope is a word"),
-        ({"scope": 5}, "a scope is a word"),
+        ({"scope": ""}, "a scope, like 'user' or .* is text, not ''"),
+        ({"scope": ["user", "ip"]}, "a scope, like 'user' or .* is text, not \\['user'"),
+        ({"unit": None}, "a unit, like 'tokens', is text, not None"),
         ({"name": ""}, "a rule's name is text"),
         ({"name": 5}, "a rule's name is text"),
     ],
@@ -154,6 +159,62 @@ def test_no_name_makes_two_identities_alike() -> None:
 def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         sliding_window("5/minute", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "example"),
+    [
+        (fixed_window, "'5/day'"),
+        (sliding_window, "'5/day'"),
+        (sliding_log, "'5/day'"),
+        (token_bucket, "'5/day'"),
+        (partial(token_bucket, burst=9), "'5/day burst 9'"),
+        (calendar, "'5/day'"),
+        (lambda quota, **options: concurrent(5, lease="60s", **options), "5"),
+    ],
+)
+@pytest.mark.parametrize("tiers", [["pro"], "pro", [], 5, {5: "9/day"}, {None: "9/day"}], ids=repr)
+def test_tiers_that_are_no_mapping_by_name_are_refused(
+    make: Callable[..., Rule], example: str, tiers: Any
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make("5/day", tiers=tiers)
+    assert str(caught.value) == (
+        f"tiers is a mapping from names to quotas, like {{'pro': {example}}}, not {tiers!r}"
+    )
+
+
+def test_a_wrong_tier_is_named_also_beside_a_burst() -> None:
+    with pytest.raises(ConfigError, match=r"^tier 'pro': a quota is text, not 9"):
+        token_bucket("5/minute", burst=9, tiers={"pro": 9})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "lease", [10**400, float("inf"), float("nan"), True, None, [60]], ids=lambda lease: repr(lease)[:9]
+)
+def test_a_lease_that_is_no_time_is_refused(lease: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^a lease is "):
+        concurrent(5, lease=lease)
+
+
+@pytest.mark.parametrize("timezone", [["UTC"], ZoneInfo("UTC"), {}, ""], ids=repr)
+def test_a_time_zone_that_is_no_name_is_refused(timezone: Any) -> None:
+    with pytest.raises(ConfigError, match="a time zone is a name like 'Europe/Berlin', not "):
+        calendar("5/day", timezone=timezone)
+
+
+def test_members_of_an_enumeration_can_be_names() -> None:
+    """Compiled code takes plain text only."""
+    named = StrEnum("named", {"name": "login", "scope": "user", "unit": "tokens", "tier": "pro"})
+    rule = sliding_window(
+        "5/minute",
+        name=named["name"],
+        scope=named["scope"],
+        unit=named["unit"],
+        tiers={named["tier"]: "9/minute"},
+    )
+    limiter = Limiter(rule, name=named["name"], store=MemoryStore())
+    assert limiter.hit({"user": "ada"}, {"tokens": 2}, tier=named["tier"]).remaining == 7
 
 
 def test_text_means_sliding_windows_and_with_a_burst_token_buckets() -> None:

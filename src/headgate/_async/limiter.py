@@ -13,6 +13,7 @@ from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
 from headgate._async.resilience import Asker, bind
 from headgate._async.turns import AsyncTurns
 from headgate._awaiting import Awaiting
+from headgate._checks import check_text
 from headgate._concurrency import AsyncEvent, check_coroutine_function
 from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant, time_limit, to_microseconds
 from headgate.costs import Cost, Units
@@ -84,7 +85,7 @@ class AsyncLimiter(AsyncAsking):
             raise ConfigError(
                 "a limiter on a given store needs a name=, to tell its counts from those of others"
             )
-        self.name = name or ""
+        self.name = check_text("a limiter's name", name or "", 0)
         self.units = Units(self.name, self.rules)
         self._owns_store = store is None or isinstance(store, str)
         self.store: AsyncStore

@@ -9,6 +9,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from headgate._asking import Asking
+from headgate._checks import check_text
 from headgate._concurrency import Event, check_plain_function
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
@@ -84,7 +85,7 @@ class Limiter(Asking):
             raise ConfigError(
                 "a limiter on a given store needs a name=, to tell its counts from those of others"
             )
-        self.name = name or ""
+        self.name = check_text("a limiter's name", name or "", 0)
         self.units = Units(self.name, self.rules)
         self._owns_store = store is None or isinstance(store, str)
         self.store: Store

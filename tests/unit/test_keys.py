@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigError, Limiter, fixed_window, sliding_log, sliding_window
+from headgate import ConfigError, Limiter, SQLiteStore, fixed_window, sliding_log, sliding_window
 from headgate.keys import LONGEST_KEY, SHARED_KEY, Key, key_picker, key_to_data, storage_key, storage_prefix
+from headgate.stores.postgres import PostgresStore
+from headgate.stores.redis import RedisStore
 
 PLAIN = sliding_window("5/minute")
 USER = sliding_window("5/minute", scope="user")
@@ -195,3 +198,19 @@ def test_keys_go_as_json_can_say_them(key: Key | None, document: object) -> None
 def test_a_scope_that_reads_like_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\$base64"):
         key_to_data({"$base64": "AAEC"})
+
+
+@pytest.mark.parametrize("namespace", [None, 5, b"app", ["app"]], ids=repr)
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(SQLiteStore, ":memory:"),
+        partial(RedisStore, "redis://localhost"),
+        partial(PostgresStore, "postgresql://localhost"),
+    ],
+    ids=["sqlite", "redis", "postgresql"],
+)
+def test_a_namespace_that_is_no_text_is_refused(make: Callable[..., Any], namespace: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(namespace=namespace)
+    assert str(caught.value) == f"namespace= is text, not {namespace!r}"

@@ -356,7 +356,7 @@ def test_a_shared_counter_is_one_counter_in_overflow_too(clock: FakeClock) -> No
     assert [bool(limiter.hit()) for _ in range(4)] == [True, True, True, False]
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None, "5"])
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None, "5", 10**400])
 def test_a_store_without_room_for_a_key_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="max_keys"):
         MemoryStore(max_keys=wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,12 @@ async def test_a_closed_memory_store_has_forgotten_its_notes() -> None:
     store.close()
     assert await store.noted("a") is None
     assert await store.note("a", "another", 60) == "another"
+
+
+@pytest.mark.parametrize("seconds", [None, "60", True, 0, float("nan"), timedelta(minutes=1)], ids=repr)
+async def test_a_time_that_is_none_is_refused(seconds: object) -> None:
+    with pytest.raises(ConfigError, match="a note is kept for more than 0 and up to"):
+        await MemoryStore().note("a", "text", seconds)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, True])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,9 @@ from headgate import (
     open_store,
     token_bucket,
 )
+from headgate.stores import check_url
 from headgate.stores.base import REENTERED
+from headgate.stores.kv import SQLiteKV, open_kv
 from headgate.stores.sqlite_file import switch_to_wal
 from headgate.testing import FakeClock
 from tests.unit.processes import (
@@ -94,9 +97,12 @@ def test_a_url_that_names_no_file_is_put_right(url: str) -> None:
         open_store(url)
 
 
-@pytest.mark.parametrize("url", ["", "limits.db", "mysql://host/db", "file:limits.db"])
-def test_an_unknown_scheme_is_put_right(url: str) -> None:
-    for opener in (open_store, open_async_store):
+@pytest.mark.parametrize(
+    "url",
+    ["", "limits.db", "mysql://host/db", "file:limits.db", None, Path("limits.db"), b"redis://:secret@host"],
+)
+def test_an_unknown_scheme_is_put_right(url: Any) -> None:
+    for opener in (open_store, open_async_store, check_url, open_kv):
         with pytest.raises(ConfigError, match=r"'memory://'.*'sqlite:///limits\.db'"):
             opener(url)
 
@@ -118,6 +124,22 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 def test_a_folder_in_place_of_the_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="unable to open database file"):
         SQLiteStore(tmp_path)
+
+
+@pytest.mark.parametrize("path", [None, 5, "", b"limits.db", "sqlite:///limits.db", SQLiteStore], ids=repr)
+def test_what_names_no_file_is_refused(path: Any) -> None:
+    for kind in (SQLiteStore, SQLiteKV):
+        with pytest.raises(
+            ConfigError, match=r"^path is that of a file, like 'limits.db', or ':memory:', not "
+        ):
+            kind(path)
+
+
+@pytest.mark.parametrize("timeout", [-1, None, "5", True, float("nan"), float("inf"), 10**30], ids=repr)
+def test_what_is_no_time_to_wait_is_refused(path: Path, timeout: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^timeout= is seconds, from 0 to 3600, not "):
+        SQLiteStore(path, timeout=timeout)
+    assert not path.exists()
 
 
 def test_it_says_what_it_keeps(path: Path) -> None:

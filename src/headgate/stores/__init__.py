@@ -104,7 +104,7 @@ def _open(url: str, deadline: float | None) -> Any:
 
 
 def _scheme(url: str) -> str:
-    scheme, colon, rest = url.partition(":")
+    scheme, colon, rest = url.partition(":") if isinstance(url, str) else ("", "", "")
     name = scheme.lower()
     if name in _REMOTE and rest.startswith("//"):
         check_credentials(url)

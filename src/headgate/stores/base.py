@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from headgate._checks import is_number
 from headgate._fork import watch
 from headgate.algorithms import Algorithm, Receipt, algorithm_for
 from headgate.clock import Clock, to_microseconds
@@ -320,8 +321,7 @@ def given_back(
 
 def check_deadline(seconds: float) -> float:
     """Return how many seconds a call may take, if it is a time that every store accepts."""
-    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds <= LONGEST_DEADLINE:  # also false for NaN
+    if not is_number(seconds) or not 0 < seconds <= LONGEST_DEADLINE:  # also false for NaN
         raise ConfigError(
             f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE}, not {seconds!r}"
         )
@@ -399,7 +399,7 @@ def check_note(name: str, text: str, seconds: float) -> int:
     """Return for how many microseconds a note is to be kept, if it can be."""
     if not isinstance(name, str) or not isinstance(text, str):
         raise ConfigError(f"a note is a text under a name, not {type(text).__name__} under {name!r}")
-    if not 0 < seconds <= LONGEST_NOTE:  # also false for NaN
+    if not is_number(seconds) or not 0 < seconds <= LONGEST_NOTE:  # also false for NaN
         raise ConfigError(f"a note is kept for more than 0 and up to {LONGEST_NOTE} seconds, not {seconds!r}")
     return max(1, to_microseconds(seconds))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypedDict, cast
 
+from headgate._checks import is_number
 from headgate.errors import ConfigError
 
 
@@ -21,8 +22,7 @@ class Local:
     share: float
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.share, (int, float)) and not isinstance(self.share, bool)
-        if not is_number or not 0 < self.share <= 1:  # also false for NaN
+        if not is_number(self.share) or not 0 < self.share <= 1:  # also false for NaN
             raise ConfigError(f"a share is a number above 0 and at most 1, not {self.share!r}")
 
     @property

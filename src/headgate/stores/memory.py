@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from headgate._checks import check_count
 from headgate._fork import watch
 from headgate.clock import Clock, SteadyClock, check_clock
-from headgate.errors import ConfigError, StoreError
+from headgate.errors import StoreError
+from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import (
     AsyncGate,
@@ -50,8 +52,7 @@ class MemoryStore(Closing):
         max_notes: int = DEFAULT_MAX_NOTES,
     ) -> None:
         for name, most in (("max_keys", max_keys), ("max_notes", max_notes)):
-            if type(most) is not int or most < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, not {most!r}")
+            check_count(name, most, 1, MAX_UNITS)
         self.max_keys = max_keys
         self.max_notes = max_notes
         self.clock: Clock = check_clock(clock) or SteadyClock()

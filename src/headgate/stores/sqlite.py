@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from functools import partial
 
+from headgate._checks import check_text
 from headgate.algorithms import Algorithm, Receipt, SlidingWindow, State, decide_all
 from headgate.clock import Clock
 from headgate.costs import Costs
@@ -99,7 +100,7 @@ class SQLiteStore(SQLiteFile):
         namespace: str = "headgate",
         clock: Clock | None = None,
     ) -> None:
-        self.namespace = namespace
+        self.namespace = check_text("namespace=", namespace, 0)
         self._writes = 0
         self._cleaned_up_to = b""
         super().__init__(path, timeout=timeout, clock=clock)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import unquote
 
+from headgate._checks import is_number
 from headgate._fork import watch
 from headgate.clock import Clock, WallClock, check_clock
 from headgate.errors import ConfigError, HeadgateError, StoreUnavailable
@@ -29,6 +30,7 @@ T = TypeVar("T")
 logger = logging.getLogger("headgate")
 
 _PAUSE_BETWEEN_SWITCHES = 0.005  # seconds
+_LONGEST_TIMEOUT = 3600
 
 
 class SQLiteFile(Closing):
@@ -50,7 +52,11 @@ class SQLiteFile(Closing):
     def __init__(
         self, path: str | os.PathLike[str], *, timeout: float = 5.0, clock: Clock | None = None
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+        if not self.path or self.path.startswith("sqlite:"):
+            raise ConfigError(f"path is that of a file, like 'limits.db', or ':memory:', not {path!r}")
+        if not is_number(timeout) or not 0 <= timeout <= _LONGEST_TIMEOUT:
+            raise ConfigError(f"timeout= is seconds, from 0 to {_LONGEST_TIMEOUT}, not {timeout!r}")
         self.timeout = timeout
         self.clock: Clock = check_clock(clock) or WallClock()
         self._lock: Any = new_rlock()

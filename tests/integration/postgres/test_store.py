@@ -658,6 +658,7 @@ async def test_a_call_that_the_network_takes_in_pieces_arrives_whole(url: str, n
         (partial(PostgresStore, "postgresql://localhost/x", deadline=0), "deadline"),
         (partial(PostgresStore, "postgresql://localhost/x", deadline=float("nan")), "deadline"),
         (partial(PostgresStore, "postgresql://localhost/x", max_connections=0), "max_connections"),
+        (partial(PostgresStore, "postgresql://localhost/x", max_connections=10**400), "max_connections"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(bad: Callable[[], PostgresStore], problem: str) -> None:

@@ -32,7 +32,7 @@ def open_kv(url: str) -> ListingKV:
         ConfigError: The URL names no store that is known.
         StoreUnavailable: The file cannot be opened.
     """
-    scheme = url.partition(":")[0].lower()
+    scheme = url.partition(":")[0].lower() if isinstance(url, str) else type(url).__name__
     if scheme == "memory":
         return MemoryKV()
     if scheme == "sqlite":

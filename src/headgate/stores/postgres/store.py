@@ -11,9 +11,9 @@ import time
 from functools import partial
 from typing import Any
 
+from headgate._checks import check_count, check_text
 from headgate.clock import Clock, check_clock
 from headgate.costs import Costs
-from headgate.errors import ConfigError
 from headgate.keys import Key, note_key
 from headgate.rules import Rule
 from headgate.stores.base import (
@@ -41,6 +41,7 @@ from headgate.stores.request import Request
 
 DEFAULT_DEADLINE = 1.0
 """Seconds."""
+MOST_CONNECTIONS = 1000
 
 _MAY_LOSE = "nothing when a client dies; the last moments when the server does (synchronous_commit = off)"
 _MAY_LOSE_DURABLE = "nothing"
@@ -79,12 +80,9 @@ class PostgresStore(Closing):
         prepare: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        if type(max_connections) is not int or max_connections < 1:
-            raise ConfigError(
-                f"max_connections must be a whole number of at least 1, not {max_connections!r}"
-            )
+        check_count("max_connections", max_connections, 1, MOST_CONNECTIONS)
         self.endpoint = PostgresEndpoint(url)
-        self.namespace = namespace
+        self.namespace = check_text("namespace=", namespace, 0)
         self.deadline = check_deadline(deadline)
         self.durable = durable
         self.clock = check_clock(clock)

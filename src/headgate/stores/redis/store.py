@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 from redis import RedisCluster
 from redis.asyncio import RedisCluster as AsyncRedisCluster
 
+from headgate._checks import check_text
 from headgate.clock import Clock, check_clock
 from headgate.costs import Costs
 from headgate.errors import ConfigError
@@ -95,7 +96,7 @@ class RedisStore(Closing):
         if tag not in ("key", "limiter"):
             raise ConfigError(f"hash_tag is 'key' or 'limiter', not {tag!r}")
         self.endpoint = place.endpoint
-        self.namespace = namespace
+        self.namespace = check_text("namespace=", namespace, 0)
         self.deadline = check_deadline(deadline)
         self.clock = check_clock(clock)
         is_client_of_cluster = isinstance(target, (RedisCluster, AsyncRedisCluster))

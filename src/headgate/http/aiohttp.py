@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Unpack
 
 from headgate import AsyncLimiter, Rule
+from headgate._checks import check_kind
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -71,8 +72,7 @@ class HandlerLimit(DeclaredLimit):
     def __call__(self, handler: Handler) -> Handler:
         if self.default:
             raise ConfigError("default=True is for limits of applications, given to install")
-        self.named(f"{handler.__module__}.{handler.__qualname__}")
-        self.limit_for(AsyncLimiter)  # says at once what is wrong with it
+        self.named(f"{handler.__module__}.{handler.__qualname__}", AsyncLimiter)
 
         @wraps(handler)
         async def limited(*args: Any) -> web.StreamResponse:
@@ -108,9 +108,10 @@ def install(app: web.Application, *limits: str | Rule | AsyncLimiter | HandlerLi
 
     Call it after adding the middlewares that have to run first, as authentication.
     """
+    check_kind("install", app, web.Application, "for an application of aiohttp")
     outer = [found if isinstance(found, HandlerLimit) else limit(found) for found in limits]
     for found in outer:
-        found.named("application")
+        found.named("application", AsyncLimiter)
 
     @web.middleware
     async def rate_limits(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -65,11 +65,12 @@ class DeclaredLimit:
         """Whether the limiter cannot be made before it is named."""
         return self._takes_name and self.name is None
 
-    def named(self, name: str) -> None:
-        """Give the limiter this name if it needs one: it is on a given store."""
+    def named(self, name: str, kind: type) -> RequestLimit[Any]:
+        """Give the limiter this name if it needs one: it is on a given store. Return what asks it, as `limit_for`."""
         if self._takes_name and self.name not in (None, name):
             raise ConfigError(f"a limit of both {self.name} and {name}, on a given store, needs a name=")
         self.name = self.name or name
+        return self.limit_for(kind)  # says at once what is wrong with it
 
     def mark(self, limited: Any, view: Any) -> None:
         """Note what a view has become under this limit."""

@@ -23,6 +23,7 @@ from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
 
 from headgate import AsyncLimiter, Limiter, Rule
+from headgate._checks import check_list
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -107,8 +108,8 @@ class DjangoLimit(DeclaredLimit):
         if self.default:
             raise ConfigError("default=True is for limits of the site, in HEADGATE_LIMITS")
         if view.__module__ != "django.utils.decorators":  # method_decorator tries it on a function of its own
-            self.named(f"{view.__module__}.{view.__qualname__}")
-            self.limit_for(AsyncLimiter if iscoroutinefunction(view) else Limiter)  # says what is wrong
+            kind = AsyncLimiter if iscoroutinefunction(view) else Limiter
+            self.named(f"{view.__module__}.{view.__qualname__}", kind)
         limited: Any
         if iscoroutinefunction(view):
 
@@ -214,11 +215,10 @@ class SiteLimits:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
         given = getattr(settings, "HEADGATE_LIMITS", ())
-        if isinstance(given, str):
-            raise ConfigError(f"HEADGATE_LIMITS is a list, like [{given!r}]")
+        check_list("HEADGATE_LIMITS", given, object, "['5/minute']")
         self._site = [found if isinstance(found, DjangoLimit) else limit(found) for found in given]
         for found in self._site:
-            found.named(SITE)
+            found.named(SITE, Limiter if self.kind is WSGIExchange else AsyncLimiter)
         self._unrouted = in_force(self._site)
         self._plans: dict[tuple[object, str | None], list[DjangoLimit]] = {}
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
 from headgate import AsyncLimiter
+from headgate._checks import check_kind
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -226,7 +227,7 @@ class Limit(DeclaredLimit):
             ]
             if len(routes) != 1:
                 raise ConfigError(f"a limit of {len(routes)} routes, on a given store, needs a name=")
-            self.named(routes[0])
+            self.named(routes[0], AsyncLimiter)
         self._request_limit = self.limit_for(AsyncLimiter)
         return self._request_limit
 
@@ -270,6 +271,7 @@ def install(app: FastAPI) -> None:
     Call it once, before the application serves; what is mounted in it is covered. To call it on a mounted FastAPI
     application as well completes that one's OpenAPI document.
     """
+    check_kind("install", app, FastAPI, "for an application of FastAPI")
     if app.middleware_stack is not None:
         raise ConfigError("install(app) comes before the first request")
     build, describe = app.build_middleware_stack, app.openapi

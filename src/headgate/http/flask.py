@@ -28,6 +28,7 @@ from functools import wraps
 from typing import Any, TypeVar, Unpack
 
 from headgate import Limiter, Rule
+from headgate._checks import check_kind
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -85,14 +86,14 @@ class ViewLimit(DeclaredLimit):
 
     def __call__(self, view: View) -> View:
         if isinstance(view, Blueprint):
-            self.named(view.name)
+            self.named(view.name, Limiter)
             setattr(view, MARK, (*getattr(view, MARK, ()), self))
             return view
         if not callable(view) or isinstance(view, Flask):
             raise ConfigError(f"a limit is for views and blueprints, not {view!r}; see RateLimits")
         if self.default:
             raise ConfigError("default=True is for limits of applications and blueprints, not of a view")
-        self.named(f"{view.__module__}.{view.__qualname__}")
+        self.named(f"{view.__module__}.{view.__qualname__}", Limiter)
         is_async = inspect.iscoroutinefunction(view)
 
         @wraps(view)
@@ -134,8 +135,9 @@ class RateLimits:
 
     def init_app(self, app: Flask) -> None:
         """Let the limits apply to an application; call it once, after what has to run before them."""
+        check_kind("app", app, Flask, "an application, as in RateLimits(app, '5/minute')")
         for found in self.limits:
-            found.named(app.name)
+            found.named(app.name, Limiter)
         if "headgate" in app.extensions:
             raise ConfigError(f"{app!r} has its RateLimits already")
         app.extensions["headgate"] = self

@@ -9,10 +9,12 @@ and bytes are never equal to text: no user can be named like the address of anot
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from typing import Any, Literal
 
+from headgate._checks import check_count, check_list, check_text
 from headgate.errors import ConfigError
 from headgate.http.address import UNKNOWN, Proxies, client_address, peer_key
 from headgate.keys import LONGEST_KEY, Key
@@ -42,11 +44,8 @@ def by_address(
         header: The field that they write.
         ipv6_prefix: How many bits of an IPv6 address count.
     """
-    if type(ipv6_prefix) is not int or not 1 <= ipv6_prefix <= 128:
-        raise ConfigError(f"ipv6_prefix is from 1 to 128, not {ipv6_prefix!r}")
-    if isinstance(proxies, str):
-        raise ConfigError(f"proxies is a list, like [{proxies!r}]")
-    named = tuple(proxies)
+    check_count("ipv6_prefix", ipv6_prefix, 1, 128)
+    named = check_list("proxies", proxies, object, "['10.0.0.0/8']")
     if not named and hops is None:
         return _on_scope(_by_peer(ipv6_prefix))
     trusted = Proxies(named, hops, header)
@@ -65,7 +64,7 @@ def by_header(name: str) -> KeyFunction:
 
     Only for fields that have been checked: before authentication a client can invent a new key for every request.
     """
-    wanted = name.lower().encode("latin-1")
+    wanted = check_text("the name of a header field", name).lower().encode("latin-1")
 
     def header(scope: Scope) -> Key | None:
         for field, value in scope["headers"]:
@@ -86,6 +85,7 @@ def by_user(attribute: str = "id") -> KeyFunction:
 
     Whatever puts the user there must run before the limit: as a middleware around it, or as an earlier dependency.
     """
+    check_text("the name of a user's attribute", attribute)
 
     def user_key(scope: Scope) -> Key | None:
         user = scope.get("user") or scope.get("state", {}).get("user")
@@ -116,7 +116,7 @@ def by_all(*functions: KeyFunction) -> KeyFunction:
     If one of them has no key, the request is counted by address.
     """
     for function in functions:
-        check_function("by_all", function)
+        check_function("by_all", function, can_await=False)
 
     def joined(request: Any) -> Key | None:
         parts = []
@@ -133,12 +133,20 @@ def by_all(*functions: KeyFunction) -> KeyFunction:
     return _on_scope(joined) if all(map(takes_scope, functions)) else joined
 
 
-def check_function(what: str, function: Any) -> None:
-    """Refuse what no request can be given to: a text, or one of the functions above without its brackets."""
+def check_function(what: str, function: Any, *, can_await: bool = True) -> None:
+    """Refuse what no request can be given to, as one of the functions above without its brackets, or cannot be awaited."""
     if function in (by_address, by_header, by_user, by_route, by_all):
         raise ConfigError(f"{what} takes functions of the request: write {function.__name__}(…)")
     if not callable(function):
         raise ConfigError(f"{what} takes functions of the request, not {function!r}")
+    if not can_await and is_async(function):
+        raise ConfigError(f"{what} cannot await: write a plain function instead of {function!r}")
+
+
+def is_async(part: object) -> bool:
+    """Return whether calling it gives something to await."""
+    # Not only functions: also objects whose __call__ is a coroutine function.
+    return inspect.iscoroutinefunction(part) or inspect.iscoroutinefunction(type(part).__call__)
 
 
 def takes_scope(function: object) -> bool:

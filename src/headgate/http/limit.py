@@ -10,18 +10,19 @@ from __future__ import annotations
 import inspect
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Container, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from headgate import AsyncLimiter, Limiter
+from headgate._checks import check_kind, check_list
 from headgate.clock import Clock, WallClock, dating
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.decision import Decision
 from headgate.errors import ConfigError, listed
 from headgate.http.headers import Asked, Fields, Terms, Writer
-from headgate.http.keys import KeyFunction, by_address, check_function, takes_scope
+from headgate.http.keys import KeyFunction, by_address, check_function, is_async, takes_scope
 from headgate.http.steps import Steps
 from headgate.keys import Key
 from headgate.quota import Quotas
@@ -40,7 +41,7 @@ Cost = Units | Callable[[Any], Units | Awaitable[Units]]
 """How many units, or a function that says so."""
 Tier = str | Callable[[Any], str | Awaitable[str | None] | None] | None
 RequestQuota = QuotaValue | Callable[[Any], QuotaValue | Awaitable[QuotaValue | None] | None] | None
-Outcomes = Container[int] | Callable[[int], bool]
+Outcomes = Collection[int] | Callable[[int], bool]
 """Statuses that count: `{401, 403}`, `range(200, 300)`, or a function of the status."""
 
 
@@ -167,12 +168,16 @@ class RequestLimit(Generic[AnyLimiter]):
             raise ConfigError(
                 f"the rules count by {listed(scopes)}: write key={{{min(scopes)!r}: function, …}}"
             )
+        if not callable(tier):
+            check_kind("tier=", tier, str | None, "a name or a function of the request")
         self.limiter: AnyLimiter = limiter
-        self._fields = fields
+        self._fields = check_kind("fields=", fields, Fields | None, "Fields(…), which says what to write")
         self.exempt = exempt
+        if exempt is not None:
+            check_function("exempt=", exempt, can_await=False)
         self.counts = _predicate(count)
         self.address = address or by_address()
-        check_function("address=", self.address)
+        check_function("address=", self.address, can_await=False)
         self.key = _one_function(self.address if key is None else key, self.address, limiter)
         self.cost: Any = cost
         self.tier: Any = tier
@@ -239,11 +244,8 @@ substitutes: list[Callable[[Any], Any]] = []
 
 def rule_of(limit: object, kind: type) -> str | Rule:
     """Return a rule, or what stands for one; anything else should have been a limiter of this kind."""
-    if isinstance(limit, str | Rule):
-        return limit
-    raise ConfigError(
-        f"a limit is a rule like '5/minute' or a limiter of type {kind.__name__}, not {limit!r}"
-    )
+    expected = f"a rule like '5/minute' or a limiter of type {kind.__name__}"
+    return check_kind("a limit", limit, str | Rule, expected)  # type: ignore[return-value]
 
 
 def on_scope(
@@ -302,9 +304,7 @@ def _nanoseconds(clock: Clock) -> Callable[[], int]:
 
 def by_path(paths: Collection[str]) -> Callable[[Any], bool] | None:
     """Return what says whether a scope has one of these paths; `None` without any."""
-    if isinstance(paths, str):
-        raise ConfigError(f"exempt is a list of paths, like [{paths!r}], or a function")
-    exempt = frozenset(paths)
+    exempt = frozenset(check_list("exempt=", paths, str, "['/health'], or a function"))
     return (lambda scope: scope["path"] in exempt) if exempt else None
 
 
@@ -347,17 +347,10 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
 
 
 def _predicate(count: Outcomes | None) -> Callable[[int], bool] | None:
-    if count is None or callable(count):
+    if count is None or (callable(count) and not is_async(count)):
         return count
-    if not isinstance(count, Container):
-        raise ConfigError(f"count= takes statuses, like {{401, 403}}, or a function of one, not {count!r}")
-    return lambda status: status in count
-
-
-def is_async(part: object) -> bool:
-    """Return whether calling it gives something to await."""
-    # Not only functions: also objects whose __call__ is a coroutine function.
-    return inspect.iscoroutinefunction(part) or inspect.iscoroutinefunction(type(part).__call__)
+    given: Any = count  # a coroutine function is refused: what it returns is true for every status
+    return frozenset(check_list("count=", given, int, "[401, 403], or a function of the status")).__contains__
 
 
 async def _value(part: Any, request: Any) -> Any:

@@ -430,7 +430,9 @@ def test_mistakes_say_what_to_write() -> None:
         (lambda: limit("1/minute", key="user")(ok), "functions of the request"),  # type: ignore[arg-type]
         (lambda: limit(AsyncLimiter("1/minute"))(ok), "type Limiter"),
         (lambda: limit("1/minute")(ok)("no request"), "request"),
-        (lambda: site(limits="1/minute").__enter__(), "list"),
+        (lambda: site(limits="1/minute").__enter__(), "HEADGATE_LIMITS is a list like"),
+        (lambda: site(limits=limit("1/minute")).__enter__(), "HEADGATE_LIMITS is a list like"),
+        (lambda: site(limits=[AsyncLimiter("1/minute")]).__enter__(), "type Limiter, not <AsyncLimiter"),
         (lambda: throttle("1/minute", store=MemoryStore()), "name="),
         (lambda: throttle("1/minute", key=key), "coroutine"),
         (lambda: throttle(AsyncLimiter("1/minute")), "type Limiter"),  # type: ignore[arg-type]

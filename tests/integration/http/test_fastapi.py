@@ -9,6 +9,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response, WebSocket
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
 from headgate import (
@@ -220,6 +221,12 @@ async def test_without_install_outcomes_cannot_be_counted() -> None:
     }
     with pytest.raises(ConfigError, match="install"):
         await uninstalled(limit("5/minute", count={401}))(scope, receive, send)
+
+
+async def test_install_is_for_applications_of_fastapi() -> None:
+    for wrong in (Starlette(), FastAPI, "app"):
+        with pytest.raises(ConfigError, match="install is for an application of FastAPI, not "):
+            install(wrong)  # type: ignore[arg-type]
 
 
 async def test_install_comes_before_the_first_request() -> None:

@@ -356,6 +356,8 @@ def test_mistakes_say_what_to_write() -> None:
         client.get("/")
     for wrong, message in (
         (lambda: RateLimits(app), "already"),
+        (lambda: RateLimits("1/minute"), r"app is an application, .*RateLimits\(app, .*, not '1/minute'"),  # type: ignore[arg-type]
+        (lambda: limit("1/minute", store="sqlit:///x.db")(ok), "no store is known for 'sqlit'"),
         (lambda: limit("1/minute")(app), "RateLimits"),
         (lambda: limit("1/minute", default=True)(ok), "default=True"),
         (lambda: limit(), "rules"),

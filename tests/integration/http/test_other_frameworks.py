@@ -201,6 +201,10 @@ class TestAiohttp:
     async def test_mistakes_say_what_to_write(self) -> None:
         with pytest.raises(ConfigError, match="install"):
             limit("1/minute", default=True)(ok)
+        with pytest.raises(ConfigError, match="install is for an application of aiohttp, not '1/minute'"):
+            install("1/minute")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="type AsyncLimiter, not <Limiter"):
+            install(web.Application(), Limiter("1/minute"))  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="functions of the request"):
             limit("1/minute", key="user")(ok)  # type: ignore[arg-type]
         app = web.Application()

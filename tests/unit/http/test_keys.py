@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import AsyncLimiter, ConfigError, Limiter, sliding_window, token_bucket
-from headgate.http import by_address, by_all, by_header, by_route, by_user
+from headgate.http import Fields, by_address, by_all, by_header, by_route, by_user
 from headgate.http.keys import takes_scope
 from headgate.http.limit import RequestLimit
 from headgate.keys import LONGEST_KEY
@@ -162,6 +163,13 @@ class Slow:
         return scope["headers"][0][1].decode() if scope["headers"] else None
 
 
+SLOW = Slow()
+
+
+async def awaited(request: Any) -> str:
+    return "k1"
+
+
 async def test_every_part_may_be_awaited() -> None:
     async def two(scope: Any) -> int:
         return 2
@@ -196,12 +204,57 @@ async def test_scopes_may_be_awaited_one_by_one() -> None:
         ({"key": by_user}, "key= takes functions of the request: write by_user(…)"),
         ({"key": {"ip": by_address}}, "key= takes functions of the request: write by_address(…)"),
         ({"address": by_address}, "address= takes functions of the request: write by_address(…)"),
-        ({"count": 401}, "count= takes statuses, like {401, 403}, or a function of one, not 401"),
+        ({"address": awaited}, f"address= cannot await: write a plain function instead of {awaited!r}"),
+        ({"exempt": awaited}, f"exempt= cannot await: write a plain function instead of {awaited!r}"),
+        ({"exempt": SLOW}, f"exempt= cannot await: write a plain function instead of {SLOW!r}"),
+        ({"exempt": "/health"}, "exempt= takes functions of the request, not '/health'"),
+        ({"exempt": ["/health"]}, "exempt= takes functions of the request, not ['/health']"),
+        ({"count": 401}, "count= is a list like [401, 403], or a function of the status, not 401"),
+        ({"count": "401"}, "count= is a list like [401, 403], or a function of the status, not '401'"),
+        ({"count": ["401"]}, "count= is a list like [401, 403], or a function of the status, not ['401']"),
+        (
+            {"count": awaited},
+            f"count= is a list like [401, 403], or a function of the status, not {awaited!r}",
+        ),
+        ({"tier": 5}, "tier= is a name or a function of the request, not 5"),
+        ({"tier": ["pro"]}, "tier= is a name or a function of the request, not ['pro']"),
+        ({"fields": "ietf"}, "fields= is Fields(…), which says what to write, not 'ietf'"),
+        ({"fields": Fields}, f"fields= is Fields(…), which says what to write, not {Fields!r}"),
+        ({"quota": "5/minute", "quota_for": "60s"}, "quota_for= is seconds, at least 0, not '60s'"),
     ],
+    ids=str,
 )
 def test_what_no_request_could_be_counted_by_is_refused_at_once(options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         RequestLimit(Limiter("5/minute"), **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "message"),
+    [
+        (by_header, None, "the name of a header field is text, not None"),
+        (by_header, "", "the name of a header field is text, not ''"),
+        (by_header, ["X-Key"], "the name of a header field is text, not ['X-Key']"),
+        (by_user, None, "the name of a user's attribute is text, not None"),
+        (by_all, awaited, f"by_all cannot await: write a plain function instead of {awaited!r}"),
+        (
+            lambda wrong: by_address(proxies=wrong),
+            "10.0.0.0/8",
+            "proxies is a list like ['10.0.0.0/8'], not '10.0.0.0/8'",
+        ),
+        (lambda wrong: by_address(proxies=wrong), None, "proxies is a list like ['10.0.0.0/8'], not None"),
+        (
+            lambda wrong: by_address(ipv6_prefix=wrong),
+            "64",
+            "ipv6_prefix must be a whole number from 1 to 128, not '64'",
+        ),
+    ],
+)
+def test_key_functions_say_what_they_are_made_of(
+    make: Callable[[Any], Any], wrong: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        make(wrong)
 
 
 def test_what_cannot_be_joined_is_refused_at_once() -> None:

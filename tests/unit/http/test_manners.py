@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import httpx
 import pytest
 
-from headgate import Limiter
-from headgate.http import Fields, Writer
-from headgate.http.client import asked_pause
+from headgate import AsyncLimiter, ConfigError, Limiter
+from headgate.http import Fields, Writer, by_address
+from headgate.http.client import (
+    AsyncRateLimitTransport,
+    RateLimitAdapter,
+    RateLimitTransport,
+    asked_pause,
+)
 from headgate.testing import FakeClock
 
 NOW = 1_700_000_000.0
@@ -69,3 +77,46 @@ def test_what_our_own_edges_write_is_understood(fields: Fields) -> None:
     assert seen[0] is None
     assert seen[1] == 61
     assert seen[2] == 61
+
+
+async def awaited(request: object) -> str:
+    return "k1"
+
+
+@pytest.mark.parametrize("make", [RateLimitTransport, AsyncRateLimitTransport, RateLimitAdapter])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "me"}, "key= takes functions of the request, not 'me'"),
+        ({"key": by_address}, "key= takes functions of the request: write by_address(…)"),
+        ({"key": awaited}, f"key= cannot await: write a plain function instead of {awaited!r}"),
+        ({"retries": -1}, "retries must be a whole number from 0 to 1000000, not -1"),
+        ({"retries": True}, "retries must be a whole number from 0 to 1000000, not True"),
+        ({"max_wait": None}, "max_wait must be a number from 0 to 86400.0, not None"),
+        ({"max_wait": "90"}, "max_wait must be a number from 0 to 86400.0, not '90'"),
+        ({"max_wait": float("nan")}, "max_wait must be a number from 0 to 86400.0, not nan"),
+        ({"jitter": 2}, "jitter must be a number from 0 to 1, not 2"),
+        ({"jitter": True}, "jitter must be a number from 0 to 1, not True"),
+        ({"methods": "GET"}, "methods is a list like ['GET', 'HEAD'], not 'GET'"),
+        ({"methods": None}, "methods is a list like ['GET', 'HEAD'], not None"),
+        ({"statuses": 429}, "statuses is a list like [429, 503], not 429"),
+        ({"statuses": "429"}, "statuses is a list like [429, 503], not '429'"),
+        ({"statuses": ["429"]}, "statuses is a list like [429, 503], not ['429']"),
+    ],
+    ids=str,
+)
+def test_manners_that_cannot_be_kept_to_are_refused_at_once(
+    make: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make("5/s", **options)
+    assert str(caught.value) == message
+
+
+def test_a_transport_of_the_other_kind_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"^transport= is an httpx.BaseTransport, not <"):
+        RateLimitTransport("5/s", httpx.AsyncHTTPTransport())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^transport= is an httpx.AsyncBaseTransport, not <"):
+        AsyncRateLimitTransport("5/s", httpx.HTTPTransport())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a limiter of type Limiter, not <AsyncLimiter"):
+        RateLimitTransport(AsyncLimiter("5/s"))  # type: ignore[arg-type]

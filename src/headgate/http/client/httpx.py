@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from headgate import AsyncLimiter, Limiter, Rule
+from headgate._checks import check_kind
 from headgate._extras import needing
 from headgate.http.client.manners import Manners, MannersOptions
 from headgate.http.steps import run, run_async
@@ -30,6 +31,7 @@ class RateLimitTransport(httpx.BaseTransport):
         **manners: Unpack[MannersOptions],
     ) -> None:
         self._manners = Manners(Limiter, limit, **manners)
+        check_kind("transport=", transport, httpx.BaseTransport | None, "an httpx.BaseTransport")
         self._transport = transport or httpx.HTTPTransport()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -62,6 +64,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         **manners: Unpack[MannersOptions],
     ) -> None:
         self._manners = Manners(AsyncLimiter, limit, **manners)
+        check_kind("transport=", transport, httpx.AsyncBaseTransport | None, "an httpx.AsyncBaseTransport")
         self._transport = transport or httpx.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -10,10 +10,12 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypedDict
 
+from headgate._checks import check_count, check_list, is_number
 from headgate._fork import watch
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock, dating
 from headgate.decision import Decision
 from headgate.errors import ConfigError, RateLimited
+from headgate.http.keys import check_function
 from headgate.http.limit import AnyLimiter, rule_of
 from headgate.http.steps import Steps
 from headgate.keys import PlainKey
@@ -76,23 +78,21 @@ class Manners(Generic[AnyLimiter]):
         jitter: float = 0.1,
         clock: Clock | None = None,
     ) -> None:
-        if type(retries) is not int or retries < 0:
-            raise ConfigError(f"retries is a whole number, at least 0, not {retries!r}")
-        if not 0 <= max_wait <= LONGEST_PAUSE or not 0 <= jitter <= 1:
-            raise ConfigError(
-                f"max_wait is seconds, up to a day, and jitter from 0 to 1, not {max_wait} and {jitter}"
-            )
-        if isinstance(methods, str):
-            raise ConfigError(f"methods is a list of methods, like [{methods!r}]")
+        check_count("retries", retries, 0, 1_000_000)
+        for name, value, most in (("max_wait", max_wait, LONGEST_PAUSE), ("jitter", jitter, 1)):
+            if not is_number(value) or not 0 <= value <= most:
+                raise ConfigError(f"{name} must be a number from 0 to {most}, not {value!r}")
+        if key is not None:
+            check_function("key=", key, can_await=False)
         self.limiter: AnyLimiter | None = None
         if limit is not None:
             self.limiter = limit if isinstance(limit, kind) else kind(rule_of(limit, kind), clock=clock)
         self.key = key
-        own = SteadyClock() if self.limiter is None else self.limiter.clock
-        self.clock: Clock = check_clock(clock) or own
+        self.clock = check_clock(clock) or (SteadyClock() if self.limiter is None else self.limiter.clock)
         self._dates = dating(self.clock)
-        self._retries, self._statuses = retries, frozenset(statuses)
-        self._methods = frozenset(method.upper() for method in methods)
+        self._retries = retries
+        self._statuses = frozenset(check_list("statuses", statuses, int, "[429, 503]"))
+        self._methods = frozenset(map(str.upper, check_list("methods", methods, str, "['GET', 'HEAD']")))
         self._max_wait, self._jitter = max_wait, jitter
         self._pauses: dict[PlainKey, int] = {}
         self._most_pauses = MOST_PAUSES

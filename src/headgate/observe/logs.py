@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from headgate import Limiter, Rule, token_bucket
+from headgate._checks import check_count, check_kind
 from headgate._fork import watch
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -49,6 +50,8 @@ class LogHook(Hook):
     ) -> None:
         if keys not in ("digest", "plain", "none"):
             raise ConfigError(f"keys is 'digest', 'plain' or 'none', not {keys!r}")
+        check_count("level, as logging.WARNING,", level, 0, 1000)
+        check_kind("logger", logger, logging.Logger | logging.LoggerAdapter | None, "what getLogger returns")
         self.logger = logger or logging.getLogger("headgate.decisions")
         self.swallowed = 0
         """Lines swallowed since the last one that was written."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from headgate._checks import check_kind
 from headgate._fork import watch
 from headgate.clock import Clock, check_clock
 from headgate.errors import ConfigError, HeadgateError, listed
@@ -94,7 +95,8 @@ class LiveLimiters(Mapping[str, L]):
         self._beside: Candidates = lambda name, rules: {}
         self._reloading = watch(threading.RLock())
         self._reloader: threading.Thread | None = None
-        self.policy = policy
+        expected = f"a Policy, as {type(self).__name__}.from_file('headgate.toml') reads from a file"
+        self.policy = check_kind("policy", policy, Policy, expected)
         self._use(policy)
 
     @classmethod

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from headgate._checks import is_number
 from headgate.errors import ConfigError
 from headgate.policy.live import LiveLimiters
 
@@ -112,7 +113,7 @@ class Watched(LiveLimiters[L]):
 
 def _check_pause(every: float) -> None:
     """Refuse what no thread can wait for."""
-    if not 0 < every <= threading.TIMEOUT_MAX:  # also false for NaN
+    if not is_number(every) or not 0 < every <= threading.TIMEOUT_MAX:  # also false for NaN
         raise ConfigError(f"every= is seconds above 0, not {every!r}")
 
 

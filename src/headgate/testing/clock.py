@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from headgate._checks import check_kind
 from headgate.clock import to_microseconds
 
 
@@ -15,7 +16,7 @@ class FakeClock:
     """
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
-        self._now_us = to_microseconds(now)
+        self.set(now)
 
     def now_us(self) -> int:
         return self._now_us
@@ -27,7 +28,7 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         """Let time pass; less than 0 lets it go back."""
-        self._now_us += to_microseconds(seconds)
+        self._now_us += to_microseconds(check_kind("a time", seconds, int | float, "a number of seconds"))
 
     def advance_us(self, microseconds: int) -> None:
         """Let whole microseconds pass."""
@@ -35,7 +36,7 @@ class FakeClock:
 
     def set(self, now: float) -> None:
         """Go to a time in seconds since the epoch."""
-        self._now_us = to_microseconds(now)
+        self._now_us = to_microseconds(check_kind("a time", now, int | float, "a number of seconds"))
 
     def set_us(self, now_us: int) -> None:
         """Go to a time in microseconds since the epoch."""

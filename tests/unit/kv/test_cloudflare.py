@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -47,9 +48,10 @@ class TestCalls:
         assert cloudflare.calls.count(("GET", "keys")) == 3
 
     @pytest.mark.parametrize("missing", ["account", "namespace", "token"])
-    def test_an_empty_secret_is_refused(self, missing: str) -> None:
-        given = {"account": "a", "namespace": "n", "token": "t"} | {missing: " "}
-        with pytest.raises(ConfigError, match=missing):
+    @pytest.mark.parametrize("empty", [" ", None])
+    def test_an_empty_secret_is_refused(self, missing: str, empty: Any) -> None:
+        given = {"account": "a", "namespace": "n", "token": "t"} | {missing: empty}
+        with pytest.raises(ConfigError, match=f"the {missing} is missing"):
             CloudflareKV(*given.values())
 
 

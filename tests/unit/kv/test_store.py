@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -329,6 +330,12 @@ class TestSeveralProcesses:
 
 
 class TestUse:
+    @pytest.mark.parametrize("kv", ["redis://:secret@localhost", {}, None, MemoryKV], ids=repr)
+    def test_what_is_no_key_value_store_is_refused(self, kv: Any) -> None:
+        with pytest.raises(ConfigError, match=r"^kv is a key-value store, like MemoryKV\(\) or ") as caught:
+            KVStore(kv)
+        assert "secret" not in str(caught.value)
+
     def test_several_rules_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="one rule"):
             AsyncLimiter("5/minute", "50/hour", name="test", store=KVStore(MemoryKV()))

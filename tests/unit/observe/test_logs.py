@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,25 @@ def test_a_logger_and_level_of_ones_own(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.INFO, "own"):
         Limiter("0/minute", hooks=[LogHook(own, level=logging.INFO)]).hit("a")
     assert [(record.name, record.levelname) for record in caplog.records] == [("own", "INFO")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"level": "WARNING"},
+            "level, as logging.WARNING, must be a whole number from 0 to 1000, not 'WARNING'",
+        ),
+        ({"level": True}, "level, as logging.WARNING, must be a whole number from 0 to 1000, not True"),
+        ({"logger": "own"}, "logger is what getLogger returns, not 'own'"),
+        ({"logger": logging.Logger}, "logger is what getLogger returns, not <class 'logging.Logger'>"),
+    ],
+)
+def test_what_could_write_no_line_is_refused(options: dict[str, Any], message: str) -> None:
+    """A hook that fails is logged once, so refusals would go unnoticed."""
+    with pytest.raises(ConfigError) as caught:
+        LogHook(**options)
+    assert str(caught.value) == message
 
 
 def test_unknown_ways_to_show_keys_are_refused() -> None:

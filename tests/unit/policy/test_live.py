@@ -762,3 +762,12 @@ async def test_tasks_that_hold_while_the_policy_changes_leave_nothing_behind(
         live.reload()
         assert 0 < most <= 30
         assert (await limiter.check("ada")).remaining == 29
+
+
+@pytest.mark.parametrize("policy", ["headgate.toml", Path("headgate.toml"), None, {}], ids=repr)
+@pytest.mark.parametrize("kind", [LivePolicy, AsyncLivePolicy])
+def test_a_file_is_not_a_policy(kind: type[LivePolicy], policy: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind(policy)
+    advice = f"a Policy, as {kind.__name__}.from_file('headgate.toml') reads from a file"
+    assert str(caught.value) == f"policy is {advice}, not {policy!r}"

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -192,8 +194,8 @@ def test_a_handler_that_somebody_else_has_set_meanwhile_is_left_alone(author: Au
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), 1e300])
-async def test_a_pause_is_one_that_a_thread_can_wait_for(author: Author, every: float) -> None:
+@pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), 1e300, "1", None, timedelta(seconds=1)])
+async def test_a_pause_is_one_that_a_thread_can_wait_for(author: Author, every: Any) -> None:
     author.limit("5/minute")
     with pytest.raises(ConfigError, match="every= is seconds above 0"):
         LivePolicy.from_file(author.path).watch(every)

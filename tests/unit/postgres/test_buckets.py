@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -17,7 +19,7 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate.stores.postgres import BucketTable
+from headgate.stores.postgres import AsyncBucketTable, BucketTable
 from headgate.stores.postgres.sql import migrations, query, schema
 
 SCOPED = (sliding_window("10/hour", scope="user"), sliding_window("100/hour", scope="realm"))
@@ -86,6 +88,18 @@ def test_a_cost_by_unit_is_refused() -> None:
 def test_a_time_without_a_zone_is_refused() -> None:
     with pytest.raises(ConfigError, match="with a time zone"):
         next(BucketTable("5/minute", table="t")._checking("a", 1, None, datetime(2026, 1, 1)))  # noqa: DTZ001
+
+
+def test_times_between_cleanups_that_are_none_are_refused() -> None:
+    table: Any = BucketTable("5/minute", table="t")
+    with pytest.raises(ConfigError, match="older_than is a timedelta, not 3600"):
+        table.cleanup(None, older_than=3600)
+    with pytest.raises(ConfigError, match="batch must be a whole number from 1 to "):
+        table.cleanup(None, batch=0)
+    with pytest.raises(ConfigError, match="every is a timedelta, not 60"):
+        table.run_cleanup(None, every=60, stop=threading.Event())
+    with pytest.raises(ConfigError, match="every is a timedelta, not 60"):
+        asyncio.run(AsyncBucketTable("5/minute", table="t").run_cleanup(None, every=60))  # type: ignore[arg-type]
 
 
 def test_the_encoding_of_scopes_is_the_one_that_is_documented() -> None:

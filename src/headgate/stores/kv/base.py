@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class KV(Protocol):
     """The interface of a key-value store.
 

@@ -83,9 +83,9 @@ class CloudflareKV:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         for name, value in (("account", account_id), ("namespace", namespace_id), ("token", api_token)):
-            if not value.strip():
+            if not isinstance(value, str) or not value.strip():
                 raise ConfigError(
-                    f"Cloudflare KV needs an account id, a namespace id and a token; the {name} is empty"
+                    f"Cloudflare KV needs an account id, a namespace id and a token; the {name} is missing"
                 )
         self._deadline_us = to_microseconds(deadline)
         self._clock: Clock = check_clock(clock) or SteadyClock()

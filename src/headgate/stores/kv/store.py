@@ -30,6 +30,7 @@ from hashlib import blake2b
 from typing import TypeVar
 from urllib.parse import quote, quote_from_bytes
 
+from headgate._checks import check_kind
 from headgate._concurrency import complete
 from headgate.algorithms import Algorithm, State
 from headgate.clock import MICROSECONDS, Clock, WallClock, check_clock
@@ -91,7 +92,7 @@ class KVStore:
     pings_by_looking = True
 
     def __init__(self, kv: KV, *, stem: Stem = default_stem, clock: Clock | None = None) -> None:
-        self.kv = kv
+        self.kv = check_kind("kv", kv, KV, "a key-value store, like MemoryKV() or open_kv(url)")
         self.stem = stem
         self.clock: Clock = check_clock(clock) or WallClock()
         self.turns = KeyTurns()

@@ -30,6 +30,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from headgate._checks import check_kind
 from headgate.clock import Clock, SteadyClock, check_clock
 from headgate.errors import ConfigError
 from headgate.stores.postgres.buckets import (
@@ -132,6 +133,7 @@ class BucketTable(Buckets):
         `connect` returns a connection to be used in a `with` block: `pool.connection`, or
         `lambda: psycopg.connect(url)`. A cleanup that fails is logged, and the next one tries again.
         """
+        pause = check_kind("every", every, timedelta, "a timedelta").total_seconds()
         while True:
             try:
                 with connect() as connection:
@@ -141,7 +143,7 @@ class BucketTable(Buckets):
             except Exception:
                 # Whatever was wrong with the database or the network may be over next time.
                 logger.exception("cleanup of %s failed", self.table)
-            if stop.wait(every.total_seconds()):
+            if stop.wait(pause):
                 return
 
 
@@ -211,6 +213,7 @@ class AsyncBucketTable(Buckets):
         A cleanup that fails is logged, and the next one tries again.
         """
         clock = check_clock(clock) or SteadyClock()
+        pause = check_kind("every", every, timedelta, "a timedelta").total_seconds()
         while True:
             try:
                 async with connect() as connection:
@@ -220,7 +223,7 @@ class AsyncBucketTable(Buckets):
             except Exception:
                 # Whatever was wrong with the database or the network may be over next time.
                 logger.exception("cleanup of %s failed", self.table)
-            await clock.asleep(every.total_seconds())
+            await clock.asleep(pause)
 
 
 def _run(connection: psycopg.Connection[Any], flow: Flow[T]) -> T:

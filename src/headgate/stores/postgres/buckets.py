@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
+from headgate._checks import check_count, check_kind
 from headgate.algorithms import SlidingWindow, algorithm_for
 from headgate.costs import check_whole
 from headgate.decision import Decision, Verdict
@@ -228,7 +229,9 @@ class Buckets:
         self.rules = rules_from(rules)
         self._windows = _windows(self.rules)
         self._scopes = {rule.scope for rule in self.rules} - {SHARED}
-        self.key_type = _check_type(key_type)
+        if key_type not in ("uuid", "text", "bigint"):
+            raise ConfigError(f"key_type is 'uuid', 'text' or 'bigint', not {key_type!r}")
+        self.key_type: KeyType = key_type
         self._plain = plain
         self._encodes = any(rule.scope not in (None, plain) for rule in self.rules)
         if self._encodes and key_type == "bigint":
@@ -285,10 +288,10 @@ class Buckets:
     def _cleaning(self, older_than: timedelta | None, batch: int, now: datetime | None) -> Flow[Cleanup]:
         """Yield the same statement until there is nothing left to remove, or somebody else is at it."""
         age = self.lifetime if older_than is None else older_than
+        check_kind("older_than", age, timedelta, "a timedelta")
         if age < self.lifetime:
             raise ConfigError(f"buckets count for {self.lifetime}, so they cannot be removed after {age}")
-        if type(batch) is not int or batch < 1:
-            raise ConfigError(f"a batch is a whole number of at least 1, not {batch!r}")
+        check_count("batch", batch, 1, MAX_UNITS)
         deleted = batches = 0
         while True:
             rows = yield self._own.cleanup, (age.total_seconds(), batch, _aware(now))
@@ -417,12 +420,6 @@ def _windows(rules: tuple[Rule, ...]) -> list[Window]:
         each = ", ".join(f"{width.total_seconds():g} s for {rule.name!r}" for width, rule in widths.items())
         raise ConfigError(f"the rules of one table need buckets of one width, not {each}; set buckets=")
     return windows
-
-
-def _check_type(key_type: str) -> KeyType:
-    if key_type not in ("uuid", "text", "bigint"):
-        raise ConfigError(f"key_type is 'uuid', 'text' or 'bigint', not {key_type!r}")
-    return key_type  # type: ignore[return-value]  # one of these
 
 
 def _quoted(name: str | tuple[str, str]) -> str:

@@ -34,7 +34,6 @@ REPLACEMENTS = {
     r"AsyncObservedHold": "ObservedHold",
     r"AsyncResilient": "Resilient",
     r"AsyncCircuit": "Circuit",
-    r"AsyncPing": "Ping",
     r"call_later_async": "call_later",
     r"ainspect_server": "inspect_server",
     r"AsyncStore": "Store",

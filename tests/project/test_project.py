@@ -56,6 +56,7 @@ INSIDE = VALUES | {
     "_fork",
     "_holding",
     "_queues",
+    "_resilience",
     "_async",
     "_sync",
 }
@@ -73,6 +74,7 @@ MAY_IMPORT = {
     "_fork": set(),
     "_holding": VALUES | {"hooks", "stores"},
     "_queues": {"_concurrency", "_fork"},
+    "_resilience": VALUES | {"stores"},
     "hooks": VALUES | {"_fork"},
     "quotas": VALUES | {"_fork"},
     "_async": INSIDE - {"_extras", "_sync"},

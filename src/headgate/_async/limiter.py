@@ -10,11 +10,12 @@ from typing import Any, ParamSpec, TypeVar
 from headgate._asking import AsyncAsking
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
-from headgate._async.resilience import Asker, bind
+from headgate._async.resilience import Asker, AsyncResilient
 from headgate._async.turns import AsyncTurns
 from headgate._awaiting import Awaiting
 from headgate._checks import check_text
 from headgate._concurrency import AsyncEvent, check_coroutine_function
+from headgate._resilience import bind
 from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant, time_limit, to_microseconds
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
@@ -104,7 +105,14 @@ class AsyncLimiter(AsyncAsking):
         self._ping: Asker | None = None
         if self.rules or self.store.has_rules:
             gate, self.health, self._ping = bind(
-                self.store, self.name, self.rules, on_store_error, deadline, on_overload
+                self.store,
+                self.store.bind_async,
+                AsyncResilient,
+                self.name,
+                self.rules,
+                on_store_error,
+                deadline,
+                on_overload,
             )
         if store is not None and clock is not None:
             gate = AsyncTimed(gate, clock)  # a memory of our own has the clock already

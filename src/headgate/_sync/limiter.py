@@ -11,9 +11,10 @@ from typing import ParamSpec, TypeVar
 from headgate._asking import Asking
 from headgate._checks import check_text
 from headgate._concurrency import Event, check_plain_function
+from headgate._resilience import bind
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
-from headgate._sync.resilience import Asker, bind
+from headgate._sync.resilience import Asker, Resilient
 from headgate._sync.turns import Turns
 from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant, time_limit, to_microseconds
 from headgate.costs import Cost, Units
@@ -104,7 +105,14 @@ class Limiter(Asking):
         self._ping: Asker | None = None
         if self.rules or self.store.has_rules:
             gate, self.health, self._ping = bind(
-                self.store, self.name, self.rules, on_store_error, deadline, on_overload
+                self.store,
+                self.store.bind,
+                Resilient,
+                self.name,
+                self.rules,
+                on_store_error,
+                deadline,
+                on_overload,
             )
         if store is not None and clock is not None:
             gate = Timed(gate, clock)  # a memory of our own has the clock already

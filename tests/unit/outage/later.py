@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from headgate.circuit import AsyncCircuit, Circuit
+
 
 class Later:
     """What is to be done in the background some time later, and now when a test says so."""
@@ -19,8 +21,8 @@ class Later:
     def instead_of_timers(cls, monkeypatch: pytest.MonkeyPatch) -> Later:
         """Let all probes wait for the test, whether threads or tasks would make them."""
         later = cls()
-        monkeypatch.setattr("headgate._sync.resilience.call_later", later)
-        monkeypatch.setattr("headgate._async.resilience.call_later_async", later)
+        monkeypatch.setattr(Circuit, "_call_later", later)
+        monkeypatch.setattr(AsyncCircuit, "_call_later", later)
         return later
 
     def __call__(self, seconds: float, method: Callable[..., Any], *args: object) -> bool:

@@ -31,6 +31,7 @@ from headgate import (
     StoreUnavailable,
 )
 from headgate._concurrency import call_later, call_later_async
+from headgate.circuit import AsyncCircuit, Circuit
 from headgate.hooks import Call
 from headgate.keys import Key
 from headgate.stores.base import Answer, AsyncGate, Gate, Guarantees, Receipts
@@ -347,7 +348,7 @@ def test_one_outage_is_probed_once_however_many_limiters_there_are(store: Flaky,
 
 
 def test_a_limiter_that_is_gone_probes_no_more(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate._sync.resilience.call_later", call_later)
+    monkeypatch.setattr(Circuit, "_call_later", staticmethod(call_later))
     limiter = limiter_on(store)
     store.fail()
     before = set(threading.enumerate())
@@ -365,7 +366,7 @@ def test_a_limiter_that_is_gone_probes_no_more(store: Flaky, monkeypatch: pytest
 
 
 def test_a_probe_in_a_thread_finds_the_store(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate._sync.resilience.call_later", call_later)
+    monkeypatch.setattr(Circuit, "_call_later", staticmethod(call_later))
     limiter = limiter_on(store)
     store.fail()
     before = set(threading.enumerate())
@@ -381,7 +382,7 @@ def test_no_thread_to_be_had_is_no_error_of_a_call(store: Flaky, monkeypatch: py
     def no_thread(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("headgate._sync.resilience.call_later", call_later)
+    monkeypatch.setattr(Circuit, "_call_later", staticmethod(call_later))
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     limiter = limiter_on(store)
     store.fail()
@@ -731,7 +732,7 @@ async def test_overload_and_misconfiguration_of_tasks(store: Flaky) -> None:
 
 
 async def test_a_probe_in_a_task_finds_the_store(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate._async.resilience.call_later_async", call_later_async)
+    monkeypatch.setattr(AsyncCircuit, "_call_later", staticmethod(call_later_async))
     back = asyncio.Event()
     limiter = AsyncLimiter("8/minute", name="x", store=store)
     store.fail()
@@ -745,7 +746,7 @@ async def test_a_probe_in_a_task_finds_the_store(store: Flaky, monkeypatch: pyte
 
 def test_another_event_loop_finds_out_by_itself(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that probed is closed."""
-    monkeypatch.setattr("headgate._async.resilience.call_later_async", call_later_async)
+    monkeypatch.setattr(AsyncCircuit, "_call_later", staticmethod(call_later_async))
     limiter = AsyncLimiter("8/minute", name="x", store=store, on_store_error="closed")
     store.fail()
     assert asyncio.run(hit(limiter)).degraded

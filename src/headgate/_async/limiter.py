@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
+from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from headgate._asking import AsyncAsking
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
-from headgate._async.resilience import Asker, AsyncResilient
+from headgate._async.resilience import AsyncResilient
 from headgate._async.turns import AsyncTurns
 from headgate._awaiting import Awaiting
-from headgate._checks import check_text
 from headgate._concurrency import AsyncEvent, check_coroutine_function
-from headgate._resilience import bind
-from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant, time_limit, to_microseconds
-from headgate.costs import Cost, Units
+from headgate._limiting import Limiting
+from headgate.clock import Clock, time_limit, to_microseconds
+from headgate.costs import Cost
 from headgate.decision import Decision
-from headgate.errors import ConfigError, RateLimited
-from headgate.hooks import Hook, Hooks
-from headgate.keys import Key, key_picker
-from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
-from headgate.rules import Rule, rules_from
-from headgate.stores import MemoryStore, open_async_store
-from headgate.stores.base import AsyncGate, AsyncStore, Receipts
-from headgate.stores.failure import OnOverload, OnStoreError
-from headgate.stores.outage import Health
-from headgate.stores.request import Operation, Request
+from headgate.errors import RateLimited
+from headgate.keys import Key
+from headgate.quotas import QuotaValue
+from headgate.stores import open_async_store
+from headgate.stores.base import AsyncGate, AsyncStore
+from headgate.stores.request import Operation
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AsyncLimiter(AsyncAsking):
+class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -68,69 +62,18 @@ class AsyncLimiter(AsyncAsking):
         health: How the store has been doing.
     """
 
-    def __init__(
-        self,
-        *rules: str | Rule,
-        name: str | None = None,
-        store: AsyncStore | str | None = None,
-        clock: Clock | None = None,
-        on_store_error: OnStoreError | None = None,
-        deadline: float | None = None,
-        on_overload: OnOverload = "refuse",
-        hooks: Iterable[Hook] = (),
-        quotas: QuotaFunction | None = None,
-        quotas_for: float = 60.0,
-    ) -> None:
-        self.rules = rules_from(rules)
-        if store is not None and not name:
-            raise ConfigError(
-                "a limiter on a given store needs a name=, to tell its counts from those of others"
-            )
-        self.name = check_text("a limiter's name", name or "", 0)
-        self.units = Units(self.name, self.rules)
-        self._owns_store = store is None or isinstance(store, str)
-        self.store: AsyncStore
-        if store is None:
-            self.store = MemoryStore(clock=clock)
-        elif isinstance(store, str):
-            self.store = open_async_store(store, deadline=deadline)
-        elif hasattr(store, "bind_async") and not isinstance(store, type):
-            self.store = store
-        else:
-            raise ConfigError(
-                f"{type(self).__name__} takes a URL or a store for it, like RedisStore(…), not {store!r:.60}"
-            )
-        gate: AsyncGate = AsyncUnlimited()
-        self.health = Health()
-        self._ping: Asker | None = None
-        if self.rules or self.store.has_rules:
-            gate, self.health, self._ping = bind(
-                self.store,
-                self.store.bind_async,
-                AsyncResilient,
-                self.name,
-                self.rules,
-                on_store_error,
-                deadline,
-                on_overload,
-            )
-        if store is not None and clock is not None:
-            gate = AsyncTimed(gate, clock)  # a memory of our own has the clock already
-        self._clock: Clock = check_clock(clock) or _pace_of(self.store)
-        self._turns = AsyncTurns()
-        self._turn_of = key_picker(self.rules)
-        if quotas is not None:
-            self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-            gate = AsyncQuoted(gate, self.quotas, self._turn_of)
-        self.gate, self.new_hold = self._around(gate, hooks)
+    _open_store = staticmethod(open_async_store)
+    _bind = "bind_async"
+    _turns_type = AsyncTurns
+    _unlimited_type = AsyncUnlimited
+    _resilient_type = AsyncResilient
+    _timed_type = AsyncTimed
+    _quoted_type = AsyncQuoted
+    _observed_type = AsyncObserved
+    _hold_type = AsyncHold
+    _observed_hold_type = AsyncObservedHold
 
-    def _around(self, gate: AsyncGate, hooks: Iterable[Hook]) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
-        """Wrap a gate in time, quotas and hooks; return it with the function that makes its holds."""
-        if not hooks:
-            return gate, AsyncHold
-        heard = Hooks(hooks)
-        heard.attached(self)
-        return AsyncObserved(gate, self.name, self.units, heard), partial(AsyncObservedHold, heard, self.name)
+    new_hold: Callable[..., AsyncHold]
 
     async def record(
         self,
@@ -163,23 +106,6 @@ class AsyncLimiter(AsyncAsking):
         expire, and its places in a `concurrent` rule until their lease ends.
         """
         return AwaitingHold(self._take(key, cost, tier, quota, now))
-
-    def request(
-        self,
-        operation: Operation,
-        key: Key | None,
-        cost: Cost = 1,
-        tier: str | None = None,
-        quota: QuotaValue | None = None,
-        now: float | None = None,
-    ) -> Request:
-        """Return the request that a call sends to the gate, for code that calls the gate itself.
-
-        Raises:
-            ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
-        """
-        request = Request(operation, key, self.units.costs(cost), tier, instant(now))
-        return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
 
     async def _ask(
         self,
@@ -252,11 +178,6 @@ class AsyncLimiter(AsyncAsking):
             self._turns.leave(turn, ticket)
         return decision
 
-    def _is_in_vain(self, refusal: Decision, deadline: int | None) -> bool:
-        """Return whether waiting would end after the deadline, or never."""
-        pause = refusal.retry_after_us
-        return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)
-
     async def reset(self, key: Key | None = None) -> None:
         """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
         await self.gate.reset(key)
@@ -311,18 +232,6 @@ class AsyncLimiter(AsyncAsking):
 
         return decorate
 
-    # A limiter of a policy file changes with the file. What depends on its rules, as the HTTP edges' headers do, is prepared
-    # for `current`, and anew when that is another limiter. Any other limiter stays what it is.
-
-    headers: str | None = None
-    """Which header fields a policy asks for."""
-
-    tier_for: Callable[[Key | None, str | None], str | None] | None = None
-    """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
-
-    quotas: QuotaCache | None = None
-    """What the function for callers' quotas has said; `None` without one."""
-
     def in_memory(self, clock: Clock | None) -> AsyncLimiter:
         """Return a limiter that decides as this one does but has counted nothing, in memory of its own, for tests."""
         if self.quotas is None:
@@ -331,22 +240,10 @@ class AsyncLimiter(AsyncAsking):
             *self.rules, clock=clock, quotas=self.quotas.function, quotas_for=self.quotas.seconds
         )
 
-    def settling(self, receipts: Receipts | None) -> AsyncGate:
-        """Return the gate on which a hold with these receipts is settled."""
-        return self.gate
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that it waits by: the one it was given, or that of its store."""
-        return self._clock
-
     @property
     def current(self) -> AsyncLimiter:
         """The limiter that decides at present, whose rules and quotas never change."""
         return self
-
-    def on_change(self, notify: Callable[[], None]) -> None:
-        """Register a method to be called whenever `current` was replaced; its object is referenced weakly."""
 
     async def aclose(self) -> None:
         """Close the store, if it is the limiter's own."""
@@ -358,16 +255,3 @@ class AsyncLimiter(AsyncAsking):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-    def __repr__(self) -> str:
-        rules = ", ".join(str(rule) for rule in self.rules) or "unlimited"
-        return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
-
-
-def _pace_of(store: AsyncStore) -> Clock:
-    """Return the clock that `wait` sleeps by: the store's, so that the fake clock of a test works.
-
-    In place of a wall clock a steady one: a time-out must not end early or late because the wall clock was set.
-    """
-    clock = store.clock
-    return SteadyClock() if clock is None or isinstance(clock, WallClock) else clock

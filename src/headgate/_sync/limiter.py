@@ -4,37 +4,31 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from headgate._asking import Asking
-from headgate._checks import check_text
 from headgate._concurrency import Event, check_plain_function
-from headgate._resilience import bind
+from headgate._limiting import Limiting
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
-from headgate._sync.resilience import Asker, Resilient
+from headgate._sync.resilience import Resilient
 from headgate._sync.turns import Turns
-from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant, time_limit, to_microseconds
-from headgate.costs import Cost, Units
+from headgate.clock import Clock, time_limit, to_microseconds
+from headgate.costs import Cost
 from headgate.decision import Decision
-from headgate.errors import ConfigError, RateLimited
-from headgate.hooks import Hook, Hooks
-from headgate.keys import Key, key_picker
-from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
-from headgate.rules import Rule, rules_from
-from headgate.stores import MemoryStore, open_store
-from headgate.stores.base import Gate, Receipts, Store
-from headgate.stores.failure import OnOverload, OnStoreError
-from headgate.stores.outage import Health
-from headgate.stores.request import Operation, Request
+from headgate.errors import RateLimited
+from headgate.keys import Key
+from headgate.quotas import QuotaValue
+from headgate.stores import open_store
+from headgate.stores.base import Gate, Store
+from headgate.stores.request import Operation
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Limiter(Asking):
+class Limiter(Asking, Limiting[Store, Gate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -68,69 +62,18 @@ class Limiter(Asking):
         health: How the store has been doing.
     """
 
-    def __init__(
-        self,
-        *rules: str | Rule,
-        name: str | None = None,
-        store: Store | str | None = None,
-        clock: Clock | None = None,
-        on_store_error: OnStoreError | None = None,
-        deadline: float | None = None,
-        on_overload: OnOverload = "refuse",
-        hooks: Iterable[Hook] = (),
-        quotas: QuotaFunction | None = None,
-        quotas_for: float = 60.0,
-    ) -> None:
-        self.rules = rules_from(rules)
-        if store is not None and not name:
-            raise ConfigError(
-                "a limiter on a given store needs a name=, to tell its counts from those of others"
-            )
-        self.name = check_text("a limiter's name", name or "", 0)
-        self.units = Units(self.name, self.rules)
-        self._owns_store = store is None or isinstance(store, str)
-        self.store: Store
-        if store is None:
-            self.store = MemoryStore(clock=clock)
-        elif isinstance(store, str):
-            self.store = open_store(store, deadline=deadline)
-        elif hasattr(store, "bind") and not isinstance(store, type):
-            self.store = store
-        else:
-            raise ConfigError(
-                f"{type(self).__name__} takes a URL or a store for it, like RedisStore(…), not {store!r:.60}"
-            )
-        gate: Gate = Unlimited()
-        self.health = Health()
-        self._ping: Asker | None = None
-        if self.rules or self.store.has_rules:
-            gate, self.health, self._ping = bind(
-                self.store,
-                self.store.bind,
-                Resilient,
-                self.name,
-                self.rules,
-                on_store_error,
-                deadline,
-                on_overload,
-            )
-        if store is not None and clock is not None:
-            gate = Timed(gate, clock)  # a memory of our own has the clock already
-        self._clock: Clock = check_clock(clock) or _pace_of(self.store)
-        self._turns = Turns()
-        self._turn_of = key_picker(self.rules)
-        if quotas is not None:
-            self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-            gate = Quoted(gate, self.quotas, self._turn_of)
-        self.gate, self.new_hold = self._around(gate, hooks)
+    _open_store = staticmethod(open_store)
+    _bind = "bind"
+    _turns_type = Turns
+    _unlimited_type = Unlimited
+    _resilient_type = Resilient
+    _timed_type = Timed
+    _quoted_type = Quoted
+    _observed_type = Observed
+    _hold_type = Hold
+    _observed_hold_type = ObservedHold
 
-    def _around(self, gate: Gate, hooks: Iterable[Hook]) -> tuple[Gate, Callable[..., Hold]]:
-        """Wrap a gate in time, quotas and hooks; return it with the function that makes its holds."""
-        if not hooks:
-            return gate, Hold
-        heard = Hooks(hooks)
-        heard.attached(self)
-        return Observed(gate, self.name, self.units, heard), partial(ObservedHold, heard, self.name)
+    new_hold: Callable[..., Hold]
 
     def record(
         self,
@@ -163,23 +106,6 @@ class Limiter(Asking):
         expire, and its places in a `concurrent` rule until their lease ends.
         """
         return self._take(key, cost, tier, quota, now)
-
-    def request(
-        self,
-        operation: Operation,
-        key: Key | None,
-        cost: Cost = 1,
-        tier: str | None = None,
-        quota: QuotaValue | None = None,
-        now: float | None = None,
-    ) -> Request:
-        """Return the request that a call sends to the gate, for code that calls the gate itself.
-
-        Raises:
-            ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
-        """
-        request = Request(operation, key, self.units.costs(cost), tier, instant(now))
-        return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
 
     def _ask(
         self,
@@ -252,11 +178,6 @@ class Limiter(Asking):
             self._turns.leave(turn, ticket)
         return decision
 
-    def _is_in_vain(self, refusal: Decision, deadline: int | None) -> bool:
-        """Return whether waiting would end after the deadline, or never."""
-        pause = refusal.retry_after_us
-        return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)
-
     def reset(self, key: Key | None = None) -> None:
         """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
         self.gate.reset(key)
@@ -311,40 +232,16 @@ class Limiter(Asking):
 
         return decorate
 
-    # A limiter of a policy file changes with the file. What depends on its rules, as the HTTP edges' headers do, is prepared
-    # for `current`, and anew when that is another limiter. Any other limiter stays what it is.
-
-    headers: str | None = None
-    """Which header fields a policy asks for."""
-
-    tier_for: Callable[[Key | None, str | None], str | None] | None = None
-    """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
-
-    quotas: QuotaCache | None = None
-    """What the function for callers' quotas has said; `None` without one."""
-
     def in_memory(self, clock: Clock | None) -> Limiter:
         """Return a limiter that decides as this one does but has counted nothing, in memory of its own, for tests."""
         if self.quotas is None:
             return Limiter(*self.rules, clock=clock)
         return Limiter(*self.rules, clock=clock, quotas=self.quotas.function, quotas_for=self.quotas.seconds)
 
-    def settling(self, receipts: Receipts | None) -> Gate:
-        """Return the gate on which a hold with these receipts is settled."""
-        return self.gate
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that it waits by: the one it was given, or that of its store."""
-        return self._clock
-
     @property
     def current(self) -> Limiter:
         """The limiter that decides at present, whose rules and quotas never change."""
         return self
-
-    def on_change(self, notify: Callable[[], None]) -> None:
-        """Register a method to be called whenever `current` was replaced; its object is referenced weakly."""
 
     def close(self) -> None:
         """Close the store, if it is the limiter's own."""
@@ -356,16 +253,3 @@ class Limiter(Asking):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        rules = ", ".join(str(rule) for rule in self.rules) or "unlimited"
-        return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
-
-
-def _pace_of(store: Store) -> Clock:
-    """Return the clock that `wait` sleeps by: the store's, so that the fake clock of a test works.
-
-    In place of a wall clock a steady one: a time-out must not end early or late because the wall clock was set.
-    """
-    clock = store.clock
-    return SteadyClock() if clock is None or isinstance(clock, WallClock) else clock

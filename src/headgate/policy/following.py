@@ -1,29 +1,87 @@
-"""What limiters of a policy have in common for threads and coroutines: how they change to the newest version of it."""
+"""What limiters of a policy have in common for threads and coroutines: all that waits for no store."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from headgate._fork import watch
-from headgate.hooks import logger
+from headgate._limiting import G, Limiting, S
+from headgate.clock import Clock
+from headgate.hooks import Hooks, logger
 from headgate.policy.model import LimiterPolicy
-from headgate.policy.tally import ShadowCount
+from headgate.policy.tally import ShadowCount, ShadowTally
+from headgate.stores import MemoryStore
+from headgate.stores.base import Receipts
 
 _PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "new_hold", "gate")
 """What a version has prepared. A call reads the gate once, so it sees one version."""
 
 
-class PolicyVersion(Protocol):
+class PolicyVersion(Limiting[S, G]):
     """A limiter as one version of the policy describes it."""
 
-    policy: LimiterPolicy
-    shadows: Any
+    _shadow_type: ClassVar[Callable[..., Any]]
+    _policed_type: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self,
+        policy: LimiterPolicy,
+        store: S,
+        clock: Clock | None,
+        hooks: Hooks | None,
+        shadow_hooks: Hooks,
+        before: Self | None,
+    ) -> None:
+        self.policy = policy
+        self.headers = policy.headers
+        self.tier_for = None if policy.decides_alike else policy.tier_for
+        self._heard = hooks
+        self._policed: Any = None
+        tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
+        self.shadows: tuple[Any, ...] = tuple(
+            self._shadow_type(
+                rule,
+                policy,
+                store,
+                clock,
+                shadow_hooks,
+                tallies.get(rule) or ShadowTally(policy.name, rule.name),
+            )
+            for rule in policy.shadow
+        )
+        super().__init__(
+            *policy.rules,
+            name=policy.name,
+            store=store,
+            clock=clock,
+            on_store_error=policy.on_store_error,
+            deadline=policy.deadline,
+            on_overload=policy.on_overload,
+        )
+        if self._policed is not None:
+            pick, own = self._turn_of, self._policed.without_foreign
+            self._turn_of = lambda key: pick(own(key))
+
+    def _around(self, gate: G, hooks: Hooks | None) -> tuple[G, Callable[..., Any]]:
+        gate, new_hold = super()._around(gate, self._heard)
+        if self.policy.decides_alike and not self.shadows:
+            return gate, new_hold
+        self._policed = self._policed_type(gate, self.policy, self.shadows, together=self.store.remote)
+        return self._policed, new_hold
+
+    def in_memory(self, clock: Clock | None) -> Self:
+        """See `Limiter.in_memory`."""
+        memory: Any = MemoryStore(clock=clock)  # a store of either flavour
+        return type(self)(self.policy, memory, None, None, Hooks(()), None)
+
+    def settling(self, receipts: Receipts | None) -> G:
+        return self.gate if self._policed is None else self._policed.settling(receipts)
 
 
-V = TypeVar("V", bound=PolicyVersion)
+V = TypeVar("V", bound=PolicyVersion[Any, Any])
 
 
 class FollowingLimiter(Generic[V]):
@@ -53,6 +111,10 @@ class FollowingLimiter(Generic[V]):
     @property
     def current(self) -> V:
         return self._version
+
+    def in_memory(self, clock: Clock | None) -> V:
+        """See `Limiter.in_memory`."""
+        return self._version.in_memory(clock)
 
     def shadow_report(self) -> dict[str, ShadowCount]:
         """Return what each shadow rule would have done, by its name, in this process.

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
-
-from headgate._async.gates import AsyncObserved
-from headgate._async.hold import AsyncHold, AsyncObservedHold
+from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
-from headgate.clock import Clock
 from headgate.costs import Cost
-from headgate.hooks import Hook, Hooks
 from headgate.keys import Key
 from headgate.policy._async.policed import AsyncPoliced
 from headgate.policy._async.shadow import AsyncShadow
-from headgate.policy.following import FollowingLimiter
-from headgate.policy.model import LimiterPolicy
-from headgate.policy.tally import ShadowTally
+from headgate.policy.following import FollowingLimiter, PolicyVersion
 from headgate.quotas import QuotaValue
-from headgate.stores import MemoryStore
-from headgate.stores.base import AsyncGate, AsyncStore, Receipts
+from headgate.stores.base import AsyncGate, AsyncStore
 
 
-class AsyncVersion(AsyncLimiter):
+class AsyncVersion(PolicyVersion[AsyncStore, AsyncGate], AsyncLimiter):
     """A limiter as one version of a policy describes it. It never changes.
 
     Args:
@@ -34,60 +25,9 @@ class AsyncVersion(AsyncLimiter):
         before: The version before: a shadow rule that is still the same goes on with its tally.
     """
 
-    def __init__(
-        self,
-        policy: LimiterPolicy,
-        store: AsyncStore,
-        clock: Clock | None,
-        hooks: Hooks | None,
-        shadow_hooks: Hooks,
-        before: AsyncVersion | None,
-    ) -> None:
-        self.policy = policy
-        self.headers = policy.headers
-        self.tier_for = None if policy.decides_alike else policy.tier_for
-        self._heard = hooks
-        self._policed: AsyncPoliced | None = None
-        tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
-        self.shadows: tuple[AsyncShadow, ...] = tuple(
-            AsyncShadow(
-                rule,
-                policy,
-                store,
-                clock,
-                shadow_hooks,
-                tallies.get(rule) or ShadowTally(policy.name, rule.name),
-            )
-            for rule in policy.shadow
-        )
-        super().__init__(
-            *policy.rules,
-            name=policy.name,
-            store=store,
-            clock=clock,
-            on_store_error=policy.on_store_error,
-            deadline=policy.deadline,
-            on_overload=policy.on_overload,
-        )
-        if self._policed is not None:
-            pick, own = self._turn_of, self._policed.without_foreign
-            self._turn_of = lambda key: pick(own(key))
-
-    def _around(self, gate: AsyncGate, hooks: Iterable[Hook]) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
-        new_hold: Callable[..., AsyncHold] = AsyncHold
-        if self._heard is not None:
-            gate = AsyncObserved(gate, self.name, self.units, self._heard)
-            new_hold = partial(AsyncObservedHold, self._heard, self.name)
-        if self.policy.decides_alike and not self.shadows:
-            return gate, new_hold
-        self._policed = AsyncPoliced(gate, self.policy, self.shadows, together=self.store.remote)
-        return self._policed, new_hold
-
-    def in_memory(self, clock: Clock | None) -> AsyncVersion:
-        return AsyncVersion(self.policy, MemoryStore(clock=clock), None, None, Hooks(()), None)
-
-    def settling(self, receipts: Receipts | None) -> AsyncGate:
-        return self.gate if self._policed is None else self._policed.settling(receipts)
+    _shadow_type = AsyncShadow
+    _policed_type = AsyncPoliced
+    shadows: tuple[AsyncShadow, ...]
 
 
 class AsyncPolicyLimiter(FollowingLimiter[AsyncVersion], AsyncLimiter):
@@ -97,9 +37,6 @@ class AsyncPolicyLimiter(FollowingLimiter[AsyncVersion], AsyncLimiter):
     version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
     by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
     """
-
-    def in_memory(self, clock: Clock | None) -> AsyncVersion:
-        return self._version.in_memory(clock)
 
     async def _take(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None

@@ -1,0 +1,173 @@
+"""What limiters of threads and of coroutines have in common: all that waits for no store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
+
+from headgate._checks import check_text
+from headgate._resilience import bind
+from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant
+from headgate.costs import Cost, Units
+from headgate.decision import Decision
+from headgate.errors import ConfigError
+from headgate.hooks import Hook, Hooks
+from headgate.keys import Key, key_picker
+from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
+from headgate.rules import Rule, rules_from
+from headgate.stores import MemoryStore
+from headgate.stores.base import AnyStore, Receipts
+from headgate.stores.failure import OnOverload, OnStoreError
+from headgate.stores.outage import Health
+from headgate.stores.request import Operation, Request
+
+S = TypeVar("S", bound=AnyStore)
+G = TypeVar("G")
+
+
+class Limiting(Generic[S, G]):
+    """A named set of rules over a store; how it is asked is in `Limiter` and `AsyncLimiter`, which name their own types."""
+
+    _open_store: Callable[..., Any]
+    """Returns the store that a URL names."""
+    _bind: ClassVar[str]
+    """What a store calls the method that binds rules."""
+    _turns_type: ClassVar[Callable[..., Any]]
+    _unlimited_type: ClassVar[Callable[..., Any]]
+    _resilient_type: ClassVar[Callable[..., Any]]
+    _timed_type: ClassVar[Callable[..., Any]]
+    _quoted_type: ClassVar[Callable[..., Any]]
+    _observed_type: ClassVar[Callable[..., Any]]
+    _hold_type: ClassVar[Callable[..., Any]]
+    _observed_hold_type: ClassVar[Callable[..., Any]]
+
+    gate: G
+    new_hold: Callable[..., Any]
+
+    def __init__(
+        self,
+        *rules: str | Rule,
+        name: str | None = None,
+        store: S | str | None = None,
+        clock: Clock | None = None,
+        on_store_error: OnStoreError | None = None,
+        deadline: float | None = None,
+        on_overload: OnOverload = "refuse",
+        hooks: Iterable[Hook] = (),
+        quotas: QuotaFunction | None = None,
+        quotas_for: float = 60.0,
+    ) -> None:
+        self.rules = rules_from(rules)
+        if store is not None and not name:
+            raise ConfigError(
+                "a limiter on a given store needs a name=, to tell its counts from those of others"
+            )
+        self.name = check_text("a limiter's name", name or "", 0)
+        self.units = Units(self.name, self.rules)
+        self._owns_store = store is None or isinstance(store, str)
+        self.store: S = self._opened(store, clock, deadline)
+        gate = self._unlimited_type()
+        self.health = Health()
+        self._ping: Any = None
+        if self.rules or self.store.has_rules:
+            gate, self.health, self._ping = bind(
+                self.store,
+                getattr(self.store, self._bind),
+                self._resilient_type,
+                self.name,
+                self.rules,
+                on_store_error,
+                deadline,
+                on_overload,
+            )
+        if store is not None and clock is not None:
+            gate = self._timed_type(gate, clock)  # a memory of our own has the clock already
+        self._clock: Clock = check_clock(clock) or _pace_of(self.store)
+        self._turns = self._turns_type()
+        self._turn_of = key_picker(self.rules)
+        if quotas is not None:
+            self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+            gate = self._quoted_type(gate, self.quotas, self._turn_of)
+        heard = Hooks(hooks) if hooks else None
+        self.gate, self.new_hold = self._around(gate, heard)
+        if heard is not None:
+            heard.attached(self)
+
+    def _opened(self, store: Any, clock: Clock | None, deadline: float | None) -> Any:
+        """Return the store that a limiter was given: itself, its URL, or none for memory of the limiter's own."""
+        if store is None:
+            return MemoryStore(clock=clock)
+        if isinstance(store, str):
+            return self._open_store(store, deadline=deadline)
+        if hasattr(store, self._bind) and not isinstance(store, type):
+            return store
+        raise ConfigError(
+            f"{type(self).__name__} takes a URL or a store for it, like RedisStore(…), not {store!r:.60}"
+        )
+
+    def _around(self, gate: G, hooks: Hooks | None) -> tuple[G, Callable[..., Any]]:
+        """Wrap a gate in hooks; return it with the function that makes its holds."""
+        if hooks is None:
+            return gate, self._hold_type
+        observed: G = self._observed_type(gate, self.name, self.units, hooks)
+        return observed, partial(self._observed_hold_type, hooks, self.name)
+
+    def request(
+        self,
+        operation: Operation,
+        key: Key | None,
+        cost: Cost = 1,
+        tier: str | None = None,
+        quota: QuotaValue | None = None,
+        now: float | None = None,
+    ) -> Request:
+        """Return the request that a call sends to the gate, for code that calls the gate itself.
+
+        Raises:
+            ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
+        """
+        request = Request(operation, key, self.units.costs(cost), tier, instant(now))
+        return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
+
+    def _is_in_vain(self, refusal: Decision, deadline: int | None) -> bool:
+        """Return whether waiting would end after the deadline, or never."""
+        pause = refusal.retry_after_us
+        return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)
+
+    # A limiter of a policy file changes with the file. What depends on its rules, as the HTTP edges' headers do, is prepared
+    # for `current`, and anew when that is another limiter. Any other limiter stays what it is.
+
+    headers: str | None = None
+    """Which header fields a policy asks for."""
+
+    tier_for: Callable[[Key | None, str | None], str | None] | None = None
+    """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
+
+    quotas: QuotaCache | None = None
+    """What the function for callers' quotas has said; `None` without one."""
+
+    def settling(self, receipts: Receipts | None) -> G:
+        """Return the gate on which a hold with these receipts is settled."""
+        return self.gate
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that it waits by: the one it was given, or that of its store."""
+        return self._clock
+
+    def on_change(self, notify: Callable[[], None]) -> None:
+        """Register a method to be called whenever `current` was replaced; its object is referenced weakly."""
+
+    def __repr__(self) -> str:
+        rules = ", ".join(str(rule) for rule in self.rules) or "unlimited"
+        return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
+
+
+def _pace_of(store: AnyStore) -> Clock:
+    """Return the clock that `wait` sleeps by: the store's, so that the fake clock of a test works.
+
+    In place of a wall clock a steady one: a time-out must not end early or late because the wall clock was set.
+    """
+    clock = store.clock
+    return SteadyClock() if clock is None or isinstance(clock, WallClock) else clock

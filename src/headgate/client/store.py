@@ -28,10 +28,10 @@ from headgate.costs import Cost, check_whole
 from headgate.hooks import Hook
 from headgate.keys import Key, key_to_data
 from headgate.rules import Rule
-from headgate.stores.base import AsyncGate, Closing, Gate, Guarantees, check_deadline
-from headgate.stores.breaker import stop_probes
+from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline
 from headgate.stores.failure import OnStoreError
 from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 
@@ -41,7 +41,7 @@ DEFAULT_DEADLINE = 1.0
 """Seconds."""
 
 
-class ServerStore(Closing):
+class ServerStore(RemoteStore):
     """Counts on a Headgate server.
 
     Args:
@@ -61,7 +61,6 @@ class ServerStore(Closing):
     Threads, tasks, event loops and processes may share a store; one that was made before a fork connects anew.
     """
 
-    remote = True
     has_rules = True  # its rules may all be shadow rules, which a limiter does not see
     clock = None
     notes = None
@@ -184,18 +183,6 @@ class ServerStore(Closing):
         """
         return stream_events(self.endpoint, self.deadline)
 
-    def close(self) -> None:
-        """Close all connections; those of event loops as soon as these run."""
-        stop_probes(self)
-        self._threads.close()
-        self._tasks.close()
-
-    async def aclose(self) -> None:
-        """Close all connections; those of other event loops as soon as these run."""
-        stop_probes(self)
-        await self._tasks.aclose()
-        self._threads.close()
-
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> LimiterAsks:
         return LimiterAsks(self.endpoint.name, limiter, rules)
 
@@ -228,6 +215,3 @@ class ServerStore(Closing):
     async def _acall(self, ask: Ask[T]) -> T:
         request, reader = ask
         return reader(await self._tasks.start(request, monotonic() + self.deadline))
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.endpoint.name}>"

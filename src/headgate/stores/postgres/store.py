@@ -20,7 +20,6 @@ from headgate.stores.base import (
     Answer,
     AsyncGate,
     AsyncNotes,
-    Closing,
     Gate,
     Guarantees,
     Receipts,
@@ -29,12 +28,12 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
 )
-from headgate.stores.breaker import stop_probes
 from headgate.stores.postgres.codec import Codec, NoteCall, Reply
 from headgate.stores.postgres.endpoint import PostgresEndpoint
 from headgate.stores.postgres.migrations import migrate
 from headgate.stores.postgres.peer import PostgresPeer
 from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -47,7 +46,7 @@ _MAY_LOSE = "nothing when a client dies; the last moments when the server does (
 _MAY_LOSE_DURABLE = "nothing"
 
 
-class PostgresStore(Closing):
+class PostgresStore(RemoteStore):
     """Counts in a PostgreSQL (14 or later) database, in which `headgate migrate` or `store.migrate()` was run once.
 
     Args:
@@ -65,9 +64,6 @@ class PostgresStore(Closing):
 
     Threads, tasks, event loops and processes may share a store; one that was made before a fork connects anew.
     """
-
-    remote = True
-    has_rules = False
 
     def __init__(
         self,
@@ -129,26 +125,11 @@ class PostgresStore(Closing):
         """Make or update Headgate's tables and functions; see `headgate.stores.postgres.migrate`."""
         return migrate(self.endpoint.conninfo)
 
-    def close(self) -> None:
-        """Close all connections; those of event loops as soon as these run."""
-        stop_probes(self)
-        self._threads.close()
-        self._tasks.close()
-
-    async def aclose(self) -> None:
-        """Close all connections; those of other event loops as soon as these run."""
-        stop_probes(self)
-        await self._tasks.aclose()
-        self._threads.close()
-
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> PostgresAsks:
         return PostgresAsks(Codec(limiter, rules, self.namespace, self.clock))
 
     async def _note(self, request: NoteCall) -> Any:
         return await self._tasks.start(request, time.monotonic() + self.deadline)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.endpoint.name}>"
 
 
 class PostgresAsks:

@@ -135,10 +135,17 @@ class Nodes(Generic[E]):
                 engine.close()
         return engine
 
-    def close(self) -> list[E]:
-        """Return all engines, to be closed; there will be none any more that is open."""
+    def close(self) -> None:
+        """Close all engines; there will be none any more that is open."""
         self._is_closed = True
-        return list(self._engines.values())
+        for engine in list(self._engines.values()):
+            engine.close()
+
+    async def aclose(self: Nodes[AsyncEngine]) -> None:
+        """As `close`, for coroutines."""
+        self._is_closed = True
+        for engine in list(self._engines.values()):
+            await engine.aclose()
 
 
 class Cluster:

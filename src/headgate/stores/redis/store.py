@@ -24,7 +24,6 @@ from headgate.stores.base import (
     Answer,
     AsyncGate,
     AsyncNotes,
-    Closing,
     Gate,
     Guarantees,
     Receipts,
@@ -33,7 +32,6 @@ from headgate.stores.base import (
     note_bytes,
     note_text,
 )
-from headgate.stores.breaker import stop_probes
 from headgate.stores.redis import codec, eviction
 from headgate.stores.redis.cluster import Cluster, ClusterAsks, Nodes
 from headgate.stores.redis.codec import Reply, ScriptCall, Tag
@@ -42,6 +40,7 @@ from headgate.stores.redis.flows import Flow, Flows, single
 from headgate.stores.redis.peer import NodePeer, RedisPeer
 from headgate.stores.redis.urls import place_of
 from headgate.stores.remote.gates import Ask, Asks, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -56,7 +55,7 @@ DEFAULT_DEADLINE = 1.0
 _MAY_LOSE = "nothing when a client dies. When the server does, what it had not written to disk or replicated"
 
 
-class RedisStore(Closing):
+class RedisStore(RemoteStore):
     """Counts on a Redis (6.2 or later) or Valkey server.
 
     Args:
@@ -77,9 +76,6 @@ class RedisStore(Closing):
     counted until they expire. A hold over several slots can be neither confirmed nor renewed: that is a `ConfigError`. With
     `hash_tag="limiter"`, or where all rules count by the same key, none of this can happen.
     """
-
-    remote = True
-    has_rules = False
 
     def __init__(
         self,
@@ -172,22 +168,6 @@ class RedisStore(Closing):
         kept = await self._ask(codec.noted(note_key(self.namespace, name)))
         return None if kept is None else note_text(kept)
 
-    def close(self) -> None:
-        """Close all connections; those of event loops as soon as these run."""
-        stop_probes(self)
-        for threads in self._threads.close():
-            threads.close()
-        for tasks in self._tasks.close():
-            tasks.close()
-
-    async def aclose(self) -> None:
-        """Close all connections; those of other event loops as soon as these run."""
-        stop_probes(self)
-        for tasks in self._tasks.close():
-            await tasks.aclose()
-        for threads in self._threads.close():
-            threads.close()
-
     async def _ask(self, request: ScriptCall) -> Reply:
         due = time.monotonic() + self.deadline
         if self._is_cluster:
@@ -200,9 +180,6 @@ class RedisStore(Closing):
     def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> Asks:
         flows = Flows(limiter, rules, self.namespace, self._tag, self.clock)
         return ClusterAsks(flows) if self._is_cluster else RedisAsks(flows)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.endpoint.name}>"
 
 
 class RedisAsks:

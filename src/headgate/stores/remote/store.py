@@ -1,0 +1,34 @@
+"""What stores over a network have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headgate.stores.base import Closing
+from headgate.stores.breaker import stop_probes
+
+
+class RemoteStore(Closing):
+    """A store over a network, reached by the engines of threads and of tasks."""
+
+    remote = True
+    has_rules = False
+
+    endpoint: Any
+    _threads: Any
+    _tasks: Any
+
+    def close(self) -> None:
+        """Close all connections; those of event loops as soon as these run."""
+        stop_probes(self)
+        self._threads.close()
+        self._tasks.close()
+
+    async def aclose(self) -> None:
+        """Close all connections; those of other event loops as soon as these run."""
+        stop_probes(self)
+        await self._tasks.aclose()
+        self._threads.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.endpoint.name}>"

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
 
 from headgate.clock import Clock
 from headgate.costs import Costs
+from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.hooks import Hooks
 from headgate.keys import Key
@@ -109,7 +110,8 @@ class PolicedRules(Generic[S]):
         self._policy = policy
         self._shadows = tuple(shadows)
         self._by_identity = {shadow.rule.identity: shadow for shadow in shadows}
-        self._has_candidates = any(shadow.candidate_for is not None for shadow in shadows)
+        # Not those that count places: no one knows how long one that was refused would have been held.
+        self._candidates = [s for s in shadows if s.candidate_for is not None and s.rule.kind != "concurrent"]
         self._together = together and len(self._shadows) > 1
         live_scopes = {rule.scope for rule in policy.rules}
         self._foreign = frozenset(rule.scope for rule in policy.shadow) - live_scopes
@@ -132,11 +134,23 @@ class PolicedRules(Generic[S]):
         live = request.for_key(self.without_foreign(request.key), tier)
         return live if live.replaces is None else live.replacing(live_part(live.replaces) or None)
 
+    def _candidates_for(self, request: Request, refusal: Decision) -> list[S]:
+        """Return the candidates for the rule that refused a call, if it was the only rule that did."""
+        if not self._candidates or refusal.degraded or request.replaces is not None:
+            return []
+        refused_by = [result.name for result in refusal.results if not result.allowed]
+        return [shadow for shadow in self._candidates if [shadow.candidate_for] == refused_by]
+
     def without_foreign(self, key: Key | None) -> Key | None:
         """Return a call's key without what only shadow rules count by: the live ones would not know it."""
         if not self._foreign or not isinstance(key, Mapping):
             return key
         return {scope: part for scope, part in key.items() if scope not in self._foreign}
+
+
+def as_hit(request: Request) -> Request:
+    """Return what is asked about a hold that was refused, and is never settled."""
+    return Request("hit", request.key, request.cost, request.tier, request.now, request.quotas)
 
 
 def live_part(receipts: Receipts) -> Receipts:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from headgate.costs import Costs
-from headgate.decision import Decision
 from headgate.keys import Key
 from headgate.policy._sync.shadow import Shadow
-from headgate.policy.shadows import SHADOW, PolicedRules, is_shadow, live_part, own_part
+from headgate.policy.shadows import SHADOW, PolicedRules, as_hit, is_shadow, live_part, own_part
 from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
 
@@ -27,7 +26,8 @@ class Policed(PolicedRules[Shadow]):
         if request.operation == "peek" or not self._shadows:
             return decision, receipts
         if not decision.allowed:
-            self._ask_candidates(request, decision)
+            for shadow in self._candidates_for(request, decision):
+                shadow.ask(as_hit(request), was_refused=True)
             return decision, receipts
         try:
             taken = self._all(
@@ -44,20 +44,6 @@ class Policed(PolicedRules[Shadow]):
             for place, receipt in own or ()
         )
         return decision, (receipts or ()) + also or None
-
-    def _ask_candidates(self, request: Request, refusal: Decision) -> None:
-        """Ask the candidates for the rule that refused a call, if it was the only rule that did.
-
-        Not about places: no one knows how long one that was refused would have been held.
-        """
-        if not self._has_candidates or refusal.degraded or request.replaces is not None:
-            return
-        refused_by = [result.name for result in refusal.results if not result.allowed]
-        # A hold that was refused is never settled.
-        hit = Request("hit", request.key, request.cost, request.tier, request.now, request.quotas)
-        for shadow in self._shadows:
-            if [shadow.candidate_for] == refused_by and shadow.rule.kind != "concurrent":
-                shadow.ask(hit, was_refused=True)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         if live := live_part(receipts):

@@ -6,8 +6,10 @@ import threading
 from itertools import zip_longest
 from typing import Any, Literal
 
+from headgate.clock import instant
 from headgate.costs import Cost, Costs, Units
 from headgate.decision import Decision
+from headgate.errors import ConfigError
 from headgate.hooks import Call, Hooks
 from headgate.keys import Key
 from headgate.quota import Quotas
@@ -88,6 +90,37 @@ class Holding:
             costs = (costs,) * len(self._quotas)
         return Request(operation, self.key, costs, self.tier, at, self._quotas, replaces)
 
+    def _renewal(self, now: float | None) -> Request | None:
+        """Return what extends the lease of the hold's places; `None` if the hold has ended.
+
+        Raises:
+            ConfigError: It has no places.
+        """
+        if not self._units.has_places:
+            raise ConfigError(
+                "nothing to renew: no rule of this limiter is concurrent, so the hold has no lease"
+            )
+        if self._final is not None:
+            return None
+        places = self._units.only_places(self._costs)
+        old = self.receipts and tuple(
+            (place, receipt if cost else ())
+            for (place, receipt), cost in zip(self.receipts, places, strict=False)
+        )
+        return self._request("hold", places, self._at if now is None else instant(now), old)
+
+    def _keep(self, new: Receipts) -> bool:
+        """Keep the receipts of renewed places.
+
+        False if the hold was ended meanwhile, by another thread or task, which did not know of the new lease.
+        """
+        with self._lock:
+            if self._final is not None:
+                return False
+            pairs = zip_longest(self.receipts or new, new, fillvalue=(None, ()))
+            self.receipts = tuple(newer if newer[1] else entry for entry, newer in pairs)
+            return True
+
     def _standing(self, cost: Cost, final: Costs) -> Cost:
         """Return a final cost as callers write it: a number, or a mapping by unit."""
         return cost if isinstance(cost, int) else self._units.named(final)
@@ -123,10 +156,3 @@ class ObservedHolding(Holding):
     def __del__(self) -> None:
         if self._final is None:
             self._hooks.settled(self._call, None)
-
-
-def merged(old: Receipts | None, new: Receipts) -> Receipts:
-    """Return receipts with those of places renewed."""
-    if old is None:
-        return new
-    return tuple(newer if newer[1] else entry for entry, newer in zip_longest(old, new, fillvalue=(None, ())))

@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import overload
 
 from headgate._awaiting import Awaiting
-from headgate._holding import Holding, ObservedHolding, merged
+from headgate._holding import Holding, ObservedHolding
 from headgate.clock import instant
 from headgate.costs import Cost
 from headgate.decision import Decision
-from headgate.errors import ConfigError, HeadgateError, StoreError
+from headgate.errors import HeadgateError, StoreError
 from headgate.stores.base import AsyncGate
 
 
@@ -112,29 +112,14 @@ class AsyncHold(Holding):
         Raises:
             ConfigError: No rule of the limiter is `concurrent`.
         """
-        if not self._units.has_places:
-            raise ConfigError(
-                "nothing to renew: no rule of this limiter is concurrent, so the hold has no lease"
-            )
-        if self._final is not None:
+        request = self._renewal(now)
+        if request is None:
             return self.decision.as_refused()
-        places = self._units.only_places(self._costs)
-        old = self.receipts and tuple(
-            (place, receipt if cost else ())
-            for (place, receipt), cost in zip(self.receipts, places, strict=False)
-        )
-        at = self._at if now is None else instant(now)
-        decision, new = await self._gate.ask(self._request("hold", places, at, old))
-        if new is None:
+        decision, new = await self._gate.ask(request)
+        if new is None or self._keep(new):
             return decision
-        with self._lock:
-            has_ended = self._final is not None
-            if not has_ended:
-                self.receipts = merged(self.receipts, new)
-        if has_ended:  # by another thread or task, which did not know of the new lease
-            await self._gate.refund(new, places, at)
-            return decision.as_refused()
-        return decision
+        await self._gate.refund(new, request.cost, request.now)
+        return decision.as_refused()
 
     async def __aenter__(self) -> AsyncHold:
         self.decision.raise_if_denied()

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
 from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
-from headgate.errors import ConfigError
-from headgate.hooks import Hooks
+from headgate.errors import ConfigError, CostTooHigh
+from headgate.hooks import Call, Hooks
 from headgate.keys import Key
 from headgate.policy.model import LimiterPolicy, known_tiers
 from headgate.policy.tally import ShadowTally
@@ -74,6 +74,26 @@ class ShadowRule:
         if isinstance(cost, int):
             return cost
         return 0 if self._like is None else cost[self._like]
+
+    def _call_of(self, request: Request) -> Call:
+        """Return what hooks are shown of a request; of a hold the hit that it is at first, for its end is not shown."""
+        return Call(self._policy.name, "hit", request.key, self.cost_in(request.cost), request.tier)
+
+    def _count(self, call: Call, decision: Decision, seconds: float, was_refused: bool) -> None:
+        # What the store was not asked about says nothing of the rule; the store's failure is in the log already.
+        self.tally.count(
+            refused=not decision.allowed and not decision.degraded,
+            failed=decision.degraded,
+            was_refused=was_refused,
+        )
+        self._hooks.decided(call, decision, seconds)
+
+    def _count_failure(self, error: Exception) -> None:
+        if isinstance(error, CostTooHigh):
+            self.tally.count(refused=True)
+        else:
+            self.tally.count(failed=True)
+            self.tally.report(error)
 
     def _own_request(self, request: Request) -> Request:
         """Return what this rule alone is asked."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from headgate._async.limiter import AsyncLimiter
 from headgate.costs import Costs
-from headgate.errors import CostTooHigh
-from headgate.hooks import Call
 from headgate.keys import Key
 from headgate.policy.shadows import ShadowRule
 from headgate.stores.base import AsyncGate, Receipts
@@ -24,25 +22,14 @@ class AsyncShadow(ShadowRule):
             with self.tally.reporting():
                 await self._gate.ask(self._own_request(request))
             return None
-        # A hold is shown as the hit that it is at first: hooks hear nothing of its end.
-        call = Call(self._policy.name, "hit", request.key, self.cost_in(request.cost), request.tier)
+        call = self._call_of(request)
         try:
             with self._hooks.watch(call) as seconds:
                 decision, receipts = await self._gate.ask(self._own_request(request))
-        except CostTooHigh:
-            self.tally.count(refused=True)
-            return None
         except Exception as error:  # noqa: BLE001  # a shadow must not be felt
-            self.tally.count(failed=True)
-            self.tally.report(error)
+            self._count_failure(error)
             return None
-        # What the store was not asked about says nothing of the rule; the store's failure is in the log already.
-        self.tally.count(
-            refused=not decision.allowed and not decision.degraded,
-            failed=decision.degraded,
-            was_refused=was_refused,
-        )
-        self._hooks.decided(call, decision, seconds())
+        self._count(call, decision, seconds(), was_refused)
         return receipts
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:

@@ -123,7 +123,7 @@ class Resilient(Resilience):
             self._circuit.call(True, self._gate.refund, receipts, cost, now)
         except StoreError as error:
             self._note_misconfiguration(error)
-            self._stand_in.refund_failed(error)
+            self._stand_in.raise_if_asked(error)
 
     def reset(self, key: Key | None) -> None:
         """Forget; no policy can stand in for that, so a store that is down raises.

@@ -82,7 +82,7 @@ class StandIn:
         self._pick(request.key)
         is_overload = isinstance(error, StoreOverloaded) and self._refuses_overload
         if not is_overload:
-            self._raise_if_asked(error)
+            self.raise_if_asked(error)
         self.answers += 1
         if self._policy == "open" and not is_overload:
             verdicts = list(map(_open, algorithms, costs))
@@ -99,7 +99,7 @@ class StandIn:
     def _record(self, request: Request, error: StoreError) -> Answer:
         self._tiers.for_request(request)
         self._pick(request.key)
-        self._raise_if_asked(error)
+        self.raise_if_asked(error)
         if self._local is not None:
             self._local.ask(self._for_local(request))
         self.answers += 1
@@ -132,10 +132,6 @@ class StandIn:
         """Return whether a hold was taken here, so that the store knows nothing of it."""
         return _local_part(receipts) is not None
 
-    def refund_failed(self, error: StoreError) -> None:
-        """Leave units counted that could not be given back to the store: they expire by themselves."""
-        self._raise_if_asked(error)
-
     def refund_local(self, receipts: Receipts, cost: Costs, now: int | None) -> bool:
         """Give back what was taken here; false if it was not."""
         own = _local_part(receipts)
@@ -150,7 +146,8 @@ class StandIn:
         if self._local is not None:
             self._local.reset(key)
 
-    def _raise_if_asked(self, error: StoreError) -> None:
+    def raise_if_asked(self, error: StoreError) -> None:
+        """Raise the error of a store if that is the policy."""
         if self._policy == "raise":
             raise error
 

@@ -77,7 +77,7 @@ def test_raise_raises() -> None:
         with pytest.raises(StoreUnavailable, match="gone"):
             ask(it, operation)
     with pytest.raises(StoreUnavailable):
-        it.refund_failed(ERROR)
+        it.raise_if_asked(ERROR)
 
 
 @pytest.mark.parametrize("policy", ["open", "closed", local(1.0)])
@@ -110,7 +110,7 @@ def test_without_memory_holds_and_records_leave_nothing(policy: OnStoreError) ->
     assert receipts is None
     assert ask(it, "record") == (UNLIMITED.as_degraded(), None)
     assert it.answers == 2
-    it.refund_failed(ERROR)
+    it.raise_if_asked(ERROR)
     it.reset("alice")
     assert ask(it, "peek")[0].allowed is (policy == "open")
 

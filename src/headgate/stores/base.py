@@ -244,7 +244,6 @@ class Tiers(Generic[T]):
 
     def __init__(self, rules: tuple[Rule, ...], prepare: Callable[[tuple[Algorithm, ...]], T]) -> None:
         self._rules = rules
-        self._prepare = prepare
         known = {tier for rule in rules for tier in rule.tiers}
         own, by_tier = self._algorithms(None), {tier: self._algorithms(tier) for tier in known}
         everyone = [a.capacity for algorithms in (own, *by_tier.values()) for a in algorithms]
@@ -255,7 +254,9 @@ class Tiers(Generic[T]):
         self.own = prepare(own)
         self.by_tier = {tier: prepare(algorithms) for tier, algorithms in by_tier.items()}
         # Not a dictionary for good: quotas come from callers' data, and may be as many as there are callers.
-        self._by_quotas = lru_cache(maxsize=QUOTAS_KEPT)(self._with_quotas)
+        self._by_quotas = lru_cache(maxsize=QUOTAS_KEPT)(
+            lambda tier, quotas: prepare(self._algorithms(tier, quotas))
+        )
 
     def of(self, tier: str | None, quotas: Quotas | None = None) -> T:
         """Return what decides for callers of this tier, with these quotas."""
@@ -280,9 +281,6 @@ class Tiers(Generic[T]):
             algorithm_for(rule, quota or rule.quota_for(tier))
             for rule, quota in zip(self._rules, quotas or (None,) * len(self._rules), strict=True)
         )
-
-    def _with_quotas(self, tier: str | None, quotas: Quotas) -> T:
-        return self._prepare(self._algorithms(tier, quotas))
 
 
 def plain_tiers(rules: tuple[Rule, ...]) -> Tiers[tuple[Algorithm, ...]]:

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -62,7 +63,7 @@ class BucketTable(Buckets):
         now: datetime | None = None,
     ) -> BucketDecision:
         """Return what `hold` would answer, and count nothing; one statement, in a transaction or not."""
-        return _run(connection, self._checking(key, cost, tier, now))
+        return _drive(self._checking(key, cost, tier, now), partial(_execute, connection))
 
     def hold(
         self,
@@ -85,7 +86,7 @@ class BucketTable(Buckets):
             StoreConflict: The transaction is REPEATABLE READ or SERIALIZABLE.
         """
         _check_transaction(connection)
-        return _run(connection, self._holding(key, cost, tier, now))
+        return _drive(self._holding(key, cost, tier, now), partial(_execute, connection))
 
     def record(
         self,
@@ -97,7 +98,7 @@ class BucketTable(Buckets):
     ) -> None:
         """Count units in the connection's transaction, even beyond the limits; raises as `hold` does."""
         _check_transaction(connection)
-        _run(connection, self._recording(key, cost, now))
+        _drive(self._recording(key, cost, now), partial(_execute, connection))
 
     def cleanup(
         self,
@@ -160,7 +161,7 @@ class AsyncBucketTable(Buckets):
         now: datetime | None = None,
     ) -> BucketDecision:
         """Return what `hold` would answer, and count nothing; one statement, in a transaction or not."""
-        return await _arun(connection, self._checking(key, cost, tier, now))
+        return await _adrive(self._checking(key, cost, tier, now), partial(_aexecute, connection))
 
     async def hold(
         self,
@@ -173,14 +174,14 @@ class AsyncBucketTable(Buckets):
     ) -> BucketDecision:
         """Count units in the connection's transaction if all rules admit them; as `BucketTable.hold`."""
         _check_transaction(connection)
-        return await _arun(connection, self._holding(key, cost, tier, now))
+        return await _adrive(self._holding(key, cost, tier, now), partial(_aexecute, connection))
 
     async def record(
         self, connection: Any, key: BucketKey | None = None, cost: int = 1, *, now: datetime | None = None
     ) -> None:
         """Count units in the connection's transaction, even beyond the limits; raises as `hold` does."""
         _check_transaction(connection)
-        await _arun(connection, self._recording(key, cost, now))
+        await _adrive(self._recording(key, cost, now), partial(_aexecute, connection))
 
     async def cleanup(
         self,
@@ -224,14 +225,6 @@ class AsyncBucketTable(Buckets):
                 # Whatever was wrong with the database or the network may be over next time.
                 logger.exception("cleanup of %s failed", self.table)
             await clock.asleep(pause)
-
-
-def _run(connection: psycopg.Connection[Any], flow: Flow[T]) -> T:
-    return _drive(flow, lambda statement: _execute(connection, statement))
-
-
-async def _arun(connection: Any, flow: Flow[T]) -> T:
-    return await _adrive(flow, lambda statement: _aexecute(connection, statement))
 
 
 def _drive(flow: Flow[T], run: Callable[[Statement], Sequence[Row]]) -> T:

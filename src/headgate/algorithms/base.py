@@ -13,6 +13,7 @@ Time that goes backwards grants nothing: each algorithm reads a time before its 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from headgate.decision import Verdict
@@ -87,6 +88,28 @@ def refused_move(
     """Return the refusal of a move: the state stays, and is what the verdict shows."""
     as_is = algorithm.decide(state, now, 0, 0)[1]
     return state, as_is._replace(allowed=False, retry_after_us=retry_after_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """What is the same in all rules that count whole units, up to a limit.
+
+    Attributes:
+        name: The rule's name.
+        limit: The most units: in a period, in a window, or at once.
+    """
+
+    name: str
+    limit: int
+
+    @property
+    def capacity(self) -> int:
+        return self.limit
+
+    def move(
+        self: Algorithm, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+    ) -> tuple[State | None, Verdict]:
+        return moved(self, state, receipt, now, cost, birth)
 
 
 def decide_all(

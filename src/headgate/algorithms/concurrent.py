@@ -11,29 +11,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.algorithms.base import Receipt, State, check_countable, moved
+from headgate.algorithms.base import Limited, Receipt, State, check_countable
 from headgate.decision import Verdict
 
 _HEADER = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Concurrent:
+class Concurrent(Limited):
     """The places of one quota.
 
     Attributes:
-        name: The rule's name.
-        limit: The most units at once.
         lease: How long a holder keeps its place that does nothing.
     """
 
-    name: str
-    limit: int
     lease: int
-
-    @property
-    def capacity(self) -> int:
-        return self.limit
 
     def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
         live = self._live(state, now, birth)
@@ -46,11 +38,6 @@ class Concurrent:
         after = self._taken(live, cost, birth) if cost else live
         verdict = Verdict(True, self.limit, max(0, self.limit - count - cost), None, _reset_after(after, now))
         return after if cost else state, verdict
-
-    def move(
-        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
-    ) -> tuple[State | None, Verdict]:
-        return moved(self, state, receipt, now, cost, birth)
 
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State:
         live = self._live(state, now, birth)

@@ -14,29 +14,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.algorithms.base import Receipt, State, check_countable, moved
+from headgate.algorithms.base import Limited, Receipt, State, check_countable
 from headgate.decision import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class SlidingWindow:
+class SlidingWindow(Limited):
     """The sliding window of one quota.
 
     Attributes:
-        name: The rule's name.
-        limit: The most units in a period.
         width: How long a bucket is.
         lifetime: How long after its start a bucket counts.
     """
 
-    name: str
-    limit: int
     width: int
     lifetime: int
-
-    @property
-    def capacity(self) -> int:
-        return self.limit
 
     def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
         live = self._live(state, now, birth)
@@ -51,11 +43,6 @@ class SlidingWindow:
             True, self.limit, max(0, self.limit - count - cost), None, self._reset_after(after, now)
         )
         return after if cost else state, verdict
-
-    def move(
-        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
-    ) -> tuple[State | None, Verdict]:
-        return moved(self, state, receipt, now, cost, birth)
 
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
         live = self._live(state, now, birth)

@@ -12,18 +12,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from headgate.algorithms.base import Receipt, State, check_countable, moved
+from headgate.algorithms.base import Limited, Receipt, State, check_countable
 from headgate.calendars import window_end
 from headgate.decision import Verdict
 from headgate.quota import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Windows(ABC):
+class Windows(Limited, ABC):
     """The windows of one quota."""
-
-    name: str
-    limit: int
 
     @abstractmethod
     def number_at(self, now: int) -> int:
@@ -32,10 +29,6 @@ class Windows(ABC):
     @abstractmethod
     def end_of(self, number: int) -> int:
         """Return when the window of this number ends."""
-
-    @property
-    def capacity(self) -> int:
-        return self.limit
 
     def decide(self, state: State | None, now: int, cost: int, birth: int) -> tuple[State | None, Verdict]:
         birth, number, count = self._current(state, now, birth)
@@ -48,11 +41,6 @@ class Windows(ABC):
         count += cost
         verdict = Verdict(True, self.limit, max(0, self.limit - count), None, reset_after if count else 0)
         return (birth, number, count) if cost else state, verdict
-
-    def move(
-        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
-    ) -> tuple[State | None, Verdict]:
-        return moved(self, state, receipt, now, cost, birth)
 
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:
         birth, number, count = self._current(state, now, birth)

@@ -23,7 +23,8 @@ from headgate.algorithms import (
 from headgate.calendars import window_end
 from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS
-from headgate.stores.postgres.codec import _can_move, _edges, _shape
+from headgate.stores.postgres.codec import _can_move
+from headgate.stores.shapes import shape_of
 
 EXAMPLES = 200
 LATEST = 2**53 - 1
@@ -140,9 +141,7 @@ def kept(algorithm: Algorithm, state: State | None) -> list[int] | None:
 
 def shape(algorithm: Algorithm, now: int) -> tuple[int, ...]:
     """Return what the database is told of a rule at a time."""
-    if isinstance(algorithm, Calendar):
-        return 5, algorithm.limit, *_edges(algorithm, now)[0]
-    return _shape(algorithm)
+    return shape_of(algorithm, now)[0]
 
 
 def decide(
@@ -429,7 +428,7 @@ def test_a_bucket_gives_back_no_more_than_it_holds(ask: psycopg.Connection) -> N
     assert after == (7, 5, 3)
     row = ask.execute(
         "SELECT headgate_refund_v2(%s, %s, %s, %s, %s, %s, %s::bigint[], %s, %s, %s)",
-        (*_shape(window), kept(window, state), list(receipt[:2]), receipt[2], 4, 65),
+        (*shape(window, 0), kept(window, state), list(receipt[:2]), receipt[2], 4, 65),
     ).fetchone()
     assert row == ([window.fresh_at(after), *(kept(window, after) or [])],)
 

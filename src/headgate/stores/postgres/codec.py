@@ -14,16 +14,7 @@ from functools import cache, partial
 from struct import Struct
 from typing import NamedTuple
 
-from headgate.algorithms import (
-    Algorithm,
-    Calendar,
-    Concurrent,
-    FixedWindow,
-    Receipt,
-    SlidingWindow,
-    TokenBucket,
-)
-from headgate.calendars import edges_around
+from headgate.algorithms import Algorithm, Calendar, Receipt, TokenBucket
 from headgate.clock import Clock, WallClock
 from headgate.costs import Costs
 from headgate.decision import Decision, Fields, decision_of
@@ -33,6 +24,7 @@ from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Births, Receipts, Tiers, given_back
 from headgate.stores.request import Request
+from headgate.stores.shapes import shape_of
 
 PEEK, HIT, RECORD, REFUND, RESET, MOVE = range(6)
 """What a request asks for; a move is a hold that replaces another."""
@@ -356,12 +348,9 @@ class PostgresPlan:
         since, until = 0, MAX_UNITS
         shapes = []
         for algorithm in self.algorithms:
-            if isinstance(algorithm, Calendar):
-                edges, start, end = _edges(algorithm, now)
-                since, until = max(since, start), min(until, end)
-                shapes.append((5, algorithm.limit, *edges))
-            else:
-                shapes.append(_shape(algorithm))
+            shape, start, end = shape_of(algorithm, now)
+            since, until = max(since, start), min(until, end)
+            shapes.append(shape)
         arguments = [b"%d" % number for number in shapes[0]] if shapes else []
         return Shapes(tuple(map(_packed, shapes)), arguments, since, until)
 
@@ -456,27 +445,3 @@ def _can_move(algorithm: Algorithm, receipt: Receipt) -> bool:
         algorithm.d,
         algorithm.burst,
     )
-
-
-def _edges(calendar: Calendar, now: int) -> tuple[tuple[int, int, int], int, int]:
-    """Return where three windows begin that follow each other, and since and until when those are the ones to send.
-
-    Of the first two, one is that of `now`, and the other is the nearer one of those beside it: the server's time may differ.
-    """
-    before, start, end, after = edges_around(calendar.span, calendar.timezone, now)
-    middle = (start + end) // 2
-    return ((before, start, end), start, middle) if now < middle else ((start, end, after), middle, end)
-
-
-def _shape(algorithm: Algorithm) -> tuple[int, int, int, int, int]:
-    """Return the kind of an algorithm in the database, and its numbers."""
-    match algorithm:
-        case FixedWindow(_, limit, period):
-            return 1, limit, period, 0, 0
-        case SlidingWindow(_, limit, width, lifetime):
-            return 2, limit, width, lifetime, 0
-        case TokenBucket(_, burst, n, d, tick):
-            return 3, burst, n, d, tick
-        case Concurrent(_, limit, lease):
-            return 4, limit, lease, 0, 0
-    raise AssertionError(f"no function for {algorithm!r}")

@@ -13,16 +13,7 @@ from hashlib import blake2b
 from struct import Struct, unpack
 from typing import Any, Literal
 
-from headgate.algorithms import (
-    Algorithm,
-    Calendar,
-    Concurrent,
-    FixedWindow,
-    Receipt,
-    SlidingWindow,
-    TokenBucket,
-)
-from headgate.calendars import edges_around
+from headgate.algorithms import Algorithm, Calendar, Receipt, TokenBucket
 from headgate.clock import Clock, WallClock
 from headgate.costs import Costs
 from headgate.decision import Decision, Fields, decision_of
@@ -32,6 +23,7 @@ from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import Answer, Births, Receipts, Tiers
 from headgate.stores.redis.script import SHA, SOURCE
+from headgate.stores.shapes import shape_of
 
 Reply = Any
 """What the script answers to one request: packed verdicts, a number, or two; of a note its text."""
@@ -278,7 +270,7 @@ class RedisPlan:
 
     def _shapes_at(self, now: int) -> bytes:
         """Return kind and shape of all rules, with the windows of calendars around a time."""
-        return b"".join(_SHAPE.pack(*_shape(algorithm, now)) for algorithm in self.algorithms)
+        return b"".join(_SHAPE.pack(*shape_of(algorithm, now)[0]) for algorithm in self.algorithms)
 
     def reset(self, keys: tuple[bytes, ...]) -> ScriptCall:
         """Return the request to forget what was counted."""
@@ -344,24 +336,3 @@ class RedisPlan:
         algorithm = self.algorithms[number - 1]
         parts = algorithm.d if isinstance(algorithm, TokenBucket) else 1
         raise CostTooHigh(self.costs(cost)[number - 1], max(0, MAX_UNITS - count) // parts, algorithm.name)
-
-
-def _shape(algorithm: Algorithm, now: int) -> tuple[int, int, int, int, int]:
-    """Return the kind of an algorithm in the script, and its numbers; those of a calendar around a time."""
-    match algorithm:
-        case FixedWindow(_, limit, period):
-            return 1, limit, period, 0, 0
-        case SlidingWindow(_, limit, width, lifetime):
-            return 2, limit, width, lifetime, 0
-        case TokenBucket(_, burst, n, d, tick):
-            return 3, burst, n, d, tick
-        case Concurrent(_, limit, lease):
-            return 4, limit, lease, 0, 0
-        case Calendar(_, limit, span, timezone):
-            before, start, end, after = edges_around(span, timezone, now)
-            # The window of this time and the one that is nearer to it: no two clocks differ by more than half a window, or
-            # the server says so.
-            return (
-                (5, limit, before, start, end) if now - start < end - now else (5, limit, start, end, after)
-            )
-    raise AssertionError(f"no script for {algorithm!r}")

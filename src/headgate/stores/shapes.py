@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headgate.algorithms import Algorithm, Calendar, Concurrent, FixedWindow, SlidingWindow, TokenBucket
 from headgate.calendars import edges_around
+from headgate.clock import Clock, WallClock
 from headgate.quota import MAX_UNITS
 
 Shape = tuple[int, int, int, int, int]
@@ -31,3 +32,19 @@ def shape_of(algorithm: Algorithm, now: int) -> tuple[Shape, int, int]:
         case Concurrent(_, limit, lease):
             return (4, limit, lease, 0, 0), 0, MAX_UNITS
     raise AssertionError(f"no port of {algorithm!r}")
+
+
+class ServerTime:
+    """What time it probably is at a server: that of a clock here, unless the server has said otherwise."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = WallClock() if clock is None else clock
+        self._ahead = 0
+
+    def now(self) -> int:
+        """Return the time in microseconds."""
+        return self._clock.now_us() + self._ahead
+
+    def correct(self, now: int) -> None:
+        """Hear from the server, so that not every call has to leave twice."""
+        self._ahead = now - self._clock.now_us()

@@ -11,7 +11,7 @@ import pytest
 from headgate import AsyncLimiter, Limiter, calendar, concurrent, fixed_window
 from headgate.clock import WallClock
 from headgate.stores.postgres import PostgresStore
-from headgate.stores.postgres.codec import PostgresTime
+from headgate.stores.shapes import ServerTime
 
 PATIENT = 60.0
 YEAR = timedelta(days=366)
@@ -27,15 +27,15 @@ def store(url: str) -> Iterator[PostgresStore]:
 def corrections(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Set the clock of this machine wrong, and return what the database then says."""
     wrong_by = request.param // timedelta(microseconds=1)
-    right, correct = WallClock.now_us, PostgresTime.correct
+    right, correct = WallClock.now_us, ServerTime.correct
     said: list[int] = []
 
-    def correcting(self: PostgresTime, now: int) -> None:
+    def correcting(self: ServerTime, now: int) -> None:
         said.append(now)
         correct(self, now)
 
     monkeypatch.setattr(WallClock, "now_us", lambda self: right(self) + wrong_by)
-    monkeypatch.setattr(PostgresTime, "correct", correcting)
+    monkeypatch.setattr(ServerTime, "correct", correcting)
     return said
 
 

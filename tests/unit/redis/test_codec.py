@@ -27,7 +27,6 @@ from headgate.stores.redis.codec import (
     Keys,
     Operation,
     RedisPlan,
-    RedisTime,
     ScriptCall,
     call_by_name,
     call_by_text,
@@ -36,6 +35,7 @@ from headgate.stores.redis.codec import (
 )
 from headgate.stores.redis.script import SHA, SOURCE
 from headgate.stores.request import Request
+from headgate.stores.shapes import ServerTime
 from headgate.testing import FakeClock
 
 RULES = (fixed_window("5/minute"), sliding_window("6/minute"), token_bucket("1/day", burst=7))
@@ -147,7 +147,7 @@ def test_a_calendar_sends_the_window_of_the_time_and_the_nearer_of_its_neighbour
 
 def test_without_a_time_the_windows_are_those_of_this_machine_until_the_server_says_another_time() -> None:
     clock = FakeClock(19_000.25 * DAY / 1_000_000)
-    plan = plans((calendar("5/day"), concurrent(3, lease="60s")), RedisTime(clock)).own
+    plan = plans((calendar("5/day"), concurrent(3, lease="60s")), ServerTime(clock)).own
     call = plan.ask(Operation.HOLD, (b"a", b"b"), (1, 0), None)
     assert windows(call) == (18_999 * DAY, 19_000 * DAY, 19_001 * DAY)
     assert call.after(ValueError("EDGESOME")) is None

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from headgate.algorithms import Algorithm, Calendar, Receipt, TokenBucket
-from headgate.clock import Clock, WallClock
+from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh, StoreConflict
@@ -24,7 +24,7 @@ from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Births, Receipts, Tiers, given_back
 from headgate.stores.request import Request
-from headgate.stores.shapes import shape_of
+from headgate.stores.shapes import ServerTime, shape_of
 
 PEEK, HIT, RECORD, REFUND, RESET, MOVE = range(6)
 """What a request asks for; a move is a hold that replaces another."""
@@ -230,7 +230,7 @@ class Codec:
         self, limiter: str, rules: tuple[Rule, ...], namespace: str, clock: Clock | None = None
     ) -> None:
         self._clock = clock
-        self._server_time = PostgresTime(WallClock())
+        self._server_time = ServerTime()
         names = tuple(rule.name for rule in rules)
         self._tiers = Tiers(rules, partial(PostgresPlan, names, self._server_time))
         self._pick = key_picker(rules)
@@ -290,22 +290,6 @@ class Codec:
         return tuple(map(storage_key, self._prefixes, self._pick(key)))
 
 
-class PostgresTime:
-    """What time it probably is at the server: that of this machine, unless the server has said otherwise."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._ahead = 0
-
-    def now(self) -> int:
-        """Return the time in microseconds."""
-        return self._clock.now_us() + self._ahead
-
-    def correct(self, now: int) -> None:
-        """Hear from the server, so that not every call has to leave twice."""
-        self._ahead = now - self._clock.now_us()
-
-
 class PostgresPlan:
     """The rules of a limiter as they are for one tier: how they are asked and how their replies are read.
 
@@ -316,7 +300,7 @@ class PostgresPlan:
     """
 
     def __init__(
-        self, names: tuple[str, ...], server_time: PostgresTime, algorithms: tuple[Algorithm, ...]
+        self, names: tuple[str, ...], server_time: ServerTime, algorithms: tuple[Algorithm, ...]
     ) -> None:
         self._names = names
         self._server_time = server_time

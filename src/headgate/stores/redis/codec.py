@@ -14,7 +14,6 @@ from struct import Struct, unpack
 from typing import Any, Literal
 
 from headgate.algorithms import Algorithm, Calendar, Receipt, TokenBucket
-from headgate.clock import Clock, WallClock
 from headgate.costs import Costs
 from headgate.decision import Decision, Fields, decision_of
 from headgate.errors import CostTooHigh
@@ -23,7 +22,7 @@ from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
 from headgate.stores.base import Answer, Births, Receipts, Tiers
 from headgate.stores.redis.script import SHA, SOURCE
-from headgate.stores.shapes import shape_of
+from headgate.stores.shapes import ServerTime, shape_of
 
 Reply = Any
 """What the script answers to one request: packed verdicts, a number, or two; of a note its text."""
@@ -175,26 +174,10 @@ class Keys:
         return b"{%b}" % blake2b(raw, digest_size=8, key=self._tag_key).hexdigest().encode()
 
 
-class RedisTime:
-    """What time it may be at the server: that of a clock here, until the server has said something else."""
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = WallClock() if clock is None else clock
-        self._ahead = 0
-
-    def guess(self) -> int:
-        """Return it."""
-        return self._clock.now_us() + self._ahead
-
-    def learn(self, now: int) -> None:
-        """Take note of what the server has said."""
-        self._ahead = now - self._clock.now_us()
-
-
-def plans(rules: tuple[Rule, ...], time: RedisTime | None = None) -> Tiers[RedisPlan]:
+def plans(rules: tuple[Rule, ...], time: ServerTime | None = None) -> Tiers[RedisPlan]:
     """Return the plans of a limiter's rules by tier, and by quotas of a call's own."""
     names, new_birth = tuple(rule.name for rule in rules), Births()
-    server_time = time or RedisTime()
+    server_time = time or ServerTime()
     return Tiers(rules, lambda algorithms: RedisPlan(names, algorithms, new_birth, server_time))
 
 
@@ -206,7 +189,7 @@ class RedisPlan:
         names: tuple[str, ...],
         algorithms: tuple[Algorithm, ...],
         new_birth: Births,
-        time: RedisTime,
+        time: ServerTime,
     ) -> None:
         self.names = names
         self.algorithms = algorithms
@@ -249,10 +232,10 @@ class RedisPlan:
             return ScriptCall(keys, head + self._shapes_at(now) + more)
 
         def body_at(server_now: int) -> bytes:
-            self._time.learn(server_now)
+            self._time.correct(server_now)
             return head + self._shapes_at(server_now) + more
 
-        return ScriptCall(keys, head + self._shapes_at(self._time.guess()) + more, body_at)
+        return ScriptCall(keys, head + self._shapes_at(self._time.now()) + more, body_at)
 
     def refund(self, receipts: Receipts, costs: tuple[int, ...], now: int | None) -> ScriptCall:
         """Return the request to give back units of a hold, of each rule so many."""

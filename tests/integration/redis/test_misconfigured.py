@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, ConfigError, Limiter, StoreError
+from headgate import AsyncLimiter, ConfigError, Limiter, StoreError, StoreMisconfigured, fixed_window
 from headgate.stores.redis import RedisStore
+from headgate.stores.remote.batching import MANY
+from headgate.stores.request import Request
 from headgate.testing.servers import RedisServer, answers_ping, find_binary, find_free_port
 from tests.integration.redis.cluster import find_low_port
 from tests.integration.waiting import until
@@ -117,6 +119,27 @@ async def test_what_never_worked_is_raised_and_not_admitted(
             assert "hunter2" not in str(raised.value)
         assert limiter.health.outages == 0
         await close(limiter)
+
+
+async def test_a_batch_that_follows_another_to_a_replica_is_no_outage_either(server: RedisServer) -> None:
+    with RedisServer(server.kind) as other:
+        async with RedisStore(other.url, deadline=60) as store:
+            gate = store.bind_async("x", (fixed_window("5/hour"),))
+            await gate.ask(Request("hit", "alice"))
+            other.command("REPLICAOF", "127.0.0.1", str(server.port))
+            other.pause()
+            found = []
+            for _ in range(2):
+                found.append(
+                    asyncio.gather(
+                        *(gate.ask(Request("hit", "alice")) for _ in range(MANY // 2)), return_exceptions=True
+                    )
+                )
+                for _ in range(10):
+                    await asyncio.sleep(0)
+            other.resume()
+            errors = [error for batch in found for error in await batch]
+            assert {type(error) for error in errors} == {StoreMisconfigured}
 
 
 async def test_a_sentinel_is_no_server_to_count_on(

@@ -116,10 +116,10 @@ class RedisPeer:
         """Answer the calls of one command, and return those that leave again with what the server has said they need.
 
         Raises:
-            ConnectionResetError: The server is no longer the primary, so that the next call looks for that anew.
+            RedisError: The server is no longer the primary, so that the next call looks for that anew.
         """
         again: list[RemoteCall] = []
-        is_demoted = False
+        demoted: RedisError | None = None
         if isinstance(reply, RedisError):
             reply = [reply] * len(calls)
         for call, own in zip(calls, reply, strict=True):
@@ -130,9 +130,10 @@ class RedisPeer:
                 again.append(call)
             else:
                 call.fail(self.failure(own))
-                is_demoted |= is_read_only(own)
-        if is_demoted:
-            raise ConnectionResetError(f"{self.name} may no longer write")
+                if is_read_only(own):
+                    demoted = own
+        if demoted is not None:
+            raise demoted  # itself: to what follows on this connection it means the same
         return again
 
 

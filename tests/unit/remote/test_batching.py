@@ -266,6 +266,23 @@ def test_what_follows_a_slow_batch_is_not_slow_for_it() -> None:
     assert stuck.queue is None
 
 
+def test_what_follows_to_a_server_far_away_does_not_make_its_round_trip_look_slow() -> None:
+    traffic, far, gap = Traffic(lanes=2, follows=True), 0.1, 0.001
+    traffic.add(*numbered(0, HALF))
+    [lane] = traffic.depart()
+    traffic.add(*numbered(0, HALF))
+    assert traffic.depart(gap) == [lane]
+    for number in range(1, 50):  # each reply comes `far` after its batch has left, and two of them together
+        for now in (number * far, number * far + gap):
+            traffic.reply(lane, now)
+            traffic.add(*numbered(0, HALF, now))
+            assert traffic.depart(now) == [lane]
+    assert traffic.batcher.main_lane() is lane
+    traffic.add(NotedCall("next", now))
+    traffic.batcher.expire(now + far - gap)
+    assert traffic.depart(now + far - gap) == []
+
+
 def test_what_the_server_has_not_done_leaves_once_more_each_alone() -> None:
     traffic = Traffic()
     traffic.add(*calls("ab"))

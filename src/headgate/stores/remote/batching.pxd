@@ -22,6 +22,7 @@ cdef class Lane:
     cdef public list batch, following
     cdef public int enough
     cdef public double sent, closed_until
+    cdef public tuple left
     cdef public bint is_heard
 
 cdef class Batcher:

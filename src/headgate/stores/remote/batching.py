@@ -156,11 +156,12 @@ class Lane:
         following: Those that have left after them.
         enough: How many have to wait until they follow.
         sent: Since when the server works on the batch, or since when a connection is made.
+        left: When the batch, or the next part of what it says, has left; and when that which follows has.
         is_heard: Whether it has said something about the batch.
         closed_until: When a connection may be tried again after it failed.
     """
 
-    __slots__ = ("batch", "closed_until", "enough", "following", "is_heard", "queue", "sent", "wire")
+    __slots__ = ("batch", "closed_until", "enough", "following", "is_heard", "left", "queue", "sent", "wire")
 
     def __init__(self) -> None:
         self.wire: Any = None
@@ -169,6 +170,7 @@ class Lane:
         self.following: list[RemoteCall] = []
         self.enough = TOO_MANY
         self.sent = 0.0
+        self.left = (0.0, 0.0)
         self.is_heard = False
         self.closed_until = 0.0
 
@@ -238,9 +240,10 @@ class Batcher:
         batch: list[RemoteCall] = []
         if follows := bool(lane.batch):
             lane.following = batch
+            lane.left = lane.left[0], now
         else:
             lane.batch = batch
-            lane.sent, lane.is_heard = now, False
+            lane.sent, lane.is_heard, lane.left = now, False, (now, now)
             if after_pause and len(waiting) >= MANY:
                 most = min(most, len(waiting) // 2)
         while waiting and len(batch) < most:
@@ -273,7 +276,7 @@ class Batcher:
         if not lane.is_heard:
             lane.is_heard = True
             if len(self.lanes) > 1:
-                self._measure(lane, now - lane.sent)
+                self._measure(lane, now)
 
     def finish(self, lane: Lane, again: Iterable[RemoteCall] = ()) -> None:
         """Take note that all of a batch is answered, but for those that leave once more, each alone."""
@@ -287,7 +290,7 @@ class Batcher:
                 call.fail(self._peer.failure(ValueError("there was no reply to this call")))
         lane.batch, lane.following = lane.following, []
         if lane.batch:
-            lane.sent, lane.is_heard = self._heard, False
+            lane.sent, lane.is_heard, lane.left = self._heard, False, (lane.left[1], lane.left[1])
             self._let_follow(lane)
         else:
             lane.queue, lane.enough = None, TOO_MANY
@@ -296,7 +299,7 @@ class Batcher:
         """Take note that the reply to the batch that follows comes before the next one to the batch itself."""
         if lane.following:
             lane.batch, lane.following = lane.following, lane.batch
-            lane.sent, lane.is_heard = self._heard, False
+            lane.sent, lane.is_heard, lane.left = self._heard, False, (lane.left[1], self._heard)
 
     def lose(self, lane: Lane, cause: BaseException | None) -> None:
         """Take note that the connection of a lane is lost, and fail the calls whose replies are lost with it.
@@ -463,17 +466,18 @@ class Batcher:
         queue = lane.queue
         return bool(lane.batch and queue is not None and queue.lane is lane and queue.waiting)
 
-    def _measure(self, lane: Lane, took: float) -> None:
-        """Compare what a batch took with what is usual, to know which limiters are slow."""
+    def _measure(self, lane: Lane, now: float) -> None:
+        """Compare what a batch took the server with what a round trip usually takes, to know which limiters are slow."""
+        took, round_trip = now - lane.sent, now - lane.left[0]
         is_isolated = lane.queue is None or lane.queue.lane is not lane
         if not self._usual and not is_isolated:
-            self._usual = took  # the server may be far away
+            self._usual = round_trip  # the server may be far away
         elif took > self._patience:
             self._isolate(lane)
         elif self._slow and len(sources := {call.source for call in lane.batch}) == 1:
             self._mix_again(*sources)
         # Quick ones count at once, slow ones little by little: otherwise what is slow all the time would be usual.
-        self._usual += (took - self._usual) / (4 if took < self._usual else 64)
+        self._usual += (round_trip - self._usual) / (4 if round_trip < self._usual else 64)
         self._patience = max(SLOW, 4 * self._usual)
 
     def _isolate(self, lane: Lane) -> None:

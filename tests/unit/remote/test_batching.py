@@ -251,6 +251,16 @@ def test_what_follows_is_due_like_all_others() -> None:
     assert not lane.batch
 
 
+def test_when_what_follows_gets_no_reply_those_that_wait_fail_too() -> None:
+    traffic, lane, calls = following()
+    traffic.reply(lane, 0.2)
+    waiting = NotedCall("waiting", 0.3)
+    traffic.add(waiting)
+    [silent] = traffic.batcher.expire(0.2 + DEADLINE)
+    traffic.batcher.give_up(silent)
+    assert all(isinstance(call.error, StoreTimeout) for call in (*calls[HALF:], waiting))
+
+
 def test_what_follows_a_slow_batch_is_not_slow_for_it() -> None:
     traffic = Traffic(lanes=3, follows=True)
     traffic.add(*numbered(0, HALF, source="slow"))

@@ -367,7 +367,7 @@ class Batcher:
         If the server has said nothing to anybody since that left, those that wait fail too: they would only find out once
         more that is not answered.
         """
-        is_silent = self._heard < lane.sent
+        is_silent = self._heard <= lane.sent  # equal if it has followed: it counts from the reply before
         self.lose(lane, None)
         if is_silent:
             self.fail_waiting(None)

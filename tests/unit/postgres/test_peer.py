@@ -83,3 +83,15 @@ def test_only_an_end_instead_of_a_result_says_that_nothing_was_done(
     with pytest.raises(OperationalError) as raised:
         wire.receive()
     assert isinstance(raised.value, Terminated) is is_undone
+
+
+ALL = FakeResult(ExecStatus.PIPELINE_SYNC)
+DONE = FakeResult(ExecStatus.COMMAND_OK)
+
+
+def test_what_has_come_before_the_end_is_read(a_file: int) -> None:
+    """As when two replies and the end were there at once."""
+    wire = PostgresWire(EndingConnection(a_file, [DONE, ALL, DONE, ALL, ENDED]), prepare=False)
+    assert [wire.receive() for _ in range(3)] == [None, None, PENDING]
+    with pytest.raises(Terminated):
+        wire.receive()

@@ -223,6 +223,8 @@ class PostgresWire:
         return self._poller.wait(seconds, for_writing=self.is_unsent)
 
     def receive(self) -> Any:
+        if (reply := self._read()) is not PENDING:
+            return reply  # it has come with the one before; the connection may have ended since
         pgconn = self.pgconn
         try:
             pgconn.consume_input()
@@ -232,7 +234,11 @@ class PostgresWire:
             raise
         if self.is_unsent:
             self.is_unsent = bool(pgconn.flush())
-        has_ended = False
+        return self._read()
+
+    def _read(self) -> Any:
+        """Return the reply if all of it has come, or `PENDING`."""
+        pgconn, has_ended = self.pgconn, False
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:

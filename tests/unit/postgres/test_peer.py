@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from psycopg import NotSupportedError, OperationalError, capabilities
@@ -12,7 +14,7 @@ from psycopg.pq import DiagnosticField, ExecStatus
 
 from headgate.errors import ConfigError
 from headgate.stores.postgres import PostgresStore
-from headgate.stores.postgres.peer import PostgresWire, Terminated
+from headgate.stores.postgres.peer import ONE, AsyncPostgresWire, PostgresWire, Terminated
 from headgate.stores.remote.peer import PENDING
 
 
@@ -95,3 +97,16 @@ def test_what_has_come_before_the_end_is_read(a_file: int) -> None:
     assert [wire.receive() for _ in range(3)] == [None, None, PENDING]
     with pytest.raises(Terminated):
         wire.receive()
+
+
+async def test_a_message_with_which_the_rest_of_another_is_sent_leaves_nothing_to_wait_for(
+    a_file: int,
+) -> None:
+    wire = Mock(fileno=a_file, is_unsent=False)
+    asynchronous = AsyncPostgresWire(wire)
+    for is_unsent in (True, False):
+        wire.send = lambda message, left=is_unsent: setattr(wire, "is_unsent", left)
+        asynchronous.send((ONE, []))
+    loop = asyncio.get_running_loop()
+    assert not loop.remove_writer(a_file), "a file that can be written to would be news for ever"
+    await asynchronous.close()

@@ -307,14 +307,14 @@ class AsyncPostgresWire:
     def send(self, message: Message) -> None:
         if self._trouble is not None:
             raise self._trouble
+        was_unsent = self._wire.is_unsent
         try:
             self._wire.send(message)
         except OperationalError:
             self._unwatch()
             raise
         self._unanswered += 1
-        if self._wire.is_unsent:
-            self._loop.add_writer(self._wire.fileno, self._on_news)
+        self._watch_writing(was_unsent)
 
     async def receive(self) -> Any:
         while not self._replies:
@@ -335,6 +335,13 @@ class AsyncPostgresWire:
             self._loop.remove_writer(self._wire.fileno)
         self._is_watched = False
 
+    def _watch_writing(self, was_unsent: bool) -> None:
+        """Have what is left sent when the network takes it."""
+        if self._wire.is_unsent:
+            self._loop.add_writer(self._wire.fileno, self._on_news)
+        elif was_unsent:
+            self._loop.remove_writer(self._wire.fileno)
+
     def _on_news(self) -> None:
         """Read what has come, or send what is left."""
         if not self._unanswered:
@@ -345,8 +352,7 @@ class AsyncPostgresWire:
             while self._unanswered and (reply := self._wire.receive()) is not PENDING:
                 self._unanswered -= 1
                 self._replies.append(reply)
-            if was_unsent and not self._wire.is_unsent:
-                self._loop.remove_writer(self._wire.fileno)
+            self._watch_writing(was_unsent)
         except Exception as cause:  # noqa: BLE001  # whatever it is, it is for the one that waits
             self._unwatch()
             self._trouble = cause

@@ -14,8 +14,8 @@ from headgate.testing.servers import Kind, RedisServer
 from tests.integration.waiting import until
 
 SLOTS = 16384
-HIGHEST_PORT = 55_000
-"""Nodes talk to each other on a port 10000 above the one for clients."""
+HIGHEST_PORT = 22_000
+"""Nodes talk to each other on a port 10000 above the one for clients: both below those that connections are made from."""
 
 
 class Cluster:
@@ -131,7 +131,7 @@ def running_cluster(kind: Kind) -> Iterator[Cluster]:
 
 def find_low_port() -> int:
     """Return a port that is free and has another free one 10000 above."""
-    for port in range(20_000 + time.monotonic_ns() % 10_000, HIGHEST_PORT):
+    for port in range(10_000 + time.monotonic_ns() % 10_000, HIGHEST_PORT):
         try:
             with (
                 socket.create_server(("127.0.0.1", port)),

@@ -344,7 +344,7 @@ def test_loading_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(PolicyError, match="utf-8"):
         load_policy(file)
-    with pytest.raises(PolicyError, match="null (byte|character)"):
+    with pytest.raises(PolicyError, match=r"null (byte|character)"):
         load_policy("headgate\0.toml")
 
 

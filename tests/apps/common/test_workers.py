@@ -71,6 +71,7 @@ async def test_two_workers_of_tiers_share_the_buckets_and_the_figures(tmp_path: 
             "SAJU_ENABLE_RATE_LIMITING": "true",
             "SAJU_ENABLE_ATOMIC_RATE_LIMITER": "true",
             "SAJU_REDIS_URL": redis.url,
+            "SAJU_REDIS_TIMEOUT": str(PATIENCE),
             "SAJU_RATE_LIMITS": "anonymous=1 burst 10",
         }
         async with two_workers("tiers", tmp_path, **variables) as url:
@@ -87,7 +88,8 @@ async def test_two_workers_of_petitions_share_the_counters_and_the_figures(
     with new_database(headgate_postgres_server) as database:
         submitter = str(uuid4())
         body = {"type": "GENERAL", "text": "Hear us", "submitter_id": submitter}
-        async with two_workers("petitions", tmp_path, DATABASE_URL=database) as url:
+        variables = {"DATABASE_URL": database, "PETITION_DATABASE_TIMEOUT": str(PATIENCE)}
+        async with two_workers("petitions", tmp_path, **variables) as url:
             statuses, text = await asked(url, "POST", "/v1/petition-submissions", [body] * 40)
     assert statuses == {201: 10, 429: 30}
     assert total(text, "petition_rate_limit_hits_total{") == 30

@@ -112,7 +112,8 @@ def test_what_is_settled_by_unit_keeps_the_units_that_are_not_named() -> None:
 
 
 async def test_units_are_awaited_too(tmp_path: Any) -> None:
-    async with AsyncLimiter(*RULES, name="model", store=f"sqlite:///{tmp_path}/limits.db") as own:
+    store = f"sqlite:///{tmp_path}/limits.db"
+    async with AsyncLimiter(*RULES, name="model", store=store, clock=FakeClock()) as own:
         assert (await own.hit("a", {"tokens": 30})).allowed
         async with own.hold("a", {"tokens": 300}) as hold:
             await hold.settle({"tokens": 20})

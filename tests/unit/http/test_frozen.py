@@ -13,12 +13,13 @@ from headgate.policy import LivePolicy, parse_policy
 
 
 def test_the_fixture_reaches_every_limit(headgate_limits: FreshLimits, tmp_path: Path) -> None:
-    limit = RequestLimit(Limiter("1/minute", name="x", store=f"sqlite:///{tmp_path}/limits.db"))
-    assert [bool(limit.version.limiter.hit("a")) for _ in range(2)] == [True, False]
-    headgate_limits.advance(61)
-    assert limit.version.limiter.hit("a")
-    headgate_limits.reset()
-    assert limit.version.limiter.hit("a")
+    with Limiter("1/minute", name="x", store=f"sqlite:///{tmp_path}/limits.db") as limiter:
+        limit = RequestLimit(limiter)
+        assert [bool(limit.version.limiter.hit("a")) for _ in range(2)] == [True, False]
+        headgate_limits.advance(61)
+        assert limit.version.limiter.hit("a")
+        headgate_limits.reset()
+        assert limit.version.limiter.hit("a")
 
 
 def test_the_fixture_switches_limits_on_again(headgate_limits: FreshLimits) -> None:

@@ -41,7 +41,7 @@ cdef class Batcher:
     cpdef list take(self, Lane lane, double now, bint after_pause=*)
     cpdef hear(self, Lane lane, double now)
     @cython.locals(call=RemoteCall)
-    cpdef finish(self, Lane lane, again=*)
+    cpdef finish(self, Lane lane, again=*, bint alone=*)
     cpdef swap(self, Lane lane)
     cdef _let_follow(self, Lane lane)
     cpdef Lane main_lane(self)

@@ -278,12 +278,12 @@ class Batcher:
             if len(self.lanes) > 1:
                 self._measure(lane, now)
 
-    def finish(self, lane: Lane, again: Iterable[RemoteCall] = ()) -> None:
-        """Take note that all of a batch is answered, but for those that leave once more, each alone."""
+    def finish(self, lane: Lane, again: Iterable[RemoteCall] = (), alone: bool = True) -> None:
+        """Take note that all of a batch is answered, but for those that leave once more, normally each alone."""
         if not lane.following and lane.queue is not None and lane.queue.lane is lane:
             lane.queue.lane = None
         for call in reversed([call for call in again if call.state == SENT]):
-            call.state, call.alone = WAITING, True
+            call.state, call.alone = WAITING, alone or call.alone
             self._queue_of(call).waiting.appendleft(call)
         for call in lane.batch:
             if call.state == SENT:
@@ -315,7 +315,7 @@ class Batcher:
                 again.append(call)
             else:
                 call.fail(self._failure(cause))
-        self.finish(lane, again)
+        self.finish(lane, again, alone=False)  # none of them is to blame
 
     def time_to_connect(self, lane: Lane, now: float) -> float:
         """Return the seconds after which a connection under way is given up: not before all that wait for it are due."""

@@ -2,8 +2,9 @@
 
 The floors are what a careful user writes without any library: one prepared upsert of a counter per decision, with psycopg
 from one thread and from one task, and over a pool of 32 connections from many; with asyncpg beside it. They keep no time,
-refuse nobody and answer with a number. `coalesced window` is one statement for all tasks that wait, and does what ours must
-do too: it takes the time, decides by the limit of a fixed window, writes only what is admitted, and locks keys in order.
+refuse nobody and answer with a number. `coalesced window` is one statement for all tasks that wait: it takes the time,
+decides by the limit of a fixed window, writes only what is admitted, and locks keys in order; but calls of one key are
+admitted or refused as a group. `coalesced function` decides them in turn, as ours must: a loop with an upsert for each call.
 Every contender goes through 1,000 keys, all of which are there before it begins, and nobody is
 ever refused. Rounds are interleaved, so that a slow spell of the machine hits all alike.
 
@@ -64,6 +65,7 @@ TASKS = (1, 64)
 CROWD = 32
 COMMITS = {"off": False, "on": True}
 COALESCED = "floor: coalesced window, asyncpg"
+IN_TURN = "floor: coalesced function, asyncpg"
 STEPS = len(COMMITS) + 1 + len(TASKS) + 1
 
 KINDS = ("fixed_window", "sliding_window", "sliding_log", "token_bucket")
@@ -80,6 +82,26 @@ COUNT_MANY = f"""
     RETURNING key, {LIMIT} - count
 """
 """Returns what is left of each key that was admitted."""
+COUNT_IN_TURN = f"""
+    CREATE FUNCTION count_in_turn(keys text[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
+    DECLARE
+        this_window CONSTANT bigint := floor(extract(epoch FROM clock_timestamp()) / 3600);
+        left_of_each bigint[] := array_fill(NULL::bigint, ARRAY[cardinality(keys)]);
+        left_of_this bigint;
+        asked record;
+    BEGIN
+        FOR asked IN SELECT key, place FROM unnest(keys) WITH ORDINALITY AS call (key, place) ORDER BY key, place LOOP
+            INSERT INTO windows VALUES (asked.key, this_window, 1)
+            ON CONFLICT (key) DO UPDATE SET number = excluded.number,
+                count = CASE WHEN windows.number = excluded.number THEN windows.count ELSE 0 END + 1
+            WHERE windows.number <> excluded.number OR windows.count < {LIMIT}
+            RETURNING {LIMIT} - count INTO left_of_this;
+            left_of_each[asked.place] := left_of_this;
+        END LOOP;
+        RETURN left_of_each;
+    END $$
+"""
+"""Returns what is left for each call that was admitted."""
 
 
 class Caller(NamedTuple):
@@ -114,7 +136,8 @@ def database_url() -> Iterator[str]:
         with psycopg.connect(url) as connection:
             connection.execute(
                 "CREATE TABLE floor (key text PRIMARY KEY, count bigint) WITH (fillfactor = 50);"
-                "CREATE TABLE windows (key text PRIMARY KEY, number bigint, count bigint) WITH (fillfactor = 50)"
+                "CREATE TABLE windows (key text PRIMARY KEY, number bigint, count bigint) WITH (fillfactor = 50);"
+                + COUNT_IN_TURN
             )
         yield url
 
@@ -452,10 +475,30 @@ async def upsert_psycopg_pool(url: str) -> Caller:
 
 async def count_many(url: str) -> Caller:
     """Build what batching can bring at best: one statement for all tasks that wait, and no more than that."""
+    statement, close = await _prepared(url, COUNT_MANY)
+
+    async def ask(keys: list[str]) -> list[int | None]:
+        left = dict(await statement.fetch(keys))
+        return [left.get(key) for key in keys]
+
+    return Caller(_coalesced(ask), close)
+
+
+async def count_in_turn(url: str) -> Caller:
+    """Build the same with a function that decides one call after the other."""
+    statement, close = await _prepared(url, "SELECT count_in_turn($1)")
+    return Caller(_coalesced(statement.fetchval), close)
+
+
+async def _prepared(url: str, text: str) -> tuple[Any, Callable[[], Any]]:
     import asyncpg
 
     connection = await asyncpg.connect(url, server_settings={"synchronous_commit": "off"})
-    statement = await connection.prepare(COUNT_MANY)
+    return await connection.prepare(text), connection.close
+
+
+def _coalesced(ask: Callable[[list[str]], Awaitable[Any]]) -> Callable[[str], asyncio.Future[Any]]:
+    """Return a hit whose calls leave together if they come while others are under way."""
     waiting: list[tuple[str, asyncio.Future[Any]]] = []
     is_busy = False
     tasks: set[asyncio.Task[None]] = set()
@@ -464,9 +507,9 @@ async def count_many(url: str) -> Caller:
         nonlocal waiting, is_busy
         while waiting:
             batch, waiting = waiting, []
-            left = dict(await statement.fetch([key for key, _ in batch]))
-            for key, future in batch:
-                future.set_result(left.get(key))
+            answers = await ask([key for key, _ in batch])
+            for (_, future), answer in zip(batch, answers, strict=True):
+                future.set_result(answer)
         is_busy = False
 
     def hit(key: str) -> asyncio.Future[Any]:
@@ -480,7 +523,7 @@ async def count_many(url: str) -> Caller:
             task.add_done_callback(tasks.discard)
         return future
 
-    return Caller(hit, connection.close)
+    return hit
 
 
 async def headgate_async(kind: str, url: str) -> Caller:
@@ -498,6 +541,7 @@ TASKS_CALLERS: dict[str, Callable[[str], Any]] = {
     POOLED[0]: upsert_asyncpg_pool,
     POOLED[1]: upsert_psycopg_pool,
     COALESCED: count_many,
+    IN_TURN: count_in_turn,
     **{f"{HEADGATE}: {kind}": partial(headgate_async, kind) for kind in (*KINDS, "three rules")},
 }
 

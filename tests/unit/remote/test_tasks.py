@@ -159,6 +159,18 @@ async def test_many_calls_follow_those_that_are_under_way_on_the_same_connection
     await engine.aclose()
 
 
+async def test_two_halves_of_many_that_have_gathered_leave_one_after_the_other() -> None:
+    peer = ScriptedPeer(follows=True)
+    engine = AsyncEngine(peer, PATIENCE)
+    peer.is_open = False
+    calls = [start(engine, f"{number}") for number in range(2 * HALF)]
+    await peer.until_sent_async(2)
+    assert [len(batch) for batch in peer.batches] == [HALF, HALF]
+    peer.open()
+    assert await outcomes(calls) == [str(number) for number in range(2 * HALF)]
+    await engine.aclose()
+
+
 async def test_replies_find_their_calls_if_a_batch_says_more_than_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

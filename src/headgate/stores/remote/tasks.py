@@ -228,8 +228,10 @@ class LoopEngine:
                 if wire is None:
                     return
         try:
-            if not talks and not self._send(lane, is_first):
-                return
+            if not talks:
+                if not self._send(lane, is_first):
+                    return
+                self._drive_free_lanes(time.monotonic())  # enough may wait to follow at once
             reply = await wire.receive()
             batcher.hear(lane, time.monotonic())
             try:

@@ -200,9 +200,8 @@ class LoopEngine:
                     await self._round_trip(lane, is_first)
                 except asyncio.CancelledError:
                     cause, lane.trouble = lane.trouble, None
-                    if (
-                        lane.driver is None or cause is not None
-                    ):  # given up for its silence, or for what `_follow` found
+                    if lane.driver is None or cause is not None:
+                        # Given up for its silence, or for what `_follow` found.
                         this_task.uncancel()
                         await self._lose(lane, cause)
                     else:  # the event loop ends

@@ -236,17 +236,23 @@ def test_a_connection_that_stays_silent_beyond_the_stores_deadline_is_given_up(
     assert peer.batches == [["a"], ["c"]]
 
 
+def hold_connections(peer: ScriptedPeer) -> tuple[threading.Event, threading.Event]:
+    """Let no connection come about; return what is set when one is begun, and what to set for it to go on."""
+    has_begun, go_on = threading.Event(), threading.Event()
+
+    def connect() -> None:
+        has_begun.set()
+        go_on.wait(PATIENCE)
+
+    peer.before_connect = connect
+    return has_begun, go_on
+
+
 def test_connecting_counts_towards_the_deadline(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     """Whatever it waits for: a look-up, a handshake, a login."""
-    connecting, go_on = threading.Event(), threading.Event()
-
-    def connect() -> None:
-        connecting.set()
-        go_on.wait(PATIENCE)
-
-    peer.before_connect = connect
+    connecting, go_on = hold_connections(peer)
     early = pool.submit(call_at, clock, engine, "a", 0.01)
     assert connecting.wait(PATIENCE)
     clock.advance(0.01)
@@ -262,13 +268,7 @@ def test_a_connection_that_comes_after_it_was_given_up_is_closed(
     peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
     engine = ThreadEngine(peer, 0.01)
-    connecting, go_on = threading.Event(), threading.Event()
-
-    def connect() -> None:
-        connecting.set()
-        go_on.wait(PATIENCE)
-
-    peer.before_connect = connect
+    connecting, go_on = hold_connections(peer)
     given_up = pool.submit(call_at, clock, engine, "a", 0.01)
     assert connecting.wait(PATIENCE)
     clock.advance(0.01)

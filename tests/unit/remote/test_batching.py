@@ -497,6 +497,18 @@ def test_what_a_blocked_process_never_came_to_send_is_overload_and_is_not_sent_l
     assert isinstance(call.error, StoreOverloaded)
 
 
+def test_what_could_have_followed_in_time_is_overload_though_the_server_was_asked_meanwhile() -> None:
+    """As when very many calls have to be failed before those that are left can follow."""
+    traffic = Traffic(follows=True)
+    traffic.add(*calls("a" * MANY, deadline=30))
+    [lane] = traffic.depart()
+    late = calls("b" * MANY)
+    traffic.add(*late)
+    assert traffic.batcher.next_lane(0) is lane
+    assert traffic.batcher.take(lane, DEADLINE) == []
+    assert all(isinstance(call.error, StoreOverloaded) for call in late)
+
+
 def test_a_connection_is_waited_for_as_long_as_anybody_does() -> None:
     traffic = Traffic(connected=False)
     traffic.add(NotedCall("a"), NotedCall("b", deadline=30))

@@ -414,7 +414,10 @@ class Batcher:
 
     def _stays(self, call: RemoteCall, queue: Queue, now: float) -> bool:
         """Return whether the next call of a queue stays behind, and see to it that none waits for it there."""
-        if call.state != WAITING or self._is_expired(call, now):
+        if call.state != WAITING:
+            return True
+        if call.due <= now:  # it could leave, so it is this process that comes late
+            call.fail(self._overload())
             return True
         if call.is_abandoned() and not call.must_leave:
             call.state = OVER

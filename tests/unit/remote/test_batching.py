@@ -469,6 +469,20 @@ def test_time_in_which_the_process_did_not_look_is_no_silence_of_the_server() ->
     assert traffic.batcher.expire(0.6 + DEADLINE) == [lane]
 
 
+def test_a_busy_process_has_read_every_reply_but_may_not_have_come_to_connect() -> None:
+    traffic = Traffic()
+    sent, unsent = NotedCall("sent"), NotedCall("unsent")
+    traffic.add(sent)
+    traffic.depart()
+    traffic.batcher.expire(DEADLINE, busy=0.6)
+    assert isinstance(sent.error, StoreTimeout)
+    traffic = Traffic(connected=False)
+    traffic.add(unsent)
+    traffic.depart()
+    traffic.batcher.expire(DEADLINE, busy=0.6)
+    assert isinstance(unsent.error, StoreOverloaded)
+
+
 def test_a_server_that_is_silent_most_of_the_time_is_to_blame_though_the_process_looked_away() -> None:
     traffic = Traffic()
     call = NotedCall("a")

@@ -48,6 +48,13 @@ def start(engine: AsyncEngine, request: str, deadline: float = PATIENCE, **rest:
     return engine.start(request, tasks.time.monotonic() + deadline, **rest)
 
 
+def be_busy(clock: ScriptedTime, turns: int) -> None:
+    """Have some turns of the event loop take long."""
+    clock.advance(0.002)
+    if turns:
+        asyncio.get_running_loop().call_soon(be_busy, clock, turns - 1)
+
+
 def block(clock: ScriptedTime, seconds: float) -> None:
     """Keep the event loop from doing anything else, for so long by its own time and by that of the engine."""
     clock.advance(seconds)
@@ -414,6 +421,21 @@ async def test_a_connection_that_a_blocked_event_loop_did_not_notice_is_no_outag
     call = start(engine, "a", 0.01)
     await connecting.has_begun.wait()
     block(clock, 0.1)
+    with pytest.raises(StoreOverloaded):
+        await call
+    connecting.go_on.set()
+    assert await start(engine, "b") == "b"
+
+
+async def test_a_connection_that_a_busy_event_loop_did_not_come_to_make_is_no_outage(
+    engine: AsyncEngine, peer: ScriptedPeer, clock: ScriptedTime
+) -> None:
+    """As by very many callers that are refused one after another: each step of a connection waits for some of them."""
+    connecting = Connecting(peer)
+    call = start(engine, "a", 0.01)
+    asyncio.get_running_loop().call_later(0.01, be_busy, clock, 10)  # after the engine's own timer
+    await connecting.has_begun.wait()
+    clock.advance(0.01)
     with pytest.raises(StoreOverloaded):
         await call
     connecting.go_on.set()

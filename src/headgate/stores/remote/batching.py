@@ -337,15 +337,15 @@ class Batcher:
             while queue.waiting:
                 queue.waiting.popleft().fail(self._failure(cause))
 
-    def expire(self, now: float, late: float = 0.0) -> list[Any]:
+    def expire(self, now: float, late: float = 0.0, busy: float = 0.0) -> list[Any]:
         """Fail the calls that are due, and return the lanes that the driver has to `give_up`.
 
-        For so many seconds this process was too busy to look. They do not count as time that the server had: a connection
-        or a reply may be there and unnoticed.
+        For `late` seconds this process was too busy to look. They do not count as time that the server had: a connection
+        or a reply may be there and unnoticed. For `busy` seconds it has looked, and at much else in between: any reply has
+        been read, but a connection takes many steps.
         """
-        if late:
-            for lane in self.lanes:
-                lane.sent = min(lane.sent + late, now)
+        for lane in self.lanes:
+            lane.sent = min(lane.sent + (late if lane.wire is not None else late + busy), now)
         for queue in self._queues():
             if any(call.due <= now for call in queue.waiting):
                 queue.waiting = deque(call for call in queue.waiting if not self._is_expired(call, now))

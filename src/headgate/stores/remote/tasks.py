@@ -270,8 +270,8 @@ class LoopEngine:
                 lane.wire = await self._peer.connect_async(seconds)
         except Exception as cause:  # noqa: BLE001  # see above
             now = time.monotonic()
-            if isinstance(cause, TimeoutError) and now > due + GRACE:
-                # The event loop was blocked, so it is not known who was slow: what is not due yet is tried again.
+            if isinstance(cause, TimeoutError) and max(now, lane.sent + seconds) > due + GRACE:
+                # The event loop was blocked or busy: it is not known who was slow, and what is not due is tried again.
                 self._batcher.finish(lane)
             else:
                 self._batcher.cannot_connect(lane, cause, now)
@@ -303,20 +303,21 @@ class LoopEngine:
         self._timer = self._loop.call_later(max(0.0, self._timer_due - now), self._on_due)
 
     def _on_due(self) -> None:
-        late = time.monotonic() - self._timer_due
+        now = time.monotonic()
+        late = now - self._timer_due
         if late > GRACE:  # the event loop was blocked
-            self._timer = self._loop.call_later(GRACE, self._expire_after, TURNS, late)
+            self._timer = self._loop.call_later(GRACE, self._expire_after, TURNS, late, now + GRACE)
         else:
-            self._expire_after(TURNS, 0.0)
+            self._expire_after(TURNS, 0.0, now)
 
-    def _expire_after(self, turns: int, late: float) -> None:
+    def _expire_after(self, turns: int, late: float, since: float) -> None:
         """Fail the calls that are due, after so many turns of the event loop: replies may be there and just unread."""
         if turns > 0:
-            self._timer = self._loop.call_soon(self._expire_after, turns - 1, late)
+            self._timer = self._loop.call_soon(self._expire_after, turns - 1, late, since)
             return
         self._timer, self._timer_due = None, float("inf")
         now = time.monotonic()
-        for lane in self._batcher.expire(now, late) if now >= self._batcher.alarm else ():
+        for lane in self._batcher.expire(now, late, now - since) if now >= self._batcher.alarm else ():
             driver, lane.driver = lane.driver, None
             if driver is not None:
                 driver.cancel()

@@ -95,7 +95,7 @@ class StoreTimeout(StoreUnavailable):
 
 
 class StoreOverloaded(StoreError):
-    """The call was not sent within its deadline, or only late, because this process has too many under way.
+    """The call was not sent within its deadline, or only late, because this process is too busy.
 
     If it was not sent, nothing was charged.
     """

@@ -15,9 +15,10 @@ The rules, for tasks and threads alike:
 - **Deadlines.** Each call has its own, which counts from the call to its answer, whatever it waits for. When it passes, that
   call fails, and no other: a connection is given up only after the store's own deadline.
 - **Not sent, not to blame.** A call that was not sent by its deadline has charged nothing. If the server was silent all that
-  time it is down; if it answered others meanwhile, this process has more calls than it can send (`StoreOverloaded`). The
-  same is said if the server was asked only when half of the call's time was over, or if this process did not look for half
-  of it: the silence then says nothing. If it was this call that it was asked, it may have been charged.
+  time it is down; if it answered others meanwhile, or the call could leave at last, this process is too busy
+  (`StoreOverloaded`). The same is said if the server was asked only when half of the call's time was over, or if this
+  process did not look for half of it: the silence then says nothing. If it was this call that it was asked, it may have
+  been charged.
 - **At most once.** A call is sent once. Only what a server has certainly not done is sent again: a peer says what that is.
 
 Times are seconds of a monotonic clock, handed in as `now`. Threads may be interrupted anywhere by a signal handler that
@@ -449,7 +450,7 @@ class Batcher:
         return min(dues, default=_NEVER)
 
     def _overload(self) -> StoreOverloaded:
-        return StoreOverloaded(f"{self._peer.name}: this process has more calls than it can send in time")
+        return StoreOverloaded(f"{self._peer.name} could not be asked in time: this process is too busy")
 
     def _failure(self, cause: BaseException | None) -> StoreError:
         if cause is None:

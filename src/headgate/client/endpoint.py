@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import httpx
 
+from headgate._checks import check_kind
 from headgate.client.wire import HttpRequest, Response
 from headgate.errors import ConfigError, StoreError, StoreMisconfigured, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.peer import WRONG_TLS
@@ -47,8 +48,9 @@ class ServerEndpoint:
         if token and token_in_url:
             raise ConfigError(f"{base} has a token in its URL and another in token=; say it once")
         self.name = str(base).rstrip("/")
-        self._given = transport
+        self._given = check_kind("transport", transport, Transport | None, "a transport of httpx")
         self.is_transport_given = transport is not None
+        check_kind("tls", tls, ssl.SSLContext | None, "a context like ssl.create_default_context()")
         # For http:// none is made: that takes longer than many calls.
         self._tls: ssl.SSLContext | bool = False
         if base.scheme == "https":
@@ -61,8 +63,8 @@ class ServerEndpoint:
         }
         if token := token or token_in_url:
             # Checked here, because the error of the HTTP library would print the header.
-            if not _TOKEN.fullmatch(token):
-                raise ConfigError(f"the token for {self.name} has characters that no header can carry")
+            if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+                raise ConfigError(f"the token for {self.name} is not text that a header can carry")
             self._headers["Authorization"] = f"Bearer {token}"
 
     def transport(self) -> httpx.BaseTransport:

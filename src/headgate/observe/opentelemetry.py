@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from headgate._checks import check_kind
 from headgate._extras import needing
 from headgate.costs import Cost, total
 from headgate.decision import Decision
@@ -65,6 +66,10 @@ class OpenTelemetryHook(Hook):
     ) -> None:
         if keys not in ("none", "digest", "plain"):
             raise ConfigError(f"keys is 'none', 'digest' or 'plain', not {keys!r}")
+        check_kind("meter_provider", meter_provider, MeterProvider | None, "a MeterProvider of opentelemetry")
+        check_kind(
+            "tracer_provider", tracer_provider, TracerProvider | None, "a TracerProvider of opentelemetry"
+        )
         self._tracer = trace.get_tracer("headgate", tracer_provider=tracer_provider) if spans else None
         self._keys, self._salt = keys, secrets.token_bytes(16)
         meter = metrics.get_meter("headgate", meter_provider=meter_provider)

@@ -18,6 +18,7 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from headgate._checks import check_count, check_kind, check_list
 from headgate._extras import needing
 from headgate._fork import watch
 from headgate.costs import Cost, total
@@ -41,6 +42,7 @@ SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 
 
 _LONGEST_LABEL = 128
 _FOLLOWED_PER_SHOWN = 20
+_MOST_SHOWN = 1_000_000
 
 
 def all_processes(registry: CollectorRegistry) -> CollectorRegistry:
@@ -83,13 +85,15 @@ class PrometheusHook(Hook, Collector):
         top_keys: int = 0,
         buckets: Iterable[float] = SECONDS,
     ) -> None:
+        _check_registry(registry)
+        check_count("top_keys", top_keys, 0, _MOST_SHOWN)
+        self._bounds = check_list("buckets", buckets, int | float, "[0.001, 0.01, 0.1]")
         self._decisions = Counter(
             "headgate_decisions",
             "Decisions, by the rule that binds.",
             ["limiter", "rule", "outcome", "degraded"],
             registry=registry,
         )
-        self._bounds = tuple(buckets)
         self._seconds = Histogram(
             "headgate_store_seconds",
             "How long stores took.",
@@ -240,6 +244,7 @@ class ShadowHook(Hook):
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        _check_registry(registry)
         self._decisions = Counter(
             "headgate_shadow_decisions",
             "What shadow rules would have decided.",
@@ -256,6 +261,10 @@ class ShadowHook(Hook):
         self._decisions.labels(
             call.limiter, rule, "refused" if isinstance(error, CostTooHigh) else "failed"
         ).inc()
+
+
+def _check_registry(registry: CollectorRegistry) -> None:
+    check_kind("registry", registry, CollectorRegistry, "a CollectorRegistry of prometheus_client")
 
 
 def _label(key: Key | None) -> str:

@@ -17,6 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from headgate._checks import check_list
+from headgate.errors import ConfigError
+
 MASK = "***"
 """What stands in place of a credential."""
 
@@ -145,7 +148,10 @@ class RedactingFilter(logging.Filter):
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
-        self._secrets = tuple(secrets)
+        try:
+            self._secrets = check_list("secrets", secrets, str, "['s3cret']")
+        except ConfigError:  # which shows them
+            raise ConfigError("secrets is a list of texts, like ['s3cret']") from None
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from headgate._checks import check_count
 from headgate._fork import watch
+from headgate.quota import MAX_UNITS
 
 K = TypeVar("K", bound=Hashable)
 
@@ -22,6 +24,7 @@ class TopKeys(Generic[K]):
     """
 
     def __init__(self, capacity: int) -> None:
+        check_count("capacity", capacity, 1, MAX_UNITS)
         self.capacity = capacity
         self._counts: dict[K, int] = {}
         self._lock = watch(threading.Lock())
@@ -39,6 +42,7 @@ class TopKeys(Generic[K]):
 
     def top(self, number: int) -> list[tuple[K, int]]:
         """Return the busiest keys and their counts, busiest first."""
+        check_count("number", number, 0, MAX_UNITS)
         with self._lock:
             counts = list(self._counts.items())
         return sorted(counts, key=lambda item: -item[1])[:number]

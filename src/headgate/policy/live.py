@@ -15,7 +15,7 @@ from headgate.errors import ConfigError, HeadgateError, listed
 from headgate.hooks import Hook, Hooks, logger
 from headgate.observe.redaction import redact
 from headgate.policy.changes import changes
-from headgate.policy.load import parse_policy, read_policy
+from headgate.policy.load import parse_policy, policy_path, read_policy
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore
@@ -34,7 +34,7 @@ class PolicyFile:
     """
 
     def __init__(self, path: str | Path, environment: Mapping[str, str] | None) -> None:
-        self.path = Path(path)
+        self.path = policy_path(path)
         self._environment = environment
         self._seen: tuple[str, str] | None = None
 

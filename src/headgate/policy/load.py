@@ -48,10 +48,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import fields, replace
 from datetime import UTC, date, datetime, time
+from os import PathLike
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
+from headgate._checks import check_kind
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
 from headgate.policy.model import (
@@ -131,13 +133,18 @@ def load_policy(path: str | FilePath, environment: Mapping[str, str] | None = No
     return parse_policy(read_policy(path), str(path), environment)
 
 
+def policy_path(path: str | FilePath) -> FilePath:
+    """Return the path of a policy file."""
+    return FilePath(check_kind("the path of a policy", path, str | PathLike, "text or a pathlib.Path"))
+
+
 def read_policy(path: str | FilePath) -> str:
     """Return the text of a policy file.
 
     Raises:
         PolicyError: It cannot be read.
     """
-    file = FilePath(path)
+    file = policy_path(path)
     try:
         if stat.S_ISREG(file.stat().st_mode):
             return file.read_text(encoding="utf-8")
@@ -149,6 +156,9 @@ def read_policy(path: str | FilePath) -> str:
 
 def parse_policy(text: str, source: str = "policy", environment: Mapping[str, str] | None = None) -> Policy:
     """Return the policy of a text, as `load_policy` does of a file."""
+    if not isinstance(text, str):  # not shown: it may have passwords in it
+        raise ConfigError(f"parse_policy takes text, not {type(text).__name__}; load_policy reads a file")
+    check_kind("environment", environment, Mapping | None, "a mapping like os.environ")
     return read_document(text, source, environment or {})
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
-from headgate._checks import check_kind
+from headgate._checks import check_kind, is_number
 from headgate.clock import to_microseconds
+from headgate.errors import ConfigError
 
 
 class FakeClock:
@@ -28,19 +30,19 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         """Let time pass; less than 0 lets it go back."""
-        self._now_us += to_microseconds(check_kind("a time", seconds, int | float, "a number of seconds"))
+        self._now_us += _microseconds(seconds)
 
     def advance_us(self, microseconds: int) -> None:
         """Let whole microseconds pass."""
-        self._now_us += microseconds
+        self.set_us(self._now_us + check_kind("a time", microseconds, int, "whole microseconds"))
 
     def set(self, now: float) -> None:
         """Go to a time in seconds since the epoch."""
-        self._now_us = to_microseconds(check_kind("a time", now, int | float, "a number of seconds"))
+        self._now_us = _microseconds(now)
 
     def set_us(self, now_us: int) -> None:
         """Go to a time in microseconds since the epoch."""
-        self._now_us = now_us
+        self._now_us = check_kind("a time", now_us, int, "whole microseconds")
 
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
@@ -48,3 +50,9 @@ class FakeClock:
     async def asleep(self, seconds: float) -> None:
         self.advance(seconds)
         await asyncio.sleep(0)
+
+
+def _microseconds(seconds: float) -> int:
+    if not is_number(seconds) or not -inf < seconds < inf:  # also false for NaN
+        raise ConfigError(f"a time is a number of seconds, not {seconds!r}")
+    return to_microseconds(seconds)

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from headgate._checks import check_kind
 from headgate._extras import needing
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock, to_microseconds
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
-from headgate.stores.base import Guarantees
+from headgate.stores.base import Guarantees, check_deadline
 from headgate.stores.kv.loops import PerLoop
 
 with needing("headgate.stores.kv.cloudflare", "cloudflare"):
@@ -87,7 +88,9 @@ class CloudflareKV:
                 raise ConfigError(
                     f"Cloudflare KV needs an account id, a namespace id and a token; the {name} is missing"
                 )
-        self._deadline_us = to_microseconds(deadline)
+        self._deadline_us = to_microseconds(check_deadline(deadline))
+        seconds = check_deadline(timeout)
+        check_kind("transport", transport, httpx.AsyncBaseTransport | None, "one of httpx for coroutines")
         self._clock: Clock = check_clock(clock) or SteadyClock()
         self._latest = _Latest()
         self._namespace = (
@@ -95,7 +98,7 @@ class CloudflareKV:
         )
         headers = {"Authorization": f"Bearer {api_token}"}
         self._clients = PerLoop(
-            lambda: httpx.AsyncClient(headers=headers, timeout=timeout, transport=transport)
+            lambda: httpx.AsyncClient(headers=headers, timeout=seconds, transport=transport)
         )
 
     async def get(self, key: str) -> str | None:

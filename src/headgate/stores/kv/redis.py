@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from importlib import resources
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from headgate._checks import check_kind, check_text
 from headgate._extras import needing
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
-from headgate.stores.base import Guarantees
+from headgate.stores.base import Guarantees, check_deadline
 from headgate.stores.kv.loops import PerLoop
 
 with needing("headgate.stores.kv.redis", "redis"):
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import RedisError
@@ -42,7 +43,10 @@ class RedisKV:
     )
 
     def __init__(self, client: Redis, *, prefix: str = "") -> None:
-        self.prefix = prefix
+        check_kind(
+            "client", client, Redis | RedisCluster, "a redis.asyncio.Redis (RedisKV.from_url takes a URL)"
+        )
+        self.prefix = check_text("prefix", prefix, 0)
         self._clients = PerLoop(lambda: client)
 
     @classmethod
@@ -53,19 +57,20 @@ class RedisKV:
             url: Where the server is.
             timeout: Seconds to wait for a connection or an answer before `StoreUnavailable` is raised.
         """
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query))
-        prefix = options.pop("prefix", "")
 
         def connect() -> Redis:
             return Redis.from_url(
                 urlunsplit(parts._replace(query=urlencode(options))),
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
+                socket_timeout=seconds,
+                socket_connect_timeout=seconds,
                 retry=Retry(NoBackoff(), 0),
             )
 
+        seconds = check_deadline(timeout)
         try:
+            parts = urlsplit(check_text("the URL of a Redis server", url))
+            options = dict(parse_qsl(parts.query))
+            prefix = options.pop("prefix", "")
             kv = cls(connect(), prefix=prefix)
         except ValueError as error:
             raise ConfigError(f"Redis URL: {error}") from error

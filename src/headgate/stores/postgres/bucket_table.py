@@ -115,7 +115,7 @@ class BucketTable(Buckets):
         """
 
         def run(statement: Statement) -> Sequence[Row]:
-            with connection.transaction():
+            with _checked(connection).transaction():
                 return _execute(connection, statement)
 
         return _drive(self._cleaning(older_than, batch, now), run)
@@ -194,7 +194,7 @@ class AsyncBucketTable(Buckets):
         """Remove buckets that began longer ago than that; as `BucketTable.cleanup`."""
 
         async def run(statement: Statement) -> Sequence[Row]:
-            async with connection.transaction():
+            async with _async_checked(connection).transaction():
                 return await _aexecute(connection, statement)
 
         return await _adrive(self._cleaning(older_than, batch, now), run)
@@ -250,7 +250,7 @@ async def _adrive(flow: Flow[T], run: Callable[[Statement], Awaitable[Sequence[R
 
 def _execute(connection: psycopg.Connection[Any], statement: Statement) -> Sequence[Row]:
     # A cursor of our own: the connection's may be of another class, or make rows of another kind.
-    cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+    cursor = psycopg.RawCursor(_checked(connection), row_factory=tuple_row)
     cursor.execute(*statement)
     return cursor.fetchall() if _has_rows(cursor) else ()
 
@@ -258,11 +258,22 @@ def _execute(connection: psycopg.Connection[Any], statement: Statement) -> Seque
 async def _aexecute(connection: Any, statement: Statement) -> Sequence[Row]:
     text, parameters = statement
     if not isinstance(connection, psycopg.AsyncConnection):  # then it is asyncpg's
-        rows: Sequence[Row] = await connection.fetch(text, *parameters)
+        rows: Sequence[Row] = await _async_checked(connection).fetch(text, *parameters)
         return rows
     cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
     await cursor.execute(text, parameters)
     return await cursor.fetchall() if _has_rows(cursor) else ()
+
+
+def _checked(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    return check_kind(
+        "connection", connection, psycopg.Connection, "one of psycopg, as psycopg.connect() returns"
+    )
+
+
+def _async_checked(connection: Any) -> Any:
+    kind = psycopg.AsyncConnection if not hasattr(connection, "fetch") else object
+    return check_kind("connection", connection, kind, "an AsyncConnection of psycopg, or one of asyncpg")
 
 
 def _has_rows(cursor: Any) -> bool:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from flask.views import MethodView
 
-from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, concurrent, sliding_window
+from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, SQLiteStore, concurrent, sliding_window
 from headgate.http import by_address, by_all, by_header, by_route, by_user
 from headgate.http.flask import RateLimits, decision, exempt, limit
 from headgate.http.testing import fresh_limits
@@ -384,9 +384,10 @@ def test_a_request_can_be_handled_without_the_application_around_it() -> None:
 
 def test_help_for_tests_reaches_flask(tmp_path: Path) -> None:
     clock = FakeClock()
-    app = application(limit("1/minute", store=f"sqlite:///{tmp_path}/limits.db", name="x"))
-    app.add_url_rule("/", view_func=ok)
-    with client_of(app) as client, fresh_limits(clock=clock):
-        assert [client.get("/").status_code for _ in range(2)] == [200, 429]
-        clock.advance(61)
-        assert client.get("/").status_code == 200
+    with SQLiteStore(tmp_path / "limits.db") as store:
+        app = application(limit("1/minute", store=store, name="x"))
+        app.add_url_rule("/", view_func=ok)
+        with client_of(app) as client, fresh_limits(clock=clock):
+            assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+            clock.advance(61)
+            assert client.get("/").status_code == 200

@@ -71,11 +71,11 @@ def flask_headgate(limit: int) -> Any:
     """Build ours, with all fields."""
     from flask import Flask
 
-    from headgate.http.flask import RateLimits
+    from headgate.http.flask import install
     from headgate.http.flask import limit as limit_to
 
     app = Flask("benchmark")
-    RateLimits(app)
+    install(app)
     app.add_url_rule("/", view_func=limit_to(f"{limit}/hour")(lambda: "hello"), endpoint="home")
     return app
 

@@ -5,10 +5,10 @@ import os
 from flask import Blueprint, Flask, abort, request
 
 from headgate.http import by_header
-from headgate.http.flask import RateLimits, decision, exempt, limit
+from headgate.http.flask import decision, exempt, install, limit
 
 app = Flask(__name__)
-RateLimits(app, limit("100/minute", default=True))  # for views without a limit of their own
+install(app, limit("100/minute", default=True))  # for views without a limit of their own
 
 api = Blueprint("api", __name__, url_prefix="/api")
 limit("1000/hour", key=by_header("X-API-Key"))(api)  # all views of the blueprint together

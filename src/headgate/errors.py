@@ -70,8 +70,8 @@ class RateLimited(HeadgateError):
         super().__init__(str(decision))
         self.decision = decision
         self.add_note(
-            "A web application answers this with 429 if it has RateLimits(app) in Flask, install(app) in FastAPI and "
-            "aiohttp, 'headgate.http.django.rate_limits' in MIDDLEWARE of Django, or "
+            "A web application answers this with 429 if it has install(app) in FastAPI, Flask and aiohttp, "
+            "'headgate.http.django.rate_limits' in MIDDLEWARE of Django, or "
             "exception_handlers={RateLimited: answer_refusal} in Starlette and Litestar."
         )
 

@@ -3,7 +3,7 @@
 - `headgate.http.asgi`: RateLimitMiddleware for any ASGI application (Starlette, Litestar, Quart, …)
 - `headgate.http.fastapi`: limit, exempt and install for FastAPI
 - `headgate.http.aiohttp`: install, limit and exempt for aiohttp's server
-- `headgate.http.flask`: RateLimits, limit and exempt for Flask
+- `headgate.http.flask`: install, limit and exempt for Flask
 - `headgate.http.django`: rate_limits (the middleware), limit and exempt for Django
 - `headgate.http.rest_framework`: throttle for Django REST framework
 - `headgate.http.wsgi`: RateLimitMiddleware for any WSGI application (Bottle, Pyramid, …)

@@ -1,6 +1,6 @@
 """Limits for Flask.
 
-    RateLimits(app, limit("100/minute", default=True))      # or RateLimits(None, …).init_app(app)
+    install(app, limit("100/minute", default=True))
 
     @app.post("/login")
     @limit("5/minute", count={401})
@@ -44,7 +44,7 @@ with needing("headgate.http.flask", "flask"):
     from flask import Blueprint, Flask, Request, Response, current_app, g, request, request_started
     from werkzeug.exceptions import HTTPException, default_exceptions
 
-__all__ = ["RateLimits", "ViewLimit", "decision", "exempt", "limit"]
+__all__ = ["ViewLimit", "decision", "exempt", "install", "limit"]
 
 View = TypeVar("View", bound="Callable[..., Any] | Blueprint")
 
@@ -90,7 +90,7 @@ class ViewLimit(DeclaredLimit):
             setattr(view, MARK, (*getattr(view, MARK, ()), self))
             return view
         if not callable(view) or isinstance(view, Flask):
-            raise ConfigError(f"a limit is for views and blueprints, not {view!r}; see RateLimits")
+            raise ConfigError(f"a limit is for views and blueprints, not {view!r}; see install")
         if self.default:
             raise ConfigError("default=True is for limits of applications and blueprints, not of a view")
         self.named(f"{view.__module__}.{view.__qualname__}", Limiter)
@@ -117,68 +117,62 @@ class ViewLimit(DeclaredLimit):
             raise _error(answer)
 
 
-class RateLimits:
-    """The extension: puts the fields on every response, and asks the limits of the application and its blueprints.
+def install(app: Flask, *limits: str | Rule | Limiter | ViewLimit) -> None:
+    """Put the fields on every response of an application, answer refusals, and ask limits about all its requests.
 
-    A `RateLimited` that is raised in a view, as `guard` does, is answered with 429. To answer in your own way, use
-    `app.errorhandler(429)`.
+    Call it once, after registering what has to run `before_request`. A `RateLimited` that is raised in a view, as `guard`
+    does, is answered with 429. To answer in your own way, use `app.errorhandler(429)`.
 
     Args:
-        app: The application; if it comes later, `init_app` takes it.
+        app: The application.
         limits: Limits of the whole application, or rules for one.
     """
+    check_kind("app", app, Flask, "an application, as in install(app, '5/minute')")
+    own = [found if isinstance(found, ViewLimit) else limit(found) for found in limits]
+    for found in own:
+        found.named(app.name, Limiter)
+    if "headgate" in app.extensions:
+        raise ConfigError(f"{app!r} has its limits already: call install once, with all of them")
+    app.extensions["headgate"] = own
+    watch(app, lambda app: app.view_functions.values())
+    inner = app.wsgi_app
 
-    def __init__(self, app: Flask | None = None, *limits: str | Rule | Limiter | ViewLimit) -> None:
-        self.limits = [found if isinstance(found, ViewLimit) else limit(found) for found in limits]
-        if app is not None:
-            self.init_app(app)
+    def wsgi_app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if EXCHANGE in environ:  # that of a middleware around the application
+            return inner(environ, start_response)
+        return respond(environ, start_response, lambda start: inner(environ, start))
 
-    def init_app(self, app: Flask) -> None:
-        """Let the limits apply to an application; call it once, after what has to run before them."""
-        check_kind("app", app, Flask, "an application, as in RateLimits(app, '5/minute')")
-        for found in self.limits:
-            found.named(app.name, Limiter)
-        if "headgate" in app.extensions:
-            raise ConfigError(f"{app!r} has its RateLimits already")
-        app.extensions["headgate"] = self
-        watch(app, lambda app: app.view_functions.values())
-        inner = app.wsgi_app
+    app.wsgi_app = wsgi_app  # type: ignore[method-assign]
+    plans: dict[tuple[str | None, str], list[ViewLimit]] = {}
 
-        def wsgi_app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-            if EXCHANGE in environ:  # that of a middleware around the application
-                return inner(environ, start_response)
-            return respond(environ, start_response, lambda start: inner(environ, start))
+    def ask() -> None:
+        route = request.endpoint, request.method
+        plan = plans.get(route)
+        if plan is None:
+            plan = _plan(app, own)
+            if request.endpoint is not None:  # of which there are only so many
+                plans[route] = plan
+        for found in plan:
+            found.ask()
 
-        app.wsgi_app = wsgi_app  # type: ignore[method-assign]
-        plans: dict[tuple[str | None, str], list[ViewLimit]] = {}
+    app.before_request(ask)
+    for kind in (RateLimited, CostTooHigh):
+        app.register_error_handler(kind, _answer_raised)
 
-        def ask() -> None:
-            route = request.endpoint, request.method
-            plan = plans.get(route)
-            if plan is None:
-                plan = self._plan(app)
-                if request.endpoint is not None:  # of which there are only so many
-                    plans[route] = plan
-            for found in plan:
-                found.ask()
 
-        app.before_request(ask)
-        for kind in (RateLimited, CostTooHigh):
-            app.register_error_handler(kind, _answer_raised)
-
-    def _plan(self, app: Flask) -> list[ViewLimit]:
-        """Return the limits to ask before a request is handled: those in force which are not the view's own."""
-        view: Any = app.view_functions.get(request.endpoint or "")
-        groups = [app.blueprints[name] for name in reversed(request.blueprints)]
-        outer = [*self.limits, *(mark for group in groups for mark in getattr(group, MARK, ()))]
-        return limits_around(outer, view, request.method)
+def _plan(app: Flask, limits: list[ViewLimit]) -> list[ViewLimit]:
+    """Return the limits to ask before a request is handled: those in force which are not the view's own."""
+    view: Any = app.view_functions.get(request.endpoint or "")
+    groups = [app.blueprints[name] for name in reversed(request.blueprints)]
+    outer = [*limits, *(mark for group in groups for mark in getattr(group, MARK, ()))]
+    return limits_around(outer, view, request.method)
 
 
 _checked: weakref.WeakSet[Flask] = weakref.WeakSet()
 
 
 def _check_order(app: Flask, **signal: Any) -> None:
-    """Check the views of an application at its first request, when all are known; also of one without `RateLimits`."""
+    """Check the views of an application at its first request, when all are known; also of one without `install`."""
     if app not in _checked:
         if check_order(app.view_functions.values()):
             request_started.disconnect(_check_order)  # until there is another limit
@@ -196,7 +190,7 @@ def _exchange(environ: Environ) -> WSGIExchange:
     exchange: WSGIExchange | None = environ.get(EXCHANGE)
     if exchange is None:
         if "headgate" not in current_app.extensions:
-            raise ConfigError("a view has a limit, but the application has none: call RateLimits(app) once")
+            raise ConfigError("a view has a limit, but the application has none: call install(app) once")
         # A test that handles a request without the application around it.
         exchange = environ[EXCHANGE] = WSGIExchange(lambda *start: lambda body: None)
     return exchange

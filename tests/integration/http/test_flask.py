@@ -12,7 +12,7 @@ from flask.views import MethodView
 
 from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, SQLiteStore, concurrent, sliding_window
 from headgate.http import by_address, by_all, by_header, by_route, by_user
-from headgate.http.flask import RateLimits, decision, exempt, limit
+from headgate.http.flask import decision, exempt, install, limit
 from headgate.http.testing import fresh_limits
 from headgate.testing import FakeClock
 from tests.integration.http.clients import is_complete, left, policies
@@ -20,7 +20,7 @@ from tests.integration.http.clients import is_complete, left, policies
 
 def application(*limits: Any) -> flask.Flask:
     app = flask.Flask(__name__)
-    RateLimits(app, *limits)
+    install(app, *limits)
     return app
 
 
@@ -266,12 +266,12 @@ def test_views_of_classes() -> None:
         assert policies(client.post("/plain")) == {"sliding_window/1d": 9}
 
 
-def test_the_application_may_come_later_and_more_than_once() -> None:
+def test_several_applications_may_have_one_limit() -> None:
     store = MemoryStore()
-    limits = RateLimits(None, limit("9/minute", store=store))
+    shared = limit("9/minute", store=store)
     for _ in range(2):
         app = flask.Flask("service")
-        limits.init_app(app)
+        install(app, shared)
         app.add_url_rule("/", view_func=ok)
         with client_of(app) as client:
             response = client.get("/")
@@ -352,13 +352,13 @@ def test_mistakes_say_what_to_write() -> None:
     without = flask.Flask(__name__)
     without.testing = True
     without.add_url_rule("/", view_func=limit("1/minute")(ok))
-    with client_of(without) as client, pytest.raises(ConfigError, match=r"RateLimits\(app\)"):
+    with client_of(without) as client, pytest.raises(ConfigError, match=r"install\(app\)"):
         client.get("/")
     for wrong, message in (
-        (lambda: RateLimits(app), "already"),
-        (lambda: RateLimits("1/minute"), r"app is an application, .*RateLimits\(app, .*, not '1/minute'"),  # type: ignore[arg-type]
+        (lambda: install(app), "already"),
+        (lambda: install("1/minute"), r"app is an application, .*install\(app, .*, not '1/minute'"),  # type: ignore[arg-type]
         (lambda: limit("1/minute", store="sqlit:///x.db")(ok), "no store is known for 'sqlit'"),
-        (lambda: limit("1/minute")(app), "RateLimits"),
+        (lambda: limit("1/minute")(app), "install"),
         (lambda: limit("1/minute", default=True)(ok), "default=True"),
         (lambda: limit(), "rules"),
         (lambda: limit(AsyncLimiter("1/minute")), "type Limiter"),

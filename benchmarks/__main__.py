@@ -5,7 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SUBJECTS = ("core", "http", "views", "redis", "postgres", "outage", "petitions", "server", "replay", "scale")
+SUBJECTS = (
+    "core",
+    "http",
+    "views",
+    "redis",
+    "postgres",
+    "long_logs",
+    "outage",
+    "petitions",
+    "server",
+    "replay",
+    "scale",
+)
 
 
 def main() -> int:

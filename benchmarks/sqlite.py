@@ -39,13 +39,13 @@ from benchmarks.harness import (
     table,
     worst_of,
 )
+from benchmarks.long_logs import SIZES, FullLog, measure
 
 Build = Callable[[Rule, Path], Driver]
 STEPS = 3
 AS_IN_ITS_README = "pyrate-limiter"
 LOW_LIMIT = 100
 """Of the rule that refuses; the peer counts so many rows on each try."""
-LOG_SIZES = (1_000, 10_000, 100_000)
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
@@ -86,79 +86,18 @@ def run(scale: Scale, progress: Progress) -> Iterator[Section]:
 
 def _logs(scale: Scale, progress: Progress) -> Section:
     """Measure the calls on full logs, in microseconds of CPU time."""
+    from headgate import SQLiteStore
+    from headgate.testing import FakeClock
+
     progress.begin("SQLite: large logs")
-    sizes = [size for size in LOG_SIZES if size <= scale.keys]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
-        logs = [opened.enter_context(FullLog(Path(folder, f"{size}.sqlite"), size)) for size in sizes]
-        measured = {
-            name: interleave(
-                {f"{log.size:,} entries": partial(log.time, name, scale.calls // 20) for log in logs},
-                scale.rounds,
-                progress,
-            )
-            for name in FullLog.CALLS
-        }
-    names = [f"{size:,} entries" for size in sizes]
-    rows = [[name, *(number(found[name].median, 1) for found in measured.values())] for name in names]
-    growth = {call: found[names[-1]].times(found[names[0]]) for call, found in measured.items()}
-    return Section(
-        "sqlite, large logs",
-        tables=[table("SQLite, full sliding_log: CPU µs per call, median", ["", *measured], rows)],
-        data=dict(measured),
-        targets=[worst_of(f"SQLite, {names[-1]} ÷ {names[0]}", 1.5, growth, at_most=True)],
-    )
-
-
-class FullLog:
-    """A file with a log that is full: an entry for each of the last so many seconds."""
-
-    CALLS = ("hit", "refused hit", "check", "hold + release")
-
-    def __init__(self, path: Path, size: int) -> None:
-        from headgate import Limiter, SQLiteStore, sliding_log
-        from headgate.testing import FakeClock
-
-        self.size = size
-        self._clock = FakeClock()
-        self._store = SQLiteStore(path, clock=self._clock)
-        self._limiter = Limiter(sliding_log(f"{size}/{size}s"), name="bench", store=self._store)
-
-    def __enter__(self) -> FullLog:
-        for _ in range(self.size):
-            self._come()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._store.close()
-
-    def time(self, name: str, calls: int) -> float:
-        """Return CPU microseconds per call."""
-        worked = 0
-        for _ in range(calls):
-            if name in ("hit", "hold + release"):
-                self._clock.advance(1)
-            started = time.thread_time_ns()
-            self._call(name)
-            worked += time.thread_time_ns() - started
-            if name == "hold + release":
-                self._limiter.hit("user:0")
-        return worked / calls / 1000
-
-    def _come(self) -> None:
-        self._clock.advance(1)
-        self._call("hit")
-
-    def _call(self, name: str) -> None:
-        if name == "check":
-            admitted = self._limiter.check("user:0").allowed
-        elif name == "hold + release":
-            hold = self._limiter.hold("user:0")
-            admitted = hold.decision.allowed
-            hold.release()
-        else:
-            admitted = self._limiter.hit("user:0").allowed
-        if admitted is (name in ("check", "refused hit")):
-            raise RuntimeError(f"{name}: answered {admitted}")
+        logs = []
+        for size in SIZES:
+            if size <= scale.keys:
+                clock = FakeClock()
+                store = opened.enter_context(SQLiteStore(Path(folder, f"{size}.sqlite"), clock=clock))
+                logs.append(FullLog(store, clock, size, time.thread_time_ns))
+        return measure("SQLite", "CPU µs", logs, scale, progress)
 
 
 def _target(peer: str, found: dict[str, Result]) -> Target:

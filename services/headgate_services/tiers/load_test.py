@@ -32,7 +32,6 @@ from headgate_services.tiers.keys import KeyTable
 from headgate_services.tiers.limits import TierLimit
 
 STEADY = TierLimit(600, 60)
-SINGLE = TierLimit(1, 1)
 _LIMITS = f"anonymous=5, steady={STEADY.limit} burst {STEADY.capacity}, single=1 burst 1"
 _AT_ONCE = 100
 _TTL_PAUSE = 0.2

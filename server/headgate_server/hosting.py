@@ -8,6 +8,8 @@ machine, so that every local client could choose its own; whose word is taken is
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import tempfile
 from typing import Any
 
@@ -39,6 +41,8 @@ def configuration(app: Any, **options: Any) -> uvicorn.Config:
 def serve(app: Any, host: str, port: int, *, access_log: bool = False) -> int:
     """Serve an application until SIGINT or SIGTERM, and return the exit code."""
     server = uvicorn.Server(configuration(app, host=host, port=port, access_log=access_log))
+    # Uvicorn stops on this signal, and then raises it again for the handler that it found.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server.run()
     return 0 if server.started else 3
 

@@ -174,3 +174,10 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
     monkeypatch.setattr("headgate_services.common.starting.serve", lambda *args, **options: 0)
     assert main("127.0.0.1", 0) == 0
     assert "Rate limit store unavailable" in caplog.text
+
+
+async def test_a_service_that_was_stopped_ends_with_0(tmp_path: Path) -> None:
+    async with service_process(tmp_path) as service:
+        service.process.terminate()
+        assert await service.process.wait() == 0
+    assert "shutdown complete" in "".join(service.log)

@@ -3,8 +3,9 @@
     telemetry = OpenTelemetryHook()
     limiter = Limiter("5/minute", name="login", hooks=[telemetry])
 
-One hook serves all limiters. The metrics are those of `headgate.observe.prometheus`, and an exporter to Prometheus gives
-them the same names. Attributes have few values, and no key is among them, unless spans are asked to show keys.
+One hook serves all limiters. The metrics are those of `headgate.observe.prometheus`, except overloads and the most refused
+keys, and an exporter to Prometheus gives them the same names. Attributes have few values, and no key is among them, unless
+spans are asked to show keys.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: CloudflareKV("a", "n", "t", transport=httpx.HTTPTransport()),
         "transport is one of httpx for coroutines",
     ),
+    "Cloudflare base": (lambda: CloudflareKV("a", "n", "t", api_base=5), "api_base is text, not 5"),
     "registry": (lambda: PrometheusHook("x"), "registry is a CollectorRegistry"),
     "registry, the class": (lambda: PrometheusHook(CollectorRegistry), "registry is a CollectorRegistry"),
     "registry of shadows": (lambda: ShadowHook(None), "registry is a CollectorRegistry"),
@@ -89,6 +90,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         "the path of a policy is text or a pathlib.Path",
     ),
     "environment": (lambda: parse_policy("", environment=5), "environment is a mapping like os.environ"),
+    "tier in a table": (lambda: table(BucketTable).check(None, "ada", tier=5), "a tier is text, not 5"),
     "connection": (lambda: table(BucketTable).check("db", "ada"), "connection is one of psycopg"),
     "connection to clean": (lambda: table(BucketTable).cleanup(None), "connection is one of psycopg"),
     "connection of coroutines": (

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from headgate._checks import check_kind
+from headgate._checks import check_kind, check_text
 from headgate._extras import needing
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock, to_microseconds
 from headgate.errors import ConfigError, StoreMisconfigured, StoreUnavailable
@@ -93,9 +93,8 @@ class CloudflareKV:
         check_kind("transport", transport, httpx.AsyncBaseTransport | None, "one of httpx for coroutines")
         self._clock: Clock = check_clock(clock) or SteadyClock()
         self._latest = _Latest()
-        self._namespace = (
-            f"{api_base.rstrip('/')}/accounts/{quote(account_id)}/storage/kv/namespaces/{quote(namespace_id)}"
-        )
+        base = check_text("api_base", api_base).rstrip("/")
+        self._namespace = f"{base}/accounts/{quote(account_id)}/storage/kv/namespaces/{quote(namespace_id)}"
         headers = {"Authorization": f"Bearer {api_token}"}
         self._clients = PerLoop(
             lambda: httpx.AsyncClient(headers=headers, timeout=seconds, transport=transport)

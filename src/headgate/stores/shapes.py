@@ -11,7 +11,7 @@ Shape = tuple[int, int, int, int, int]
 
 
 def shape_of(algorithm: Algorithm, now: int) -> tuple[Shape, int, int]:
-    """Return what a server is told of a rule, and since and until when that is right.
+    """Return what is sent to a server about a rule, and since and until when that is right.
 
     Of a calendar it is where three windows begin that follow each other. Of the first two, one is that of `now`, and the
     other is the nearer one of those beside it: the server's time may differ.

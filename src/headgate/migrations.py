@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from importlib.resources.abc import Traversable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from headgate.errors import HeadgateError
 
@@ -21,6 +21,9 @@ __all__ = ["Migration", "MigrationError", "apply", "apply_async", "read_migratio
 
 Database = Literal["postgresql", "sqlite"]
 Rows = Sequence[Any]
+S = TypeVar("S")
+R = TypeVar("R")
+T = TypeVar("T")
 _Steps = Generator[str, Rows, list["Migration"]]
 
 _FILE = re.compile(r"([0-9]{3,4})_([a-z0-9_]+)\.sql")
@@ -80,14 +83,7 @@ def apply(
     Raises:
         MigrationError: The database is newer.
     """
-    steps = _steps(migrations, record, database, refuse_newer, must_write)
-    try:
-        statement = next(steps)
-        while True:
-            statement = steps.send(execute(statement))
-    except StopIteration as done:
-        missing: list[Migration] = done.value
-        return missing
+    return drive(_steps(migrations, record, database, refuse_newer, must_write), execute)
 
 
 async def apply_async(
@@ -100,14 +96,29 @@ async def apply_async(
     must_write: bool = False,
 ) -> list[Migration]:
     """As `apply`, with a coroutine function to execute statements."""
-    steps = _steps(migrations, record, database, refuse_newer, must_write)
+    return await drive_async(_steps(migrations, record, database, refuse_newer, must_write), execute)
+
+
+def drive(flow: Generator[S, R, T], run: Callable[[S], R]) -> T:
+    """Run the statements that a flow asks for, and return what it returns."""
     try:
-        statement = next(steps)
+        statement = next(flow)
         while True:
-            statement = steps.send(await execute(statement))
-    except StopIteration as done:
-        missing: list[Migration] = done.value
-        return missing
+            statement = flow.send(run(statement))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def drive_async(flow: Generator[S, R, T], run: Callable[[S], Awaitable[R]]) -> T:
+    """As `drive`, with a coroutine function."""
+    try:
+        statement = next(flow)
+        while True:
+            statement = flow.send(await run(statement))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
 
 
 def _steps(

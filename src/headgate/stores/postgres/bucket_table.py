@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from functools import partial
@@ -34,16 +34,8 @@ from psycopg.rows import tuple_row
 from headgate._checks import check_kind
 from headgate.clock import Clock, SteadyClock, check_clock
 from headgate.errors import ConfigError
-from headgate.stores.postgres.buckets import (
-    BucketDecision,
-    BucketKey,
-    Buckets,
-    Cleanup,
-    Flow,
-    Row,
-    Statement,
-    T,
-)
+from headgate.migrations import drive, drive_async
+from headgate.stores.postgres.buckets import BucketDecision, BucketKey, Buckets, Cleanup, Row, Statement
 
 logger = logging.getLogger("headgate")
 
@@ -63,7 +55,7 @@ class BucketTable(Buckets):
         now: datetime | None = None,
     ) -> BucketDecision:
         """Return what `hold` would answer, and count nothing; one statement, in a transaction or not."""
-        return _drive(self._checking(key, cost, tier, now), partial(_execute, connection))
+        return drive(self._checking(key, cost, tier, now), partial(_execute, connection))
 
     def hold(
         self,
@@ -86,7 +78,7 @@ class BucketTable(Buckets):
             StoreConflict: The transaction is REPEATABLE READ or SERIALIZABLE.
         """
         _check_transaction(connection)
-        return _drive(self._holding(key, cost, tier, now), partial(_execute, connection))
+        return drive(self._holding(key, cost, tier, now), partial(_execute, connection))
 
     def record(
         self,
@@ -98,7 +90,7 @@ class BucketTable(Buckets):
     ) -> None:
         """Count units in the connection's transaction, even beyond the limits; raises as `hold` does."""
         _check_transaction(connection)
-        _drive(self._recording(key, cost, now), partial(_execute, connection))
+        drive(self._recording(key, cost, now), partial(_execute, connection))
 
     def cleanup(
         self,
@@ -118,7 +110,7 @@ class BucketTable(Buckets):
             with _checked(connection).transaction():
                 return _execute(connection, statement)
 
-        return _drive(self._cleaning(older_than, batch, now), run)
+        return drive(self._cleaning(older_than, batch, now), run)
 
     def run_cleanup(
         self,
@@ -161,7 +153,7 @@ class AsyncBucketTable(Buckets):
         now: datetime | None = None,
     ) -> BucketDecision:
         """Return what `hold` would answer, and count nothing; one statement, in a transaction or not."""
-        return await _adrive(self._checking(key, cost, tier, now), partial(_aexecute, connection))
+        return await drive_async(self._checking(key, cost, tier, now), partial(_aexecute, connection))
 
     async def hold(
         self,
@@ -174,14 +166,14 @@ class AsyncBucketTable(Buckets):
     ) -> BucketDecision:
         """Count units in the connection's transaction if all rules admit them; as `BucketTable.hold`."""
         _check_transaction(connection)
-        return await _adrive(self._holding(key, cost, tier, now), partial(_aexecute, connection))
+        return await drive_async(self._holding(key, cost, tier, now), partial(_aexecute, connection))
 
     async def record(
         self, connection: Any, key: BucketKey | None = None, cost: int = 1, *, now: datetime | None = None
     ) -> None:
         """Count units in the connection's transaction, even beyond the limits; raises as `hold` does."""
         _check_transaction(connection)
-        await _adrive(self._recording(key, cost, now), partial(_aexecute, connection))
+        await drive_async(self._recording(key, cost, now), partial(_aexecute, connection))
 
     async def cleanup(
         self,
@@ -197,7 +189,7 @@ class AsyncBucketTable(Buckets):
             async with _async_checked(connection).transaction():
                 return await _aexecute(connection, statement)
 
-        return await _adrive(self._cleaning(older_than, batch, now), run)
+        return await drive_async(self._cleaning(older_than, batch, now), run)
 
     async def run_cleanup(
         self,
@@ -225,27 +217,6 @@ class AsyncBucketTable(Buckets):
                 # Whatever was wrong with the database or the network may be over next time.
                 logger.exception("cleanup of %s failed", self.table)
             await clock.asleep(pause)
-
-
-def _drive(flow: Flow[T], run: Callable[[Statement], Sequence[Row]]) -> T:
-    """Run the statements that a flow asks for, and return what it returns."""
-    try:
-        statement = next(flow)
-        while True:
-            statement = flow.send(run(statement))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-async def _adrive(flow: Flow[T], run: Callable[[Statement], Awaitable[Sequence[Row]]]) -> T:
-    try:
-        statement = next(flow)
-        while True:
-            statement = flow.send(await run(statement))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
 
 
 def _execute(connection: psycopg.Connection[Any], statement: Statement) -> Sequence[Row]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import secrets
 import time
 import weakref
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from headgate._checks import check_kind
@@ -21,18 +20,15 @@ from headgate._extras import needing
 from headgate.costs import Cost, total
 from headgate.decision import Decision
 from headgate.errors import ConfigError, StoreError
-from headgate.hooks import Call, Hook
+from headgate.hooks import SECONDS, Call, Hook
 from headgate.observe.logs import shown_key
 
 with needing("headgate.observe.opentelemetry", "opentelemetry"):
     from opentelemetry import metrics, trace
-    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.metrics import MeterProvider, Observation
     from opentelemetry.trace import SpanKind, StatusCode, TracerProvider
 
 __all__ = ["OpenTelemetryHook"]
-
-BOUNDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-"""Of the latency histogram, in seconds: those of the one for Prometheus."""
 
 Attributes = dict[str, str | bool | int | float]
 
@@ -78,21 +74,26 @@ class OpenTelemetryHook(Hook):
             "headgate.decisions", "{decision}", "Decisions, by the rule that binds."
         )
         self._seconds = meter.create_histogram(
-            "headgate.store", "s", "How long stores took.", explicit_bucket_boundaries_advisory=BOUNDS
+            "headgate.store", "s", "How long stores took.", explicit_bucket_boundaries_advisory=SECONDS
         )
         self._errors = meter.create_counter("headgate.store.errors", "{call}", "Calls that raised.")
         self._held = meter.create_up_down_counter("headgate.held_units", "{unit}", "Units of open holds.")
         self._up: dict[str, bool] = {}
         self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
         meter.create_observable_gauge(
-            "headgate.store.up", [self._observe_up], description="Whether the store answered the last call."
+            "headgate.store.up",
+            [lambda _: [Observation(int(up), {"limiter": name}) for name, up in list(self._up.items())]],
+            description="Whether the store answered the last call.",
         )
         meter.create_observable_gauge(
-            "headgate.memory.keys", [self._observe_keys], "{key}", "States in memory."
+            "headgate.memory.keys",
+            [lambda _: [Observation(sum(map(len, list(self._stores))))]],
+            "{key}",
+            "States in memory.",
         )
         meter.create_observable_counter(
             "headgate.memory.overflowed",
-            [self._observe_overflowed],
+            [lambda _: [Observation(sum(store.overflowed for store in list(self._stores)))]],
             "{call}",
             "Calls counted under a shared key because the store was full.",
         )
@@ -160,13 +161,3 @@ class OpenTelemetryHook(Hook):
         if failed:
             span.set_status(StatusCode.ERROR)
         span.end(end)
-
-    def _observe_up(self, options: CallbackOptions) -> Iterator[Observation]:
-        for limiter, is_up in list(self._up.items()):
-            yield Observation(int(is_up), {"limiter": limiter})
-
-    def _observe_keys(self, options: CallbackOptions) -> Iterator[Observation]:
-        yield Observation(sum(map(len, list(self._stores))))
-
-    def _observe_overflowed(self, options: CallbackOptions) -> Iterator[Observation]:
-        yield Observation(sum(store.overflowed for store in list(self._stores)))

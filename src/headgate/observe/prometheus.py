@@ -24,7 +24,7 @@ from headgate._fork import watch
 from headgate.costs import Cost, total
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, StoreError
-from headgate.hooks import Call, Hook
+from headgate.hooks import SECONDS, Call, Hook
 from headgate.keys import Key
 from headgate.observe.top import TopKeys
 
@@ -36,9 +36,6 @@ with needing("headgate.observe.prometheus", "prometheus"):
     from prometheus_client.registry import Collector
 
 __all__ = ["PrometheusHook", "ShadowHook", "all_processes"]
-
-SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-"""Bounds of the latency histogram: from a decision in memory to a store that is about to time out."""
 
 _LONGEST_LABEL = 128
 _FOLLOWED_PER_SHOWN = 20

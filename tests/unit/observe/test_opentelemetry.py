@@ -13,8 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from headgate import AsyncLimiter, ConfigError, CostTooHigh, Limiter, MemoryStore, StoreUnavailable
 from headgate.hooks import Call
-from headgate.observe.opentelemetry import BOUNDS, OpenTelemetryHook
-from headgate.observe.prometheus import SECONDS
+from headgate.observe.opentelemetry import OpenTelemetryHook
 
 
 class Telemetry:
@@ -161,7 +160,3 @@ def test_spans_can_be_left_out() -> None:
     with telemetry.tracer.start_as_current_span("request"):
         Limiter("1/minute", hooks=[telemetry.hook]).hit("ada")
     assert telemetry.spans() == []
-
-
-def test_the_histogram_has_the_bounds_of_the_one_for_prometheus() -> None:
-    assert BOUNDS == SECONDS

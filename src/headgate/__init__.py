@@ -29,15 +29,7 @@ from headgate.errors import (
 )
 from headgate.hooks import Hook
 from headgate.quota import Quota
-from headgate.rules import (
-    Rule,
-    calendar,
-    concurrent,
-    fixed_window,
-    sliding_log,
-    sliding_window,
-    token_bucket,
-)
+from headgate.rules import Rule, calendar, concurrent, fixed_window, sliding_log, sliding_window, token_bucket
 from headgate.stores import MemoryStore, SQLiteStore, open_async_store, open_store
 from headgate.stores.failure import local
 

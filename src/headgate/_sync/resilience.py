@@ -9,13 +9,7 @@ from typing import TypeVar, TypeVarTuple
 from headgate._concurrency import call_later
 from headgate._resilience import Probing, Resilience
 from headgate.costs import Costs
-from headgate.errors import (
-    HeadgateError,
-    StoreError,
-    StoreMisconfigured,
-    StoreOverloaded,
-    StoreUnavailable,
-)
+from headgate.errors import HeadgateError, StoreError, StoreMisconfigured, StoreOverloaded, StoreUnavailable
 from headgate.keys import Key
 from headgate.quota import MAX_UNITS
 from headgate.stores.base import Answer, Gate, Receipts

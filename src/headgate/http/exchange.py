@@ -17,15 +17,7 @@ from headgate import AsyncLimiter
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
-from headgate.http.headers import (
-    Asked,
-    Writer,
-    all_fields,
-    distinct_names,
-    encoded,
-    released,
-    replaced,
-)
+from headgate.http.headers import Asked, Writer, all_fields, distinct_names, encoded, released, replaced
 from headgate.http.limit import AnyLimiter, LimitVersion, RequestLimit
 from headgate.http.problems import Answer, refusal, too_costly
 from headgate.http.steps import run_async

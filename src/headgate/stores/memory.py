@@ -13,15 +13,7 @@ from headgate.clock import Clock, SteadyClock, check_clock
 from headgate.errors import StoreError
 from headgate.quota import MAX_UNITS
 from headgate.rules import Rule
-from headgate.stores.base import (
-    AsyncGate,
-    AsyncNotes,
-    Closing,
-    Gate,
-    Guarantees,
-    HeldInForks,
-    check_note,
-)
+from headgate.stores.base import AsyncGate, AsyncNotes, Closing, Gate, Guarantees, HeldInForks, check_note
 from headgate.stores.counters import Counters, ImmediateGate, MemoryGate
 
 DEFAULT_MAX_KEYS = 1_000_000

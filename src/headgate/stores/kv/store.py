@@ -39,15 +39,7 @@ from headgate.decision import Decision, Verdict
 from headgate.errors import ConfigError, StoreConflict, StoreUnavailable
 from headgate.keys import Key, PlainKey, key_picker, storage_key
 from headgate.rules import RATES, Rule
-from headgate.stores.base import (
-    RECORDED,
-    Answer,
-    AsyncGate,
-    Births,
-    Guarantees,
-    Receipts,
-    plain_tiers,
-)
+from headgate.stores.base import RECORDED, Answer, AsyncGate, Births, Guarantees, Receipts, plain_tiers
 from headgate.stores.kv.base import KV, SwappingKV
 from headgate.stores.kv.turns import KeyTurns
 from headgate.stores.request import Request

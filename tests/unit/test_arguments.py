@@ -142,6 +142,16 @@ async def test_a_time_that_cannot_be(limiter: AnyLimiter, good_key: Any, now: fl
     assert message.startswith("now= is seconds since the epoch")
 
 
+@pytest.mark.parametrize("tier", [5, b"pro", ["pro"], {"pro"}, object], ids=repr)
+@pytest.mark.parametrize("cost", [1, 9])
+async def test_a_tier_that_is_no_text(limiter: AnyLimiter, good_key: Any, tier: Any, cost: int) -> None:
+    assert await errors_of(limiter, good_key, cost, tier=tier) == {
+        (ConfigError, f"a tier is text, not {tier!r}")
+    }
+    with pytest.raises(ConfigError, match="a tier is text"):
+        await done(limiter.wait(good_key, tier=tier))
+
+
 async def test_a_tier_or_a_time_that_is_not_named(limiter: AnyLimiter, good_key: Any) -> None:
     errors = await errors_of(limiter, good_key, 1, "pro")
     assert {kind for kind, _ in errors} == {TypeError}

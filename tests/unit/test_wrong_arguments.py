@@ -50,8 +50,6 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ServerStore(URL, transport=URL),
         "transport is a transport of httpx, not a URL",
     ),
-    "inspected tier": (lambda: ServerStore(URL).inspect("ada", tier=5), "a tier is text, not 5"),
-    "hinted tier": (lambda: ServerStore(URL).wait_hint("api", "ada", tier=5), "a tier is text, not 5"),
     "client, for threads": (lambda: RedisKV(redis.Redis()), "client is a redis.asyncio.Redis"),
     "client, a URL": (
         lambda: RedisKV("redis://:s3cret@db"),

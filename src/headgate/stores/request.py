@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from headgate._checks import check_text
 from headgate.algorithms.base import Receipt
 from headgate.costs import Costs
 from headgate.keys import Key
@@ -52,7 +53,7 @@ class Request:
         self.key = key
         # `Costs`; most stores look whether it is a plain number, and then go on with that.
         self.cost: Any = cost
-        self.tier = tier
+        self.tier = tier if tier is None or type(tier) is str else check_text("a tier", tier, 0)
         self.now = now
         self.quotas = quotas
         self.replaces = replaces
@@ -114,7 +115,7 @@ def new_request(
     request.operation = operation
     request.key = key
     request.cost = cost
-    request.tier = tier
+    request.tier = tier if tier is None or type(tier) is str else check_text("a tier", tier, 0)
     request.now = now
     request.quotas = None
     request.replaces = None

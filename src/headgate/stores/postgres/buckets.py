@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
-from headgate._checks import check_count, check_kind
+from headgate._checks import check_count, check_kind, check_text
 from headgate.algorithms import SlidingWindow, algorithm_for
 from headgate.costs import check_whole
 from headgate.decision import Decision, Verdict
@@ -309,7 +309,7 @@ class Buckets:
     ) -> tuple[BucketPlan, list[Any]]:
         """Return the statements for a tier, and the parameters of check and hold: time, cost, and the key of each rule."""
         check_whole(cost)
-        plan = self._own if tier is None else self._by_tier.get(tier, self._own)
+        plan = self._own if tier is None else self._by_tier.get(check_text("a tier", tier, 0), self._own)
         if cost > plan.most:
             index = plan.limits.index(plan.most)
             raise CostTooHigh(cost, plan.most, self.rules[index].name)

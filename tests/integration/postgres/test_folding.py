@@ -36,6 +36,7 @@ class Kept:
     """What is in the tables for one key."""
 
     longest_chunk = CHUNK
+    most_outside = 8 + CHUNK
 
     def __init__(self, connection: psycopg.Connection, limiter: str, rule: Rule, key: str = "a") -> None:
         self._connection = connection
@@ -58,7 +59,7 @@ class Kept:
             buckets = [] if state is None else state[2:]
         else:
             birth, _, oldest, dropped, first, *youngest = state
-            assert 0 < len(youngest) <= 2 * SMALL
+            assert 0 < len(youngest) <= 2 * self.most_outside
             assert chunks
             assert chunks[0][0] == first
             buckets = []
@@ -421,7 +422,7 @@ def test_the_longer_chunks_of_an_earlier_version_go_on_counting(empty_url: str, 
         for migration in migrations()[:6]:
             connection.execute(migration.text.encode())
         both = Both(store, connection, name, sliding_log("400/3s"))
-        both.kept.longest_chunk = 64
+        both.kept.longest_chunk, both.kept.most_outside = 64, SMALL
         holds = [both.hold(START + number * 1000) for number in range(250)]
         assert [len(chunk) for _, chunk in both.kept.chunks()] == [2 + 2 * 64] * 3
         for migration in migrations()[6:]:
@@ -548,6 +549,19 @@ async def test_requests_of_one_batch_see_each_others_chunks(
         holds = [await limiter.hold("b", now=(START + 90_000 + number) / 1e6) for number in range(150)]
         await asyncio.gather(*(hold.release(now=START / 1e6) for hold in holds))
         assert (await limiter.check("b", 0, now=START / 1e6)).results[0].remaining == 700
+
+
+async def test_calls_that_leave_together_put_away_the_older_entries_in_time(
+    url: str, connection: psycopg.Connection, name: str
+) -> None:
+    rule = sliding_log("700/3s")
+    kept = Kept(connection, name, rule)
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        limiter = AsyncLimiter(rule, name=name, store=store, on_store_error="raise")
+        for start in range(0, 400, 20):
+            times = [(START + number) / 1e6 for number in range(start, start + 20)]
+            await asyncio.gather(*(limiter.hit("a", now=now) for now in times))
+            assert len(kept.buckets()) == 2 * (start + 20)
 
 
 async def test_a_look_without_a_lock_sees_one_moment(

@@ -52,8 +52,8 @@ CREATE TYPE headgate_cell_v2 AS (
 --
 -- Returns
 --   1  -1 if the units are admitted, -2 if they never will be, -3 if counting them would leave the exact range, -4 if the
---      state is not one of this kind, or is folded, -5 if now is in none of the first two windows; else after how long they
---      will be admitted
+--      state is not one of this kind, or is folded and cannot be decided on as it is, -5 if now is in none of the first two
+--      windows; else after how long they will be admitted
 --   2  units left without this call; after -3 how many more could be counted; after -5 now
 --   3  after how long nothing would be counted without this call
 --   4  the same with this call, if it was admitted
@@ -135,13 +135,20 @@ BEGIN
         ELSE
             size := cardinality(state);
             IF size < 4 OR size % 2 = 1 THEN
-                RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+                -- A folded state can be decided on as it is while all of its buckets count and the units fit: its total and
+                -- its last bucket stand where they do in others.
+                IF size < 7 OR state[1] >= 0
+                    OR state[3] * width <= greatest(now, state[size - 1] * width) - lifetime
+                    OR cost > 0 AND NOT forced AND state[2] + cost > "limit"
+                THEN
+                    RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+                END IF;
             END IF;
             count := state[2];
             newest := state[size - 1];
             first := 3;
             time := greatest(now, newest * width) - lifetime; -- buckets that began by then no longer count
-            WHILE first < size AND state[first] * width <= time LOOP
+            WHILE state[first] * width <= time LOOP
                 count := count - state[first + 1];
                 first := first + 2;
             END LOOP;
@@ -169,7 +176,8 @@ BEGIN
                 state[size + 2] := cost;
             END IF;
             RETURN ARRAY[
-                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now, state[1], newest, 0, 0, 0
+                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now,
+                greatest(state[1], -1 - state[1]), newest, 0, 0, 0
             ] || state;
         ELSIF cost = 0 THEN
             retry_after := -1;
@@ -607,7 +615,7 @@ BEGIN
         ELSE
             DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
         END IF;
-    ELSE
+    ELSIF after[1] >= 0 THEN
         -- Nothing in chunks counts any more; or there are none yet, unless a state was removed by hand.
         DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
     END IF;
@@ -810,16 +818,19 @@ BEGIN
     after := headgate_decide_v2(
         kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
     );
-    -- One question for all that is rare: a folded state, which was refused as it is, and one that now has over 96 buckets.
-    IF (after[1] = -4 OR cardinality(after) > 203) AND kind = 2 THEN
-        IF before[1] < 0 THEN
+    -- One question for all that is rare: a folded state that cannot be decided on as it is, and one that has many buckets.
+    IF (after[1] = -4 OR cardinality(after) > 95) AND kind = 2 THEN
+        IF after[1] = -4 AND before[1] < 0 THEN
             now := CASE WHEN at < 0 THEN server_now ELSE at END;
             after := headgate_unfold_v1(
                 key, CASE WHEN operation > 0 THEN before END, a, b, c, now, cost, operation = 2
             );
             after := headgate_decide_v2(kind, a, b, c, d, after, now, cost, birth, operation = 2);
         END IF;
-        IF operation > 0 AND after[10] IS NOT NULL THEN
+        -- It is folded if it was unfolded, has over 40 buckets outside of its chunks, or over 96 and no chunks.
+        IF operation > 0 AND cardinality(after) > 9 + (
+            CASE WHEN after[10] < 0 THEN 86 WHEN before[1] < 0 THEN 0 ELSE 194 END
+        ) THEN
             after := after[: 9] || headgate_fold_v1(key, before, after[10 :], cost);
         END IF;
     END IF;
@@ -934,10 +945,13 @@ BEGIN
                     program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
                     cells[place].state, now, program[q + 6], program[p + 2], operation = 2
                 );
-                IF (after[1] = -4 OR cardinality(after) > 203) AND program[q + 1] = 2 THEN -- as in headgate_one_v2
+                -- As in headgate_one_v2.
+                IF (after[1] = -4 OR cardinality(after) > 95 AND (after[10] < 0 OR cardinality(after) > 203))
+                    AND program[q + 1] = 2
+                THEN
                     folding := true;
                     cell := cells[place];
-                    IF cell.state[1] < 0 THEN
+                    IF after[1] = -4 AND cell.state[1] < 0 THEN
                         after := headgate_unfold_v1(
                             keys[place], CASE WHEN place <= locks THEN cell.state END,
                             program[q + 2], program[q + 3], program[q + 4], now, program[q + 6], operation = 2
@@ -962,9 +976,9 @@ BEGIN
                     place := program[p + 7 * i - 3];
                     IF folding THEN
                         cell := changes[i];
-                        IF (cells[place].state[1] < 0 OR cardinality(cell.state) > 194)
-                            AND program[p + 7 * i - 2] = 2 AND program[p + 7 * i + 3] > 0
-                        THEN
+                        IF program[p + 7 * i - 2] = 2 AND program[p + 7 * i + 3] > 0 AND cardinality(cell.state) > (
+                            CASE WHEN cell.state[1] < 0 THEN 86 WHEN cells[place].state[1] < 0 THEN 0 ELSE 194 END
+                        ) THEN
                             cell.state := headgate_fold_v1(
                                 keys[place], cells[place].state, cell.state, program[p + 7 * i + 3]
                             );

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import socketserver
 import threading
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter, StoreMisconfigured
+from headgate import (
+    AsyncLimiter,
+    Limiter,
+    StoreMisconfigured,
+    StoreOverloaded,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from headgate.client import ServerStore
 from headgate.stores.postgres import PostgresStore
 from headgate.stores.redis import RedisStore
-from tests.unit.flavours import done
+from headgate.testing.servers import RedisServer
+from tests.unit.flavours import AnyLimiter, done
 
 Flavour = type[Limiter] | type[AsyncLimiter]
 PATIENCE = 60.0
@@ -29,20 +40,87 @@ class WebPage(socketserver.BaseRequestHandler):
             b"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 6\r\n\r\n<html>"
         )
         self.request.shutdown(socket.SHUT_WR)
-        while self.request.recv(65536):  # to hang up on what is unread would take the answer back
+        ignore(self.request)
+
+
+class PatientWebPage(socketserver.StreamRequestHandler):
+    """Waits for the end of a line before it answers."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        ignore(self.request)
+
+
+class Tls(socketserver.BaseRequestHandler):
+    """Speaks TLS or not at all; but has no certificate."""
+
+    def handle(self) -> None:
+        if self.request.recv(1) == b"\x16":
+            self.request.sendall(b"\x15\x03\x03\0\2\2\x28")
+            ignore(self.request)
+
+
+class Silent(socketserver.BaseRequestHandler):
+    """Reads, and says nothing."""
+
+    greeting = b""
+
+    def handle(self) -> None:
+        self.request.sendall(self.greeting)
+        ignore(self.request)
+
+
+class Ssh(Silent):
+    greeting = b"SSH-2.0-OpenSSH_9.2\r\n"
+
+
+class Mail(Silent):
+    greeting = b"220 mail.example.org ESMTP\r\n"
+
+
+class Mysql(Silent):
+    greeting = b"J\0\0\0\n8.0.36\0"
+
+
+def ignore(connection: socket.socket) -> None:
+    """Read what is sent: to hang up on what is unread would take the answer back."""
+    with contextlib.suppress(OSError):
+        while connection.recv(65536):
             pass
 
 
-class WebServer(socketserver.ThreadingTCPServer):
+class AnyServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
 
+HANDLERS: dict[str, type[socketserver.BaseRequestHandler]] = {
+    "web": WebPage,
+    "patient": PatientWebPage,
+    "tls": Tls,
+    "silent": Silent,
+    "ssh": Ssh,
+    "mail": Mail,
+    "mysql": Mysql,
+}
+
+
 @pytest.fixture(scope="module")
-def web() -> Iterator[str]:
-    with WebServer(("127.0.0.1", 0), WebPage) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+def places(headgate_redis_url: str, headgate_postgres_server: str) -> Iterator[dict[str, str]]:
+    """Where the servers are, each by its kind."""
+    found = {
+        "redis": urlsplit(headgate_redis_url).netloc,
+        "postgres": urlsplit(headgate_postgres_server).netloc.rpartition("@")[2],
+    }
+    with contextlib.ExitStack() as stack:
+        for kind, handler in HANDLERS.items():
+            server = stack.enter_context(AnyServer(("127.0.0.1", 0), handler))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+            found[kind] = f"127.0.0.1:{server.server_address[1]}"
+        guarded = stack.enter_context(RedisServer(options=("--requirepass", "secret")))
+        found["guarded"] = f"127.0.0.1:{guarded.port}"
+        yield found
 
 
 @pytest.fixture(params=[Limiter, AsyncLimiter], ids=["sync", "async"])
@@ -54,37 +132,103 @@ def flavour(request: pytest.FixtureRequest) -> Flavour:
 AnyStore = RedisStore | PostgresStore | ServerStore
 
 
-def store_at(url: str) -> AnyStore:
+URLS = {
+    "redis": "redis://{}",
+    "rediss": "rediss://{}",
+    "cluster": "redis+cluster://{}",
+    "sentinel": "redis+sentinel://{}/primary",
+    "postgresql": "postgresql://ann@{}/limits",
+    "postgresql without TLS": "postgresql://ann@{}/limits?sslmode=disable",
+    "http": "http://{}",
+    "https": "https://{}",
+}
+
+
+def store_at(url: str, deadline: float = PATIENCE) -> AnyStore:
     kinds: dict[str, type[AnyStore]] = {
         "postgresql": PostgresStore,
         "http": ServerStore,
         "https": ServerStore,
     }
-    return kinds.get(url.partition(":")[0], RedisStore)(url, deadline=PATIENCE)
+    return kinds.get(url.partition(":")[0], RedisStore)(url, deadline=deadline)
 
 
-async def refused(store: AnyStore, flavour: Flavour) -> None:
+async def refused(store: AnyStore, flavour: Flavour, why: str | None = None) -> None:
     limiter = flavour("5/hour", name="x", store=store, on_store_error="open")
     for call in (limiter.ping, limiter.hit, limiter.hit):
-        with pytest.raises(StoreMisconfigured):
+        with pytest.raises(StoreMisconfigured, match=why):
             await done(call() if call == limiter.ping else call("alice"))
     assert limiter.health.outages == 0
     await store.aclose()
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("kind", "urls", "what"),
     [
-        "redis://{}",
-        "rediss://{}",
-        "postgresql://ann@{}/limits",
-        "postgresql://ann@{}/limits?sslmode=disable",
-        "http://{}",
-        "https://{}",
+        ("web", ["redis", "rediss", "cluster", "sentinel", "https"], "a web server without TLS"),
+        ("web", ["postgresql", "postgresql without TLS"], "a web server without TLS"),
+        ("web", ["http"], "not as a Headgate server does"),
+        ("patient", ["redis", "rediss", "cluster", "sentinel", "https"], "a web server without TLS"),
+        ("postgres", ["redis", "rediss", "cluster", "sentinel", "http", "https"], "a PostgreSQL server"),
+        ("redis", ["http"], "a Redis server without TLS"),
+        ("redis", ["cluster"], "cluster support disabled"),
+        ("redis", ["sentinel"], "no Sentinel"),
+        ("ssh", ["redis", "rediss", "cluster", "sentinel", "https"], "an SSH server"),
+        ("ssh", ["postgresql without TLS"], "an SSH server"),
+        ("mail", ["redis", "rediss", "cluster", "sentinel", "https"], "a mail server"),
+        ("mail", ["postgresql", "postgresql without TLS"], "a mail server"),
+        ("mysql", ["redis", "rediss", "postgresql", "https"], "something that says .*8.0.36"),
+        ("tls", ["redis", "cluster", "sentinel", "http"], "a server that speaks TLS"),
+        ("tls", ["postgresql", "postgresql without TLS"], "a server that speaks TLS"),
     ],
 )
-async def test_a_web_server_is_no_store(web: str, url: str, flavour: Flavour) -> None:
-    await refused(store_at(url.format(web)), flavour)
+async def test_a_server_of_another_kind_is_named(
+    places: dict[str, str], kind: str, urls: list[str], what: str, flavour: Flavour
+) -> None:
+    for url in urls:
+        await refused(store_at(URLS[url].format(places[kind])), flavour, what)
+
+
+async def until_known(limiter: AnyLimiter) -> None:
+    """Ping until that says more than that it took too long: a busy machine may not find out in time."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with contextlib.suppress(StoreTimeout):
+                await done(limiter.ping())
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "what"),
+    [
+        ("postgresql", "redis", "a Redis server without TLS"),
+        ("postgresql without TLS", "guarded", "a Redis server without TLS"),
+        ("rediss", "redis", "a Redis server without TLS"),
+        ("http", "guarded", "a Redis server without TLS"),
+        ("postgresql", "patient", "a web server without TLS"),
+        ("postgresql", "ssh", "an SSH server"),
+        ("http", "ssh", "an SSH server"),
+        ("http", "mail", "a mail server"),
+    ],
+)
+async def test_a_server_that_waits_for_more_is_named(
+    places: dict[str, str], url: str, kind: str, what: str, flavour: Flavour
+) -> None:
+    store = store_at(URLS[url].format(places[kind]), 0.2)
+    limiter = flavour("5/hour", name="x", store=store, on_store_error="open")
+    with pytest.raises(StoreMisconfigured, match=what):
+        await until_known(limiter)
+    await store.aclose()
+
+
+# httpx leaves the socket of a handshake with TLS that is broken off to the garbage collector, so https:// is left out here.
+@pytest.mark.parametrize("url", [url for url in URLS if url != "https"])
+async def test_a_server_that_says_nothing_is_down(places: dict[str, str], url: str, flavour: Flavour) -> None:
+    store = store_at(URLS[url].format(places["silent"]), 0.2)
+    limiter = flavour("5/hour", name="x", store=store, on_store_error="open")
+    assert (await done(limiter.hit("alice"))).degraded
+    with pytest.raises((StoreUnavailable, StoreOverloaded)):  # the latter on a busy machine
+        await done(limiter.ping())
+    await store.aclose()
 
 
 async def test_a_database_without_tls_is_not_asked_where_tls_is_wanted(

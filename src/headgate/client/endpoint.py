@@ -18,6 +18,7 @@ from headgate._checks import check_kind
 from headgate.client.wire import HttpRequest, Response
 from headgate.errors import ConfigError, StoreError, StoreMisconfigured, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.peer import WRONG_TLS
+from headgate.stores.remote.strangers import TLS, WEB, Doubt
 
 Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
 
@@ -48,6 +49,7 @@ class ServerEndpoint:
         if token and token_in_url:
             raise ConfigError(f"{base} has a token in its URL and another in token=; say it once")
         self.name = str(base).rstrip("/")
+        self._address = (base.host, base.port or (443 if base.scheme == "https" else 80))
         self._given = check_kind("transport", transport, Transport | None, "a transport of httpx")
         self.is_transport_given = transport is not None
         check_kind("tls", tls, ssl.SSLContext | None, "a context like ssl.create_default_context()")
@@ -82,6 +84,10 @@ class ServerEndpoint:
         if isinstance(self._given, httpx.AsyncBaseTransport):
             return self._given
         raise ConfigError(f"{self.name} was given a transport for threads, which AsyncLimiter cannot use")
+
+    def doubt(self) -> Doubt:
+        """Return a new doubt whether it is a web server."""
+        return Doubt(None if self.is_transport_given else self._address, TLS if self._tls else WEB)
 
     def packed(self, request: HttpRequest, timeout: float | None) -> httpx.Request:
         """Return a request as it goes over the wire; each of its steps takes so many seconds at most."""

@@ -10,6 +10,7 @@ import sys
 import time
 from inspect import signature
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -53,6 +54,15 @@ def test_check_says_of_every_store_whether_it_can_count(
     write_policy(SMALLEST + '[limiters.api]\nrules = ["5/minute"]\nstore = "sqlite:///limits.db"\n')
     assert main(["check", "--connect"]) == 0
     assert capsys.readouterr().out.endswith("\n\nmemory://: can count\nsqlite:///limits.db: can count\n")
+
+
+def test_check_names_a_server_of_another_kind(
+    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], headgate_postgres_server: str
+) -> None:
+    place = urlsplit(headgate_postgres_server).netloc.rpartition("@")[2]
+    write_policy(f'[store]\nurl = "redis://{place}"\n' + SMALLEST)
+    assert main(["check", "--connect"]) == 1
+    assert "a PostgreSQL server answers there" in capsys.readouterr().out
 
 
 def test_check_fails_if_a_store_cannot_count(

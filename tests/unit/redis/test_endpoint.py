@@ -149,7 +149,7 @@ ENDPOINT = RedisEndpoint.of("redis://user:secret@example.org:7000")
     [
         (redis.ConnectionError("refused"), StoreUnavailable, "refused"),
         (RedisTimeoutError("slow"), StoreTimeout, "in time"),
-        (TimeoutError(), StoreTimeout, "in time: TimeoutError"),
+        (TimeoutError(), StoreTimeout, "in time"),
         (OSError(5, "broken"), StoreUnavailable, "broken"),
         (ResponseError("OOM no memory"), StoreUnavailable, "OOM"),
         (NoPermissionError("NOPERM no"), StoreMisconfigured, "NOPERM"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from headgate.errors import StoreError, StoreUnavailable
+from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import PENDING, Talk
@@ -77,7 +77,8 @@ class ScriptedPeer:
         return AsyncScriptedWire(self.wires[-1])
 
     def failure(self, cause: BaseException) -> StoreError:
-        return StoreUnavailable(f"{type(cause).__name__}: {cause}")
+        kind = StoreTimeout if isinstance(cause, TimeoutError) else StoreUnavailable
+        return kind(f"{type(cause).__name__}: {cause}")
 
     def may_repeat(self, request: Any, cause: BaseException) -> bool:
         return str(request).startswith("repeat")

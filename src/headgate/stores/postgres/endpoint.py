@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from psycopg import ProgrammingError, conninfo
+from psycopg import ProgrammingError, conninfo, pq
 
 from headgate.errors import (
     ConfigError,
@@ -15,6 +15,7 @@ from headgate.errors import (
     StoreUnavailable,
 )
 from headgate.stores.remote.peer import WRONG_TLS
+from headgate.stores.remote.strangers import POSTGRES, TLS, Doubt
 
 _READ_ONLY = "25006"
 _MISSING = ("3F000", "42883", "42P01", "42704")  # schema, function, table, type
@@ -72,6 +73,19 @@ class PostgresEndpoint:
 
     def __init__(self, target: str) -> None:
         self.name, self.conninfo = _read(target)
+
+    def doubt(self) -> Doubt:
+        """Return a new doubt whether it is a PostgreSQL server."""
+        given = conninfo.conninfo_to_dict(self.conninfo)
+        defaults = {each.keyword.decode(): (each.val or b"").decode() for each in pq.Conninfo.get_defaults()}
+        settings = {name: str(given.get(name) or value) for name, value in defaults.items()}
+        host, port = settings["hostaddr"] or settings["host"], settings["port"] or "5432"
+        if (
+            not host or host.startswith(("/", "@")) or "," in f"{host}{port}"
+        ):  # a local socket; several servers
+            return Doubt(None)
+        is_tls = settings.get("sslnegotiation") == "direct"
+        return Doubt((host, int(port)), POSTGRES, *[TLS] * is_tls)
 
     def error(self, cause: BaseException) -> StoreError:
         """Return what a failure means to callers."""

@@ -31,6 +31,7 @@ from headgate.errors import (
     StoreUnavailable,
 )
 from headgate.stores.remote.peer import WRONG_TLS
+from headgate.stores.remote.strangers import REDIS, TLS, Doubt
 
 Target = str | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
 """What a store can be made of."""
@@ -68,6 +69,7 @@ _LEFT_OUT = frozenset(
 _REFUSAL = re.compile(
     r"\b(NOAUTH|WRONGPASS|NOPERM|READONLY|DENIED)\b|Authentication required|invalid (username-)?password|AUTH failed|"
     r"without any password|no permissions|read only replica|unknown command|DB index is out of range|"
+    r"Protocol error, got|cluster support disabled|"
     rf"SELECT is not allowed|knows no primary|{WRONG_TLS}",
     re.IGNORECASE,
 )
@@ -176,6 +178,16 @@ class RedisEndpoint:
         recipe = self.for_threads or self.for_tasks
         return str(recipe[1].get("host", "localhost")) if recipe else "localhost"
 
+    def doubt(self) -> Doubt:
+        """Return a new doubt whether it is a Redis server; of Sentinels or a cluster, the first one."""
+        kind, settings = self.for_threads or self.for_tasks or (object, {})
+        if (
+            "path" in settings or "connection_pool" in settings
+        ):  # a socket of the system; the user's own Sentinels
+            return Doubt(None)
+        is_tls = issubclass(kind, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))
+        return Doubt((self.host, int(settings.get("port", 6379))), TLS if is_tls else REDIS)
+
     def at(self, host: str, port: int) -> RedisEndpoint:
         """Return another server of the same cluster, with the same login."""
         moved = {"host": host, "port": port}
@@ -210,7 +222,7 @@ class RedisEndpoint:
         """Return what a failure of redis-py means to us, without credentials."""
         text = self._without_credentials(str(cause) or type(cause).__name__)
         if isinstance(cause, (RedisTimeoutError, TimeoutError)):
-            return StoreTimeout(f"{self.name} did not answer in time: {text}")
+            return StoreTimeout(f"{self.name} did not answer in time")
         if isinstance(cause, MovedError):
             return StoreMisconfigured(
                 f"{self.name} belongs to a cluster: write redis+cluster://, or make the store with cluster=True"

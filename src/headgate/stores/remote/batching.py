@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from headgate.errors import StoreError, StoreOverloaded, StoreTimeout
+from headgate.errors import StoreError, StoreOverloaded
 from headgate.stores.remote.peer import Peer
 
 MANY = 32
@@ -454,7 +454,7 @@ class Batcher:
 
     def _failure(self, cause: BaseException | None) -> StoreError:
         if cause is None:
-            return StoreTimeout(f"{self._peer.name} did not answer in time")
+            cause = TimeoutError("no answer in time")
         if isinstance(
             cause, InterruptedError
         ):  # this process has broken it off: that is no fault of the server's

@@ -122,7 +122,7 @@ class Peer(Protocol):
         """Return a new connection for tasks. After so many seconds it is cancelled."""
 
     def failure(self, cause: BaseException) -> StoreError:
-        """Return what it means to a caller that there is no reply; one for each caller."""
+        """Return what it means to a caller that there is no reply; one for each caller. `TimeoutError` is silence."""
 
     def may_repeat(self, request: Any, cause: BaseException) -> bool:
         """Tell whether a request may be sent again after a connection was lost."""

@@ -17,7 +17,7 @@ import pytest
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads
-from headgate.stores.remote.batching import RemoteCall
+from headgate.stores.remote.batching import OVER, RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import Talk
 from headgate.stores.remote.threads import ThreadEngine
@@ -156,9 +156,32 @@ def test_a_leader_whose_deadline_passes_leaves_the_lead_to_another(
         leader.result(PATIENCE)
     assert not follower.done()
     peer.open()
-    clock.advance(1)  # if it was the follower who noticed, the lead is free at the end of the lease only
     assert follower.result(PATIENCE) == "follower"
     assert len(peer.wires) == 1  # the late reply was read, by the follower
+
+
+def test_a_leader_whose_deadline_another_notices_leaves_the_lead_at_once(
+    engine: ThreadEngine,
+    peer: ScriptedPeer,
+    pool: ThreadPoolExecutor,
+    clock: ScriptedTime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = threading.Event()
+    monkeypatch.setattr(ScriptedWire, "wait", lambda *_: looks.wait(PATIENCE))
+    peer.is_open = False
+    leader = pool.submit(call_at, clock, engine, "leader", 0.01)
+    peer.until_sent(1)
+    until(lambda: any(lane.leader for lane in engine._crew.lanes) and is_free(engine._crew._lock))
+    follower = pool.submit(call_at, clock, engine, "follower")
+    until(lambda: waiting(engine) == 1)
+    clock.advance(0.01)
+    until(lambda: engine._crew.lanes[0].leader.state == OVER)  # the follower has looked
+    looks.set()
+    with pytest.raises(StoreTimeout):
+        leader.result(PATIENCE)
+    peer.open()
+    assert follower.result(PATIENCE) == "follower"
 
 
 def test_a_follower_whose_deadline_passes_fails_alone(

@@ -156,7 +156,7 @@ class ThreadEngine:
                 if call.state == OVER:
                     break
                 crew.wait(call, lane)
-                if call.state == OVER:
+                if call.state == OVER and lane is None:  # else it has led, and hands that on
                     break
                 lane = crew.step(call)
         except BaseException:

@@ -114,12 +114,17 @@ class ScriptedPeer:
 
 
 class ScriptedWire:
-    """A connection; what was sent on it and is not answered."""
+    """A connection; what was sent on it and is not answered.
+
+    Attributes:
+        is_held: Whether replies are held back here, whatever the peer does.
+    """
 
     def __init__(self, peer: ScriptedPeer) -> None:
         self.peer = peer
         self.is_closed = False
         self.has_ended = False
+        self.is_held = False
         self.under_way: deque[list[Any]] = deque()
         self._baton = Baton()
         self.news: Callable[[], None] = self._baton.set
@@ -141,12 +146,17 @@ class ScriptedWire:
 
     def receive(self) -> Any:
         assert not self.is_closed
-        if not self.peer.is_open or not self.under_way:
+        if not self.peer.is_open or self.is_held or not self.under_way:
             return PENDING
         reply = self.peer.answer(self.under_way.popleft())
         if isinstance(reply, BaseException):
             raise reply
         return reply
+
+    def release(self) -> None:
+        """Let replies through again."""
+        self.is_held = False
+        self.news()
 
     def close(self) -> None:
         self.is_closed = True

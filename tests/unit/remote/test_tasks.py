@@ -141,6 +141,42 @@ async def test_a_connection_carries_one_batch_at_a_time_however_many_limiters_ar
 HALF = batching.MANY // 2
 
 
+async def test_what_has_become_slow_leaves_on_an_idle_lane_and_does_not_follow(clock: ScriptedTime) -> None:
+    peer = ScriptedPeer(lanes=4, follows=True)
+    engine = AsyncEngine(peer, PATIENCE)
+
+    async def sent(request: str, source: str, after: float = 0.0) -> asyncio.Future[Any]:
+        peer.is_open = False
+        future = start(engine, request, source=source)
+        clock.advance(after)
+        await peer.until_sent_async(len(peer.batches) + 1)
+        return future
+
+    async def answered(request: str, source: str, after: float = 0.0) -> None:
+        future = await sent(request, source, after)
+        clock.advance(0.001)
+        peer.open()
+        await future
+
+    long = await sent("long", "slow")
+    peer.wires[0].is_held = True
+    await answered("quick", "quick", after=0.03)  # the other one is slow, or this would wait for it
+    for request in ("short", "short again"):
+        await answered(request, "slow")  # and now it is not any more
+    under_way = await sent("under way", "quick")
+    under_way_on = next(wire for wire in peer.wires if ["under way"] in wire.under_way)
+    under_way_on.is_held = True
+    peer.open()
+    peer.wires[0].release()  # it is slow again, before enough of its calls follow those of the other one
+    calls = [start(engine, f"slow {i}", source="slow") for i in range(HALF)]
+    for _ in range(20):  # turns of the event loop: the timer of what is under way would have them sent too, later
+        await asyncio.sleep(0)
+    assert peer.batches[-1] == [f"slow {i}" for i in range(HALF)]
+    under_way_on.release()
+    assert len(await outcomes([long, under_way, *calls])) == 2 + HALF
+    await engine.aclose()
+
+
 async def two_under_way(peer: ScriptedPeer, engine: AsyncEngine) -> list[asyncio.Future[Any]]:
     """Start as many calls as leave in two batches, of which the server answers none yet."""
     peer.is_open = False

@@ -261,6 +261,7 @@ class LoopEngine:
             except Exception as cause:  # noqa: BLE001  # see above
                 lane.trouble = cause
                 lane.driver.cancel()
+            self._drive_free_lanes(time.monotonic())  # limiters that have become slow do not follow
 
     async def _connect(self, lane: TaskLane) -> AsyncWire | None:
         seconds = self._batcher.time_to_connect(lane, time.monotonic())

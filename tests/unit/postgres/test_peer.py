@@ -13,7 +13,7 @@ from psycopg import NotSupportedError, OperationalError, capabilities
 from psycopg.pq import DiagnosticField, ExecStatus
 
 from headgate.errors import ConfigError
-from headgate.stores.postgres import PostgresStore
+from headgate.stores.postgres import PostgresStore, peer
 from headgate.stores.postgres.peer import ONE, AsyncPostgresWire, PostgresWire, Terminated
 from headgate.stores.remote.peer import PENDING
 
@@ -110,3 +110,21 @@ async def test_a_message_with_which_the_rest_of_another_is_sent_leaves_nothing_t
     loop = asyncio.get_running_loop()
     assert not loop.remove_writer(a_file), "a file that can be written to would be news for ever"
     await asynchronous.close()
+
+
+def test_a_step_of_connecting_has_some_time_however_late_this_process_comes_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = []
+
+    class LatePoller:
+        def __init__(self, fileno: int) -> None:
+            pass
+
+        def wait(self, seconds: float, *, for_writing: bool) -> bool:
+            waits.append(seconds)
+            return True
+
+    monkeypatch.setattr(peer, "Poller", LatePoller)
+    peer._wait_until(0, 0.0, for_writing=False)
+    assert waits[0] > 0

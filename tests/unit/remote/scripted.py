@@ -25,11 +25,17 @@ class ScriptedTime:
 
     def __init__(self) -> None:
         self._now = 1000.0
+        self._busy = 0.0
 
     def monotonic(self) -> float:
         return self._now
 
-    def advance(self, seconds: float) -> None:
+    def process_time(self) -> float:
+        return self._busy
+
+    def advance(self, seconds: float, *, busy: float = 0.0) -> None:
+        """Let time pass, and this process run for some of it."""
+        self._busy += busy
         self._now += seconds
 
 

@@ -169,7 +169,9 @@ async def test_what_has_become_slow_leaves_on_an_idle_lane_and_does_not_follow(c
     peer.open()
     peer.wires[0].release()  # it is slow again, before enough of its calls follow those of the other one
     calls = [start(engine, f"slow {i}", source="slow") for i in range(HALF)]
-    for _ in range(20):  # turns of the event loop: the timer of what is under way would have them sent too, later
+    for _ in range(
+        20
+    ):  # turns of the event loop: the timer of what is under way would have them sent too, later
         await asyncio.sleep(0)
     assert peer.batches[-1] == [f"slow {i}" for i in range(HALF)]
     under_way_on.release()

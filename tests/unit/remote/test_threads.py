@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
+from headgate.errors import StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads
 from headgate.stores.remote.batching import OVER, RemoteCall
@@ -182,6 +182,20 @@ def test_a_leader_whose_deadline_another_notices_leaves_the_lead_at_once(
         leader.result(PATIENCE)
     peer.open()
     assert follower.result(PATIENCE) == "follower"
+
+
+def test_a_process_too_busy_to_connect_does_not_blame_the_server(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
+) -> None:
+    connects = threading.Event()
+    peer.before_connect = lambda: connects.wait(PATIENCE)
+    caller = pool.submit(call_at, clock, engine, "caller", 0.02)
+    until(lambda: any(lane.leader for lane in engine._crew.lanes))
+    clock.advance(0.02, busy=0.015)
+    with pytest.raises(StoreOverloaded):
+        caller.result(PATIENCE)
+    connects.set()
+    assert call_at(clock, engine, "next") == "next"
 
 
 def test_a_follower_whose_deadline_passes_fails_alone(

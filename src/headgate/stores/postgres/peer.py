@@ -31,6 +31,9 @@ logger = logging.getLogger("headgate")
 MOST_PER_CALL = 128
 """How many requests leave together at most. Their keys stay locked until all of them are done."""
 
+LEAST_WAIT = 0.02
+"""Seconds that the server has for each step of connecting, even if this process was so busy that it comes late to it."""
+
 _TERMINATED = (b"57P01", b"57P05")  # by an administrator or a shutdown; because it was idle
 _BINARY = 1
 _TUPLES_OK, _COMMAND_OK, _SYNC = map(
@@ -365,5 +368,5 @@ class AsyncPostgresWire:
 
 
 def _wait_until(fileno: int, due: float, *, for_writing: bool) -> None:
-    if not Poller(fileno).wait(due - time.monotonic(), for_writing=for_writing):
+    if not Poller(fileno).wait(max(due - time.monotonic(), LEAST_WAIT), for_writing=for_writing):
         raise TimeoutError

@@ -10,7 +10,7 @@ cdef class ThreadCall(RemoteCall):
 
 cdef class ThreadLane(Lane):
     cdef public object connecting, connected, talk, leader
-    cdef public double connect_by, led_until, heard
+    cdef public double busy, connect_by, led_until, heard
     cdef public bint is_in_doubt
 
 cdef class Crew:

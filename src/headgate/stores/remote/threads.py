@@ -84,6 +84,7 @@ class ThreadLane(Lane):
         connecting: The connection that is being made.
         connected: Set when that is over.
         connect_by: When it is given up.
+        busy: For how long this process had run when that was last looked at.
         talk: What is said about the batch that is under way.
         leader: The call whose thread waits here on behalf of all.
         led_until: Until when it does so without saying so again.
@@ -92,6 +93,7 @@ class ThreadLane(Lane):
     """
 
     __slots__ = (
+        "busy",
         "connect_by",
         "connected",
         "connecting",
@@ -107,6 +109,7 @@ class ThreadLane(Lane):
         self.connecting: Connecting[Wire] | None = None
         self.connected = Baton()
         self.connect_by = 0.0
+        self.busy = 0.0
         self.talk: Talk | None = None
         self.leader: RemoteCall | None = None
         self.led_until = 0.0
@@ -326,6 +329,13 @@ class Crew:
 
     def _look_at(self, lane: ThreadLane, call: ThreadCall, now: float) -> None:
         """Go on with what is under way on a lane, if that is for this thread to do."""
+        if lane.connecting is not None:
+            # While this process runs, a connection may be there and unnoticed: that is not the server's time. The thread
+            # that connects has a limit of its own.
+            busy = time.process_time() - lane.busy
+            lane.busy += busy
+            lane.sent = min(lane.sent + busy, now)
+            lane.connect_by += busy
         if lane.is_in_doubt or (lane.talk is None and lane.connecting is None):
             self._lose(lane, InterruptedError("a signal handler raised in the middle of a call"))
         elif lane.leader is call or lane.led_until <= now or (call.due <= now and lane is call.lane):
@@ -344,6 +354,7 @@ class Crew:
         lane.leader, lane.led_until = None, 0.0  # who led here last has left
         seconds = self._batcher.time_to_connect(lane, now)
         lane.connect_by = now + seconds
+        lane.busy = time.process_time()
         lane.connected = Baton()
         try:
             lane.connecting = Connecting(partial(self._peer.connect, seconds), lane.connected.set)

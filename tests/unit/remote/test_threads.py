@@ -184,6 +184,28 @@ def test_a_leader_whose_deadline_another_notices_leaves_the_lead_at_once(
     assert follower.result(PATIENCE) == "follower"
 
 
+def test_a_reply_that_the_leader_has_not_come_to_read_is_read_before_it_is_late(
+    engine: ThreadEngine,
+    peer: ScriptedPeer,
+    pool: ThreadPoolExecutor,
+    clock: ScriptedTime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = threading.Event()
+    monkeypatch.setattr(ScriptedWire, "wait", lambda *_: looks.wait(PATIENCE))
+    peer.is_open = False
+    leader = pool.submit(call_at, clock, engine, "leader", 0.01)
+    peer.until_sent(1)
+    until(lambda: any(lane.leader for lane in engine._crew.lanes) and is_free(engine._crew._lock))
+    follower = pool.submit(call_at, clock, engine, "follower")
+    until(lambda: waiting(engine) == 1)
+    peer.open()
+    clock.advance(0.01)
+    peer.until_sent(2)  # by the follower
+    looks.set()
+    assert (leader.result(PATIENCE), follower.result(PATIENCE)) == ("leader", "follower")
+
+
 def test_a_process_too_busy_to_connect_does_not_blame_the_server(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:

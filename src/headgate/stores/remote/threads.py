@@ -338,7 +338,7 @@ class Crew:
             lane.connect_by += busy
         if lane.is_in_doubt or (lane.talk is None and lane.connecting is None):
             self._lose(lane, InterruptedError("a signal handler raised in the middle of a call"))
-        elif lane.leader is call or lane.led_until <= now or (call.due <= now and lane is call.lane):
+        elif lane.leader is call or lane.led_until <= now or now >= self._batcher.alarm:
             if lane.connecting is not None:
                 self._finish_connecting(lane, lane.connecting, now)
             else:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from headgate.stores.postgres.endpoint import PostgresEndpoint
+from headgate.stores.redis.endpoint import RedisEndpoint
 from headgate.stores.remote import strangers
 from headgate.stores.remote.strangers import POSTGRES, REDIS, TLS, WEB, Doubt, stranger_at
 
@@ -100,6 +102,42 @@ def test_a_server_that_hangs_up_is_asked_in_every_language(listener: Listener) -
 def test_where_no_server_is_no_other_kind_is(listener: Listener) -> None:
     listener.close()
     assert at(listener, REDIS) is None
+    assert stranger_at(("a." + "b" * 64, 1), (REDIS,), time.monotonic() + PATIENCE) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("postgresql://db.example.org/x", ("db.example.org", 5432)),
+        ("postgresql://db.example.org:5433/x", ("db.example.org", 5433)),
+        ("host=db.example.org hostaddr=192.0.2.1 port=5434", ("192.0.2.1", 5434)),
+        ("postgresql:///x?host=/var/run/postgresql", None),
+        ("postgresql://one.example.org,two.example.org/x", None),
+        ("service=limits host=db.example.org", None),
+    ],
+)
+def test_a_database_is_asked_where_libpq_would_connect(
+    url: str, address: tuple[str, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGHOST", "PGPORT", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    doubt = PostgresEndpoint(url).doubt()
+    assert (None if doubt.is_settled else doubt.address) == address
+
+
+def test_a_port_of_the_environment_that_is_none_is_left_to_libpq(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPORT", "none")
+    assert PostgresEndpoint("postgresql://db.example.org/x").doubt().is_settled
+
+
+@pytest.mark.parametrize(
+    ("url", "own"),
+    [("redis://example.org", REDIS), ("rediss://example.org", TLS), ("unix:///run/redis", None)],
+)
+def test_redis_is_asked_as_its_url_says(url: str, own: str | None) -> None:
+    doubt = RedisEndpoint.of_url(url).doubt()
+    assert doubt.is_settled is (own is None)
+    assert own is None or (doubt.address, doubt.own) == (("example.org", 6379), (own,))
 
 
 def fail() -> None:

@@ -80,9 +80,14 @@ class PostgresEndpoint:
         defaults = {each.keyword.decode(): (each.val or b"").decode() for each in pq.Conninfo.get_defaults()}
         settings = {name: str(given.get(name) or value) for name, value in defaults.items()}
         host, port = settings["hostaddr"] or settings["host"], settings["port"] or "5432"
+        # A local socket, several servers, or one that only libpq can find.
         if (
-            not host or host.startswith(("/", "@")) or "," in f"{host}{port}"
-        ):  # a local socket; several servers
+            not host
+            or host.startswith(("/", "@"))
+            or "," in host
+            or not port.isdigit()
+            or settings["service"]
+        ):
             return Doubt(None)
         is_tls = settings.get("sslnegotiation") == "direct"
         return Doubt((host, int(port)), POSTGRES, *[TLS] * is_tls)

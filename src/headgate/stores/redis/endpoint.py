@@ -181,9 +181,8 @@ class RedisEndpoint:
     def doubt(self) -> Doubt:
         """Return a new doubt whether it is a Redis server; of Sentinels or a cluster, the first one."""
         kind, settings = self.for_threads or self.for_tasks or (object, {})
-        if (
-            "path" in settings or "connection_pool" in settings
-        ):  # a socket of the system; the user's own Sentinels
+        # A local socket, or the user's own Sentinels.
+        if "path" in settings or "connection_pool" in settings:
             return Doubt(None)
         is_tls = issubclass(kind, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))
         return Doubt((self.host, int(settings.get("port", 6379))), TLS if is_tls else REDIS)

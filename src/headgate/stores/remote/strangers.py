@@ -120,9 +120,11 @@ class _Inquiry:
 
     def _run(self) -> None:
         self._needed.wait(self._pause)
-        if not self._doubt.is_settled:
-            self._doubt.stranger = stranger_at(self._doubt.address, self._doubt.own, self._due)
-        self._on_over()
+        try:
+            if not self._doubt.is_settled:
+                self._doubt.stranger = stranger_at(self._doubt.address, self._doubt.own, self._due)
+        finally:
+            self._on_over()
 
 
 def stranger_at(address: Address, own: Sequence[str], due: float) -> str | None:
@@ -142,7 +144,7 @@ def stranger_at(address: Address, own: Sequence[str], due: float) -> str | None:
 def _answer(address: Address, question: bytes, seconds: float) -> bytes:
     """Return the beginning of what a server says to a question; nothing if it says nothing."""
     with (
-        contextlib.suppress(OSError),
+        contextlib.suppress(OSError, UnicodeError),  # the latter for a host that cannot have a name
         socket.create_connection(address, timeout=max(seconds, 0.001)) as asked,
     ):
         asked.sendall(question)

@@ -366,6 +366,17 @@ def test_a_call_fails_when_it_is_due_and_no_other_does() -> None:
     assert tight.reply is None  # it came too late
 
 
+def test_a_server_that_has_just_asked_for_more_is_not_silent() -> None:
+    """As Redis does for a script that it does not know; this process may have come late to read that."""
+    traffic = Traffic()
+    call = NotedCall("a", deadline=0.02)
+    traffic.add(call)
+    [lane] = traffic.depart()
+    traffic.batcher.hear(lane, 0.02)
+    assert traffic.batcher.expire(0.02) == []
+    assert isinstance(call.error, StoreOverloaded)
+
+
 def test_a_tight_deadline_does_not_cost_the_connection() -> None:
     """It says nothing about the server: only the store's own deadline does."""
     traffic = Traffic()

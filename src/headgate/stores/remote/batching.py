@@ -278,7 +278,8 @@ class Batcher:
             lane.is_heard = True
             if len(self.lanes) > 1:
                 self._measure(lane, now)
-        lane.sent = now  # it works on what it is asked next: it may want to hear a script that it does not know
+        # From now on it works on what it is asked next, as after it has said that it does not know the script.
+        lane.sent = now
 
     def finish(self, lane: Lane, again: Iterable[RemoteCall] = (), alone: bool = True) -> None:
         """Take note that all of a batch is answered, but for those that leave once more, normally each alone."""

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,41 @@ def at(listener: Listener, *own: str) -> str | None:
     ],
 )
 def test_a_server_is_known_by_what_it_says(listener: Listener, said: bytes, kind: str) -> None:
+    listener.answer = lambda _: said
+    assert at(listener, "another kind") == kind
+    assert at(listener, kind) is None
+
+
+class ByteByByte(socket.socket):
+    """A connection that is so slow that each byte comes alone."""
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        return super().recv(min(bufsize, 1), flags)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (b"+PONG\r\n", REDIS),
+        (b"-MASTERDOWN Link with MASTER is down", REDIS),
+        (b"HTTP/1.1 400 Bad Request\r\n", WEB),
+        (b"N", POSTGRES),
+        (b"\x16\x03\x03\0\x7a", TLS),
+        (b"J\0\0\0\n8.0.36", "something that says b'J\\x00\\x00\\x00\\n'"),
+        (b"AMQP\0\0\x09\x01", "something that says b'AMQP\\x00\\x00\\t\\x01'"),
+    ],
+)
+def test_a_server_is_not_judged_by_the_first_bytes_of_a_slow_answer(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch, said: bytes, kind: str
+) -> None:
+    connect = socket.create_connection
+
+    def connect_slowly(*args: Any, **options: Any) -> ByteByByte:
+        connection = ByteByByte(fileno=connect(*args, **options).detach())
+        connection.settimeout(PATIENCE)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", connect_slowly)
     listener.answer = lambda _: said
     assert at(listener, "another kind") == kind
     assert at(listener, kind) is None

@@ -29,7 +29,7 @@ REDIS, WEB = "a Redis server without TLS", "a web server without TLS"
 POSTGRES, TLS = "a PostgreSQL server", "a server that speaks TLS"
 
 _ANSWERS = {
-    REDIS: rb"\+PONG|-[A-Z]+ ",
+    REDIS: rb"\+PONG|-[A-Z]",
     POSTGRES: rb"[SN]\Z|E(?!RROR)",  # whether it speaks TLS, or an error; not that of memcached
     WEB: rb"HTTP/|<",
     TLS: rb"[\x15\x16]\x03",
@@ -37,6 +37,9 @@ _ANSWERS = {
     "a mail server": rb"220[ -]",
 }
 
+
+ENOUGH = 8
+"""How many bytes are enough to know each of them, or that it is none of them. A slow server may say less at first."""
 
 PATIENT_SHARE = 0.5
 """How much of its time an attempt has before anybody doubts."""
@@ -135,20 +138,28 @@ def stranger_at(address: Address, own: Sequence[str], due: float) -> str | None:
     for left, kind in zip(range(len(ordered), 0, -1), ordered, strict=True):
         answer = _answer(address, questions[kind], (due - monotonic()) / left)
         if answer:
-            said = (kind for kind, pattern in _ANSWERS.items() if re.match(pattern, answer))
-            found = next(said, f"something that says {answer[:40]!r}")
+            found = _kind_of(answer) or f"something that says {answer[:40]!r}"
             return None if found in own else found
     return None
 
 
+def _kind_of(answer: bytes) -> str | None:
+    return next((kind for kind, pattern in _ANSWERS.items() if re.match(pattern, answer)), None)
+
+
 def _answer(address: Address, question: bytes, seconds: float) -> bytes:
-    """Return the beginning of what a server says to a question; nothing if it says nothing."""
+    """Return the beginning of what a server says to a question; nothing if it says nothing, or too little to know it."""
     with (
         contextlib.suppress(OSError, UnicodeError),  # the latter for a host that cannot have a name
         socket.create_connection(address, timeout=max(seconds, 0.001)) as asked,
     ):
         asked.sendall(question)
-        return asked.recv(64)
+        answer = b""
+        while more := asked.recv(64):
+            answer += more
+            if _kind_of(answer) or b"\n" in answer or len(answer) >= ENOUGH:
+                break
+        return answer
     return b""
 
 

@@ -624,6 +624,34 @@ def test_calls_that_are_under_way_end_before_a_connection_is_closed(
     assert peer.wires[0].is_closed
 
 
+def test_a_connection_that_owes_a_reply_is_closed_if_no_thread_waits_for_it(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
+) -> None:
+    peer.is_open = False
+    late = pool.submit(call_at, clock, engine, "late", 0.01)
+    peer.until_sent(1)
+    clock.advance(0.01)
+    with pytest.raises(StoreTimeout):
+        late.result(PATIENCE)
+    assert not peer.wires[0].is_closed
+    engine.close()
+    assert peer.wires[0].is_closed
+
+
+def test_a_connection_that_is_made_when_the_store_is_closed_is_closed_when_it_comes(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
+) -> None:
+    connecting, go_on = hold_connections(peer)
+    early = pool.submit(call_at, clock, engine, "a", 0.01)
+    assert connecting.wait(PATIENCE)
+    clock.advance(0.01)
+    with pytest.raises(StoreTimeout):
+        early.result(PATIENCE)
+    engine.close()
+    go_on.set()
+    until(lambda: peer.wires and peer.wires[0].is_closed)
+
+
 def test_a_process_that_is_forked_in_the_middle_of_a_call_leaves_it_to_its_parent(
     engine: ThreadEngine, peer: ScriptedPeer
 ) -> None:

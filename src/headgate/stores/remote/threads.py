@@ -286,7 +286,7 @@ class Crew:
         self._unclaimed.append((abandoned, reply))
 
     def close(self) -> None:
-        """Close the connections that are idle, and the others when they are."""
+        """Close the connections for which no thread waits, and the others when none does."""
         self.is_closed = True
         no_call = ThreadCall(None, 0.0, "", False, None, self.answered)
         no_call.state = OVER
@@ -415,10 +415,10 @@ class Crew:
             call.abandoned(call.reply)  # it has come, and the caller has not seen it
             call.abandoned = None
         for lane in self.lanes:
-            if lane.queue is None:
-                if self.is_closed:
-                    self._hang_up(lane)
-            elif lane.leader is call or lane.led_until <= now:
+            if self.is_closed and self._batcher.someone_on(lane) is None:
+                # Also if the server still owes a reply: no thread would come to read it.
+                self._lose(lane, ConnectionAbortedError("the store was closed"))
+            elif lane.queue is not None and (lane.leader is call or lane.led_until <= now):
                 lane.leader, lane.led_until = self._batcher.someone_on(lane), 0.0
                 if isinstance(lane.leader, ThreadCall) and lane.leader.baton is not None:
                     lane.led_until = now + LEASE
@@ -432,6 +432,9 @@ class Crew:
         wire, lane.wire, lane.talk, lane.is_in_doubt = lane.wire, None, None, False
         if wire is not None:
             wire.close()
+        connecting, lane.connecting = lane.connecting, None
+        if connecting is not None:
+            connecting.give_up()
 
 
 _inherited: list[object] = []

@@ -60,6 +60,10 @@ def no_such_database(url: str, empty_url: str, name: str) -> str:
     return make_conninfo(url, dbname=f"{name} and nothing else")
 
 
+def no_such_port(url: str, empty_url: str, name: str) -> str:
+    return make_conninfo(url, port=65_536)
+
+
 def no_login(url: str, empty_url: str, name: str) -> str:
     return _role(url, name, "ALTER ROLE {} NOLOGIN")
 
@@ -73,6 +77,7 @@ def no_login(url: str, empty_url: str, name: str) -> str:
         (wrong_isolation, "read committed"),
         (no_such_role, "does not exist"),
         (no_such_database, "does not exist"),
+        (no_such_port, "invalid port number"),
         (no_login, "log in"),
     ],
 )

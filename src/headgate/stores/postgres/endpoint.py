@@ -29,7 +29,7 @@ _NOT_LET_IN = ("28", "3D")  # wrong credentials; no such database
 _NOT_LET_IN_TEXT = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist|"
     rf"permission denied for database|not permitted to log in|SSL was required|{WRONG_TLS}|"
-    r"invalid response to|expected authentication request"
+    r"invalid response to|expected authentication request|invalid port number"
 )
 
 

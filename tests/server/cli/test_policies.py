@@ -16,7 +16,7 @@ import pytest
 
 import headgate_server
 from headgate.policy import load_policy
-from headgate.testing.servers import find_free_port
+from headgate.stores.redis import RedisStore
 from headgate_server.cli import main
 from tests.server.cli.conftest import WritePolicy
 
@@ -56,6 +56,13 @@ def test_check_says_of_every_store_whether_it_can_count(
     assert capsys.readouterr().out.endswith("\n\nmemory://: can count\nsqlite:///limits.db: can count\n")
 
 
+@pytest.fixture
+def _patient_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a busy machine have the time to find out why a store cannot count."""
+    monkeypatch.setitem(RedisStore.__init__.__kwdefaults__, "deadline", 60.0)
+
+
+@pytest.mark.usefixtures("_patient_redis")
 def test_check_names_a_server_of_another_kind(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], headgate_postgres_server: str
 ) -> None:
@@ -65,10 +72,11 @@ def test_check_names_a_server_of_another_kind(
     assert "a PostgreSQL server answers there" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_patient_redis")
 def test_check_fails_if_a_store_cannot_count(
     write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = f"redis://:s3cret@127.0.0.1:{find_free_port()}/0"
+    url = "redis://:s3cret@127.0.0.1:1/0"
     write_policy(SMALLEST + f'[limiters.api]\nrules = ["5/minute"]\nstore = "{url}"\n')
     assert main(["check", "--connect"]) == 1
     printed = capsys.readouterr()

@@ -68,6 +68,7 @@ async def test_a_tight_deadline_answers_its_own_call_only(server: AnyServer, fla
             assert not (await done(closed.hit("alice"))).degraded
 
 
+@pytest.mark.usefixtures("deadlines")
 async def test_a_tight_deadline_finds_a_server_that_hangs_in_the_background(
     server: AnyServer, flavour: Flavour
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-__all__ = ["METRICS_FOLDER", "configuration", "serve", "serve_with_workers"]
+__all__ = ["METRICS_FOLDER", "configuration", "exit_on_sigterm", "serve", "serve_with_workers"]
 
 GRACE_SECONDS = 10
 """How long requests under way may take to finish when a program stops."""
@@ -38,11 +38,18 @@ def configuration(app: Any, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(app, **{**_OURS, "access_log": False, **options})
 
 
+def exit_on_sigterm() -> None:
+    """Have SIGTERM end this process with the exit code 0, after all that is open has been closed.
+
+    Uvicorn stops on this signal, and then raises it again for the handler that it found.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
 def serve(app: Any, host: str, port: int, *, access_log: bool = False) -> int:
     """Serve an application until SIGINT or SIGTERM, and return the exit code."""
     server = uvicorn.Server(configuration(app, host=host, port=port, access_log=access_log))
-    # Uvicorn stops on this signal, and then raises it again for the handler that it found.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    exit_on_sigterm()
     server.run()
     return 0 if server.started else 3
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
@@ -22,6 +20,7 @@ import headgate
 from headgate.stores.postgres import Cleanup
 from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import ServerError
+from headgate_server.hosting import exit_on_sigterm
 from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
@@ -139,8 +138,7 @@ def main(host: str | None = None, port: int | None = None, workers: int = 1) -> 
             settings = load_settings()
             configure_logging(settings.log_level)
             if not settings.database_url:
-                # Uvicorn stops on this signal and then raises it again; the database must still be stopped after that.
-                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+                exit_on_sigterm()  # from here on there is a database to stop
                 embedded = _embedded_postgres(settings.data_dir)
                 stack.callback(embedded.stop)
                 url = embedded.url

@@ -82,7 +82,7 @@ class Doubt:
         inquiry = _Inquiry(self, seconds, set_over)
         try:
             result = await attempt
-        except Exception:
+        except Exception:  # not if it is cancelled: then no caller waits to know why
             inquiry.hurry()
             await over.wait()
             raise

@@ -134,6 +134,29 @@ def test_of_many_that_have_gathered_in_a_pause_the_first_half_leaves_first() -> 
 HALF = MANY // 2
 
 
+def test_of_many_that_call_again_and_again_half_are_under_way_where_none_can_follow() -> None:
+    traffic = Traffic()
+    traffic.add(NotedCall("first"))
+    [lane] = traffic.depart(after_pause=True)
+    traffic.add(*numbered(0, MANY - 1))
+    for _ in range(3):
+        answered = len(lane.batch)
+        traffic.reply(lane)
+        [lane] = traffic.depart()
+        assert len(lane.batch) == HALF
+        traffic.add(*numbered(0, answered))
+
+
+def test_of_few_all_that_wait_are_under_way_next() -> None:
+    traffic = Traffic()
+    traffic.add(NotedCall("first"))
+    [lane] = traffic.depart(after_pause=True)
+    traffic.add(*numbered(0, MANY - 2))
+    traffic.reply(lane)
+    [lane] = traffic.depart()
+    assert len(lane.batch) == MANY - 2
+
+
 def numbered(first: int, count: int, now: float = 0.0, **rest: Any) -> list[NotedCall]:
     return [NotedCall(str(number), now, **rest) for number in range(first, first + count)]
 

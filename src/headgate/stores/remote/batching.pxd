@@ -20,7 +20,7 @@ cdef class Lane:
     cdef public object wire
     cdef public Queue queue
     cdef public list batch, following
-    cdef public int enough
+    cdef public int enough, answered
     cdef public double sent, closed_until
     cdef public tuple left
     cdef public bint is_heard
@@ -44,6 +44,7 @@ cdef class Batcher:
     cpdef finish(self, Lane lane, again=*, bint alone=*)
     cpdef swap(self, Lane lane)
     cdef _let_follow(self, Lane lane)
+    cdef int _share(self, Lane lane, int waiting, bint after_pause) except -1
     cpdef Lane main_lane(self)
     cpdef Lane lane_of(self, RemoteCall call)
     cdef Queue _queue_of(self, RemoteCall call)

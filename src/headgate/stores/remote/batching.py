@@ -3,7 +3,8 @@
 A call that finds nothing under way leaves at once. One that comes while a round trip is under way waits for its end, and
 then leaves with all others that wait, as one batch. There is no timer and nothing to tune: the busier it is, the more calls
 share a round trip. If as many wait as are under way, and these are many, they need not wait for its end: they follow on the
-same connection, so that the server has something to work on while replies are read here.
+same connection, so that the server has something to work on while replies are read here. Where that cannot be, half of many
+leave, and the other half next, for the same reason.
 
 The rules, for tasks and threads alike:
 
@@ -35,7 +36,7 @@ from headgate.errors import StoreError, StoreOverloaded
 from headgate.stores.remote.peer import Peer
 
 MANY = 32
-"""From how many on those that have gathered leave in two halves."""
+"""From how many calls on they leave in two halves."""
 
 SLOW = 0.02
 """Seconds. A batch that takes longer, and four times as long as usual, is slow."""
@@ -155,6 +156,7 @@ class Lane:
         queue: Whose calls it carries now; `None` while it is idle.
         batch: The calls whose replies come next.
         following: Those that have left after them.
+        answered: How many were in the batch that was under way here before.
         enough: How many have to wait until they follow.
         sent: Since when the server works on the batch, or since when a connection is made.
         left: When the batch, or the next part of what it says, has left; and when that which follows has.
@@ -162,13 +164,25 @@ class Lane:
         closed_until: When a connection may be tried again after it failed.
     """
 
-    __slots__ = ("batch", "closed_until", "enough", "following", "is_heard", "left", "queue", "sent", "wire")
+    __slots__ = (
+        "answered",
+        "batch",
+        "closed_until",
+        "enough",
+        "following",
+        "is_heard",
+        "left",
+        "queue",
+        "sent",
+        "wire",
+    )
 
     def __init__(self) -> None:
         self.wire: Any = None
         self.queue: Queue | None = None
         self.batch: list[RemoteCall] = []
         self.following: list[RemoteCall] = []
+        self.answered = 0
         self.enough = TOO_MANY
         self.sent = 0.0
         self.left = (0.0, 0.0)
@@ -230,11 +244,7 @@ class Batcher:
         return None
 
     def take(self, lane: Lane, now: float, after_pause: bool = False) -> list[RemoteCall]:
-        """Return the calls that leave on a lane now; if there are none, the lane is idle again.
-
-        After a pause, the first half of many leaves first: from then on there are always replies to work on here while the
-        server works on requests. Were all to leave together, the two would take turns.
-        """
+        """Return the calls that leave on a lane now; if there are none, the lane is idle again."""
         queue, peer = lane.queue, self._peer
         assert queue is not None
         waiting, most, room = queue.waiting, peer.most, peer.most_bytes
@@ -245,8 +255,7 @@ class Batcher:
         else:
             lane.batch = batch
             lane.sent, lane.is_heard, lane.left = now, False, (now, now)
-            if after_pause and len(waiting) >= MANY:
-                most = min(most, len(waiting) // 2)
+            most = min(most, self._share(lane, len(waiting), after_pause))
         while waiting and len(batch) < most:
             call = waiting[0]
             is_usual = call.state == WAITING and now < call.due and not (self._slow or call.is_abandoned())
@@ -291,6 +300,7 @@ class Batcher:
         for call in lane.batch:
             if call.state == SENT:
                 call.fail(self._peer.failure(ValueError("there was no reply to this call")))
+        lane.answered = len(lane.batch)
         lane.batch, lane.following = lane.following, []
         if lane.batch:
             lane.sent, lane.is_heard, lane.left = self._heard, False, (lane.left[1], lane.left[1])
@@ -401,6 +411,18 @@ class Batcher:
     def _let_follow(self, lane: Lane) -> None:
         """Say how many calls have to wait until they follow a batch: as many as it has, so that both are alike."""
         lane.enough = max(MANY // 2, len(lane.batch)) if self._follows else TOO_MANY
+
+    def _share(self, lane: Lane, waiting: int, after_pause: bool) -> int:
+        """Return how many of the calls that wait may leave.
+
+        Where there are many, half of them should be at the server while the other half is worked on here: otherwise the two
+        take turns, and each waits for the other. After a pause the others follow. Where none can follow, those that a batch
+        has just answered are likely to call again, and so belong to the other half.
+        """
+        if self._follows and not after_pause:
+            return waiting
+        many = waiting if after_pause else waiting + lane.answered
+        return (many + 1) // 2 if many >= MANY else waiting
 
     def _idle_lane(self, now: float, is_quick: bool) -> Any:
         """Return an idle lane, preferably one with a connection; the last one is kept for what is quick."""

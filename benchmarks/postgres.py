@@ -4,7 +4,8 @@ The floors are what a careful user writes without any library: one prepared upse
 from one thread and from one task, and over a pool of 32 connections from many; with asyncpg beside it. They keep no time,
 refuse nobody and answer with a number. `coalesced window` is one statement for all tasks that wait: it takes the time,
 decides by the limit of a fixed window, writes only what is admitted, and locks keys in order; but calls of one key are
-admitted or refused as a group. `coalesced function` decides them in turn, as ours must: a loop with an upsert for each call.
+admitted or refused as a group. `three coalesced windows` is the same statement with three keys for each call: three rules
+are three rows. `coalesced function` decides calls in turn, as ours must: a loop with an upsert for each.
 Every contender goes through 1,000 keys, all of which are there before it begins, and nobody is
 ever refused. Rounds are interleaved, so that a slow spell of the machine hits all alike.
 
@@ -65,6 +66,7 @@ TASKS = (1, 64)
 CROWD = 32
 COMMITS = {"off": False, "on": True}
 COALESCED = "floor: coalesced window, asyncpg"
+THREE_COALESCED = "floor: three coalesced windows, asyncpg"
 IN_TURN = "floor: coalesced function, asyncpg"
 STEPS = len(COMMITS) + 1 + len(TASKS) + 1
 
@@ -339,6 +341,7 @@ def _measure_tasks(scale: Scale, progress: Progress, url: str, tasks: int) -> Se
             ),
             *notes([measured]),
             f"The floor of the ratios is {floor!r}. Transactions per decision, by the server's count: {trips:.3f}",
+            f"Three windows ÷ one, coalesced: {measured[THREE_COALESCED].times(measured[COALESCED]):.2f}",
         ],
         data={"rates": measured, "p50": waits, "transactions per decision": trips},
         targets=_task_targets(tasks, measured, floor, trips),
@@ -483,13 +486,14 @@ async def upsert_psycopg_pool(url: str) -> Caller:
     return Caller(hit, pool.close)
 
 
-async def count_many(url: str) -> Caller:
+async def count_many(rules: int, url: str) -> Caller:
     """Build what batching can bring at best: one statement for all tasks that wait, and no more than that."""
     statement, close = await _prepared(url, COUNT_MANY)
+    prefixes = [f"{rule}:" for rule in range(rules)]
 
-    async def ask(keys: list[str]) -> list[int | None]:
-        left = dict(await statement.fetch(keys))
-        return [left.get(key) for key in keys]
+    async def ask(keys: list[str]) -> list[int]:
+        left = dict(await statement.fetch([prefix + key for key in keys for prefix in prefixes]))
+        return [min(left.get(prefix + key, -1) for prefix in prefixes) for key in keys]
 
     return Caller(_coalesced(ask), close)
 
@@ -550,7 +554,8 @@ TASKS_CALLERS: dict[str, Callable[[str], Any]] = {
     "floor: upsert, asyncpg": upsert_asyncpg,
     POOLED[0]: upsert_asyncpg_pool,
     POOLED[1]: upsert_psycopg_pool,
-    COALESCED: count_many,
+    COALESCED: partial(count_many, 1),
+    THREE_COALESCED: partial(count_many, 3),
     IN_TURN: count_in_turn,
     **{f"{HEADGATE}: {kind}": partial(headgate_async, kind) for kind in (*KINDS, "three rules")},
 }

@@ -14,7 +14,6 @@ from headgate import AsyncLimiter, Decision, Hold, Limiter, sliding_log, sliding
 from headgate.keys import storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.postgres import PostgresStore
-from headgate.stores.postgres.sql import migrations
 from headgate.testing.reference import ReferenceStore
 from tests.searching import SEEDS
 
@@ -412,35 +411,6 @@ def test_a_state_of_an_earlier_version_is_folded_when_it_is_written(
     assert limiter.hit("a", now=now).remaining == 999
     assert kept.buckets() == [*buckets, START + count, 1]
     assert len(kept.chunks()) == (count - 8) // CHUNK
-
-
-def test_the_longer_chunks_of_an_earlier_version_go_on_counting(empty_url: str, name: str) -> None:
-    with (
-        PostgresStore(empty_url, deadline=PATIENT) as store,
-        psycopg.connect(empty_url, autocommit=True) as connection,
-    ):
-        for migration in migrations()[:6]:
-            connection.execute(migration.text.encode())
-        both = Both(store, connection, name, sliding_log("400/3s"))
-        both.kept.longest_chunk, both.kept.most_outside = 64, SMALL
-        holds = [both.hold(START + number * 1000) for number in range(250)]
-        assert [len(chunk) for _, chunk in both.kept.chunks()] == [2 + 2 * 64] * 3
-        for migration in migrations()[6:]:
-            connection.execute(migration.text.encode())
-        holds += [both.hold(START + number * 1000) for number in range(250, 400)]
-        assert both.compare() == 400
-        assert {len(chunk) for _, chunk in both.kept.chunks()} == {2 + 2 * 64, 2 + 2 * CHUNK}
-        end = START + 400_000
-        for cost in (1, 64, 65, 250, 400):
-            assert not both.hit(end, cost)
-        for number in (399, 200, 63, 0, 191, 192):
-            for hold in holds[number]:
-                hold.release(now=end / 1e6)
-            assert both.compare() < 400
-            both.check(end, 100)
-        for number in range(0, 400, 7):  # entries of either kind of chunk expire
-            both.hit(START + PERIOD + number * 1000, 3)
-            both.compare()
 
 
 def test_what_a_state_that_was_removed_by_hand_left_behind_does_not_count(

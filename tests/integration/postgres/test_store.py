@@ -249,7 +249,6 @@ def test_a_refusal_of_one_rule_leaves_no_row_of_the_others(
     [
         "SELECT headgate_one_v2('x', 1, 1, 5, 60000000, 0, 0, -1, 1, 1, %s)",
         "SELECT headgate_many_v3('{x}', 1, '{1,-1,1,1,1,1,5,60000000,0,0,1}', %s)",
-        "SELECT headgate_many_v2('{x}', 1, '{1,-1,1,1,1,1,1,5,60000000,0,0}', %s)",
     ],
 )
 def test_a_call_chooses_its_own_commit_and_leaves_the_session_alone(

@@ -59,7 +59,7 @@ def _statement(name: str, formats: list[int]) -> Statement:
 ONE = _statement("one", [1] + [0] * 10)
 MANY = _statement("many", [1, 0, 1, 0])
 CLEAN = _statement("clean", [1, 0])
-# Parsed when it is sent: so decisions go on in a database that was not migrated since there are notes.
+# Parsed when it is sent, since few limiters have any.
 NOTE = _statement("note", [1, 1, 0, 0])._replace(is_frequent=False)
 
 

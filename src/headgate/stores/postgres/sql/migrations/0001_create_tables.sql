@@ -1,6 +1,29 @@
--- Costs of each rule, holds that replace another, places (concurrent) and calendars. Also, what is owed to a token bucket is no
--- longer cut off at what can be counted in the shape of a caller of another tier. The functions that are replaced take and
--- return what they did.
+-- Headgate's tables, and the functions that decide on what they hold; schema.sql says more about them.
+
+-- One state per rule and key. It is written on every admission, so its row must be able to move within its page: half of
+-- each page stays free, and nothing but the key has an index.
+CREATE TABLE headgate_states (
+    key bytea PRIMARY KEY,   -- namespace, limiter, rule and key, each with its length before it
+    state bigint[] NOT NULL, -- as headgate_decide_v2 describes it, or headgate_fold_v1 if the first number is below 0
+    expires bigint NOT NULL  -- when it equals a fresh one, by this server's clock
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- The older buckets of a sliding window or log that has many, so that no call has to write all of them anew: its state is
+-- folded, as headgate_fold_v1 describes it. A chunk is written when it is full and removed when it has expired; between
+-- the two only a refund changes it. Only a call that has locked the key writes here.
+CREATE TABLE headgate_chunks (
+    key bytea,               -- that of the state
+    newest bigint,           -- no bucket in the chunk has a higher index, and every bucket in a later one has
+    chunk bigint[] NOT NULL, -- like the state of a window with these buckets only
+    PRIMARY KEY (key, newest)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- A state while headgate_many_v3 works on it.
+CREATE TYPE headgate_cell_v2 AS (
+    state bigint[], -- null if there is none
+    place tid,      -- where it was found; null if it was not
+    expires bigint  -- null if it was not changed
+);
 
 -- Decide one rule.
 --
@@ -18,8 +41,8 @@
 --
 -- Returns
 --   1  -1 if the units are admitted, -2 if they never will be, -3 if counting them would leave the exact range, -4 if the
---      state is not one of this kind, or is folded, -5 if now is in none of the first two windows; else after how long they
---      will be admitted
+--      state is not one of this kind, or is folded and cannot be decided on as it is, -5 if now is in none of the first two
+--      windows; else after how long they will be admitted
 --   2  units left without this call; after -3 how many more could be counted; after -5 now
 --   3  after how long nothing would be counted without this call
 --   4  the same with this call, if it was admitted
@@ -29,7 +52,7 @@
 -- States with a list carry its total here, so that no call has to add it up. 9007199254740991 is 2^53 - 1, the
 -- most that every store counts exactly. Each expression costs most when it is met first in a transaction, so there are
 -- few of them on the way to an admission.
-CREATE OR REPLACE FUNCTION headgate_decide_v2(
+CREATE FUNCTION headgate_decide_v2(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], now bigint, cost bigint, birth bigint, forced boolean
 )
@@ -101,13 +124,20 @@ BEGIN
         ELSE
             size := cardinality(state);
             IF size < 4 OR size % 2 = 1 THEN
-                RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+                -- A folded state can be decided on as it is while all of its buckets count and the units fit: its total and
+                -- its last bucket stand where they do in others.
+                IF size < 7 OR state[1] >= 0
+                    OR state[3] * width <= greatest(now, state[size - 1] * width) - lifetime
+                    OR cost > 0 AND NOT forced AND state[2] + cost > "limit"
+                THEN
+                    RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
+                END IF;
             END IF;
             count := state[2];
             newest := state[size - 1];
             first := 3;
             time := greatest(now, newest * width) - lifetime; -- buckets that began by then no longer count
-            WHILE first < size AND state[first] * width <= time LOOP
+            WHILE state[first] * width <= time LOOP
                 count := count - state[first + 1];
                 first := first + 2;
             END LOOP;
@@ -135,7 +165,8 @@ BEGIN
                 state[size + 2] := cost;
             END IF;
             RETURN ARRAY[
-                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now, state[1], newest, 0, 0, 0
+                -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now,
+                greatest(state[1], -1 - state[1]), newest, 0, 0, 0
             ] || state;
         ELSIF cost = 0 THEN
             retry_after := -1;
@@ -258,7 +289,7 @@ $$;
 -- held                   the units that the receipt is for
 --
 -- Returns null if nothing changes; else when the new state will be fresh, and the new state if there is one.
-CREATE OR REPLACE FUNCTION headgate_refund_v2(
+CREATE FUNCTION headgate_refund_v2(
     kind bigint, a bigint, b bigint, c bigint, d bigint,
     state bigint[], receipt bigint[], held bigint, cost bigint, now bigint
 )
@@ -437,6 +468,241 @@ BEGIN
 END
 $$;
 
+-- Return what has to be seen of a folded state to decide on it, as the state of a window that is not folded. What makes no
+-- difference is left out, or drawn together into one bucket.
+--
+-- key                     where the state is
+-- state                   the folded state; null to read it here. All that a stable function reads is of one moment, so a
+--                         call that has not locked the key must leave reading the state to this one.
+-- limit, width, lifetime  of the window
+-- now, cost, forced       as in headgate_decide_v2
+--
+-- The total is that of the buckets that still count. Of these there are those of the oldest chunk and those in no chunk. If
+-- the units do not fit, it is the chunk whose end has to be waited for, and one bucket stands for all that are older.
+CREATE FUNCTION headgate_unfold_v1(
+    key bytea, state bigint[], "limit" bigint, width bigint, lifetime bigint, now bigint, cost bigint, forced boolean
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+STABLE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    time bigint; -- buckets that began by then no longer count
+    gone bigint; -- the same as an index, together with what was dropped before
+    total bigint;
+    chunk bigint[];
+    newest bigint; -- of the chunk
+    place integer := 3;
+    units bigint;
+    wanted bigint := 1; -- units that have to be found
+    following record;
+BEGIN
+    IF state IS NULL THEN
+        SELECT states.state INTO state FROM headgate_states AS states WHERE states.key = key;
+        IF state IS NULL OR state[1] >= 0 THEN
+            RETURN state; -- it was folded a moment ago
+        END IF;
+    END IF;
+    total := state[2];
+    time := greatest(now, state[cardinality(state) - 1] * width) - lifetime;
+    IF state[3] * width > time AND (forced OR cost = 0 OR total + cost <= "limit") THEN
+        -- All buckets count and the units fit: one bucket can stand for all that are in chunks.
+        RETURN ARRAY[-1 - state[1], total, state[3], 1] || state[6 :];
+    END IF;
+
+    gone := greatest(state[3] - 1, CASE WHEN time < 0 THEN -1 ELSE time / width END);
+    IF state[5] <= gone THEN
+        SELECT total + state[4] - sum(chunks.chunk[2]) INTO total
+        FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest <= gone;
+    END IF;
+    SELECT chunks.newest, chunks.chunk INTO newest, chunk
+    FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest > gone ORDER BY chunks.newest LIMIT 1;
+    IF newest IS NULL THEN
+        RETURN ARRAY[-1 - state[1], total] || state[6 :];
+    END IF;
+    units := 0;
+    WHILE chunk[place] <= gone LOOP
+        units := units + chunk[place + 1];
+        place := place + 2;
+    END LOOP;
+    total := total - units + CASE WHEN newest = state[5] THEN state[4] ELSE 0 END;
+    units := chunk[2] - units;
+    chunk := chunk[place :];
+    IF cost > 0 AND total + cost > "limit" AND "limit" > 0 AND NOT forced THEN
+        wanted := total + cost - "limit";
+    END IF;
+    IF units < wanted THEN
+        chunk := '{}';
+        FOR following IN
+            SELECT chunks.newest, chunks.chunk
+            FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest > newest ORDER BY chunks.newest
+        LOOP
+            IF units + following.chunk[2] >= wanted THEN
+                chunk := following.chunk[3 :];
+                EXIT;
+            END IF;
+            units := units + following.chunk[2];
+            newest := following.newest;
+        END LOOP;
+        IF units > 0 THEN
+            chunk := ARRAY[newest, units] || chunk;
+        END IF;
+    END IF;
+    RETURN ARRAY[-1 - state[1], total] || chunk || state[6 :];
+END
+$$;
+
+-- Fold the state of a window with many buckets, and put away the older ones.
+--
+-- before  the state as it is kept
+-- after   the state that headgate_decide_v2 made of it, or of what headgate_unfold_v1 has shown
+-- cost    the units that were charged
+--
+-- Returns the state to be kept. One with up to 96 buckets stays as it is, if it has no chunks. A folded one is
+--   1  -1 - birth
+--   2  the total, with all chunks
+--   3  the index that all buckets have at least: those before it have been dropped
+--   4  the units of those that have been dropped but are still in the first chunk
+--   5  newest of the first chunk
+--   6  and on: index and units of the youngest buckets, of which there is always one
+-- and has at least one chunk. Every chunk has units that have not been dropped.
+--
+-- A chunk has 32 buckets, and more than 8 remain outside when it is made. So it takes many calls until the next one is made,
+-- and refunds until one has to be brought back; and what a call writes and looks through is short.
+CREATE FUNCTION headgate_fold_v1(key bytea, before bigint[], after bigint[], cost bigint)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    size CONSTANT integer := cardinality(after);
+    youngest integer; -- where those begin that are in no chunk
+    full_chunks integer;
+    dropped bigint;
+    newest bigint;
+BEGIN
+    IF before[1] < 0 AND after[1] = -1 - before[1] THEN
+        youngest := size - cardinality(before) + 6;
+        IF after[size - 1] > before[cardinality(before) - 1] THEN
+            youngest := youngest - 2;
+        END IF;
+        IF youngest > 3 AND after[3] <= before[5] THEN
+            after := ARRAY[before[1], after[2], after[3], before[4] + before[2] + cost - after[2], before[5]]
+                || after[youngest :];
+        ELSIF youngest > 3 THEN
+            -- Everything in the first chunk has expired.
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest < after[3];
+            SELECT chunks.newest, chunks.chunk[2] INTO newest, dropped
+            FROM headgate_chunks AS chunks WHERE chunks.key = key ORDER BY chunks.newest LIMIT 1;
+            FOR i IN 4 .. youngest - 1 BY 2 LOOP
+                dropped := dropped - after[i];
+            END LOOP;
+            after := ARRAY[before[1], after[2], after[3], dropped, newest] || after[youngest :];
+        ELSE
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
+        END IF;
+    ELSIF after[1] >= 0 THEN
+        -- Nothing in chunks counts any more; or there are none yet, unless a state was removed by hand.
+        DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
+    END IF;
+
+    youngest := CASE WHEN after[1] < 0 THEN 6 ELSE 3 END;
+    full_chunks := ((cardinality(after) - youngest + 1) / 2 - 9) / 32;
+    IF full_chunks > 0 THEN
+        IF after[1] >= 0 THEN
+            after := ARRAY[-1 - after[1], after[2], after[3], 0, after[65]] || after[3 :];
+        END IF;
+        INSERT INTO headgate_chunks
+        SELECT
+            key,
+            (array_agg(numbers.number ORDER BY numbers.place))[63],
+            ARRAY[-1 - after[1], sum(numbers.number) FILTER (WHERE numbers.place % 2 = 0)]::bigint[]
+                || array_agg(numbers.number ORDER BY numbers.place)
+        FROM unnest(after[6 : 5 + 64 * full_chunks]) WITH ORDINALITY AS numbers (number, place)
+        GROUP BY (numbers.place - 1) / 64;
+        after := after[: 5] || after[6 + 64 * full_chunks :];
+    END IF;
+    RETURN after;
+END
+$$;
+
+-- Give units back to a folded state.
+--
+-- width, lifetime        of the window
+-- receipt, held, cost    as in headgate_refund_v2
+--
+-- Returns what headgate_refund_v2 does.
+CREATE FUNCTION headgate_refund_folded_v1(
+    key bytea, width bigint, lifetime bigint, state bigint[], receipt bigint[], held bigint, cost bigint
+)
+RETURNS bigint[]
+LANGUAGE plpgsql
+VOLATILE
+AS $$
+#variable_conflict use_variable
+DECLARE
+    birth CONSTANT bigint := -1 - state[1];
+    index CONSTANT bigint := receipt[2];
+    newest bigint;
+    chunk bigint[];
+    after bigint[];
+    place integer := 3;
+BEGIN
+    IF receipt[1] <> birth OR index < state[3] THEN
+        RETURN NULL;
+    END IF;
+    IF index >= state[6] THEN
+        after := headgate_refund_v2(
+            2, 0, width, lifetime, 0, ARRAY[birth, state[2]] || state[6 :], receipt, held, cost, 0
+        );
+        IF after IS NULL THEN
+            RETURN NULL;
+        ELSIF cardinality(after) > 1 THEN
+            RETURN ARRAY[after[1], state[1], after[3]] || state[3 : 5] || after[4 :];
+        END IF;
+        -- No bucket is left outside the chunks, so the last one is brought back.
+        DELETE FROM headgate_chunks AS chunks
+        WHERE chunks.key = key
+            AND chunks.newest = (SELECT max(latest.newest) FROM headgate_chunks AS latest WHERE latest.key = key)
+        RETURNING chunks.newest, chunks.chunk INTO newest, chunk;
+        state[2] := state[2] - state[7];
+        IF newest > state[5] THEN
+            state := state[: 5] || chunk[3 :];
+        ELSE
+            WHILE chunk[place] < state[3] LOOP
+                place := place + 2;
+            END LOOP;
+            state := ARRAY[birth, state[2]] || chunk[place :];
+        END IF;
+    ELSE
+        SELECT chunks.newest, chunks.chunk INTO newest, chunk
+        FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest >= index ORDER BY chunks.newest LIMIT 1;
+        after := headgate_refund_v2(2, 0, width, lifetime, 0, chunk, receipt, held, cost, 0);
+        IF after IS NULL THEN
+            RETURN NULL;
+        END IF;
+        state[2] := state[2] - chunk[2] + coalesce(after[3], 0);
+        IF after[3] > (CASE WHEN newest = state[5] THEN state[4] ELSE 0 END) THEN
+            UPDATE headgate_chunks AS chunks SET chunk = after[2 :] WHERE chunks.key = key AND chunks.newest = newest;
+        ELSE
+            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest = newest;
+            IF newest = state[5] THEN
+                SELECT min(chunks.newest) INTO newest FROM headgate_chunks AS chunks WHERE chunks.key = key;
+                IF newest IS NULL THEN
+                    state := ARRAY[birth, state[2]] || state[6 :];
+                ELSE
+                    state[4] := 0;
+                    state[5] := newest;
+                END IF;
+            END IF;
+        END IF;
+    END IF;
+    RETURN (state[cardinality(state) - 1] * width + lifetime) || state;
+END
+$$;
+
 -- As headgate_move_v1, for a folded state.
 --
 -- keep  whether to write what changes in chunks. Without, all that is done to them is undone: whether the request as a whole
@@ -490,6 +756,13 @@ BEGIN
 END
 $$;
 
+-- Return the number of the advisory lock that everybody takes who writes the state of a key.
+CREATE FUNCTION headgate_lock_number_v1(key bytea)
+RETURNS bigint
+LANGUAGE sql
+IMMUTABLE
+AS $$ SELECT hashtextextended(encode(key, 'escape'), 0) $$;
+
 -- Answer one request about one key: the shortest way.
 --
 -- operation        0 peek, 1 hit or hold, 2 record
@@ -499,7 +772,7 @@ $$;
 -- durable          whether to wait until the disk has it
 --
 -- Returns the first nine numbers of headgate_decide_v2.
-CREATE OR REPLACE FUNCTION headgate_one_v2(
+CREATE FUNCTION headgate_one_v2(
     key bytea, operation integer, kind bigint, a bigint, b bigint, c bigint, d bigint,
     at bigint, cost bigint, birth bigint, durable boolean
 )
@@ -533,16 +806,19 @@ BEGIN
     after := headgate_decide_v2(
         kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
     );
-    -- One question for all that is rare: a folded state, which was refused as it is, and one that now has over 96 buckets.
-    IF (after[1] = -4 OR cardinality(after) > 203) AND kind = 2 THEN
-        IF before[1] < 0 THEN
+    -- One question for all that is rare: a folded state that cannot be decided on as it is, and one that has many buckets.
+    IF (after[1] = -4 OR cardinality(after) > 95) AND kind = 2 THEN
+        IF after[1] = -4 AND before[1] < 0 THEN
             now := CASE WHEN at < 0 THEN server_now ELSE at END;
             after := headgate_unfold_v1(
                 key, CASE WHEN operation > 0 THEN before END, a, b, c, now, cost, operation = 2
             );
             after := headgate_decide_v2(kind, a, b, c, d, after, now, cost, birth, operation = 2);
         END IF;
-        IF operation > 0 AND after[10] IS NOT NULL THEN
+        -- It is folded if it was unfolded, has over 40 buckets outside of its chunks, or over 96 and no chunks.
+        IF operation > 0 AND cardinality(after) > 9 + (
+            CASE WHEN after[10] < 0 THEN 86 WHEN before[1] < 0 THEN 0 ELSE 194 END
+        ) THEN
             after := after[: 9] || headgate_fold_v1(key, before, after[10 :], cost);
         END IF;
     END IF;
@@ -582,26 +858,30 @@ RETURNS bigint[]
 LANGUAGE plpgsql
 VOLATILE
 SET enable_seqscan = off -- as above
+SET enable_bitmapscan = off -- an index is read in the order of the keys, so the states need not be sorted
 AS $$
 DECLARE
-    cells headgate_cell_v1[]; -- by place in keys
-    changes headgate_cell_v1[]; -- what the request under way would make of them, by rule
-    cell headgate_cell_v1;
+    present bytea[]; -- the keys that have a state
+    cells headgate_cell_v2[]; -- by place in keys
+    changes headgate_cell_v2[]; -- what the request under way would make of them, by rule
+    cell headgate_cell_v2;
     reply bigint[];
+    recent bigint[]; -- what belongs at its end: adding to a long array takes longer than adding to a short one
     server_now bigint;
     ignored text;
     few boolean;
+    updated integer;
     removed boolean := false;
     folding boolean := false; -- whether a state with many buckets has been met
-    p integer := 1; -- place in the program
+    p integer := 1; -- where the request begins in the program
+    q integer; -- where its next rule does
     place integer; -- in keys
     operation bigint;
-    at bigint;
+    at bigint := -1;
     now bigint;
-    birth bigint;
     rules integer;
     lefts bigint[]; -- of each rule, once its receipt's units have been given back
-    grace bigint;
+    grace bigint := 0;
     admitted boolean;
     after bigint[];
 BEGIN
@@ -618,113 +898,123 @@ BEGIN
             ignored := pg_advisory_xact_lock(headgate_lock_number_v1(keys[k]))::text;
         END LOOP;
         FOR k IN 1 .. cardinality(keys) LOOP
-            SELECT states.state, NULL INTO cell FROM headgate_states AS states WHERE states.key = keys[k];
+            SELECT states.state, states.ctid, NULL INTO cell FROM headgate_states AS states WHERE states.key = keys[k];
             cells[k] := cell;
         END LOOP;
     ELSE
         PERFORM pg_advisory_xact_lock(headgate_lock_number_v1(key)) FROM unnest(keys[: locks]) AS key;
-        cells := ARRAY(
-            SELECT ROW((SELECT states.state FROM headgate_states AS states WHERE states.key = asked), NULL)
-                ::headgate_cell_v1
-            FROM unnest(keys) AS asked
-        );
+        SELECT
+            array_agg(states.key ORDER BY states.key),
+            array_agg(ROW(states.state, states.ctid, NULL)::headgate_cell_v2 ORDER BY states.key)
+        INTO present, cells
+        FROM headgate_states AS states WHERE states.key = ANY (keys);
+        IF present IS DISTINCT FROM keys THEN -- some have no state yet, or are only looked at and so not in this order
+            cells := ARRAY(SELECT cells[array_position(present, asked)] FROM unnest(keys) AS asked);
+        END IF;
     END IF;
     server_now := extract(epoch FROM clock_timestamp()) * 1000000;
+    now := server_now;
 
+    -- Each statement takes its time, an assignment as much as a question: so there are few on the way to an admission.
     WHILE p <= cardinality(program) LOOP
         operation := program[p];
-        at := program[p + 1];
-        now := CASE WHEN at < 0 THEN server_now ELSE at END;
-        birth := program[p + 2];
         rules := program[p + 3];
-        grace := CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
-        p := p + 4;
+        IF program[p + 1] <> at THEN
+            at := program[p + 1];
+            now := CASE WHEN at < 0 THEN server_now ELSE at END;
+            grace := CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
+        END IF;
+        q := p + 4;
         IF operation <= 2 THEN
             admitted := operation > 0;
             FOR i IN 1 .. rules LOOP
+                place := program[q];
                 after := headgate_decide_v2(
-                    program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                    cells[program[p]].state, now, program[p + 6], birth, operation = 2
+                    program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                    cells[place].state, now, program[q + 6], program[p + 2], operation = 2
                 );
-                IF (after[1] = -4 OR cardinality(after) > 203) AND program[p + 1] = 2 THEN -- as in headgate_one_v2
+                -- As in headgate_one_v2.
+                IF (after[1] = -4 OR cardinality(after) > 95 AND (after[10] < 0 OR cardinality(after) > 203))
+                    AND program[q + 1] = 2
+                THEN
                     folding := true;
-                    cell := cells[program[p]];
-                    IF cell.state[1] < 0 THEN
+                    cell := cells[place];
+                    IF after[1] = -4 AND cell.state[1] < 0 THEN
                         after := headgate_unfold_v1(
-                            keys[program[p]], CASE WHEN program[p] <= locks THEN cell.state END,
-                            program[p + 2], program[p + 3], program[p + 4], now, program[p + 6], operation = 2
+                            keys[place], CASE WHEN place <= locks THEN cell.state END,
+                            program[q + 2], program[q + 3], program[q + 4], now, program[q + 6], operation = 2
                         );
                         after := headgate_decide_v2(
-                            program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                            after, now, program[p + 6], birth, operation = 2
+                            program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                            after, now, program[q + 6], program[p + 2], operation = 2
                         );
                     END IF;
                 END IF;
-                reply := reply || after[: 9];
-                IF after[1] <> -1 THEN
-                    admitted := false;
-                ELSIF admitted THEN
-                    cell.state := after[10 :];
-                    cell.expires := server_now + after[4] + grace;
-                    changes[i] := cell;
+                recent := recent || after[: 9];
+                admitted := admitted AND after[1] = -1;
+                IF admitted THEN
+                    -- There is no new state after a cost of 0, or a limit of 0 that records nothing.
+                    changes[i] := CASE WHEN after[10] IS NULL THEN cells[place] ELSE
+                        ROW(after[10 :], cells[place].place, server_now + after[4] + grace)::headgate_cell_v2 END;
                 END IF;
-                p := p + 7;
+                q := q + 7;
             END LOOP;
             IF admitted THEN
                 FOR i IN 1 .. rules LOOP
-                    CONTINUE WHEN cardinality(changes[i].state) = 0; -- a cost of 0, or a limit of 0 that records nothing
-                    place := program[p - 7 * (rules - i + 1)];
-                    cell := changes[i];
-                    IF folding AND (cells[place].state[1] < 0 OR cardinality(cell.state) > 194)
-                        AND program[p - 7 * (rules - i + 1) + 1] = 2
-                    THEN
-                        cell.state := headgate_fold_v1(
-                            keys[place], cells[place].state, cell.state, program[p - 7 * (rules - i) - 1]
-                        );
+                    place := program[p + 7 * i - 3];
+                    IF folding THEN
+                        cell := changes[i];
+                        IF program[p + 7 * i - 2] = 2 AND program[p + 7 * i + 3] > 0 AND cardinality(cell.state) > (
+                            CASE WHEN cell.state[1] < 0 THEN 86 WHEN cells[place].state[1] < 0 THEN 0 ELSE 194 END
+                        ) THEN
+                            cell.state := headgate_fold_v1(
+                                keys[place], cells[place].state, cell.state, program[p + 7 * i + 3]
+                            );
+                            changes[i] := cell;
+                        END IF;
                     END IF;
-                    cells[place] := cell;
+                    cells[place] := changes[i];
                 END LOOP;
             END IF;
         ELSIF operation = 5 THEN
             admitted := true;
             lefts := '{}';
             FOR i IN 1 .. rules LOOP
-                place := program[p];
+                place := program[q];
                 IF cells[place].state[1] < 0 THEN
                     after := headgate_move_folded_v1(
-                        keys[place], program[p + 2], program[p + 3], program[p + 4], cells[place].state,
-                        program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth, false
+                        keys[place], program[q + 2], program[q + 3], program[q + 4], cells[place].state,
+                        program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2], false
                     );
                 ELSE
                     after := headgate_move_v1(
-                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                        cells[place].state, program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth
+                        program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                        cells[place].state, program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2]
                     );
                 END IF;
-                reply := reply || after[2 : 10];
+                recent := recent || after[2 : 10];
                 lefts[i] := after[1];
                 admitted := admitted AND after[2] = -1;
-                cell.state := after[11 :];
-                cell.expires := server_now + after[5] + grace;
+                cell := ROW(after[11 :], cells[place].place, server_now + after[5] + grace)::headgate_cell_v2;
                 changes[i] := cell;
-                p := p + 16;
+                q := q + 16;
             END LOOP;
             IF admitted THEN
-                p := p - 16 * rules;
+                q := q - 16 * rules;
                 FOR i IN 1 .. rules LOOP
-                    reply[cardinality(reply) - 9 * (rules - i + 1) + 2] := lefts[i];
-                    place := program[p];
+                    recent[cardinality(recent) - 9 * (rules - i + 1) + 2] := lefts[i];
+                    place := program[q];
                     cell := changes[i];
                     IF cells[place].state[1] < 0 THEN
                         after := headgate_move_folded_v1(
-                            keys[place], program[p + 2], program[p + 3], program[p + 4], cells[place].state,
-                            program[p + 7 : p + 14], program[p + 15], now, program[p + 6], birth, true
+                            keys[place], program[q + 2], program[q + 3], program[q + 4], cells[place].state,
+                            program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2], true
                         );
                         cell.state := after[11 :];
-                    ELSIF program[p + 1] = 2 AND cardinality(cell.state) > 194 THEN
-                        cell.state := headgate_fold_v1(keys[place], NULL, cell.state, program[p + 6]);
+                    ELSIF program[q + 1] = 2 AND cardinality(cell.state) > 194 THEN
+                        cell.state := headgate_fold_v1(keys[place], NULL, cell.state, program[q + 6]);
                     END IF;
-                    p := p + 16;
+                    q := q + 16;
                     CONTINUE WHEN cardinality(cell.state) = 0;
                     IF cardinality(cell.state) = 1 THEN
                         cell.state := NULL;
@@ -735,37 +1025,44 @@ BEGIN
             END IF;
         ELSIF operation = 3 THEN
             FOR i IN 1 .. rules LOOP
-                IF cells[program[p]].state[1] < 0 THEN
+                IF cells[program[q]].state[1] < 0 THEN
                     after := headgate_refund_folded_v1(
-                        keys[program[p]], program[p + 3], program[p + 4],
-                        cells[program[p]].state, program[p + 7 : p + 14], program[p + 15], program[p + 6]
+                        keys[program[q]], program[q + 3], program[q + 4],
+                        cells[program[q]].state, program[q + 7 : q + 14], program[q + 15], program[q + 6]
                     );
                 ELSE
                     after := headgate_refund_v2(
-                        program[p + 1], program[p + 2], program[p + 3], program[p + 4], program[p + 5],
-                        cells[program[p]].state, program[p + 7 : p + 14], program[p + 15], program[p + 6], now
+                        program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                        cells[program[q]].state, program[q + 7 : q + 14], program[q + 15], program[q + 6], now
                     );
                 END IF;
                 IF after IS NOT NULL THEN
+                    cell := cells[program[q]];
                     cell.state := nullif(after[2 :], '{}');
                     removed := removed OR cell.state IS NULL;
                     cell.expires := server_now + greatest(0, after[1] - now) + grace;
-                    cells[program[p]] := cell;
+                    cells[program[q]] := cell;
                 END IF;
-                p := p + 16;
+                q := q + 16;
             END LOOP;
         ELSE
             FOR i IN 1 .. rules LOOP
-                IF cells[program[p]].state[1] < 0 THEN
-                    DELETE FROM headgate_chunks AS chunks WHERE chunks.key = keys[program[p]];
+                IF cells[program[q]].state[1] < 0 THEN
+                    DELETE FROM headgate_chunks AS chunks WHERE chunks.key = keys[program[q]];
                 END IF;
-                cells[program[p]] := ROW(NULL, 0)::headgate_cell_v1;
-                p := p + 1;
+                cells[program[q]] := ROW(NULL, NULL, 0)::headgate_cell_v2;
+                q := q + 1;
             END LOOP;
             removed := true;
         END IF;
+        p := q;
+        IF cardinality(recent) > 200 THEN
+            reply := reply || recent;
+            recent := NULL;
+        END IF;
     END LOOP;
 
+    -- A state is where it was just found, unless it was cleared away since.
     IF few THEN
         FOR k IN 1 .. locks LOOP
             cell := cells[k];
@@ -775,7 +1072,7 @@ BEGIN
                 DELETE FROM headgate_states AS states WHERE states.key = keys[k];
             ELSE
                 UPDATE headgate_states AS states SET state = cell.state, expires = cell.expires
-                WHERE states.key = keys[k];
+                WHERE states.ctid = cell.place AND states.key = keys[k];
                 IF NOT FOUND THEN
                     INSERT INTO headgate_states AS states VALUES (keys[k], cell.state, cell.expires)
                     ON CONFLICT ON CONSTRAINT headgate_states_pkey
@@ -784,56 +1081,111 @@ BEGIN
             END IF;
         END LOOP;
     ELSE
-        INSERT INTO headgate_states AS states
-        SELECT keys[changed.k], changed.state, changed.expires
-        FROM unnest(cells) WITH ORDINALITY AS changed (state, expires, k)
-        WHERE changed.expires IS NOT NULL AND changed.state IS NOT NULL
-        ON CONFLICT ON CONSTRAINT headgate_states_pkey
-        DO UPDATE SET state = excluded.state, expires = excluded.expires;
+        UPDATE headgate_states AS states SET state = changed.state, expires = changed.expires
+        FROM unnest(cells) WITH ORDINALITY AS changed (state, place, expires, k)
+        WHERE states.ctid = changed.place AND states.key = keys[changed.k]
+            AND changed.expires IS NOT NULL AND changed.state IS NOT NULL;
+        GET DIAGNOSTICS updated = ROW_COUNT;
+        IF updated < locks THEN
+            INSERT INTO headgate_states AS states
+            SELECT keys[changed.k], changed.state, changed.expires
+            FROM unnest(cells) WITH ORDINALITY AS changed (state, place, expires, k)
+            WHERE changed.expires IS NOT NULL AND changed.state IS NOT NULL AND (
+                changed.place IS NULL
+                OR NOT EXISTS (SELECT FROM headgate_states AS known WHERE known.key = keys[changed.k])
+            )
+            ON CONFLICT ON CONSTRAINT headgate_states_pkey
+            DO UPDATE SET state = excluded.state, expires = excluded.expires;
+        END IF;
         IF removed THEN
             DELETE FROM headgate_states AS states WHERE states.key = ANY (ARRAY(
-                SELECT keys[changed.k] FROM unnest(cells) WITH ORDINALITY AS changed (state, expires, k)
+                SELECT keys[changed.k]
+                FROM unnest(cells) WITH ORDINALITY AS changed (state, place, expires, k)
                 WHERE changed.expires IS NOT NULL AND changed.state IS NULL
             ));
         END IF;
     END IF;
-    RETURN reply;
+    RETURN reply || recent;
 END
 $$;
 
--- In a program there is one cost for all rules of a request, before its birth.
-CREATE OR REPLACE FUNCTION headgate_many_v2(keys bytea[], locks integer, program bigint[], durable boolean)
-RETURNS bigint[]
+-- Remove those of the next few states that equal a fresh one, and return the key to go on after; null at the end.
+--
+-- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal. What is
+-- in chunks may only be removed by a call that has locked the key, which this one tries without waiting.
+CREATE FUNCTION headgate_clean_v1(after bytea, most integer)
+RETURNS bytea
 LANGUAGE plpgsql
 VOLATILE
+SET enable_seqscan = off
 AS $$
 DECLARE
-    translated bigint[] := '{}';
-    p integer := 1; -- place in the program
-    operation bigint;
-    cost bigint;
-    rules bigint;
+    now CONSTANT bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+    next_few CONSTANT bytea[] := ARRAY(
+        SELECT states.key FROM headgate_states AS states WHERE states.key > after ORDER BY states.key LIMIT most
+    );
+    folded bytea[];
 BEGIN
-    WHILE p <= cardinality(program) LOOP
-        operation := program[p];
-        cost := program[p + 2];
-        rules := program[p + 4];
-        translated := translated || program[p : p + 1] || program[p + 3 : p + 4];
-        p := p + 5;
-        FOR i IN 1 .. rules LOOP
-            IF operation = 4 THEN
-                translated := translated || program[p];
-                p := p + 1;
-            ELSE
-                translated := translated || program[p : p + 5] || cost;
-                p := p + 6;
-                IF operation = 3 THEN
-                    translated := translated || program[p : p + 8];
-                    p := p + 9;
-                END IF;
-            END IF;
-        END LOOP;
-    END LOOP;
-    RETURN headgate_many_v3(keys, locks, translated, durable);
+    PERFORM set_config('synchronous_commit', 'off', true); -- what a crash brings back will be removed again
+    WITH removed AS (
+        DELETE FROM headgate_states AS states WHERE states.key IN (
+            SELECT over.key FROM headgate_states AS over
+            WHERE over.key = ANY (next_few)
+                AND CASE WHEN over.expires <= now THEN
+                    over.state[1] >= 0 OR pg_try_advisory_xact_lock(headgate_lock_number_v1(over.key))
+                END
+            FOR UPDATE SKIP LOCKED
+        )
+        RETURNING states.key, states.state[1] < 0 AS was_folded
+    )
+    SELECT array_agg(removed.key) INTO folded FROM removed WHERE removed.was_folded;
+    IF folded IS NOT NULL THEN
+        DELETE FROM headgate_chunks AS chunks WHERE chunks.key = ANY (folded);
+    END IF;
+    RETURN CASE WHEN cardinality(next_few) = most THEN next_few[most] END;
+END
+$$;
+
+-- Notes: a short text under a name, which is decided once for everybody. They are written once, and never changed.
+CREATE TABLE headgate_notes (
+    key bytea PRIMARY KEY,  -- namespace and name
+    note bytea NOT NULL,    -- text in UTF-8, which may hold what PostgreSQL's own text may not
+    expires bigint NOT NULL -- by this server's clock
+);
+CREATE INDEX headgate_notes_expires ON headgate_notes (expires);
+
+-- Keep a note for so many microseconds, unless there is one that has not expired, and return the one that is kept; without
+-- a note, only return it. The ones that expired first are removed as it goes: more than come with each call.
+CREATE FUNCTION headgate_note_v1(key bytea, note bytea, lasting bigint, durable boolean)
+RETURNS bytea
+LANGUAGE plpgsql
+VOLATILE
+SET enable_seqscan = off -- as in headgate_one_v2
+AS $$
+#variable_conflict use_variable
+DECLARE
+    now CONSTANT bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+    kept bytea;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE invalid_transaction_state USING MESSAGE = 'headgate needs the isolation level READ COMMITTED';
+    END IF;
+    IF note IS NOT NULL THEN
+        IF NOT durable THEN
+            PERFORM set_config('synchronous_commit', 'off', true);
+        END IF;
+        -- Whoever comes second waits here for the first one, and has locked the row then, even if it stays as it is.
+        INSERT INTO headgate_notes AS notes VALUES (key, note, now + lasting)
+        ON CONFLICT ON CONSTRAINT headgate_notes_pkey
+        DO UPDATE SET note = excluded.note, expires = excluded.expires WHERE notes.expires <= now;
+        DELETE FROM headgate_notes AS notes WHERE notes.key IN (
+            SELECT over.key FROM headgate_notes AS over
+            WHERE over.expires <= now ORDER BY over.expires LIMIT 2
+            FOR UPDATE SKIP LOCKED
+        );
+    END IF;
+    -- A statement of its own, which sees what was committed while the first one waited.
+    SELECT notes.note INTO kept FROM headgate_notes AS notes WHERE notes.key = key AND notes.expires > now;
+    RETURN kept;
 END
 $$;

@@ -23,7 +23,7 @@ from headgate._extras import needing
 from headgate._fork import watch
 from headgate.costs import Cost, total
 from headgate.decision import Decision
-from headgate.errors import CostTooHigh, StoreError
+from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.hooks import SECONDS, Call, Hook
 from headgate.keys import Key
 from headgate.observe.top import TopKeys
@@ -89,32 +89,33 @@ class PrometheusHook(Hook, Collector):
             "headgate_decisions",
             "Decisions, by the rule that binds.",
             ["limiter", "rule", "outcome", "degraded"],
-            registry=registry,
+            registry=None,
         )
         self._seconds = Histogram(
             "headgate_store_seconds",
             "How long stores took.",
             ["limiter", "operation"],
             buckets=self._bounds,
-            registry=registry,
+            registry=None,
         )
         self._up = Gauge(
             "headgate_store_up",
             "Whether the store answered the last call.",
             ["limiter"],
-            registry=registry,
+            registry=None,
             multiprocess_mode="livemin",
         )
         self._errors = Counter(
-            "headgate_store_errors", "Calls that raised.", ["limiter", "error"], registry=registry
+            "headgate_store_errors", "Calls that raised.", ["limiter", "error"], registry=None
         )
         self._held = Gauge(
             "headgate_held_units",
             "Units of open holds.",
             ["limiter"],
-            registry=registry,
+            registry=None,
             multiprocess_mode="sum",
         )
+        self._metrics = (self._decisions, self._seconds, self._up, self._errors, self._held)
         self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
         self._healths: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._shown = top_keys
@@ -124,7 +125,7 @@ class PrometheusHook(Hook, Collector):
         self._timers: dict[tuple[str, str], Histogram] = {}
         self._known_up: dict[str, bool] = {}
         self._lock = watch(threading.Lock())
-        registry.register(self)
+        _register(registry, self, type(self).__name__)  # all at once, so that a refusal leaves nothing behind
 
     def attached(self, limiter: Any) -> None:
         if hasattr(limiter.store, "overflowed"):
@@ -179,11 +180,13 @@ class PrometheusHook(Hook, Collector):
             self._set_up(call.limiter, False)
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: what `collect` yields may be empty, and is known by its names alone."""
-        return ()
+        """Return what a registry must not have from anyone else."""
+        return [described for metric in self._metrics for described in metric.describe()]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is read only when metrics are scraped: figures of stores, and the most refused keys."""
+        """Yield what was counted, and what is read only now: figures of stores, and the most refused keys."""
+        for metric in self._metrics:
+            yield from metric.collect()
         stores = list(self._stores)
         yield GaugeMetricFamily("headgate_memory_keys", "States in memory.", value=sum(map(len, stores)))
         yield CounterMetricFamily(
@@ -246,8 +249,9 @@ class ShadowHook(Hook):
             "headgate_shadow_decisions",
             "What shadow rules would have decided.",
             ["limiter", "rule", "outcome"],
-            registry=registry,
+            registry=None,
         )
+        _register(registry, self._decisions, type(self).__name__)
 
     def decided(self, call: Call, decision: Decision, seconds: float) -> None:
         outcome = "failed" if decision.degraded else "admitted" if decision.allowed else "refused"
@@ -262,6 +266,16 @@ class ShadowHook(Hook):
 
 def _check_registry(registry: CollectorRegistry) -> None:
     check_kind("registry", registry, CollectorRegistry, "a CollectorRegistry of prometheus_client")
+
+
+def _register(registry: CollectorRegistry, collector: Collector, hook: str) -> None:
+    try:
+        registry.register(collector)
+    except ValueError as error:
+        raise ConfigError(
+            f"the registry has these metrics already, probably those of another {hook}; give all limiters the same {hook}, "
+            f"or each {hook} a registry of its own: {hook}(CollectorRegistry())"
+        ) from error
 
 
 def _label(key: Key | None) -> str:

@@ -6,10 +6,18 @@ import gc
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate import CostTooHigh, Limiter, MemoryStore, StoreOverloaded, StoreUnavailable, sliding_window
+from headgate import (
+    ConfigError,
+    CostTooHigh,
+    Limiter,
+    MemoryStore,
+    StoreOverloaded,
+    StoreUnavailable,
+    sliding_window,
+)
 from headgate.costs import Cost
 from headgate.hooks import Call
 from headgate.observe.prometheus import PrometheusHook, ShadowHook
@@ -179,6 +187,28 @@ def test_one_hook_serves_several_limiters(registry: CollectorRegistry) -> None:
     found = samples(registry)
     for name in ("first", "second"):
         assert found["headgate_decisions_total", "false", name, "admitted", "sliding_window/1m"] == 1
+
+
+@pytest.mark.parametrize("hook", [PrometheusHook, ShadowHook])
+def test_a_second_hook_needs_a_registry_of_its_own(
+    registry: CollectorRegistry, hook: type[PrometheusHook] | type[ShadowHook]
+) -> None:
+    hook(registry)
+    with pytest.raises(
+        ConfigError, match=rf"give all limiters the same {hook.__name__}, or each .* of its own"
+    ):
+        hook(registry)
+    hook(CollectorRegistry())
+
+
+def test_a_hook_that_is_refused_leaves_nothing_behind(registry: CollectorRegistry) -> None:
+    taken = Gauge("headgate_held_units", "Of someone else.", registry=registry)
+    with pytest.raises(ConfigError):
+        PrometheusHook(registry)
+    registry.unregister(taken)
+    hook = PrometheusHook(registry)
+    registry.unregister(hook)
+    assert samples(registry) == {}
 
 
 def test_up_is_told_at_every_change(registry: CollectorRegistry) -> None:

@@ -32,6 +32,9 @@ __all__ = ["OpenTelemetryHook"]
 
 Attributes = dict[str, str | bool | int | float]
 
+_TAKEN: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The meters that hooks have. The SDK keeps the first hook's callbacks, and silently drops those of a second one."""
+
 
 class OpenTelemetryHook(Hook):
     """Counts decisions, times stores, and adds a span for each call to the trace that it is part of.
@@ -70,6 +73,12 @@ class OpenTelemetryHook(Hook):
         self._tracer = trace.get_tracer("headgate", tracer_provider=tracer_provider) if spans else None
         self._keys, self._salt = keys, secrets.token_bytes(16)
         meter = metrics.get_meter("headgate", meter_provider=meter_provider)
+        if meter in _TAKEN:
+            raise ConfigError(
+                "another OpenTelemetryHook has this meter provider; give all limiters the same hook, or each hook a "
+                "meter_provider= of its own"
+            )
+        _TAKEN.add(meter)
         self._decisions = meter.create_counter(
             "headgate.decisions", "{decision}", "Decisions, by the rule that binds."
         )

@@ -139,6 +139,14 @@ async def test_spans_belong_to_the_trace_of_the_caller() -> None:
     assert costly.status.is_ok
 
 
+def test_a_second_hook_needs_a_meter_provider_of_its_own() -> None:
+    meters = MeterProvider()
+    OpenTelemetryHook(meter_provider=meters)
+    with pytest.raises(ConfigError, match=r"give all limiters the same hook, or each .* of its own"):
+        OpenTelemetryHook(meter_provider=meters)
+    OpenTelemetryHook(meter_provider=MeterProvider())
+
+
 def test_keys_are_shown_on_request() -> None:
     shown = []
     for keys in ("none", "digest", "plain"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socketserver
+import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +96,28 @@ async def test_what_never_worked_is_raised_and_not_admitted(
         assert "hunter2" not in str(raised.value)
     assert limiter.health.outages == 0
     await store.aclose()
+
+
+class RefusingPooler(socketserver.BaseRequestHandler):
+    """Speaks neither TLS nor Kerberos, and then refuses as PgBouncer does."""
+
+    def handle(self) -> None:
+        while len(self.request.recv(65536)) == 8:
+            self.request.sendall(b"N")
+        fields = b"SFATAL\0C08P01\0Mbouncer config error\0\0"
+        self.request.sendall(b"E" + struct.pack("!i", 4 + len(fields)) + fields)
+
+
+async def test_a_pooler_that_is_misconfigured_admits_nothing(flavour: Flavour) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), RefusingPooler) as pooler:
+        threading.Thread(target=pooler.serve_forever, daemon=True).start()
+        store = PostgresStore(f"postgresql://ann@127.0.0.1:{pooler.server_address[1]}/x", deadline=60.0)
+        limiter = flavour("5/hour", name="x", store=store, on_store_error="open")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="bouncer config error"):
+                await done(limiter.hit("alice"))
+        await store.aclose()
+        pooler.shutdown()
 
 
 async def test_what_has_worked_is_answered_by_policy_until_it_works_again(

@@ -19,12 +19,16 @@ from headgate.stores.remote.peer import PENDING
 
 
 class FakeResult:
-    def __init__(self, status: ExecStatus, sqlstate: bytes | None = None) -> None:
+    def __init__(self, status: ExecStatus, sqlstate: bytes | None = None, message: str = "") -> None:
         self.status = status
         self._sqlstate = sqlstate
+        self._message = message
 
     def error_field(self, field: DiagnosticField) -> bytes | None:
         return self._sqlstate if field == DiagnosticField.SQLSTATE else None
+
+    def get_error_message(self) -> str:
+        return self._message
 
 
 class EndingConnection:
@@ -85,6 +89,15 @@ def test_only_an_end_instead_of_a_result_says_that_nothing_was_done(
     with pytest.raises(OperationalError) as raised:
         wire.receive()
     assert isinstance(raised.value, Terminated) is is_undone
+
+
+def test_a_server_that_hangs_up_is_quoted(a_file: int) -> None:
+    """As a pooler does that can no longer log in at its database."""
+    ended = FakeResult(ExecStatus.FATAL_ERROR, b"08P01", "server login failed: wrong password type")
+    wire = PostgresWire(EndingConnection(a_file, [ended]), prepare=False)
+    assert wire.receive() is PENDING
+    with pytest.raises(OperationalError, match="wrong password type"):
+        wire.receive()
 
 
 ALL = FakeResult(ExecStatus.PIPELINE_SYNC)

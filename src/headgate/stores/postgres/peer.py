@@ -36,8 +36,8 @@ LEAST_WAIT = 0.02
 
 _TERMINATED = (b"57P01", b"57P05")  # by an administrator or a shutdown; because it was idle
 _BINARY = 1
-_TUPLES_OK, _COMMAND_OK, _SYNC = map(
-    int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.PIPELINE_SYNC)
+_TUPLES_OK, _COMMAND_OK, _FATAL_ERROR, _SYNC = map(
+    int, (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_SYNC)
 )
 
 
@@ -236,9 +236,12 @@ class PostgresWire:
         try:
             pgconn.consume_input()
         except OperationalError as error:
-            if self._result is not None and self._result.error_field(DiagnosticField.SQLSTATE) in _TERMINATED:
-                raise Terminated(str(error)) from error
-            raise
+            if self._result is None or self._result.status != _FATAL_ERROR:
+                raise
+            sqlstate = self._result.error_field(DiagnosticField.SQLSTATE)
+            kind = Terminated if sqlstate in _TERMINATED else OperationalError
+            # The server has said why it hangs up; libpq only says that it did.
+            raise kind(self._result.get_error_message()) from error
         if self.is_unsent:
             self.is_unsent = bool(pgconn.flush())
         return self._read()

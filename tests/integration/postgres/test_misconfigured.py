@@ -67,6 +67,14 @@ def no_such_port(url: str, empty_url: str, name: str) -> str:
     return make_conninfo(url, port=65_536)
 
 
+def no_such_setting(url: str, empty_url: str, name: str) -> str:
+    return make_conninfo(url, options="-c serach_path=limits")
+
+
+def no_such_sslmode(url: str, empty_url: str, name: str) -> str:
+    return make_conninfo(url, sslmode="on")
+
+
 def no_login(url: str, empty_url: str, name: str) -> str:
     return _role(url, name, "ALTER ROLE {} NOLOGIN")
 
@@ -81,6 +89,8 @@ def no_login(url: str, empty_url: str, name: str) -> str:
         (no_such_role, "does not exist"),
         (no_such_database, "does not exist"),
         (no_such_port, "invalid port number"),
+        (no_such_setting, "serach_path"),
+        (no_such_sslmode, "sslmode"),
         (no_login, "log in"),
     ],
 )

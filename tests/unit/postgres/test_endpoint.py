@@ -37,6 +37,24 @@ def test_a_pooler_that_refuses_is_misconfigured(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(REFUSED.format(text)))) is StoreMisconfigured
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'invalid sslmode value: "on"',
+        'invalid "ssl_min_protocol_version" value: "1.2"',
+        'definition of service "limits" not found',
+        "GSSAPI encryption required but no credential cache",
+        REFUSED.format('unrecognized configuration parameter "serach_path"'),
+        REFUSED.format('invalid value for parameter "client_encoding": "utf-9"'),
+        REFUSED.format("invalid command-line argument for server process: -z"),
+        REFUSED.format('parameter "port" cannot be changed without restarting the server'),
+        'authentication method requirement "scram-sha-256" failed: server did not complete authentication',
+    ],
+)
+def test_a_setting_of_the_url_that_is_refused_is_a_misconfiguration(text: str) -> None:
+    assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
+
+
 def test_the_console_of_a_pooler_is_no_database() -> None:
     error = OperationalError("extended query protocol not supported by admin console")
     assert type(ENDPOINT.error(error)) is StoreMisconfigured

@@ -30,6 +30,9 @@ _NOT_LET_IN_TEXT = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist|"
     rf"permission denied for database|not permitted to log in|SSL was required|{WRONG_TLS}|"
     r"invalid response to|expected authentication request|invalid port number|"
+    # A setting in the URL, refused by libpq or by the server.
+    r"invalid \S+ value|unrecognized configuration parameter|invalid (value for parameter|command-line argument)|"
+    r"cannot be changed|definition of service|required,? but|method requirement|"
     # PgBouncer, whose code for whatever it refuses is 08P01; its console is no database.
     r"bouncer config error|no such (user|database)|FATAL: not allowed|login rejected|SSL required|"
     r"unsupported (options )?startup parameter|not supported by admin console|wrong password type"

@@ -55,6 +55,22 @@ def test_a_setting_of_the_url_that_is_refused_is_a_misconfiguration(text: str) -
     assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root certificate file "/etc/limits/root.crt" does not exist',
+        'server certificate for "localhost" does not match host name "127.0.0.1"',
+        'private key file "/etc/limits/key.pem" has group or world access',
+        "SSL error: tlsv1 alert protocol version",
+        "SSL error: tlsv1 alert no application protocol",
+        "direct SSL connection was established without ALPN protocol negotiation extension",
+        REFUSED.format("connection requires a valid client certificate"),
+    ],
+)
+def test_what_tls_cannot_agree_on_does_not_mend_itself(text: str) -> None:
+    assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
+
+
 def test_the_console_of_a_pooler_is_no_database() -> None:
     error = OperationalError("extended query protocol not supported by admin console")
     assert type(ENDPOINT.error(error)) is StoreMisconfigured

@@ -166,6 +166,28 @@ def test_failures_are_translated(cause: Exception, kind: type[Exception], text: 
     assert ENDPOINT.presentable(cause) is cause
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:1006).", StoreMisconfigured),
+        (
+            "[SSL: TLSV1_ALERT_PROTOCOL_VERSION] tlsv1 alert protocol version (_ssl.c:1006).",
+            StoreMisconfigured,
+        ),
+        ("[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)", StoreMisconfigured),
+        ("[SSL: SSLV3_ALERT_HANDSHAKE_FAILURE] sslv3 alert handshake failure.", StoreMisconfigured),
+        ("[SSL: UNSUPPORTED_PROTOCOL] unsupported protocol (_ssl.c:1006).", StoreMisconfigured),
+        ("[X509: NO_CERTIFICATE_OR_CRL_FOUND] no certificate or crl found.", StoreMisconfigured),
+        ("[SSL] PEM lib (_ssl.c:3926).", StoreMisconfigured),
+        ("Error 2 connecting to example.org:7000. No such file or directory.", StoreMisconfigured),
+        ("Error 2 connecting to /run/redis.sock. No such file or directory.", StoreUnavailable),
+        ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol.", StoreUnavailable),
+    ],
+)
+def test_what_tls_cannot_agree_on_does_not_mend_itself(text: str, kind: type[Exception]) -> None:
+    assert type(ENDPOINT.error(redis.ConnectionError(text))) is kind
+
+
 def test_credentials_are_removed_and_their_source_is_not_shown() -> None:
     cause = ResponseError("NOPERM User user cannot use secret, and neither can username")
     assert str(ENDPOINT.error(cause)).endswith("NOPERM User *** cannot use ***, and neither can username")

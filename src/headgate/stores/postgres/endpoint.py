@@ -28,7 +28,7 @@ _NOT_LET_IN = ("28", "3D")  # wrong credentials; no such database
 # The same when a connection is refused, for libpq hands over no code then.
 _NOT_LET_IN_TEXT = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist|"
-    rf"permission denied for database|not permitted to log in|SSL was required|{WRONG_TLS}|"
+    rf"permission denied for database|not permitted to log in|SSL was required|(?i:{WRONG_TLS})|"
     r"invalid response to|expected authentication request|invalid port number|"
     # A setting in the URL, refused by libpq or by the server.
     r"invalid \S+ value|unrecognized configuration parameter|invalid (value for parameter|command-line argument)|"

@@ -65,12 +65,13 @@ _LEFT_OUT = frozenset(
 
 
 # How a server says that it will not count for us before somebody changes something: credentials, rights, a read-only
-# replica, a database that it does not have, a Sentinel.
+# replica, a database that it does not have, a Sentinel; or why we cannot speak TLS with it.
 _REFUSAL = re.compile(
     r"\b(NOAUTH|WRONGPASS|NOPERM|READONLY|DENIED)\b|Authentication required|invalid (username-)?password|AUTH failed|"
     r"without any password|no permissions|read only replica|unknown command|DB index is out of range|"
     r"Protocol error, got|cluster support disabled|"
-    rf"SELECT is not allowed|knows no primary|{WRONG_TLS}",
+    rf"SELECT is not allowed|knows no primary|{WRONG_TLS}|"
+    r"Error 2 connecting to \S+:\d+\. No such file",  # that of a certificate; a server has a port
     re.IGNORECASE,
 )
 

@@ -35,9 +35,12 @@ FAILURES = (
 """What using a connection may raise for whatever reason, besides the exceptions of the peer's own library. Anything else
 that is raised in a thread comes from a signal handler, and is for the code that it has interrupted."""
 
-WRONG_TLS = "certificate.verify.failed|certificate.required|wrong.version.number"
-"""How OpenSSL says that waiting does not help: certificates do not fit, or the server does not speak TLS. A pattern, because
-libraries write it in capitals with underscores or in plain words."""
+WRONG_TLS = (
+    "certificate|private.key|pem.lib|unknown.ca|wrong.version.number|protocol.version|unsupported.protocol|"
+    "alert.handshake.failure|application.protocol|without.alpn"
+)
+"""How TLS says that waiting does not help: certificates or their files do not fit, the server speaks another version, or
+none. A pattern, because libraries write it in capitals with underscores or in plain words."""
 
 PENDING: Any = object()
 """What `Wire.receive` returns while the reply is not there."""

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,6 +28,7 @@ from headgate.testing.servers import RedisServer
 from tests.unit.flavours import AnyLimiter, done
 
 Flavour = type[Limiter] | type[AsyncLimiter]
+CERTIFICATE = Path(__file__).parents[1] / "apps" / "mail" / "certificate.pem"
 PATIENCE = 60.0
 """Seconds; no test waits so long unless it fails."""
 
@@ -82,6 +85,28 @@ class Mysql(Silent):
     greeting = b"J\0\0\0\n8.0.36\0"
 
 
+class Within(socketserver.BaseRequestHandler):
+    """Speaks TLS, and has a certificate."""
+
+    answer = b""
+
+    def handle(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(CERTIFICATE)
+        with contextlib.suppress(OSError), context.wrap_socket(self.request, server_side=True) as within:
+            within.recv(65536)
+            within.sendall(self.answer)
+            ignore(within)
+
+
+class WebWithin(Within):
+    answer = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+
+
+class RedisWithin(Within):
+    answer = b"-NOAUTH Authentication required.\r\n"
+
+
 def ignore(connection: socket.socket) -> None:
     """Read what is sent: to hang up on what is unread would take the answer back."""
     with contextlib.suppress(OSError):
@@ -101,6 +126,8 @@ HANDLERS: dict[str, type[socketserver.BaseRequestHandler]] = {
     "ssh": Ssh,
     "mail": Mail,
     "mysql": Mysql,
+    "web within TLS": WebWithin,
+    "Redis within TLS": RedisWithin,
 }
 
 
@@ -134,10 +161,13 @@ AnyStore = RedisStore | PostgresStore | ServerStore
 URLS = {
     "redis": "redis://{}",
     "rediss": "rediss://{}",
+    "rediss, trusting": f"rediss://{{}}?ssl_ca_certs={CERTIFICATE}",
     "cluster": "redis+cluster://{}",
     "sentinel": "redis+sentinel://{}/primary",
     "postgresql": "postgresql://ann@{}/limits",
     "postgresql without TLS": "postgresql://ann@{}/limits?sslmode=disable",
+    "postgresql with TLS": "postgresql://ann@{}/limits?sslmode=require",
+    "postgresql within TLS": "postgresql://ann@{}/limits?sslmode=require&sslnegotiation=direct",
     "http": "http://{}",
     "https": "https://{}",
 }
@@ -179,6 +209,13 @@ async def refused(store: AnyStore, flavour: Flavour, why: str | None = None) -> 
         ("mysql", ["redis", "rediss", "postgresql", "https"], "something that says .*8.0.36"),
         ("tls", ["redis", "cluster", "sentinel", "http"], "a server that speaks TLS"),
         ("tls", ["postgresql", "postgresql without TLS"], "a server that speaks TLS"),
+        ("web within TLS", ["rediss", "rediss, trusting", "postgresql within TLS"], "a web server with TLS"),
+        ("web within TLS", ["redis", "postgresql with TLS"], "a server that speaks TLS"),
+        ("Redis within TLS", ["https", "postgresql within TLS"], "a Redis server with TLS"),
+        ("Redis within TLS", ["rediss"], "certificate verify failed"),
+        ("Redis within TLS", ["rediss, trusting"], "Authentication required"),
+        ("postgres", ["postgresql within TLS"], "a PostgreSQL server without TLS"),
+        ("postgres", ["postgresql with TLS"], "does not support SSL"),
     ],
 )
 async def test_a_server_of_another_kind_is_named(
@@ -201,6 +238,7 @@ async def until_known(limiter: AnyLimiter) -> None:
     [
         ("postgresql", "redis", "a Redis server without TLS"),
         ("postgresql without TLS", "guarded", "a Redis server without TLS"),
+        ("postgresql with TLS", "redis", "a Redis server without TLS"),
         ("rediss", "redis", "a Redis server without TLS"),
         ("http", "guarded", "a Redis server without TLS"),
         ("postgresql", "patient", "a web server without TLS"),

@@ -18,7 +18,7 @@ from headgate._checks import check_kind
 from headgate.client.wire import HttpRequest, Response
 from headgate.errors import ConfigError, StoreError, StoreMisconfigured, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.peer import WRONG_TLS
-from headgate.stores.remote.strangers import TLS, WEB, Doubt
+from headgate.stores.remote.strangers import TLS, WEB, WEB_TLS, Doubt
 
 Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
 
@@ -87,7 +87,8 @@ class ServerEndpoint:
 
     def doubt(self) -> Doubt:
         """Return a new doubt whether it is a web server."""
-        return Doubt(None if self.is_transport_given else self._address, TLS if self._tls else WEB)
+        own = (TLS, WEB_TLS) if self._tls else (WEB,)
+        return Doubt(None if self.is_transport_given else self._address, *own)
 
     def packed(self, request: HttpRequest, timeout: float | None) -> httpx.Request:
         """Return a request as it goes over the wire; each of its steps takes so many seconds at most."""

@@ -15,7 +15,16 @@ import pytest
 from headgate.stores.postgres.endpoint import PostgresEndpoint
 from headgate.stores.redis.endpoint import RedisEndpoint
 from headgate.stores.remote import strangers
-from headgate.stores.remote.strangers import POSTGRES, REDIS, TLS, WEB, Doubt, stranger_at
+from headgate.stores.remote.strangers import (
+    PLAIN_POSTGRES,
+    POSTGRES,
+    REDIS,
+    REDIS_TLS,
+    TLS,
+    WEB,
+    Doubt,
+    stranger_at,
+)
 
 PATIENCE = 60.0
 """Seconds; no test waits so long unless it fails."""
@@ -74,7 +83,7 @@ def at(listener: Listener, *own: str) -> str | None:
         (b"HTTP/1.1 400 Bad Request\r\n", WEB),
         (b"<!DOCTYPE HTML>", WEB),
         (b"S", POSTGRES),
-        (b"N", POSTGRES),
+        (b"N", PLAIN_POSTGRES),
         (b"E\0\0\0\x20SFATAL\0", POSTGRES),
         (b"\x15\x03\x01\0\2\2\x28", TLS),
         (b"\x16\x03\x03\0\x7a", TLS),
@@ -102,7 +111,7 @@ class ByteByByte(socket.socket):
         (b"+PONG\r\n", REDIS),
         (b"-MASTERDOWN Link with MASTER is down", REDIS),
         (b"HTTP/1.1 400 Bad Request\r\n", WEB),
-        (b"N", POSTGRES),
+        (b"N", PLAIN_POSTGRES),
         (b"\x16\x03\x03\0\x7a", TLS),
         (b"J\0\0\0\n8.0.36", "something that says b'J\\x00\\x00\\x00\\n'"),
         (b"AMQP\0\0\x09\x01", "something that says b'AMQP\\x00\\x00\\t\\x01'"),
@@ -125,7 +134,7 @@ def test_a_server_is_not_judged_by_the_first_bytes_of_a_slow_answer(
 
 
 def test_the_right_server_is_asked_nothing_else(listener: Listener) -> None:
-    listener.answer = lambda question: b"N" if question.startswith(b"\0\0\0\x08") else b""
+    listener.answer = lambda question: b"S" if question.startswith(b"\0\0\0\x08") else b""
     assert at(listener, POSTGRES) is None
     assert len(listener.questions) == 1
 
@@ -168,12 +177,16 @@ def test_a_port_of_the_environment_that_is_none_is_left_to_libpq(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("url", "own"),
-    [("redis://example.org", REDIS), ("rediss://example.org", TLS), ("unix:///run/redis", None)],
+    [
+        ("redis://example.org", (REDIS,)),
+        ("rediss://example.org", (TLS, REDIS_TLS)),
+        ("unix:///run/redis", ()),
+    ],
 )
-def test_redis_is_asked_as_its_url_says(url: str, own: str | None) -> None:
+def test_redis_is_asked_as_its_url_says(url: str, own: tuple[str, ...]) -> None:
     doubt = RedisEndpoint.of_url(url).doubt()
-    assert doubt.is_settled is (own is None)
-    assert own is None or (doubt.address, doubt.own) == (("example.org", 6379), (own,))
+    assert (doubt.is_settled, doubt.own) == (not own, own)
+    assert doubt.is_settled or doubt.address == ("example.org", 6379)
 
 
 def fail() -> None:

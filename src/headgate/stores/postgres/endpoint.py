@@ -15,7 +15,7 @@ from headgate.errors import (
     StoreUnavailable,
 )
 from headgate.stores.remote.peer import WRONG_TLS
-from headgate.stores.remote.strangers import POSTGRES, TLS, Doubt
+from headgate.stores.remote.strangers import PLAIN_POSTGRES, POSTGRES, TLS, Doubt
 
 _READ_ONLY = "25006"
 _MISSING = ("3F000", "42883", "42P01", "42704")  # schema, function, table, type
@@ -96,7 +96,7 @@ class PostgresEndpoint:
         ):
             return Doubt(None)
         is_tls = settings.get("sslnegotiation") == "direct"
-        return Doubt((host, int(port)), POSTGRES, *[TLS] * is_tls)
+        return Doubt((host, int(port)), POSTGRES, TLS if is_tls else PLAIN_POSTGRES)
 
     def error(self, cause: BaseException) -> StoreError:
         """Return what a failure means to callers."""

@@ -31,7 +31,7 @@ from headgate.errors import (
     StoreUnavailable,
 )
 from headgate.stores.remote.peer import WRONG_TLS
-from headgate.stores.remote.strangers import REDIS, TLS, Doubt
+from headgate.stores.remote.strangers import REDIS, REDIS_TLS, TLS, Doubt
 
 Target = str | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
 """What a store can be made of."""
@@ -186,7 +186,8 @@ class RedisEndpoint:
         if "path" in settings or "connection_pool" in settings:
             return Doubt(None)
         is_tls = issubclass(kind, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))
-        return Doubt((self.host, int(settings.get("port", 6379))), TLS if is_tls else REDIS)
+        own = (TLS, REDIS_TLS) if is_tls else (REDIS,)
+        return Doubt((self.host, int(settings.get("port", 6379))), *own)
 
     def at(self, host: str, port: int) -> RedisEndpoint:
         """Return another server of the same cluster, with the same login."""

@@ -3,7 +3,8 @@
 A server of another kind may hang up without a word, or wait for ever for the rest of what it was sent. Both look like an
 outage, and are none: waiting does not help. So what fails, or takes half of its time, before the store has ever worked is
 followed by a few questions, each on a connection of its own: a line of text, the first bytes of PostgreSQL's protocol, and
-those of TLS. Nearly every server says something to one of them, and that is enough to know it.
+those of TLS. Nearly every server says something to one of them, and that is enough to know it. One that should speak TLS,
+and does, is asked the line of text once more within TLS.
 """
 
 from __future__ import annotations
@@ -26,17 +27,23 @@ T = TypeVar("T")
 Address = tuple[str, int]
 
 REDIS, WEB = "a Redis server without TLS", "a web server without TLS"
-POSTGRES, TLS = "a PostgreSQL server", "a server that speaks TLS"
+REDIS_TLS, WEB_TLS = "a Redis server with TLS", "a web server with TLS"
+POSTGRES, PLAIN_POSTGRES = "a PostgreSQL server", "a PostgreSQL server without TLS"
+TLS = "a server that speaks TLS"
 
 _ANSWERS = {
     REDIS: rb"\+PONG|-[A-Z]",
-    POSTGRES: rb"[SN]\Z|E(?!RROR)",  # whether it speaks TLS, or an error; not that of memcached
+    POSTGRES: rb"S\Z|E(?!RROR)",  # that it speaks TLS, or an error; not that of memcached
+    PLAIN_POSTGRES: rb"N\Z",
     WEB: rb"HTTP/|<",
     TLS: rb"[\x15\x16]\x03",
     "an SSH server": rb"SSH-",
     "a mail server": rb"220[ -]",
 }
 
+
+_WITHIN_TLS = {REDIS: REDIS_TLS, WEB: WEB_TLS}
+_LINE = b"PING\r\n\r\n"
 
 ENOUGH = 8
 """How many bytes are enough to know each of them, or that it is none of them. A slow server may say less at first."""
@@ -132,26 +139,35 @@ class _Inquiry:
 
 def stranger_at(address: Address, own: Sequence[str], due: float) -> str | None:
     """Return what answers at an address until then if it is none of these kinds; `None` if nothing else does."""
-    questions = {REDIS: b"PING\r\n\r\n", POSTGRES: b"\0\0\0\x08\x04\xd2\x16\x2f", TLS: _client_hello()}
+    questions = {REDIS: _LINE, POSTGRES: b"\0\0\0\x08\x04\xd2\x16\x2f", TLS: _client_hello()}
     # The right server may just be slow: it should not have to log that somebody talks nonsense.
     ordered = sorted(questions, key=lambda kind: kind not in own)
     for left, kind in zip(range(len(ordered), 0, -1), ordered, strict=True):
         answer = _answer(address, questions[kind], (due - monotonic()) / left)
         if answer:
-            found = _kind_of(answer) or f"something that says {answer[:40]!r}"
+            found = _named(answer)
+            if found == TLS and TLS in own:
+                # Half of the time is left to say why the attempt itself has failed, as with a wrong certificate.
+                answer = _answer(address, _LINE, (due - monotonic()) / 2, within_tls=True)
+                found = _WITHIN_TLS.get(_named(answer), _named(answer)) if answer else TLS
             return None if found in own else found
     return None
+
+
+def _named(answer: bytes) -> str:
+    return _kind_of(answer) or f"something that says {answer[:40]!r}"
 
 
 def _kind_of(answer: bytes) -> str | None:
     return next((kind for kind, pattern in _ANSWERS.items() if re.match(pattern, answer)), None)
 
 
-def _answer(address: Address, question: bytes, seconds: float) -> bytes:
+def _answer(address: Address, question: bytes, seconds: float, *, within_tls: bool = False) -> bytes:
     """Return the beginning of what a server says to a question; nothing if it says nothing, or too little to know it."""
     with (
         contextlib.suppress(OSError, UnicodeError),  # the latter for a host that cannot have a name
-        socket.create_connection(address, timeout=max(seconds, 0.001)) as asked,
+        socket.create_connection(address, timeout=max(seconds, 0.001)) as plain,
+        _unverified().wrap_socket(plain, server_hostname=address[0]) if within_tls else plain as asked,
     ):
         asked.sendall(question)
         answer = b""
@@ -165,9 +181,15 @@ def _answer(address: Address, question: bytes, seconds: float) -> bytes:
 
 def _client_hello() -> bytes:
     """Return the first bytes of a client that speaks TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
     sent = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
-        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+        _unverified().wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
     return sent.read()
+
+
+def _unverified() -> ssl.SSLContext:
+    """Return how to speak TLS with anyone; nothing is sent that a stranger may not read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -71,6 +71,11 @@ def test_what_tls_cannot_agree_on_does_not_mend_itself(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
 
 
+def test_a_server_that_is_called_like_a_certificate_may_be_away() -> None:
+    text = 'connection to server at "certificate.example" (10.0.0.1), port 5432 failed: Connection refused'
+    assert type(ENDPOINT.error(OperationalError(text))) is StoreUnavailable
+
+
 def test_the_console_of_a_pooler_is_no_database() -> None:
     error = OperationalError("extended query protocol not supported by admin console")
     assert type(ENDPOINT.error(error)) is StoreMisconfigured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from headgate._checks import check_text
 from headgate._resilience import bind
@@ -24,6 +24,9 @@ from headgate.stores.request import Operation, Request
 
 S = TypeVar("S", bound=AnyStore)
 G = TypeVar("G")
+
+HeaderStyle = Literal["both", "ietf", "x-ratelimit", "none"]
+"""Which header fields HTTP edges write, in a word."""
 
 
 class Limiting(Generic[S, G]):
@@ -138,7 +141,7 @@ class Limiting(Generic[S, G]):
     # A limiter of a policy file changes with the file. What depends on its rules, as the HTTP edges' headers do, is prepared
     # for `current`, and anew when that is another limiter. Any other limiter stays what it is.
 
-    headers: str | None = None
+    headers: HeaderStyle | None = None
     """Which header fields a policy asks for."""
 
     tier_for: Callable[[Key | None, str | None], str | None] | None = None

@@ -23,6 +23,9 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
+from headgate.http import Headers
+from headgate.http.flask import limit as view_limit
+from headgate.http.wsgi import App, RateLimitMiddleware
 from headgate.testing import FakeClock
 
 
@@ -141,6 +144,17 @@ async def main() -> None:
     print(body)
     async with AsyncLimiter("5/minute") as short_lived:
         await short_lived.hit("alice")
+
+
+# --- HTTP
+
+
+def limited(app: App) -> App:
+    per_view = view_limit("5/minute", headers=Headers(x_ratelimit="seconds", ratelimit=7))
+    print(per_view)
+    RateLimitMiddleware(app, "5/minute", headers="draft-7")  # type: ignore[arg-type]
+    Headers(ratelimit=5)  # type: ignore[arg-type]
+    return RateLimitMiddleware(app, "5/minute", headers="ietf")
 
 
 # --- Closing and errors

@@ -12,13 +12,13 @@
 """
 
 from headgate.http.address import Proxies, client_address
-from headgate.http.headers import Fields, Writer
+from headgate.http.headers import Headers, Writer
 from headgate.http.keys import by_address, by_all, by_header, by_route, by_user
 from headgate.http.problems import Answer, problem, refusal, too_costly
 
 __all__ = [
     "Answer",
-    "Fields",
+    "Headers",
     "Proxies",
     "Writer",
     "by_address",

@@ -73,7 +73,8 @@ class RateLimitMiddleware(LimitMiddleware[AsyncLimiter, App]):
             has status 101, an exception 500; a request that is cancelled counts.
         exempt: Which requests are let through unasked, as paths or a function of the scope.
         address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
-        fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
+        headers: Which header fields to write: `"both"`, `"ietf"`, `"x-ratelimit"`, `"none"`, or `Headers` for what these do
+            not say; by default what the limiter's policy says, or else `"both"`.
 
     Key, cost, tier, quota and exempt see the ASGI scope; all but the last may be coroutine functions.
     """

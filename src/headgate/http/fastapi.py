@@ -29,6 +29,7 @@ from typing import Annotated, Any, NoReturn
 from headgate import AsyncLimiter
 from headgate._checks import check_kind
 from headgate._extras import needing
+from headgate._limiting import HeaderStyle
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
@@ -46,7 +47,7 @@ from headgate.http.exchange import (
     can_deny,
     nowhere,
 )
-from headgate.http.headers import Fields, all_fields, encoded
+from headgate.http.headers import Headers, all_fields, encoded
 from headgate.http.keys import by_address, matched_route, takes_scope
 from headgate.http.limit import Cost, Keys, Outcomes, RequestLimit, RequestOptions, RequestQuota, Tier
 from headgate.http.openapi import add_refusals
@@ -103,7 +104,7 @@ def limit(
     default: bool = False,
     exempt: Callable[[HTTPConnection], bool] | None = None,
     address: Callable[[Any], str] | None = None,
-    fields: Fields | None = None,
+    headers: Headers | HeaderStyle | None = None,
     name: str | None = None,
     store: AsyncStore | str | None = None,
     clock: Clock | None = None,
@@ -122,7 +123,8 @@ def limit(
         default: Whether a route with a limit of its own, or a nearer default, does without this one.
         exempt: Which requests are let through unasked, as a function of the request.
         address: How the client's address is found; see `by_address`. Used by default, and where `key` returns `None`.
-        fields: Which header fields to write; by default those that the limiter's policy asks for, or else all.
+        headers: Which header fields to write: `"both"`, `"ietf"`, `"x-ratelimit"`, `"none"`, or `Headers` for what these do
+            not say; by default what the limiter's policy says, or else `"both"`.
         name: The limiter's name; on a given store by default that of its one route, as `POST /login`.
         store: Where it counts; by default in memory of its own.
         clock: Where time comes from.
@@ -131,7 +133,7 @@ def limit(
     around it, and then take anything that FastAPI provides.
     """
     injected = {"key": key, "cost": cost, "tier": tier, "quota": quota}
-    rest = RequestOptions(quota_for=quota_for, count=count, exempt=exempt, address=address, fields=fields)
+    rest = RequestOptions(quota_for=quota_for, count=count, exempt=exempt, address=address, headers=headers)
     return Limit(rules, default, name, store, clock, injected, rest)
 
 

@@ -66,7 +66,7 @@ def limit(
         store: Where it counts; by default in memory of its own.
         clock: Where time comes from.
         options: As of `headgate.http.asgi.RateLimitMiddleware`, with functions of the request: `key`, `cost`, `tier`,
-            `quota`, `quota_for`, `count`, `exempt`, `address`, `fields`.
+            `quota`, `quota_for`, `count`, `exempt`, `address`, `headers`.
     """
     seen = on_scope(options, scope_of, lambda request: request.environ.get("REMOTE_ADDR"))
     made = ViewLimit(rules, default, name, store, clock, seen)

@@ -8,7 +8,7 @@ cdef dict _ENCODED
 
 cdef class Writer:
     cdef readonly tuple names
-    cdef readonly object style
+    cdef readonly object headers
     cdef object _revision, _reset
     cdef tuple _rules, _strings
     cdef str _own_policy

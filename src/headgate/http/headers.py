@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 from urllib.parse import quote
 
+from headgate._checks import check_kind
+from headgate._limiting import HeaderStyle
 from headgate.clock import MICROSECONDS
 from headgate.costs import Cost
 from headgate.decision import Decision
@@ -52,8 +54,8 @@ _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """Which fields to write.
+class Headers:
+    """Which fields to write, for what the words of `headers=` cannot say.
 
     Attributes:
         x_ratelimit: Whether `X-RateLimit-Reset` is seconds since the epoch or seconds from now; `None` leaves all
@@ -88,20 +90,37 @@ class Fields:
             )
 
 
+STYLES: dict[str, Headers] = {
+    "both": Headers(),
+    "ietf": Headers(x_ratelimit=None),
+    "x-ratelimit": Headers(ratelimit=None),
+    "none": Headers(x_ratelimit=None, ratelimit=None),
+}
+"""Which fields each word means, in `headers=` and in policy files."""
+
+
+def headers_of(headers: Headers | HeaderStyle) -> Headers:
+    """Return which fields a word means; `Headers` as they are. Anything else is a ConfigError."""
+    if isinstance(headers, str) and headers in STYLES:
+        return STYLES[headers]
+    expected = f"{', '.join(map(repr, STYLES))} or Headers(…)"
+    return check_kind("headers=", headers, Headers, expected)  # type: ignore[return-value]
+
+
 class Writer:
     """Writes the fields of decisions by the same rules.
 
     Args:
         rules: The rules of the limiter that decides, in order.
-        fields: Which fields to write.
+        headers: Which fields to write, as a word or as `Headers`.
     """
 
-    def __init__(self, rules: Sequence[Rule], fields: Fields | None = None) -> None:
+    def __init__(self, rules: Sequence[Rule], headers: Headers | HeaderStyle = "both") -> None:
         self.names = tuple([wire_name(rule.name) for rule in rules])
         """What the rules are called in fields and bodies."""
-        self.style = fields or Fields()
+        self.headers = headers_of(headers)
         """Which fields are written."""
-        self._revision, self._reset = self.style.ratelimit, self.style.x_ratelimit
+        self._revision, self._reset = self.headers.ratelimit, self.headers.x_ratelimit
         self._rules = tuple(rules)
         self._strings = tuple(map(_string, self.names))
         self._own_policy = self.policy(None, self._strings)
@@ -236,7 +255,7 @@ def _merged_fields(asked: Sequence[Asked]) -> dict[str, str]:
     policies: list[str] = []
     left: list[str] = []
     for (writer, decision, tier, _), names in limited:
-        if writer.style.ratelimit == 11 and decision.limit is not None:
+        if writer.headers.ratelimit == 11 and decision.limit is not None:
             strings = tuple(map(_string, names))
             policies.append(writer.policy(tier, strings))
             left.append(_left(decision, retry_seconds(binding), strings))
@@ -266,7 +285,7 @@ def encoded(fields: dict[str, str]) -> list[Field]:
 
 
 _ENCODED = {
-    name: name.lower().encode() for name in (*Fields().names, *Fields(ratelimit=6).names, "Retry-After")
+    name: name.lower().encode() for name in (*Headers().names, *Headers(ratelimit=6).names, "Retry-After")
 }
 """The names of all fields, as ASGI has them."""
 

@@ -16,12 +16,13 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from headgate import AsyncLimiter, Limiter
 from headgate._checks import check_kind, check_list
+from headgate._limiting import HeaderStyle
 from headgate.clock import Clock, WallClock, dating
 from headgate.costs import Cost as Units
 from headgate.costs import check_whole
 from headgate.decision import Decision
 from headgate.errors import ConfigError, listed
-from headgate.http.headers import Asked, Fields, Terms, Writer
+from headgate.http.headers import Asked, Headers, Terms, Writer, headers_of
 from headgate.http.keys import KeyFunction, by_address, check_function, is_async, takes_scope
 from headgate.http.steps import Steps
 from headgate.keys import Key
@@ -55,22 +56,13 @@ class LimitOptions(TypedDict, total=False):
     quota_for: float
     count: Outcomes | None
     address: Callable[[Any], str] | None
-    fields: Fields | None
+    headers: Headers | HeaderStyle | None
 
 
 class RequestOptions(LimitOptions, total=False):
     """What a `RequestLimit` takes besides its limiter."""
 
     exempt: Callable[[Any], bool] | None
-
-
-STYLES = {
-    "both": Fields(),
-    "ietf": Fields(x_ratelimit=None),
-    "x-ratelimit": Fields(ratelimit=None),
-    "none": Fields(x_ratelimit=None, ratelimit=None),
-}
-"""Which fields a policy asks for, by what it calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +150,7 @@ class RequestLimit(Generic[AnyLimiter]):
         count: Outcomes | None = None,
         exempt: Callable[[Any], bool] | None = None,
         address: Callable[[Any], str] | None = None,
-        fields: Fields | None = None,
+        headers: Headers | HeaderStyle | None = None,
     ) -> None:
         _check_cost(cost, tier, limiter)
         if limiter.current.rules and not callable(quota):
@@ -171,7 +163,7 @@ class RequestLimit(Generic[AnyLimiter]):
         if not callable(tier):
             check_kind("tier=", tier, str | None, "a name or a function of the request")
         self.limiter: AnyLimiter = limiter
-        self._fields = check_kind("fields=", fields, Fields | None, "Fields(…), which says what to write")
+        self._headers = None if headers is None else headers_of(headers)
         self.exempt = exempt
         if exempt is not None:
             check_function("exempt=", exempt, can_await=False)
@@ -199,7 +191,7 @@ class RequestLimit(Generic[AnyLimiter]):
         own = self.limiter.current
         deciding: Any = own if limiter is None else limiter
         clock = deciding.clock
-        writer = Writer(own.rules, self._fields or STYLES[own.headers or "both"])
+        writer = Writer(own.rules, self._headers or own.headers or "both")
         quotas: list[QuotaCache] = []
         if self.quota is not None and deciding.rules:
             quota = self.quota

@@ -54,7 +54,7 @@ def _refusal(description: str, headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(limits: Iterable[RequestLimit[Any]]) -> dict[str, Any]:
-    names = [name for limit in limits for name in limit.version.writer.style.names]
+    names = [name for limit in limits for name in limit.version.writer.headers.names]
     return {
         name: {"description": _DESCRIPTIONS[name], "schema": _LIST if name in _LISTS else _INTEGER}
         for name in ("Retry-After", *names)

@@ -16,7 +16,7 @@ from headgate import Limiter
 from headgate.errors import ConfigError, CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
 from headgate.http.exchange import NOT_GIVEN_BACK, SERVER_ERROR, Exchange
-from headgate.http.headers import Asked, Field, all_fields, replaced
+from headgate.http.headers import Asked, Field, TextField, all_fields, replaced
 from headgate.http.limit import LimitMiddleware, RequestLimit
 from headgate.http.problems import Answer, too_costly
 from headgate.http.steps import run
@@ -24,7 +24,6 @@ from headgate.http.steps import run
 __all__ = ["RateLimitMiddleware"]
 
 Environ = MutableMapping[str, Any]
-Headers = list[tuple[str, str]]
 StartResponse = Callable[..., Callable[[bytes], object]]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
@@ -105,7 +104,7 @@ class WSGIExchange(Exchange[Limiter]):
         self.asked.append(asked)
         return None if asked[1].allowed else self.refusal(accepted_by(environ))
 
-    def start(self, status: str, headers: Headers, *exc_info: Any) -> Callable[[bytes], object]:
+    def start(self, status: str, headers: list[TextField], *exc_info: Any) -> Callable[[bytes], object]:
         """Start the response, with the fields. An application may do so again, to report an error."""
         self.started = True
         if self.holds:

@@ -54,12 +54,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar, get_args
 
 from headgate._checks import check_kind
+from headgate._limiting import HeaderStyle
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
 from headgate.policy.model import (
     OVERRIDE,
     PERMISSIONS,
-    HeaderStyle,
     LimiterPolicy,
     Policy,
     PolicyError,

@@ -8,12 +8,12 @@ from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Literal
 
+from headgate._limiting import HeaderStyle
 from headgate.errors import ConfigError
 from headgate.keys import Key, PlainKey
 from headgate.rules import Rule
 from headgate.stores.failure import OnOverload, OnStoreError
 
-HeaderStyle = Literal["ietf", "x-ratelimit", "both", "none"]
 RecordKeys = Literal["plain", "hashed"]
 Permission = Literal["decide", "administer"]
 PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")

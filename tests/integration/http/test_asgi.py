@@ -31,7 +31,7 @@ from headgate import (
     fixed_window,
     sliding_window,
 )
-from headgate.http import Fields, by_address, by_all, by_header, by_route, by_user
+from headgate.http import Headers, by_address, by_all, by_header, by_route, by_user
 from headgate.http.asgi import RateLimitMiddleware, answer_refusal
 from headgate.stores import AsyncGate
 from headgate.stores.counters import ImmediateGate
@@ -151,8 +151,8 @@ async def test_two_clients_are_independent() -> None:
 
 
 async def test_styles_of_fields() -> None:
-    fields = Fields(x_ratelimit="seconds", ratelimit=None)
-    async with client_of(application(fields=fields)) as client:
+    headers = Headers(x_ratelimit="seconds", ratelimit=None)
+    async with client_of(application(headers=headers)) as client:
         response = await client.get("/")
     assert "ratelimit" not in response.headers
     assert int(response.headers["x-ratelimit-reset"]) in (60, 61)

@@ -22,7 +22,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, concurrent, sliding_window
-from headgate.http import Fields, by_address, by_all, by_header, by_route
+from headgate.http import Headers, by_address, by_all, by_header, by_route
 from headgate.http import by_user as by_scope_user
 from headgate.http.asgi import RateLimitMiddleware
 from headgate.http.django import by_session, by_user, decision, exempt, limit
@@ -223,7 +223,7 @@ def test_a_raised_refusal_is_answered_under_wsgi() -> None:
 
 @pytest.mark.parametrize("revision", [6, 7, 11])
 def test_every_revision_of_the_fields(revision: Any) -> None:
-    one, two = (limit(rule, fields=Fields(ratelimit=revision)) for rule in ("3/minute", "9/hour"))
+    one, two = (limit(rule, headers=Headers(ratelimit=revision)) for rule in ("3/minute", "9/hour"))
     with site(path("", one(ok)), path("both", one(two(ok))), middleware=()) as client:
         for response, rest in ((client.get("/"), "2"), (client.get("/both"), "1")):
             assert response.headers["x-ratelimit-remaining"] == rest

@@ -22,7 +22,7 @@ from headgate import (
     RateLimited,
     sliding_window,
 )
-from headgate.http import Fields, by_address, by_all, by_header, by_route
+from headgate.http import Headers, by_address, by_all, by_header, by_route
 from headgate.http.asgi import RateLimitMiddleware
 from headgate.http.fastapi import RequestRefused, decision, exempt, install, limit
 from headgate.http.testing import fresh_limits, limits_off
@@ -174,7 +174,7 @@ async def test_the_decision_is_the_value_of_the_dependency() -> None:
 
 async def test_styles_of_fields() -> None:
     async with client_of(
-        application(limit("5/minute", fields=Fields(x_ratelimit=None, ratelimit=6)))
+        application(limit("5/minute", headers=Headers(x_ratelimit=None, ratelimit=6)))
     ) as client:
         response = await client.get("/")
     assert response.headers["ratelimit-remaining"] == "4"
@@ -604,7 +604,7 @@ async def test_refusals_are_in_the_openapi_document() -> None:
 
     @app.get(
         "/described",
-        dependencies=[Depends(limit("5/minute", fields=Fields(x_ratelimit=None, ratelimit=7)))],
+        dependencies=[Depends(limit("5/minute", headers=Headers(x_ratelimit=None, ratelimit=7)))],
         responses={429: {"description": "as I say"}},
     )
     async def described() -> None: ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, get_args
 
 import http_sf
 import pytest
@@ -20,10 +21,12 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
+from headgate._limiting import HeaderStyle
 from headgate.decision import UNLIMITED, Verdict
 from headgate.http.headers import (
+    STYLES,
     Asked,
-    Fields,
+    Headers,
     Writer,
     all_fields,
     encoded,
@@ -75,7 +78,7 @@ def parsed(value: bytes, kind: str = "list") -> Any:
 
 
 def fields_of(limiter: Limiter, decision: Decision, **style: Any) -> dict[str, str]:
-    written = Writer(limiter.rules, Fields(**style)).fields(decision, NOW)
+    written = Writer(limiter.rules, Headers(**style)).fields(decision, NOW)
     assert len(dict(written)) == len(written)
     return {name.decode(): value.decode() for name, value in written}
 
@@ -153,6 +156,32 @@ def test_reset_is_the_epoch_or_seconds_from_now() -> None:
     assert fields_of(limiter, decision, x_ratelimit="seconds")["x-ratelimit-reset"] == "40"
 
 
+@pytest.mark.parametrize(
+    ("word", "families"),
+    [
+        ("both", {"ratelimit", "x-ratelimit"}),
+        ("ietf", {"ratelimit"}),
+        ("x-ratelimit", {"x-ratelimit"}),
+        ("none", set()),
+    ],
+)
+def test_a_word_says_which_families_of_fields_are_written(word: Any, families: set[str]) -> None:
+    limiter = Limiter("5/minute")
+    written = Writer(limiter.rules, word).fields(limiter.hit("a"), NOW)
+    assert {"x-ratelimit" if name.startswith(b"x-") else "ratelimit" for name, _ in written} == families
+
+
+def test_limiters_and_edges_know_the_same_words() -> None:
+    assert tuple(STYLES) == get_args(HeaderStyle)
+
+
+@pytest.mark.parametrize("wrong", ["draft-11", None, Headers])
+def test_another_word_is_refused(wrong: Any) -> None:
+    message = f"headers= is 'both', 'ietf', 'x-ratelimit', 'none' or Headers(…), not {wrong!r}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        Writer((), wrong)
+
+
 def test_each_family_of_fields_can_be_left_out() -> None:
     limiter = Limiter("5/minute")
     decision = limiter.hit("a")
@@ -167,7 +196,7 @@ def test_each_family_of_fields_can_be_left_out() -> None:
 @pytest.mark.parametrize("revision", [6, 7, 11])
 @pytest.mark.parametrize("reset", ["epoch", None])
 def test_the_names_of_a_style_are_the_names_that_are_written(revision: int, reset: str | None) -> None:
-    style = Fields(x_ratelimit=reset, ratelimit=revision)  # type: ignore[arg-type]
+    style = Headers(x_ratelimit=reset, ratelimit=revision)  # type: ignore[arg-type]
     limiter = Limiter("5/minute")
     written = Writer(limiter.rules, style).fields(limiter.hit("a"), NOW)
     assert {name.decode() for name, _ in written} == {name.lower() for name in style.names}
@@ -233,7 +262,7 @@ def test_retry_after_is_rounded_up_and_at_least_one(retry_us: int, wait: int) ->
 @pytest.mark.parametrize("style", [{"x_ratelimit": "iso"}, {"ratelimit": 5}])
 def test_unknown_styles_are_refused(style: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Fields(**style)
+        Headers(**style)
 
 
 # --- Several limiters for one response --------------------------------------------------------------------------------
@@ -242,7 +271,7 @@ def test_unknown_styles_are_refused(style: dict[str, Any]) -> None:
 def asked(limiter: Limiter, hits: int = 1, **style: Any) -> Asked:
     for _ in range(hits):
         decision = limiter.hit("a")
-    return Writer(limiter.rules, Fields(**style)), decision, None, NOW
+    return Writer(limiter.rules, Headers(**style)), decision, None, NOW
 
 
 def test_policies_of_all_are_listed_under_different_names() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import AsyncLimiter, ConfigError, Limiter, sliding_window, token_bucket
-from headgate.http import Fields, by_address, by_all, by_header, by_route, by_user
+from headgate.http import Headers, by_address, by_all, by_header, by_route, by_user
 from headgate.http.keys import takes_scope
 from headgate.http.limit import RequestLimit
 from headgate.keys import LONGEST_KEY
@@ -164,6 +164,7 @@ class Slow:
 
 
 SLOW = Slow()
+HEADERS = "headers= is 'both', 'ietf', 'x-ratelimit', 'none' or Headers(…)"
 
 
 async def awaited(request: Any) -> str:
@@ -218,8 +219,7 @@ async def test_scopes_may_be_awaited_one_by_one() -> None:
         ),
         ({"tier": 5}, "tier= is a name or a function of the request, not 5"),
         ({"tier": ["pro"]}, "tier= is a name or a function of the request, not ['pro']"),
-        ({"fields": "ietf"}, "fields= is Fields(…), which says what to write, not 'ietf'"),
-        ({"fields": Fields}, f"fields= is Fields(…), which says what to write, not {Fields!r}"),
+        *(({"headers": wrong}, f"{HEADERS}, not {wrong!r}") for wrong in ("IETF", "", 7, ["ietf"], Headers)),
         ({"quota": "5/minute", "quota_for": "60s"}, "quota_for= is seconds, at least 0, not '60s'"),
     ],
     ids=str,

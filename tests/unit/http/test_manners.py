@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from headgate import AsyncLimiter, ConfigError, Limiter
-from headgate.http import Fields, Writer, by_address
+from headgate.http import Headers, Writer, by_address
 from headgate.http.client import (
     AsyncRateLimitTransport,
     RateLimitAdapter,
@@ -62,13 +62,11 @@ def test_retry_after_is_for_refusals() -> None:
     assert asked_pause({"retry-after": "30"}, NOW, False) is None
 
 
-@pytest.mark.parametrize(
-    "fields", [Fields(x_ratelimit=None), Fields(ratelimit=None), *(Fields(None, draft) for draft in (6, 7))]
-)
-def test_what_our_own_edges_write_is_understood(fields: Fields) -> None:
+@pytest.mark.parametrize("headers", ["ietf", "x-ratelimit", *(Headers(None, draft) for draft in (6, 7))])
+def test_what_our_own_edges_write_is_understood(headers: Any) -> None:
     clock = FakeClock(NOW)
     limiter = Limiter("2/minute", name="odd;r=0;t=1", store="memory://", clock=clock)
-    writer = Writer(limiter.rules, fields)
+    writer = Writer(limiter.rules, headers)
     seen = []
     for _ in range(3):
         decision = limiter.hit("a")

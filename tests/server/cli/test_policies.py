@@ -69,7 +69,7 @@ def test_check_names_a_server_of_another_kind(
     place = urlsplit(headgate_postgres_server).netloc.rpartition("@")[2]
     write_policy(f'[store]\nurl = "redis://{place}"\n' + SMALLEST)
     assert main(["check", "--connect"]) == 1
-    assert "a PostgreSQL server answers there" in capsys.readouterr().out
+    assert "a PostgreSQL server without TLS answers there" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_patient_redis")

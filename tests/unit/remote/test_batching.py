@@ -134,27 +134,48 @@ def test_of_many_that_have_gathered_in_a_pause_the_first_half_leaves_first() -> 
 HALF = MANY // 2
 
 
+def under_way(traffic: Traffic, lane: Lane, returning: bool) -> int:
+    """Answer what is under way, have its callers call again if they do, and return how many leave next."""
+    answered = len(lane.batch)
+    traffic.reply(lane)
+    [lane] = traffic.depart()
+    traffic.add(*numbered(0, answered if returning else 0))
+    return len(lane.batch)
+
+
 def test_of_many_that_call_again_and_again_half_are_under_way_where_none_can_follow() -> None:
     traffic = Traffic()
     traffic.add(NotedCall("first"))
     [lane] = traffic.depart(after_pause=True)
     traffic.add(*numbered(0, MANY - 1))
-    for _ in range(3):
-        answered = len(lane.batch)
-        traffic.reply(lane)
-        [lane] = traffic.depart()
-        assert len(lane.batch) == HALF
-        traffic.add(*numbered(0, answered))
+    sizes = [under_way(traffic, lane, returning=True) for _ in range(6)]
+    assert sizes == [MANY - 1, 1, HALF, HALF, HALF, HALF]
+
+
+@pytest.mark.parametrize("count", [MANY - 1, 3 * MANY])
+def test_those_that_call_once_all_leave_with_the_second_round_trip(count: int) -> None:
+    traffic = Traffic()
+    traffic.add(NotedCall("first"))
+    [lane] = traffic.depart(after_pause=True)
+    traffic.add(*numbered(0, count))
+    assert under_way(traffic, lane, returning=False) == count
+
+
+def test_at_the_end_all_that_wait_leave() -> None:
+    traffic = Traffic()
+    traffic.add(*numbered(0, MANY))
+    [lane] = traffic.depart()
+    traffic.add(*numbered(0, MANY))
+    traffic.batcher.is_ending = True
+    assert under_way(traffic, lane, returning=False) == MANY
 
 
 def test_of_few_all_that_wait_are_under_way_next() -> None:
     traffic = Traffic()
     traffic.add(NotedCall("first"))
-    [lane] = traffic.depart(after_pause=True)
-    traffic.add(*numbered(0, MANY - 2))
-    traffic.reply(lane)
     [lane] = traffic.depart()
-    assert len(lane.batch) == MANY - 2
+    traffic.add(*numbered(0, MANY - 2))
+    assert under_way(traffic, lane, returning=False) == MANY - 2
 
 
 def numbered(first: int, count: int, now: float = 0.0, **rest: Any) -> list[NotedCall]:

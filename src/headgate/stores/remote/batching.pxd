@@ -23,11 +23,12 @@ cdef class Lane:
     cdef public int enough, answered
     cdef public double sent, closed_until
     cdef public tuple left
-    cdef public bint is_heard
+    cdef public bint is_first, is_heard
 
 cdef class Batcher:
     cdef readonly list lanes
     cdef readonly double alarm
+    cdef public bint is_ending
     cdef readonly Queue _quick
     cdef object _peer
     cdef double _deadline, _heard, _usual, _patience
@@ -44,7 +45,7 @@ cdef class Batcher:
     cpdef finish(self, Lane lane, again=*, bint alone=*)
     cpdef swap(self, Lane lane)
     cdef _let_follow(self, Lane lane)
-    cdef int _share(self, Lane lane, int waiting, bint after_pause) except -1
+    cdef int _share(self, Lane lane, int waiting) except -1
     cpdef Lane main_lane(self)
     cpdef Lane lane_of(self, RemoteCall call)
     cdef Queue _queue_of(self, RemoteCall call)

@@ -156,7 +156,8 @@ class Lane:
         queue: Whose calls it carries now; `None` while it is idle.
         batch: The calls whose replies come next.
         following: Those that have left after them.
-        answered: How many were in the batch that was under way here before.
+        answered: How many the batch before has answered that are likely to call again: none if it was the first.
+        is_first: Whether the batch has left after a pause.
         enough: How many have to wait until they follow.
         sent: Since when the server works on the batch, or since when a connection is made.
         left: When the batch, or the next part of what it says, has left; and when that which follows has.
@@ -170,6 +171,7 @@ class Lane:
         "closed_until",
         "enough",
         "following",
+        "is_first",
         "is_heard",
         "left",
         "queue",
@@ -183,6 +185,7 @@ class Lane:
         self.batch: list[RemoteCall] = []
         self.following: list[RemoteCall] = []
         self.answered = 0
+        self.is_first = False
         self.enough = TOO_MANY
         self.sent = 0.0
         self.left = (0.0, 0.0)
@@ -202,6 +205,7 @@ class Batcher:
     Attributes:
         lanes: All lanes.
         alarm: When `expire` has something to do, at the earliest.
+        is_ending: Whether no more calls come, so that all that wait may leave at once.
     """
 
     def __init__(
@@ -209,6 +213,7 @@ class Batcher:
     ) -> None:
         self.lanes: list[Any] = [new_lane() for _ in range(peer.lanes)]
         self.alarm = _NEVER
+        self.is_ending = False
         self._peer = peer
         self._deadline = deadline
         self._follows = follows
@@ -255,7 +260,8 @@ class Batcher:
         else:
             lane.batch = batch
             lane.sent, lane.is_heard, lane.left = now, False, (now, now)
-            most = min(most, self._share(lane, len(waiting), after_pause))
+            lane.is_first = after_pause
+            most = min(most, self._share(lane, len(waiting)))
         while waiting and len(batch) < most:
             call = waiting[0]
             is_usual = call.state == WAITING and now < call.due and not (self._slow or call.is_abandoned())
@@ -300,7 +306,7 @@ class Batcher:
         for call in lane.batch:
             if call.state == SENT:
                 call.fail(self._peer.failure(ValueError("there was no reply to this call")))
-        lane.answered = len(lane.batch)
+        lane.answered = 0 if lane.is_first else len(lane.batch)
         lane.batch, lane.following = lane.following, []
         if lane.batch:
             lane.sent, lane.is_heard, lane.left = self._heard, False, (lane.left[1], lane.left[1])
@@ -412,17 +418,18 @@ class Batcher:
         """Say how many calls have to wait until they follow a batch: as many as it has, so that both are alike."""
         lane.enough = max(MANY // 2, len(lane.batch)) if self._follows else TOO_MANY
 
-    def _share(self, lane: Lane, waiting: int, after_pause: bool) -> int:
+    def _share(self, lane: Lane, waiting: int) -> int:
         """Return how many of the calls that wait may leave.
 
         Where there are many, half of them should be at the server while the other half is worked on here: otherwise the two
         take turns, and each waits for the other. After a pause the others follow. Where none can follow, those that a batch
-        has just answered are likely to call again, and so belong to the other half.
+        has just answered are likely to call again, and so belong to the other half; unless this is the end.
         """
-        if self._follows and not after_pause:
+        if lane.is_first:
+            return (waiting + 1) // 2 if waiting >= MANY else waiting
+        if self._follows or self.is_ending or not lane.answered or waiting + lane.answered < MANY:
             return waiting
-        many = waiting if after_pause else waiting + lane.answered
-        return (many + 1) // 2 if many >= MANY else waiting
+        return (waiting + lane.answered + 1) // 2
 
     def _idle_lane(self, now: float, is_quick: bool) -> Any:
         """Return an idle lane, preferably one with a connection; the last one is kept for what is quick."""

@@ -287,7 +287,7 @@ class Crew:
 
     def close(self) -> None:
         """Close the connections for which no thread waits, and the others when none does."""
-        self.is_closed = True
+        self.is_closed = self._batcher.is_ending = True
         no_call = ThreadCall(None, 0.0, "", False, None, self.answered)
         no_call.state = OVER
         self.step(no_call)

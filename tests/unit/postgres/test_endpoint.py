@@ -71,8 +71,15 @@ def test_what_tls_cannot_agree_on_does_not_mend_itself(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(text))) is StoreMisconfigured
 
 
-def test_a_server_that_is_called_like_a_certificate_may_be_away() -> None:
-    text = 'connection to server at "certificate.example" (10.0.0.1), port 5432 failed: Connection refused'
+@pytest.mark.parametrize(
+    "text",
+    [
+        'connection to server at "certificate.example" (10.0.0.1), port 5432 failed: Connection refused',
+        'could not translate host name "my_certificate_store" to address: Name or service not known',
+        REFUSED.format('too many connections for role "svc_certificate_api"'),
+    ],
+)
+def test_names_say_nothing_about_why_it_fails(text: str) -> None:
     assert type(ENDPOINT.error(OperationalError(text))) is StoreUnavailable
 
 

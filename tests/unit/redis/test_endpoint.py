@@ -181,7 +181,10 @@ def test_failures_are_translated(cause: Exception, kind: type[Exception], text: 
         ("[SSL] PEM lib (_ssl.c:3926).", StoreMisconfigured),
         ("Error 2 connecting to example.org:7000. No such file or directory.", StoreMisconfigured),
         ("Error 2 connecting to /run/redis.sock. No such file or directory.", StoreUnavailable),
-        ("Error 111 connecting to certificate-store:6379. Connection refused.", StoreUnavailable),
+        ("Error 111 connecting to my_certificate:6379. Connection refused.", StoreUnavailable),
+        ("Error -2 connecting to unknown-cache:6379. Name or service not known.", StoreUnavailable),
+        ("Error 111 connecting to readonly.example.org:6379. Connection refused.", StoreUnavailable),
+        ("Error while reading from cache-readonly:6379 : (104, 'reset')", StoreUnavailable),
         ("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol.", StoreUnavailable),
     ],
 )

@@ -37,6 +37,7 @@ _NOT_LET_IN_TEXT = re.compile(
     r"bouncer config error|no such (user|database)|FATAL: not allowed|login rejected|SSL required|"
     r"unsupported (options )?startup parameter|not supported by admin console|wrong password type"
 )
+_QUOTED = re.compile(r'"[^"]*"')  # in such a text: names, which say nothing about why it fails
 
 
 class QueryRefused(Exception):
@@ -125,7 +126,7 @@ class PostgresEndpoint:
             return StoreMisconfigured(
                 f"{self.name}: {text}; it is a replica, or default_transaction_read_only is on"
             )
-        if sqlstate.startswith(_NOT_LET_IN) if sqlstate else _NOT_LET_IN_TEXT.search(text):
+        if sqlstate.startswith(_NOT_LET_IN) if sqlstate else _NOT_LET_IN_TEXT.search(_QUOTED.sub('""', text)):
             return StoreMisconfigured(f"{self.name}: {text}")
         if sqlstate is None or sqlstate.startswith(_UNAVAILABLE):
             return StoreUnavailable(f"{self.name}: {text}")

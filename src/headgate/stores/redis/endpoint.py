@@ -75,6 +75,9 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 
+_PLACE = re.compile(r"(?<=connecting to )\S+?(?=(:\d+)?\. )|(?<=reading from )\S+")
+"""Where a text has the name of the server, which says nothing about why it fails."""
+
 
 class Connection(Protocol):
     """What is used of redis-py's connections."""
@@ -268,7 +271,7 @@ def error_of(text: str) -> RedisError:
 
 def is_refusal(error: BaseException) -> bool:
     """Tell whether an error means that the server refuses this client until its settings change, or is no Redis."""
-    text = f"{getattr(error, 'status_code', '')} {error}"
+    text = _PLACE.sub("server", f"{getattr(error, 'status_code', '')} {error}")
     return isinstance(error, InvalidResponse) or _REFUSAL.search(text) is not None
 
 

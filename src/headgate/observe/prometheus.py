@@ -126,6 +126,11 @@ class PrometheusHook(Hook, Collector):
         self._known_up: dict[str, bool] = {}
         self._lock = watch(threading.Lock())
         _register(registry, self, type(self).__name__)  # all at once, so that a refusal leaves nothing behind
+        watch(self)
+
+    def after_fork_in_child(self) -> None:
+        """Say once more of each store whether it is up: the child's own figures begin at 0."""
+        self._known_up.clear()
 
     def attached(self, limiter: Any) -> None:
         if hasattr(limiter.store, "overflowed"):

@@ -256,6 +256,23 @@ def test_a_fork_lets_go_of_locks_that_threads_of_the_parent_held() -> None:
         thread.join()
 
 
+@forking
+def test_a_child_says_again_which_stores_are_up() -> None:
+    registry = CollectorRegistry()
+    hook = PrometheusHook(registry=registry)
+    limiter = Limiter("5/minute", name="login", hooks=[hook])
+    limiter.hit("ada")
+
+    def is_said() -> bool:
+        hook._up.labels("login").set(
+            0
+        )  # as in a file of the child's own, where several processes are counted
+        limiter.hit("ada")
+        return registry.get_sample_value("headgate_store_up", {"limiter": "login"}) == 1
+
+    assert in_child(is_said)
+
+
 @pytest.mark.parametrize(
     ("hooks", "given"),
     [

@@ -124,7 +124,7 @@ def test_names_are_quoted_as_sql_has_them() -> None:
 
 def test_queries_have_names_and_migrations_have_numbers() -> None:
     assert query("clean") == "SELECT headgate_clean_v1($1, $2)"
-    assert migrations()[0][:2] == (1, "create tables")
+    assert migrations()[0][:2] == (9, "create tables")
     assert "CREATE TABLE headgate_states" in schema()
     with pytest.raises(KeyError):
         query("nothing")

@@ -1,4 +1,7 @@
--- Headgate's tables, and the functions that decide on what they hold; schema.sql says more about them.
+-- Headgate's tables, and the functions that decide on what they hold.
+--
+-- Steps before this one led to the same tables from some that no release has had. A database that has taken all of them has
+-- a ninth, and so needs this one no more, but will need the tenth.
 
 -- One state per rule and key. It is written on every admission, so its row must be able to move within its page: half of
 -- each page stays free, and nothing but the key has an index.

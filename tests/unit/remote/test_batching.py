@@ -524,6 +524,27 @@ def test_time_in_which_the_process_did_not_look_is_no_silence_of_the_server() ->
     assert traffic.batcher.expire(0.6 + DEADLINE) == [lane]
 
 
+def test_time_in_which_a_message_was_not_on_its_way_yet_is_no_silence_of_the_server() -> None:
+    traffic = Traffic()
+    call = NotedCall("a")
+    traffic.add(call)
+    [lane] = traffic.depart()
+    traffic.batcher.leave(lane, 0.6)
+    traffic.batcher.expire(DEADLINE)
+    assert isinstance(call.error, StoreOverloaded)
+
+
+def test_what_follows_does_not_give_the_server_more_time_for_what_is_before_it() -> None:
+    traffic = Traffic(follows=True)
+    traffic.add(*calls("a" * HALF))
+    [lane] = traffic.depart()
+    traffic.add(*calls("b" * HALF, deadline=30))
+    assert traffic.batcher.next_lane(0.6) is lane
+    traffic.batcher.take(lane, 0.6)
+    traffic.batcher.leave(lane, 0.6)
+    assert traffic.batcher.expire(DEADLINE) == [lane]
+
+
 def test_a_busy_process_has_read_every_reply_but_may_not_have_come_to_connect() -> None:
     traffic = Traffic()
     sent, unsent = NotedCall("sent"), NotedCall("unsent")

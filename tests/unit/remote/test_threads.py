@@ -220,6 +220,31 @@ def test_a_process_too_busy_to_connect_does_not_blame_the_server(
     assert call_at(clock, engine, "next") == "next"
 
 
+def test_a_process_too_busy_to_send_does_not_blame_the_server(
+    engine: ThreadEngine,
+    peer: ScriptedPeer,
+    pool: ThreadPoolExecutor,
+    clock: ScriptedTime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with hundreds of threads: between a look at the clock and the message others may run for long."""
+    usual = peer.talk
+
+    def talk(calls: Sequence[RemoteCall]) -> Talk:
+        clock.advance(0.015)
+        return usual(calls)
+
+    monkeypatch.setattr(peer, "talk", talk)
+    peer.is_open = False
+    caller = pool.submit(call_at, clock, engine, "caller", 0.02)
+    peer.until_sent(1)
+    until(lambda: any(lane.leader for lane in engine._crew.lanes))
+    clock.advance(0.005)
+    with pytest.raises(StoreOverloaded):
+        caller.result(PATIENCE)
+    peer.open()
+
+
 def test_a_follower_whose_deadline_passes_fails_alone(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:

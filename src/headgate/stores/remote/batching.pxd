@@ -40,6 +40,7 @@ cdef class Batcher:
     cpdef Lane next_lane(self, double now)
     @cython.locals(queue=Queue, call=RemoteCall, batch=list)
     cpdef list take(self, Lane lane, double now, bint after_pause=*)
+    cpdef leave(self, Lane lane, double now)
     cpdef hear(self, Lane lane, double now)
     @cython.locals(call=RemoteCall)
     cpdef finish(self, Lane lane, again=*, bint alone=*)

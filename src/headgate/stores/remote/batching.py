@@ -286,6 +286,11 @@ class Batcher:
             self.alarm = now + self._patience
         return batch
 
+    def leave(self, lane: Lane, now: float) -> None:
+        """Take note that the next message on a lane is on its way: so far it was packed here, or waited for a core."""
+        if not lane.following:
+            lane.sent = now
+
     def hear(self, lane: Lane, now: float) -> None:
         """Take note that the server has said something on a lane."""
         self._heard = now

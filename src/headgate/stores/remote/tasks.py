@@ -241,6 +241,7 @@ class LoopEngine:
             else:
                 talks.rotate(-1)
                 batcher.swap(lane)
+                batcher.leave(lane, time.monotonic())
         except Exception as cause:  # noqa: BLE001  # whatever it is, no caller may wait for ever
             await self._lose(lane, cause)
 
@@ -251,6 +252,7 @@ class LoopEngine:
             talk = self._peer.talk(calls)
             lane.talks.append(talk)
             lane.wire.send(next(talk))
+            self._batcher.leave(lane, time.monotonic())
         return bool(calls)
 
     def _follow(self, lane: TaskLane) -> None:

@@ -392,7 +392,7 @@ class Crew:
             if reply is PENDING:
                 break
             lane.heard = now
-            self._batcher.hear(lane, now)
+            self._batcher.hear(lane, time.monotonic())
             self._go_on(lane, reply)
         lane.is_in_doubt = False
 
@@ -402,6 +402,7 @@ class Crew:
         try:
             lane.wire.send(lane.talk.send(reply))
             lane.is_in_doubt = False
+            self._batcher.leave(lane, time.monotonic())
         except StopIteration as stop:
             lane.talk = None
             self._batcher.finish(lane, stop.value)

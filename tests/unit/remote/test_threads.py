@@ -17,7 +17,7 @@ import pytest
 from headgate.errors import StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads
-from headgate.stores.remote.batching import OVER, RemoteCall
+from headgate.stores.remote.batching import MANY, OVER, RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import Talk
 from headgate.stores.remote.threads import ThreadEngine
@@ -647,6 +647,25 @@ def test_calls_that_are_under_way_end_before_a_connection_is_closed(
     peer.open()
     assert under_way.result(PATIENCE) == "a"
     assert peer.wires[0].is_closed
+
+
+def test_what_no_thread_waits_for_all_leaves_before_the_end(
+    engine: ThreadEngine, peer: ScriptedPeer, clock: ScriptedTime
+) -> None:
+    def tell(count: int) -> None:
+        for _ in range(count):
+            engine.tell("a", clock.monotonic() + PATIENCE, "")
+
+    call_at(clock, engine, "first")
+    peer.is_open = False
+    tell(MANY + 1)
+    peer.is_open = True
+    tell(1)  # which has the reply read, and all others leave
+    peer.is_open = False
+    tell(2 * MANY)
+    peer.is_open = True
+    engine.close()
+    assert sum(map(len, peer.batches)) == 1 + 3 * MANY + 2
 
 
 def test_a_connection_that_owes_a_reply_is_closed_if_no_thread_waits_for_it(

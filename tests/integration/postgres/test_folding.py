@@ -34,9 +34,6 @@ def store(url: str) -> Iterator[PostgresStore]:
 class Kept:
     """What is in the tables for one key."""
 
-    longest_chunk = CHUNK
-    most_outside = 8 + CHUNK
-
     def __init__(self, connection: psycopg.Connection, limiter: str, rule: Rule, key: str = "a") -> None:
         self._connection = connection
         self.key = storage_key(storage_prefix("headgate", limiter, rule), key)
@@ -58,14 +55,14 @@ class Kept:
             buckets = [] if state is None else state[2:]
         else:
             birth, _, oldest, dropped, first, *youngest = state
-            assert 0 < len(youngest) <= 2 * self.most_outside
+            assert 0 < len(youngest) <= 2 * (8 + CHUNK)
             assert chunks
             assert chunks[0][0] == first
             buckets = []
             for place, (newest, chunk) in enumerate(chunks):
                 assert chunk[0] == -1 - birth
                 assert chunk[1] == sum(chunk[3::2])
-                assert len(chunk) <= 2 + 2 * self.longest_chunk
+                assert len(chunk) <= 2 + 2 * CHUNK
                 assert max(chunk[2::2]) <= newest
                 live = [n for pair in pairs(chunk[2:]) if pair[0] >= oldest for n in pair]
                 assert chunk[1] - sum(live[1::2]) == (dropped if place == 0 else 0)

@@ -149,7 +149,9 @@ def stranger_at(address: Address, own: Sequence[str], due: float) -> str | None:
             if found == TLS and TLS in own:
                 # Half of the time is left to say why the attempt itself has failed, as with a wrong certificate.
                 answer = _answer(address, _LINE, (due - monotonic()) / 2, within_tls=True)
-                found = _WITHIN_TLS.get(_named(answer), _named(answer)) if answer else TLS
+                if answer:
+                    found = _named(answer)
+                    found = _WITHIN_TLS.get(found, found)
             return None if found in own else found
     return None
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from headgate import AsyncLimiter, ConfigError, Hook, StoreUnavailable
+from headgate.circuit import breaker_of
 from headgate.clock import Clock, SteadyClock
 from headgate.stores.kv import KV, ListingKV, open_kv, purge
 from headgate.stores.kv.cloudflare import CloudflareKV
@@ -52,7 +53,7 @@ def create_app(
         settings: By default those of the environment.
         kv: Where counts are kept, instead of what `RATE_LIMIT_KV` names; it stays the caller's to close. Ids of updates
             are then in memory, unless there is an `updates_kv`.
-        updates_kv: Where the ids of dispatched updates are kept, instead of what `SEEN_UPDATES_KV` names; likewise.
+        updates_kv: A store for the ids of updates, instead of `SEEN_UPDATES_KV`; likewise.
         handler: Where messages go, instead of what `AGENT_URL` or `AGENT_HANDLER` names.
         clock: Where time comes from, and what pauses are made with.
         hooks: Called for each decision of the limiter, besides those of `/metrics`.
@@ -66,7 +67,7 @@ def create_app(
     if kv is None:
         kv = _opened(_open_kv(settings, clock), closing)
         if updates_kv is None:
-            updates_kv = _opened(open_kv(settings.updates_kv), closing)
+            updates_kv = _opened(_open_updates_kv(settings), closing)
     metrics = LimiterMetrics(
         "telegram_updates", "Updates of allowed users, by what became of them", "outcome", OUTCOMES
     )
@@ -99,13 +100,17 @@ def _build(
         _logger.warning("ALLOWED_USER_IDS is empty: no one may use the bot")
     bot = BotApi(settings.bot_token, api_base=settings.telegram_api_base, clock=clock)
     closing.push_async_callback(bot.aclose)
+    limiter = user_limiter(settings, kv, clock, hooks, on_store_error="open")
+    closing.callback(breaker_of(limiter.store).stop)
+    seen = SeenUpdates(updates_kv)
+    closing.callback(seen.stop)
     webhook = Webhook(
         settings.allowed_user_ids,
-        user_limiter(settings, kv, clock, hooks),
+        limiter,
         bot,
         handler or _handler(settings, clock, closing),
         AsyncLimiter(settings.rate_limit_replies, clock=clock) if settings.rate_limit_replies else None,
-        SeenUpdates(updates_kv),
+        seen,
         count,
     )
     return webhook, bot
@@ -155,6 +160,13 @@ def _open_kv(settings: TelegramSettings, clock: Clock | None = None) -> ListingK
         clock=clock,
     )
     return make(api_base=settings.cloudflare_api_base) if settings.cloudflare_api_base else make()
+
+
+def _open_updates_kv(settings: TelegramSettings) -> ListingKV:
+    try:
+        return open_kv(settings.updates_kv)
+    except (ConfigError, StoreUnavailable) as error:
+        raise ConfigError(f"SEEN_UPDATES_KV: {error}") from error
 
 
 def _handler(settings: TelegramSettings, clock: Clock | None, closing: AsyncExitStack) -> Handler:
@@ -234,7 +246,7 @@ async def poll(settings: TelegramSettings | None = None) -> None:
     settings = settings or TelegramSettings.from_env(os.environ)
     async with AsyncExitStack() as closing:
         kv = _opened(_open_kv(settings), closing)
-        updates_kv = _opened(open_kv(settings.updates_kv), closing)
+        updates_kv = _opened(_open_updates_kv(settings), closing)
         webhook, bot = _build(settings, kv, closing, updates_kv=updates_kv)
         _logger.info("polling; Ctrl-C stops")
         await UpdatePoller(bot, webhook, SteadyClock()).run()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import httpx
 
@@ -17,10 +20,15 @@ UPDATES = ["message", "callback_query"]
 """The kinds that the bot reads."""
 
 POLL_SECONDS = 50
+RETRIES = 3
+"""Attempts after the first one, when Telegram answers 429."""
 LONGEST_WAIT = 60
-"""Seconds that Telegram's 429s are waited for, all those of a call together."""
+"""Seconds to wait before these attempts, all together."""
+MOST_DELAYED = 100
+"""Replies that wait for another attempt at the same time."""
 
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LONGEST_TEXT = 4096
 """Characters that Telegram takes in one message."""
@@ -49,7 +57,7 @@ class BotApi:
         token: The bot's token. It is part of every address, so it is kept out of httpx's log.
         api_base: Where the Bot API is.
         timeout: Seconds for one call.
-        clock: What Telegram's 429s are waited for with.
+        clock: The clock for pauses after a 429.
     """
 
     def __init__(
@@ -66,31 +74,47 @@ class BotApi:
         self._timeout = timeout
         self._clock = SteadyClock() if clock is None else clock
         self._client = httpx.AsyncClient(timeout=timeout)
+        self._delayed: set[asyncio.Task[None]] = set()
         self._secrecy = RedactingFilter([token])
         logging.getLogger("httpx").addFilter(self._secrecy)
 
     async def send_message(self, chat_id: str, text: str, message_thread_id: int | None = None) -> None:
         """Send Markdown to a chat, or to a topic of it, in as many messages as it needs.
 
-        What Telegram cannot read as HTML is sent once more as plain text.
+        Text that Telegram cannot read as HTML is sent once more as plain text. After a 429, this returns, and the rest is
+        sent in the background.
 
         Raises:
             BotApiError: Telegram refuses it for another reason, or cannot be reached.
         """
-        for part in _parts(text):
-            message: dict[str, Any] = {"chat_id": chat_id, "text": part}
-            if message_thread_id is not None:
-                message["message_thread_id"] = message_thread_id
-            try:
-                await self.call("sendMessage", message | {"text": to_html(part), "parse_mode": "HTML"})
-            except BotApiError as error:
-                if error.code != httpx.codes.BAD_REQUEST or "parse" not in str(error):
-                    raise
-                await self.call("sendMessage", message)
+        chat: dict[str, Any] = {"chat_id": chat_id}
+        if message_thread_id is not None:
+            chat["message_thread_id"] = message_thread_id
+        parts = deque(_parts(text))
+
+        async def send_rest() -> None:
+            while parts:
+                await self._send_part(chat, parts[0])
+                parts.popleft()
+
+        await self._send_now_or_later(send_rest)
+
+    async def _send_part(self, chat: Mapping[str, Any], text: str) -> None:
+        try:
+            await self._call("sendMessage", {**chat, "text": to_html(text), "parse_mode": "HTML"})
+        except BotApiError as error:
+            if error.code != httpx.codes.BAD_REQUEST or "parse" not in str(error):
+                raise
+            await self._call("sendMessage", {**chat, "text": text})
 
     async def answer_callback_query(self, query_id: str, text: str | None = None) -> None:
-        """Confirm a pressed button, which ends its progress bar."""
-        await self.call("answerCallbackQuery", {"callback_query_id": query_id, "text": (text or "")[:200]})
+        """Confirm a pressed button, which ends its progress bar; after a 429, in the background."""
+        arguments = {"callback_query_id": query_id, "text": (text or "")[:200]}
+
+        async def answer() -> None:
+            await self._call("answerCallbackQuery", arguments)
+
+        await self._send_now_or_later(answer)
 
     async def set_webhook(self, url: str, secret: str) -> str:
         """Have updates delivered to a URL, with the secret in a header; return what Telegram says to it."""
@@ -137,24 +161,57 @@ class BotApi:
     async def call(
         self, method: str, arguments: Mapping[str, Any], timeout: float | None = None
     ) -> dict[str, Any]:
-        """Call a method; return the whole answer. If Telegram asks to wait, it is called again after that.
+        """Call a method; return the whole answer. After a 429, wait and call again.
 
         Raises:
             BotApiError: Telegram refuses, cannot be reached, or answers with something else than its own JSON; or it asks
                 to wait too long or too often.
         """
-        waited = 0
-        while True:
-            try:
-                return await self._call(method, arguments, timeout)
-            except BotApiError as error:
-                if error.retry_after is None or waited + error.retry_after > LONGEST_WAIT:
-                    raise
-                waited += max(1, error.retry_after)
-                _logger.info("%s: waiting %d s, as Telegram asks", method, error.retry_after)
-                await self._clock.asleep(error.retry_after)
+        attempt = partial(self._call, method, arguments, timeout)
+        try:
+            return await attempt()
+        except BotApiError as error:
+            return await self._retry(attempt, error)
 
-    async def _call(self, method: str, arguments: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], error: BotApiError) -> T:
+        """Repeat an attempt that failed, as often and as late as Telegram asks within our bounds; raise the last error."""
+        waited = 0
+        for _ in range(RETRIES):
+            if error.retry_after is None or waited + error.retry_after > LONGEST_WAIT:
+                break
+            waited += error.retry_after
+            _logger.info("%s; trying again in %d s", error, error.retry_after)
+            await self._clock.asleep(error.retry_after)
+            try:
+                return await attempt()
+            except BotApiError as again:
+                error = again
+        raise error
+
+    async def _send_now_or_later(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Make the first attempt; leave those after a 429 to a task, so that the webhook can answer."""
+        try:
+            await send()
+        except BotApiError as error:
+            if (
+                error.retry_after is None
+                or error.retry_after > LONGEST_WAIT
+                or len(self._delayed) >= MOST_DELAYED
+            ):
+                raise
+            task = asyncio.create_task(self._send_later(send, error))
+            self._delayed.add(task)
+            task.add_done_callback(self._delayed.discard)
+
+    async def _send_later(self, send: Callable[[], Awaitable[None]], error: BotApiError) -> None:
+        try:
+            await self._retry(send, error)
+        except BotApiError:
+            _logger.exception("a delayed reply was not sent")
+
+    async def _call(
+        self, method: str, arguments: Mapping[str, Any], timeout: float | None = None
+    ) -> dict[str, Any]:
         try:
             response = await self._client.post(
                 f"{self._url}/{method}", json=dict(arguments), timeout=timeout or self._timeout
@@ -174,11 +231,16 @@ class BotApi:
             parameters = document.get("parameters")
             wait = parameters.get("retry_after") if isinstance(parameters, dict) else None
             problem = f"{code} {document.get('description', '')}".strip()
-            raise BotApiError(method, problem, code, wait if isinstance(wait, int) else None)
+            raise BotApiError(method, problem, code, wait if isinstance(wait, int) and wait >= 0 else None)
         return document
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections; delayed replies are given up."""
+        if self._delayed:
+            _logger.warning("%d delayed replies are not sent, because the bot stops", len(self._delayed))
+        for task in self._delayed:
+            task.cancel()
+        await asyncio.gather(*self._delayed, return_exceptions=True)
         logging.getLogger("httpx").removeFilter(self._secrecy)
         await self._client.aclose()
 

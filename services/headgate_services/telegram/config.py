@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlsplit
 
 from headgate import ConfigError, Quota
 from headgate.quota import MAX_PERIOD_US, MAX_UNITS
@@ -79,6 +79,13 @@ class TelegramSettings:
             "CLOUDFLARE_API_BASE": self.cloudflare_api_base,
         }.items():
             _check_url(name, url)
+        if self.seen_updates_kv == self.rate_limit_kv and not self.rate_limit_kv.lower().startswith(
+            "memory:"
+        ):
+            raise ConfigError(
+                "SEEN_UPDATES_KV: is the namespace of RATE_LIMIT_KV, which holds counts only; give another file or "
+                "database, or a prefix such as redis://host/0?prefix=updates:"
+            )
 
     @property
     def log_level(self) -> str:
@@ -87,20 +94,12 @@ class TelegramSettings:
 
     @property
     def updates_kv(self) -> str:
-        """Where the ids of dispatched updates are kept, as a URL.
+        """The URL of the store for ids of updates.
 
-        By default as durable as the counts, where that is possible, and never among them: in memory beside memory, under
-        a prefix of its own in the same Redis, otherwise in a file.
+        Never the namespace of the counts, which holds nothing else. By default memory beside memory, otherwise a file.
         """
-        if self.seen_updates_kv:
-            return self.seen_updates_kv
-        scheme = self.rate_limit_kv.lower().partition(":")[0]
-        if scheme in ("redis", "rediss", "unix"):
-            url, _, query = self.rate_limit_kv.partition("?")
-            prefix = "".join(value for name, value in parse_qsl(query) if name == "prefix")
-            others = [(name, value) for name, value in parse_qsl(query) if name != "prefix"]
-            return f"{url}?{urlencode([*others, ('prefix', f'{prefix}telegram-')])}"
-        return "memory://" if scheme == "memory" else DEFAULT_UPDATES_KV
+        in_memory = self.rate_limit_kv.lower().startswith("memory:")
+        return self.seen_updates_kv or ("memory://" if in_memory else DEFAULT_UPDATES_KV)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> TelegramSettings:
@@ -135,6 +134,19 @@ def _check_url(name: str, url: str | None) -> None:
         check_credentials(url or "")
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
+    if url and not name.endswith("_KV") and not _is_web_address(url):
+        # The message does not repeat it: there may be a password in it.
+        raise ConfigError(
+            f"{name}: is not a URL of http:// or https:// with a host, like https://agent.example.org/"
+        )
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no host, or a port that is not a number
+        return False
 
 
 def _user_ids(text: str) -> frozenset[str]:

@@ -8,6 +8,7 @@ window has entries of its own, `ratelimit:{userId}:sliding_window:{windowMs}`, s
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from headgate import AsyncLimiter, Hook, Quota, Rule, fixed_window, sliding_window
 from headgate.clock import Clock
@@ -16,13 +17,20 @@ from headgate_services.telegram.config import MICROSECONDS_PER_MS, TelegramSetti
 
 
 def user_limiter(
-    settings: TelegramSettings, kv: KV, clock: Clock | None = None, hooks: Iterable[Hook] = ()
+    settings: TelegramSettings,
+    kv: KV,
+    clock: Clock | None = None,
+    hooks: Iterable[Hook] = (),
+    on_store_error: Literal["open", "raise"] = "raise",
 ) -> AsyncLimiter:
-    """Return the limiter whose keys are Telegram's user ids, as text; it raises what the store raises."""
+    """Return the limiter whose keys are Telegram's user ids, as text.
+
+    With `"open"`, a shared store that is down is not waited for until a probe succeeds.
+    """
     quota = Quota(settings.rate_limit_max, settings.rate_limit_window_ms * MICROSECONDS_PER_MS)
     rule = fixed_window(quota) if settings.rate_limit_algorithm == "fixed_window" else sliding_window(quota)
     store = KVStore(kv, stem=entry_stem, clock=clock)
-    return AsyncLimiter(rule, name="telegram", store=store, on_store_error="raise", hooks=hooks)
+    return AsyncLimiter(rule, name="telegram", store=store, on_store_error=on_store_error, hooks=hooks)
 
 
 def entry_stem(limiter: str, rule: Rule, key: str | bytes) -> str:

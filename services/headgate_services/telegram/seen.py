@@ -1,4 +1,4 @@
-"""Which updates have been dispatched: Telegram delivers one again whenever it is not sure of our answer.
+"""The updates that were dispatched or refused: Telegram delivers one again whenever it is not sure of our answer.
 
 The ids are kept in memory and, so that they survive a restart and processes share them, in a key-value store of their own:
 the one of the limit holds nothing but counts. A key-value store cannot lock, so an update that is delivered again to another
@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from headgate import StoreError
+from headgate.circuit import AsyncCircuit, Breaker
 from headgate.stores.kv import KV, KeyTurns
 
 DEFAULT_CAPACITY = 10_000
@@ -23,15 +24,17 @@ _logger = logging.getLogger(__name__)
 
 
 class SeenUpdates:
-    """The last updates that were dispatched.
+    """The last updates that were dispatched or refused.
 
     Args:
-        kv: Where their ids are kept as well; `None` for this process's memory only. If it fails, memory has to do.
+        kv: A store for their ids, or `None` for this process's memory only. While it is down, it is not waited for, and
+            memory has to do.
         capacity: How many are kept in memory; the oldest is forgotten first.
     """
 
     def __init__(self, kv: KV | None = None, capacity: int = DEFAULT_CAPACITY) -> None:
         self._kv = kv
+        self._circuit = AsyncCircuit(Breaker(kv), self._probe)
         self._capacity = capacity
         self._done: OrderedDict[int, None] = OrderedDict()
         self._turns = KeyTurns()
@@ -46,13 +49,13 @@ class SeenUpdates:
             yield update_id not in self._done and not await self._is_kept(update_id)
 
     async def add(self, update_id: int) -> None:
-        """Remember that an update was dispatched."""
+        """Remember an update."""
         self._done[update_id] = None
         if len(self._done) > self._capacity:
             self._done.popitem(last=False)
         if self._kv is not None:
             try:
-                await self._kv.put(_key(update_id), "1", KEPT_SECONDS)
+                await self._circuit.call(True, self._kv.put, _key(update_id), "1", KEPT_SECONDS)
             except StoreError as error:
                 _logger.warning("update %s is remembered in memory only: %s", update_id, error)
 
@@ -60,10 +63,18 @@ class SeenUpdates:
         if self._kv is None:
             return False
         try:
-            return await self._kv.get(_key(update_id)) is not None
+            return await self._circuit.call(False, self._kv.get, _key(update_id)) is not None
         except StoreError as error:
             _logger.warning("update %s could not be looked up, and is taken for new: %s", update_id, error)
             return False
+
+    async def _probe(self) -> None:
+        if self._kv is not None:
+            await self._kv.get(_key(0))
+
+    def stop(self) -> None:
+        """End the probes of a store that is down."""
+        self._circuit.breaker.stop()
 
 
 def _key(update_id: int) -> str:

@@ -1,7 +1,7 @@
 """What happens to an update, step by step; `app` has the HTTP around it.
 
-The order matters: only who may use the bot is counted, only what is counted is dispatched, and an update that was
-dispatched is never dispatched or counted again.
+The order matters: only allowed users are counted, only counted messages are dispatched, and an update that was dispatched or
+refused is ignored when it is delivered again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Webhook:
         bot: What to answer with.
         handler: Where messages go.
         replies: How many refusals each user gets a reply to; `None` for all.
-        seen: Which updates have been dispatched.
+        seen: The updates that were dispatched or refused.
         count: Called with the outcome of each update of an allowed user: one of `OUTCOMES`.
     """
 
@@ -75,6 +75,7 @@ class Webhook:
             hold = await self._take(message.user_id)
             if hold is not None and not hold.allowed:
                 self._count("refused")
+                await self._seen.add(message.update_id)
                 await self._refuse(message)
                 return
             reply = await self._dispatch(message, hold)
@@ -86,7 +87,12 @@ class Webhook:
     async def _take(self, user_id: str) -> AsyncHold | None:
         """Return the answer of the limiter, or `None` if there is none: the message is then let through."""
         try:
-            return await self._limiter.hold(user_id)
+            hold = await self._limiter.hold(user_id)
+            if hold.decision.degraded:
+                _logger.error(
+                    "the limit of user %s could not be checked; letting the message through", user_id
+                )
+            return hold
         except Exception:  # a store of the caller's own may raise anything, and the bot fails open (TX-5)
             _logger.exception(
                 "the limit of user %s could not be checked; letting the message through", user_id

@@ -33,7 +33,7 @@ class Bot:
 
     Attributes:
         calls: Method and arguments of every call, in order.
-        failures: Answers to give first, by method.
+        failures: Answers to give first, by method; `None` for the usual one.
         webhook: What was given to setWebhook.
         updates: What waits to be fetched.
         files: What can be downloaded, by id.
@@ -41,7 +41,7 @@ class Bot:
 
     id: int
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    failures: dict[str, deque[JSONResponse]] = field(default_factory=dict)
+    failures: dict[str, deque[JSONResponse | None]] = field(default_factory=dict)
     webhook: dict[str, Any] = field(default_factory=dict)
     updates: list[dict[str, Any]] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -87,8 +87,8 @@ class BotApiServer:
         bot = self.bot(token)
         arguments = await read_arguments(request)
         bot.calls.append((method, arguments))
-        if failures := bot.failures.get(method):
-            return failures.popleft()
+        if (failures := bot.failures.get(method)) and (failure := failures.popleft()) is not None:
+            return failure
         known = METHODS.get(method)
         if known is None:
             return refusal(404, "Not Found")

@@ -136,16 +136,15 @@ class TestRedelivery:
         await slow
         assert service.handler.texts == ["quick", "slow"]
 
-    async def test_a_refused_update_that_comes_again_later_is_new(
-        self, start: Start, clock: FakeClock
-    ) -> None:
-        """Only what was dispatched is remembered."""
+    async def test_a_refused_update_that_comes_again_is_ignored(self, start: Start, clock: FakeClock) -> None:
+        """The user was told so once; the same update gets no second reply, and is not dispatched in the next window."""
         service = await start(RATE_LIMIT_MAX="1")
         refused = text_update(text="b")
-        await service.send(text_update(text="a"), refused)
+        await service.send(text_update(text="a"), refused, refused)
+        assert len(service.bot.sent()) == 1
         clock.advance(3600)
         await service.send(refused)
-        assert service.handler.texts == ["a", "b"]
+        assert service.handler.texts == ["a"]
 
     async def test_a_stopping_server_gives_the_unit_back(self, service: Service, kv: RecordingKV) -> None:
         service.handler.before = asyncio.Event().wait

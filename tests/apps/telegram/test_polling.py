@@ -93,20 +93,6 @@ async def test_polling_goes_on_after_a_failure_and_ends_when_telegram_refuses(
     await api.aclose()
 
 
-async def test_a_429_is_waited_for_and_the_reply_sent(start: Start, clock: FakeClock) -> None:
-    service = await start()
-    service.bot.fail("sendMessage", 429, "Too Many Requests: retry after 5", retry_after=5)
-    service.handler.reply = "Hello back"
-    began = clock.now
-    posting = asyncio.create_task(service.post(text_update()))
-    async with asyncio.timeout(30):
-        while not posting.done():
-            clock.advance(1)
-            await asyncio.sleep(0)
-    assert len(service.bot.sent()) == 2
-    assert clock.now - began >= 5
-
-
 async def test_a_wait_that_is_too_long_is_an_error(api: BotApi, bot: Bot) -> None:
     bot.fail("sendMessage", 429, "Too Many Requests: retry after 900", retry_after=900)
     with pytest.raises(BotApiError) as refused:

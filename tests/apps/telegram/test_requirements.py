@@ -6,8 +6,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from redis.asyncio import Redis
 
 from headgate.stores.kv import purge
 from headgate.testing import FakeClock
@@ -250,6 +252,20 @@ class TestConfiguration:
         assert (await service.post(text_update(43))).status_code == 500
         assert len(await kv.content()) == 2
         assert all(key.startswith(("ratelimit:42:", "ratelimit:43:")) for key in await kv.content())
+
+    @pytest.mark.requirement("T-18")
+    async def test_a_redis_database_holds_nothing_but_the_limit(
+        self, start: Start, redis_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With no other setting: the ids of updates are kept elsewhere."""
+        monkeypatch.chdir(tmp_path)
+        prefix = uuid4().hex
+        service = await start(kv=None, RATE_LIMIT_KV=f"{redis_server}?prefix={prefix}", RATE_LIMIT_MAX="1")
+        await service.send(text_update(), text_update(), button_update())
+        async with Redis.from_url(redis_server) as client:
+            found = [key.decode() async for key in client.scan_iter(match=f"{prefix}*")]
+        assert len(found) == 1
+        assert found[0].startswith(f"{prefix}ratelimit:42:")
 
     @pytest.mark.requirement("T-19")
     async def test_purging_the_namespace_resets_the_limits(self, start: Start, kv: RecordingKV) -> None:

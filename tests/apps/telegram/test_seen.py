@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from headgate import StoreUnavailable
+from headgate import ConfigError, StoreUnavailable
 from headgate.stores.kv import MemoryKV, open_kv
+from headgate.stores.kv.redis import RedisKV
+from headgate.testing.servers import RedisServer
+from headgate_services.telegram import create_app
 from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.seen import SeenUpdates
 from tests.apps.telegram.conftest import Handler, Service
@@ -70,16 +74,53 @@ async def test_while_the_store_is_down_memory_has_to_do(caplog: pytest.LogCaptur
         ("sqlite:///telegram-ratelimit.db", "", "sqlite:///telegram-updates.db"),
         ("cloudflare", "", "sqlite:///telegram-updates.db"),
         ("memory://", "", "memory://"),
-        ("redis://h/1", "", "redis://h/1?prefix=telegram-"),
-        ("redis://h/1?prefix=bot%3A", "", "redis://h/1?prefix=bot%3Atelegram-"),
+        ("redis://h/1", "", "sqlite:///telegram-updates.db"),
         ("redis://h/1", "redis://h/2", "redis://h/2"),
     ],
 )
-def test_ids_are_kept_beside_the_counts_and_never_among_them(counts: str, given: str, updates: str) -> None:
+def test_ids_are_never_kept_among_the_counts(counts: str, given: str, updates: str) -> None:
     settings = TelegramSettings(
         bot_token="1:x", webhook_secret="s", rate_limit_kv=counts, seen_updates_kv=given
     )
     assert settings.updates_kv == updates
+
+
+@pytest.mark.parametrize("url", ["redis://h/1", "sqlite:///telegram-ratelimit.db"])
+def test_the_namespace_of_the_counts_is_refused_for_ids(url: str) -> None:
+    with pytest.raises(ConfigError, match="SEEN_UPDATES_KV: is the namespace of RATE_LIMIT_KV"):
+        TelegramSettings(bot_token="1:x", webhook_secret="s", rate_limit_kv=url, seen_updates_kv=url)
+
+
+@pytest.mark.parametrize("url", ["sqlite:////no/such/folder/x.db", "nonsense://x"])
+def test_a_store_for_ids_that_cannot_be_opened_is_named(
+    url: str, make_settings: Callable[..., TelegramSettings]
+) -> None:
+    with pytest.raises(ConfigError, match="SEEN_UPDATES_KV: "):
+        create_app(make_settings(RATE_LIMIT_KV="memory://", SEEN_UPDATES_KV=url))
+
+
+async def test_a_redis_that_hangs_is_waited_for_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Once for the counts and once for the ids; later messages do not ask it."""
+    with RedisServer() as server:
+        counts, updates = (RedisKV.from_url(f"{server.url}?prefix={name}:", timeout=0.2) for name in "cu")
+        service = await start(kv=counts, updates_kv=updates, clock=None, RATE_LIMIT_MAX="2")
+        await service.send(text_update())
+        server.pause()
+        await service.send(*(text_update() for _ in range(5)))
+        assert len(service.handler.texts) == 6
+        assert caplog.text.count("is unavailable; until it is back") == 2
+        assert caplog.text.count("the limit of user 42 could not be checked") == 5
+        assert caplog.text.count("could not be looked up") == 5
+        assert caplog.text.count("could not be looked up, and is taken for new: not asked") == 4
+        assert caplog.text.count("is remembered in memory only: not asked") == 5
+        server.resume()
+        async with asyncio.timeout(30):
+            while caplog.text.count("is back after") < 2:  # noqa: ASYNC110  # probes run in the background
+                await asyncio.sleep(0.01)
+        await service.send(text_update(), text_update())
+        assert len(service.handler.texts) == 7
+        await counts.aclose()
+        await updates.aclose()
 
 
 async def test_a_restarted_service_does_not_dispatch_again(

@@ -167,6 +167,7 @@ def test_a_store_that_refuses_stops_start_up_and_one_that_is_down_does_not(
     monkeypatch.setattr("logging.basicConfig", lambda **options: None)
     monkeypatch.setenv("TELEGRAM_BOT_TOKEN", "1:x")
     monkeypatch.setenv("TELEGRAM_WEBHOOK_SECRET", "s")
+    monkeypatch.setenv("SEEN_UPDATES_KV", "memory://")
     with RedisServer(options=("--requirepass", "s3cret")) as redis:
         monkeypatch.setenv("RATE_LIMIT_KV", f"redis://:hunter2@127.0.0.1:{redis.port}")
         assert main(["run", "telegram"]) == 2

@@ -151,3 +151,19 @@ def test_counts_are_kept_in_a_file_by_default(
     monkeypatch.chdir(tmp_path)
     create_app(make_settings())
     assert (tmp_path / "telegram-ratelimit.db").exists()
+
+
+@pytest.mark.parametrize("name", ["AGENT_URL", "TELEGRAM_API_BASE", "CLOUDFLARE_API_BASE"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "agent.example.org/in", "ftp://agent", "http://", "https:///in", "http://h:x/", "//h"]
+)
+def test_an_address_that_is_not_of_the_web_is_refused(name: str, url: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}: "):
+        TelegramSettings.from_env(REQUIRED | {name: url})
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/in", "HTTPS://agent.example.org", "http://[::1]:8080/a?b=c"]
+)
+def test_an_address_of_the_web_is_accepted(url: str) -> None:
+    assert TelegramSettings.from_env(REQUIRED | {"AGENT_URL": url}).agent_url == url

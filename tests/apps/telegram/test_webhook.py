@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 from headgate import StoreUnavailable
 from headgate.testing import FakeClock
 from headgate_services.telegram import ButtonPress, Message
-from tests.apps.telegram.conftest import Handler, RecordingKV, Service
+from headgate_services.telegram import bot_api as bot_api_module
+from headgate_services.telegram.bot_api import BotApi
+from tests.apps.telegram.bot_api_server import BotApiServer, refusal
+from tests.apps.telegram.conftest import BEGINNING, Handler, RecordingKV, Service
 from tests.apps.telegram.updates import (
     FORUM,
     anonymous_update,
@@ -225,6 +229,106 @@ class TestReplies:
         await service.send(text_update())
         assert len(service.bot.sent()) == 3
         assert len(service.handler.events) == 2
+
+
+class HeldClock(FakeClock):
+    """Pauses end only after `go`.
+
+    Attributes:
+        pauses: The seconds of each pause.
+        begun: Set when the first pause begins.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(BEGINNING)
+        self.pauses: list[float] = []
+        self.begun = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def asleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.begun.set()
+        await self.go.wait()
+        await super().asleep(seconds)
+
+
+def too_many(service: Service, times: int, method: str = "sendMessage") -> None:
+    for _ in range(times):
+        service.bot.fail(method, 429, "Too Many Requests: retry after 1", retry_after=1)
+
+
+class TestTooManyReplies:
+    """Telegram's 429: the webhook answers after the first attempt, the others are made in the background."""
+
+    async def test_the_webhook_answers_after_the_first_attempt(self, start: Start) -> None:
+        clock = HeldClock()
+        service = await start(clock=clock, RATE_LIMIT_MAX="1")
+        too_many(service, 1)
+        await service.send(text_update(), text_update())
+        assert len(service.bot.sent()) == 1
+        clock.go.set()
+        await eventually(lambda: len(service.bot.sent()) == 2)
+        assert service.bot.sent()[0] == service.bot.sent()[1]
+        assert clock.pauses == [1]
+
+    async def test_retries_are_bounded(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+        service = await start(RATE_LIMIT_MAX="1")
+        too_many(service, 100)
+        await service.send(text_update(), text_update())
+        await eventually(lambda: "a delayed reply was not sent" in caplog.text)
+        assert len(service.bot.sent()) == 4
+
+    async def test_only_the_parts_that_are_missing_are_sent_later(self, start: Start) -> None:
+        clock = HeldClock()
+        service = await start(clock=clock)
+        service.handler.reply = "a" * 4096 + "b" * 4096 + "c"
+        service.bot.failures["sendMessage"] = deque([None, refusal(429, "Too Many Requests", retry_after=1)])
+        await service.send(text_update())
+        assert [message["text"][0] for message in service.bot.sent()] == ["a", "b"]
+        clock.go.set()
+        await eventually(lambda: len(service.bot.sent()) == 4)
+        assert [message["text"][0] for message in service.bot.sent()] == ["a", "b", "b", "c"]
+
+    async def test_a_button_is_confirmed_later(self, start: Start) -> None:
+        clock = HeldClock()
+        service = await start(clock=clock)
+        too_many(service, 1, "answerCallbackQuery")
+        await service.send(button_update())
+        assert len(service.bot.calls) == 1
+        clock.go.set()
+        await eventually(lambda: len(service.bot.calls) == 2)
+
+    async def test_delayed_replies_are_bounded(
+        self, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(bot_api_module, "MOST_DELAYED", 2)
+        clock = HeldClock()
+        service = await start(clock=clock)
+        service.handler.reply = "Hello"
+        too_many(service, 3)
+        await service.send(text_update(), text_update())
+        assert "no answer could be sent" not in caplog.text
+        await service.send(text_update())
+        assert "no answer could be sent" in caplog.text
+
+    async def test_a_bot_that_stops_gives_delayed_replies_up(
+        self, token: str, bot_api: tuple[BotApiServer, str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        clock = HeldClock()
+        api = BotApi(token, api_base=bot_api[1], clock=clock)
+        bot = bot_api[0].bot(token)
+        bot.fail("sendMessage", 429, "Too Many Requests: retry after 1", retry_after=1)
+        await api.send_message("42", "Hello")
+        await clock.begun.wait()
+        await api.aclose()
+        assert "1 delayed replies are not sent" in caplog.text
+        assert len(bot.sent()) == 1
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # the reply is sent in the background
+            await asyncio.sleep(0)
 
 
 class BrokenKV(RecordingKV):

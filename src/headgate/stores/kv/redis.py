@@ -77,6 +77,9 @@ class RedisKV:
         kv._clients = PerLoop(connect)
         return kv
 
+    def __repr__(self) -> str:
+        return f"RedisKV(prefix={self.prefix!r})"
+
     async def get(self, key: str) -> str | None:
         with _translated():
             found = await self._clients.own().get(self._name(key))

@@ -89,6 +89,9 @@ class KVStore:
         self.clock: Clock = check_clock(clock) or WallClock()
         self.turns = KeyTurns()
 
+    def __repr__(self) -> str:
+        return f"KVStore({self.kv!r})"
+
     @property
     def guarantees(self) -> Guarantees:
         """What the key-value store says of itself; if it says nothing, that it is not exact."""

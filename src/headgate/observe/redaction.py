@@ -2,10 +2,11 @@
 
     redact("redis://ada:s3cret@db:6379/0")   ->   "redis://***@db:6379/0"
 
-What is looked for: user information in URLs of any scheme, values whose name says that they are secret (`password=…`,
-`"api_key": "…"`), and tokens after `Bearer` and `Basic`. A password may contain anything that people put there without
-encoding it: `@`, `:`, `/`, `?`, `#`, `%`, quotes, even spaces. Where it is not certain how far it reaches, rather too much
-is masked than too little: user information ends at the last `@` that can belong to the URL.
+Masked are user information in URLs of any scheme, values with a name like `password=…` or `"api_key": "…"`, and tokens
+after `Bearer` and `Basic`. A password may contain anything that people put there without encoding it: `@`, `:`, `/`, `?`,
+`#`, `%`, quotes, even spaces. In doubt, too much is masked rather than too little: user information ends at the last `@`
+that can belong to the URL. A sentence after a name and a colon (`API_KEY: must be set`) is left alone if its first word is a
+common one.
 """
 
 from __future__ import annotations
@@ -43,19 +44,37 @@ _WEB_SCHEMES = frozenset({"http", "https", "ws", "wss"})
 _HOST = re.compile(r"(?:\[[0-9a-f:.%]+\]|[\w.-]+)(?::\d{1,5})?", re.IGNORECASE)
 _PASSWORD_FOLLOWS = re.compile(r"(?!\[)[^\s/@:]*:(?!\d{1,5}(?:[\s/?#,;)'\"]|$))\S")
 
-_NAMED = re.compile(
-    r"""
-    ( (?: (?:password | passwd | passphrase | secret | credential | (?:api|access|private)[_-]?key) [\w-]{0,32}
-        | (?<![a-z]) (?:pwd | pass | token | auth) (?![a-z])
-      )
-      ["'\\]{0,2} \s{0,4} (?:=>|[=:]) \s{0,4}
+# First words of sentences about a value, as in `API_KEY: must be set`.
+_SENTENCE = (
+    r"(?!\s{1,4}(?:an?|the|this|that|these|those|it|its|you|your|we|they|no|not|none|nothing|only|either|neither|one|"
+    r"is|are|was|were|be|has|have|had|does|do|did|must|may|might|can|cannot|could|should|shall|will|would|"
+    r"if|when|while|because|since|as|at|by|for|from|in|of|on|to|with|without|and|or|but|so|than|too|"
+    r"give|set|use|try|write|choose|check|see|make|enter|expected|required|missing|invalid|wrong|unknown|expired|"
+    r"failed|refused|denied|please)[.,;!?]?(?:\s|$))"
+)
+_NAME = r"""
+    (?: (?:password | passwd | passphrase | secret | credential | (?:api|access|private)[_-]?key) [\w-]{0,32}
+      | (?<![a-z]) (?:pwd | pass | token | auth) (?![a-z])
     )
-    (?: (") (?:[^"\\]|\\.)* " | (') (?:[^'\\]|\\.)* ' | (?!\*{3}) (?:[^\s&"'] | ["'] (?! [,;:)\]}\s] | $) )+ )
+"""
+_NAMED = re.compile(
+    rf"""
+    ( {_NAME} ["'\\]{{0,2}} \s{{0,4}} (?: =>? | : {_SENTENCE} ) \s{{0,4}} )
+    (?: (") (?:[^"\\]|\\.)* " | (') (?:[^'\\]|\\.)* ' | (?:[^\s&"'] | ["'] (?! [,;:)\]}}\s] | $) )+ )
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_AUTHORIZATION = re.compile(r"(authorization[\"']?\s{0,4}[=:]\s{0,4}[\"']?)[^\r\n\"']+", re.IGNORECASE)
-_TOKEN = re.compile(r"(\b(?:bearer|basic)\s{1,4})[\w.~+/=-]{8,}", re.IGNORECASE)
+_ENDS_IN_NAMED = re.compile(
+    rf"(?: [?&\s] | %3f | %26 ) [\w-]{{0,32}} {_NAME} (?: = | %3d ) (?: (?! & | %26 ) . )* \Z",
+    re.IGNORECASE | re.VERBOSE,
+)
+_AUTHORIZATION = re.compile(
+    rf"(authorization[\"']?\s{{0,4}}(?:=|:{_SENTENCE})\s{{0,4}}[\"']?)[^\r\n\"']+", re.IGNORECASE
+)
+_TOKEN = re.compile(
+    r"(\b(?:bearer|basic)\s{1,4})(?!(?:authentication|authorization|credentials)\b)[\w.~+/=-]{8,}",
+    re.IGNORECASE,
+)
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
@@ -67,16 +86,24 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, MASK).replace(quote(secret, safe=""), MASK)
-    # Before the URLs: an @ in `?password=…` does not end user information.
-    text = _NAMED.sub(_masked_value, text)
+    # URLs first: a password may look like a named value.
     if "//" in text or "/\\/" in text:
         text = "".join(_without_user_information(text))
-    text = _ENCODED_URL.sub(rf"\1{MASK}%40", text)
+    text = _ENCODED_URL.sub(lambda match: f"{match[1]}{_mask_of(match[0])}%40", text)
     if "@" in text:
-        text = _MISSPELT_URL.sub(rf"\1{MASK}@", text)
+        text = _MISSPELT_URL.sub(lambda match: f"{match[1]}{_mask_of(match[0])}@", text)
         text = _NO_SCHEME.sub(f"{MASK}@", text)
     text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
     return _TOKEN.sub(rf"\1{MASK}", _NAMED.sub(_masked_value, text))
+
+
+def _mask_of(user_information: str) -> str:
+    """Return what to write for user information.
+
+    In `//h:1?password=a@b`, the `@` may also be part of a value. It is then left to the rule for named values to mask the
+    rest of that.
+    """
+    return f"{MASK}?password=" if _ENDS_IN_NAMED.search(user_information) else MASK
 
 
 def _masked_value(match: re.Match[str]) -> str:
@@ -93,7 +120,7 @@ def _without_user_information(text: str) -> Iterator[str]:
         end = _user_information_end(text, match)
         if end is not None:
             yield text[done : match.end()]
-            yield MASK
+            yield _mask_of(text[match.end() : end])
             done = end
     yield text[done:]
 

@@ -33,6 +33,9 @@ PASSWORDS = [
     "123/hunter2secret",
     "123?hunter2secret",
     "123@hunter2secret",
+    "hunter2secret:x",
+    "hunter2password=",
+    "hunter2token:z",
 ]
 """Each has one of the words in it that must not be seen."""
 

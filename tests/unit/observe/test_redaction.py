@@ -65,8 +65,19 @@ SCHEMES = (
         ("unix://user:pass@/run/redis.sock?db=0", "unix://***@/run/redis.sock?db=0"),
         ("redis://host:6379/0?password=s3cret&db=1", "redis://host:6379/0?password=***&db=1"),
         ("redis://host/0?db=1&PASSWORD=s3cret", "redis://host/0?db=1&PASSWORD=***"),
-        ("redis://u:p@h?password=x@y&db=1", "redis://***@h?password=***&db=1"),
-        ("redis://h:1/0?password=hunter2@s3cret", "redis://h:1/0?password=***"),
+        # The `@` may end user information or be part of the value: what either reading hides is masked.
+        ("redis://u:p@h?password=x@y&db=1", "redis://***?password=***&db=1"),
+        ("redis://h:1/0?password=hunter2@s3cret", "redis://***?password=***"),
+        ("redis:/h:1/0?password=hunter2@s3cret", "redis:/***?password=***"),
+        ("to=redis%3A%2F%2Fh%3Fpassword%3Da%40b&x=1", "to=redis%3A%2F%2F***?password=***&x=1"),
+        ("redis://u:hunter2secret:x@h", "redis://***@h"),
+        ("redis://u:hunter2password=@h", "redis://***@h"),
+        ("redis://u:hunter2token:z@h", "redis://***@h"),
+        ("redis://u:a?secret:b@h/0", "redis://***@h/0"),
+        ("redis:u:hunter2secret:x@h", "redis:***@h"),
+        ("connecting to u:hunter2secret:x@h:6379", "connecting to ***@h:6379"),
+        ("password=a:b@c:1", "password=***"),
+        ("password=redis://u:p@h/0", "password=***"),
         (
             "rediss://h?ssl_password=a&sentinel_password=b",
             "rediss://h?ssl_password=***&sentinel_password=***",
@@ -121,6 +132,11 @@ def test_credentials_are_masked(text: str, masked: str) -> None:
         "denied by sliding_window/1m: 0 of 5 left, retry in 12 s",
         "WRONGPASS invalid username-password pair or user is disabled.",
         "12:30:05 GET /login 401",
+        "API_KEY: must be set when ENVIRONMENT is production",
+        "SMTP_PASSWORD: is missing.",
+        "wrong password: try again",
+        "authorization: the header is missing",
+        "Bearer authentication is required; Basic authentication is not offered",
     ],
 )
 def test_everything_else_is_left_alone(text: str) -> None:
@@ -152,6 +168,67 @@ def test_no_password_survives(scheme: str, user: str, password: str, before: str
     assume(not (scheme == "https" and user and re.fullmatch(r"\d{1,5}([/?#].*)?/", password)))
     masked = redact(text)
     assert masked == f"{before}{scheme}://***@db.internal:6379/0{after}"
+
+
+NAMES = ("password", "db_password", "secret", "token", "pass", "auth", "api_key", "Authorization", "Bearer")
+
+password_piece = st.one_of(
+    st.sampled_from([name + mark for name in NAMES for mark in ("", "=", ":", "=>", '":"')]),
+    st.sampled_from(
+        ["@", ":", "/", "//", "://", "?", "#", "&", "%40", "%", "\\", "'", '"', "1", "12", "***"]
+    ),
+    password_text,
+)
+
+
+@given(
+    scheme=st.sampled_from(SCHEMES),
+    user=st.sampled_from(["", "ada", "token"]),
+    pieces=st.lists(password_piece, max_size=6),
+    place=st.integers(0, 6),
+    before=st.sampled_from(["", "Error connecting to ", "url=", "token: "]),
+    after=st.sampled_from(["", "/0", "/0?password=x", ":6379/0. Retrying", " failed: secret=x"]),
+)
+@example("redis", "u", ["secret:x"], 0, "", "")
+@example("redis", "u", ["1/0?password=", "@"], 2, "", "")
+@example("https", "u", ["?token=", "a@"], 2, "", "/0")
+def test_no_password_survives_whatever_is_in_it(
+    scheme: str, user: str, pieces: list[str], place: int, before: str, after: str
+) -> None:
+    password = "".join([*pieces[:place], "hunter2", *pieces[place:]])
+    # On the web, every `@` of `https://ada:12/x/@db` belongs to the path.
+    in_path = re.fullmatch(r"\d{1,5}\\?[/?#].*", password) and not re.search(r"[^/]@", f"{password}@")
+    assume(not (scheme == "https" and user and in_path))
+    masked = redact(f"{before}{scheme}://{user}:{password}@db{after}")
+    assert "hunter2" not in masked
+    assert redact(masked) == masked
+
+
+WORDS = (
+    "the",
+    "password",
+    "token",
+    "is",
+    "secret",
+    "Auth",
+    "API_KEY",
+    "must",
+    "not",
+    "expire",
+    "be",
+    "Redis",
+    "at",
+)
+
+
+@given(
+    st.lists(st.sampled_from(WORDS), min_size=1),
+    st.sampled_from(["It", "must", "is", "not", "Try", "cannot"]),
+)
+@example(["API_KEY"], "must")
+def test_ordinary_sentences_are_unchanged(words: list[str], next_word: str) -> None:
+    sentence = f"{' '.join(words)}: {next_word} {' '.join(words)}."
+    assert redact(sentence) == sentence
 
 
 @given(st.text(), st.lists(st.text(min_size=1), max_size=2))

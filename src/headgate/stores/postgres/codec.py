@@ -1,10 +1,10 @@
-"""What is sent to the database and what it answers, as values: no connection.
+"""Encoding of requests to the database and of its replies; no I/O.
 
-`sql/schema.sql` describes both. A request about one key that decides goes to `headgate_one_v2`; any other, or several
-together, to `headgate_many_v3`, where all that is not a key is one array of whole numbers.
+`sql/migrations/0001_create_tables.sql` describes both. A single request that decides one key is sent to
+`headgate_one_v2`; any other, or a batch, to `headgate_many_v3`, with everything but the keys in one array of integers.
 
-A calendar's windows go with the request, those around the time that it probably is at the server. If it is another, the
-server says so and has done nothing, and the request leaves again with the windows around that time.
+A request with a calendar rule contains the windows around the time that the server probably has. If the server's time is
+outside of them, it changes nothing and says so, and the request is sent again with other windows.
 """
 
 from __future__ import annotations

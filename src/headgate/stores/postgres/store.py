@@ -1,8 +1,8 @@
-"""The store in a PostgreSQL database: exact, shared by everybody who can reach it, and there after a restart.
+"""The PostgreSQL store: exact, shared by all processes that can reach the database, and kept over a restart.
 
-One function call decides all rules of a request where the states are (`sql/schema.sql`), by the database's clock. This
-module ties the parts together: what is said (`codec`), to whom (`endpoint`), and over which connections (`peer`, and the
-engine that all stores over a network share).
+One call of an SQL function decides all rules of a request, by the database's clock; see `sql/migrations`. This module puts
+the parts together: the encoding (`codec`), the address (`endpoint`), the connections (`peer`), and the engine that all
+network stores share (`stores/remote`).
 """
 
 from __future__ import annotations

@@ -16,11 +16,6 @@ def query(name: str) -> str:
     return _queries()[name]
 
 
-def schema() -> str:
-    """Return `schema.sql`."""
-    return resources.files(__name__).joinpath("schema.sql").read_text("utf-8")
-
-
 def migrations() -> list[Migration]:
     """Return all migrations in order."""
     return read_migrations(resources.files(__name__).joinpath("migrations"))

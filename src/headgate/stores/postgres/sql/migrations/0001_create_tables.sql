@@ -1,15 +1,7 @@
--- Everything that Headgate keeps in a database of its user's. This is the whole truth; the files in migrations/ lead
--- here step by step, and a test holds the two to each other.
+-- Headgate's tables, and the functions that decide.
 --
 -- Numbers are whole numbers; times are microseconds since the epoch. The functions are ports of headgate/algorithms: the
 -- same names and steps, in the same order. Products that could pass 2^63 are numeric or written as a division.
-
--- Which of the numbered migrations have been applied.
-CREATE TABLE headgate_migrations (
-    number integer PRIMARY KEY,
-    name text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT CURRENT_TIMESTAMP
-);
 
 -- One state per rule and key. It is written on every admission, so its row must be able to move within its page: half of
 -- each page stays free, and nothing but the key has an index.

@@ -57,18 +57,18 @@ def test_a_check_fails_on_a_changed_source_a_missing_file_and_one_too_many(
 ) -> None:
     source = copied / "_async" / "turns.py"
     source.write_text(source.read_text() + "\nMORE = 1\n")
-    (copied / "policy" / "_sync" / "shadow.py").unlink()
+    (copied / "policy" / "_sync" / "shadows.py").unlink()
     (copied / "policy" / "_sync" / "leftover.py").write_text("")
     with pytest.raises(SystemExit) as caught:
         run(monkeypatch, "--check")
     stale = re.findall(r"src/headgate/([\w/.]+)", str(caught.value))
-    assert stale == ["_sync/turns.py", "policy/_sync/leftover.py", "policy/_sync/shadow.py"]
+    assert stale == ["_sync/turns.py", "policy/_sync/leftover.py", "policy/_sync/shadows.py"]
 
 
 def test_writing_puts_everything_right(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {path: path.read_text() for path in copied.rglob("_sync/*.py")}
     (copied / "_sync" / "hold.py").write_text("nonsense")
-    (copied / "policy" / "_sync" / "limiter.py").unlink()
+    (copied / "policy" / "_sync" / "live.py").unlink()
     (copied / "_sync" / "leftover.py").write_text("")
     run(monkeypatch)
     assert {path: path.read_text() for path in copied.rglob("_sync/*.py")} == expected

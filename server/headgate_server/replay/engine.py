@@ -14,7 +14,7 @@ from headgate.decision import Decision
 from headgate.errors import CostTooHigh
 from headgate.hooks import Hooks
 from headgate.policy import LimiterPolicy, ShadowCount
-from headgate.policy._sync.limiter import Version
+from headgate.policy._sync.live import Version
 from headgate.rules import SHARED, Rule
 from headgate.stores import MemoryStore
 from headgate.stores.request import new_request

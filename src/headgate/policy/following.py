@@ -12,9 +12,10 @@ from headgate._limiting import G, Limiting, S
 from headgate.clock import Clock
 from headgate.hooks import Hooks, logger
 from headgate.policy.model import LimiterPolicy
-from headgate.policy.tally import ShadowCount, ShadowTally
+from headgate.policy.shadows import ShadowCount, ShadowTally
 from headgate.stores import MemoryStore
 from headgate.stores.base import Receipts
+from headgate.stores.handle import StoreHandle
 
 _PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "new_hold", "gate")
 """What a version has prepared. A call reads the gate once, so it sees one version."""
@@ -90,7 +91,7 @@ class FollowingLimiter(Generic[V]):
     def __init__(self, version: Any) -> None:
         # Not that of a limiter with rules of its own: all there is to prepare is in the version.
         self.name: str = version.name
-        self._owns_store = False
+        self._handle: StoreHandle | None = None  # its store belongs to the policy
         self._turns = type(version._turns)()  # waiters stay where they are when the version changes
         self._clock = version._clock
         self._lock = watch(threading.Lock())

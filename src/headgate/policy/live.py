@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -18,7 +19,8 @@ from headgate.policy.changes import changes
 from headgate.policy.load import parse_policy, policy_path, read_policy
 from headgate.policy.model import LimiterPolicy, Policy, PolicyError
 from headgate.rules import Rule, rules_from
-from headgate.stores import MemoryStore
+from headgate.stores import MemoryStore, open_handle
+from headgate.stores.handle import StoreHandle
 
 L = TypeVar("L")
 
@@ -72,8 +74,6 @@ class LiveLimiters(Mapping[str, L]):
     """A limiter as one version of the policy describes it."""
     _limiter_type: ClassVar[Callable[..., Any]]
     """A limiter that always decides by the newest version."""
-    _open_store: Callable[[str], Any]
-    """Returns the store that a URL names."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LiveLimiters(Mapping[str, L]):
         self._shadow_hooks = Hooks(shadow_hooks)
         self.clock = check_clock(clock)
         self._file: PolicyFile | None = None
-        self._stores: dict[str, Any] = {}
+        self._handles: dict[str, StoreHandle] = {}
         self._ever: dict[str, Any] = {}
         self._limiters: dict[str, L] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -97,7 +97,12 @@ class LiveLimiters(Mapping[str, L]):
         self._reloader: threading.Thread | None = None
         expected = f"a Policy, as {type(self).__name__}.from_file('headgate.toml') reads from a file"
         self.policy = check_kind("policy", policy, Policy, expected)
-        self._use(policy)
+        try:
+            self._use(policy)
+        except BaseException:
+            for handle in self._handles.values():
+                handle.close()
+            raise
 
     @classmethod
     def from_file(
@@ -283,10 +288,12 @@ class LiveLimiters(Mapping[str, L]):
         return limiter
 
     def _store(self, url: str) -> Any:
-        if url not in self._stores:
+        """Return the store of a URL; all limiters of the policy share it, even in memory."""
+        if url not in self._handles:
             is_memory = url.partition(":")[0].lower() == "memory"
-            self._stores[url] = MemoryStore(clock=self.clock) if is_memory else self._open_store(url)
-        return self._stores[url]
+            make = partial(MemoryStore, clock=self.clock)
+            self._handles[url] = StoreHandle(make) if is_memory else open_handle(url)
+        return self._handles[url].store
 
     def _tell(self) -> None:
         for tell in self._listeners:

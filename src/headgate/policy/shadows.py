@@ -1,18 +1,20 @@
-"""Shadow rules, and live rules with shadow rules beside them: all that waits for no store, for threads and coroutines."""
+"""Shadow rules, their counts, and live rules with shadow rules: the part that awaits no store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeGuard, TypeVar
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeGuard, TypeVar
 
+from headgate._fork import watch
 from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh
-from headgate.hooks import Call, Hooks
+from headgate.hooks import Call, Hooks, logger
 from headgate.keys import Key
 from headgate.policy.model import LimiterPolicy, known_tiers
-from headgate.policy.tally import ShadowTally
 from headgate.rules import SHARED, Rule
 from headgate.stores.base import Receipts
 from headgate.stores.request import Request
@@ -20,6 +22,68 @@ from headgate.stores.request import Request
 SHADOW = "shadow"
 """What the place of a shadow rule's receipt begins with: `(SHADOW, identity of the rule, place)`. Plain values, so that
 receipts can be kept for another process."""
+
+
+class ShadowCount(NamedTuple):
+    """Answers of a shadow rule in this process, since it was read or changed.
+
+    Attributes:
+        asked: Hits and holds that it was asked about, because the live rules admitted them. A candidate is also asked when
+            only the live rule refused that it would replace.
+        refused: Calls among these that it would have refused.
+        failed: Calls that it could not decide: the store was down, or the key lacks its scope.
+        admitted: Calls that a candidate would have admitted although its live rule refused them.
+    """
+
+    asked: int
+    refused: int
+    failed: int
+    admitted: int = 0
+
+
+class ShadowTally:
+    """Counts the answers of a shadow rule, in any thread."""
+
+    def __init__(self, limiter: str, rule: str) -> None:
+        self._limiter = limiter
+        self._rule = rule
+        self._counts = [0, 0, 0, 0]
+        self._has_reported = False
+        self._lock = watch(threading.Lock())
+
+    def count(self, *, refused: bool = False, failed: bool = False, was_refused: bool = False) -> None:
+        """Count one answer; with `was_refused`, of a candidate whose live rule refused the call."""
+        with self._lock:
+            self._counts[0] += 1
+            self._counts[1] += refused
+            self._counts[2] += failed
+            self._counts[3] += was_refused and not refused and not failed
+
+    def report(self, error: Exception) -> None:
+        """Log why the rule could not count, the first time only."""
+        with self._lock:
+            if self._has_reported:
+                return
+            self._has_reported = True
+        logger.warning(
+            "shadow rule %r of limiter %r could not count a call; this is logged only once: %s",
+            self._rule,
+            self._limiter,
+            error,
+        )
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Log an exception of the block instead of raising it: a shadow rule must not affect calls."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            self.report(error)
+
+    def so_far(self) -> ShadowCount:
+        """Return the counts."""
+        with self._lock:
+            return ShadowCount(*self._counts)
 
 
 class ShadowRule:

@@ -8,7 +8,7 @@ from headgate.decision import Decision
 from headgate.errors import CostTooHigh
 from headgate.hooks import Hooks
 from headgate.policy import LimiterPolicy, parse_policy
-from headgate.policy._sync.limiter import Version
+from headgate.policy._sync.live import Version
 from headgate.stores import Store
 from headgate.stores.request import Request
 from headgate_server.replay import LoggedRequest

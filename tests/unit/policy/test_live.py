@@ -313,26 +313,33 @@ async def test_closing_closes_every_store_and_a_limiter_closes_none(
     assert store._closed
 
 
-async def test_closing_while_somebody_reloads_closes_the_stores_that_were_there(
-    follow: Follow, author: Author, tmp_path: Path
+async def test_reloading_while_closing_does_not_keep_other_stores_open(
+    follow: Follow, author: Author, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    author.limit("5/minute", f"sqlite:///{tmp_path}/limits.db")
+    files = [f"sqlite:///{tmp_path}/{number}.db" for number in range(2)]
+    author.write(
+        "".join(
+            f'[limiters.{name}]\nrules = ["5/minute"]\nstore = "{url}"\n'
+            for name, url in zip("ab", files, strict=True)
+        )
+    )
     live = follow()
-    store = live["login"].store
+    first, second = live["a"].store, live["b"].store
+    close = first.close
 
-    class Slow:
-        def close(self) -> None:
-            author.limit("5/minute", f"sqlite:///{tmp_path}/other.db")
-            live.reload()
+    def close_and_reload() -> None:
+        author.write(
+            f'allow_removal = true\n[limiters.c]\nrules = ["5/minute"]\nstore = "sqlite:///{tmp_path}/3.db"\n'
+        )
+        live.reload()
+        close()
 
-        async def aclose(self) -> None:
-            self.close()
-
-    live._stores = {"slow": Slow(), **live._stores}
+    monkeypatch.setattr(first, "close", close_and_reload)
     await done(live.aclose() if isinstance(live, AsyncLivePolicy) else live.close())
-    assert store._closed
-    assert not live["login"].store._closed
-    del live._stores["slow"]
+    assert first._closed
+    assert second._closed
+    assert not live["c"].store._closed
+    live["c"].store.close()
 
 
 @pytest.mark.parametrize("url", ["memory", "memory:", "Memory://"])

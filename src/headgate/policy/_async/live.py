@@ -1,11 +1,48 @@
-"""A policy that follows its file."""
+"""A policy that follows its file, and its limiters."""
 
 from __future__ import annotations
 
+from headgate._async.hold import AsyncHold
+from headgate._async.limiter import AsyncLimiter
+from headgate.costs import Cost
 from headgate.errors import StoreError
-from headgate.policy._async.limiter import AsyncPolicyLimiter, AsyncVersion
+from headgate.keys import Key
+from headgate.policy._async.shadows import AsyncPoliced, AsyncShadow
+from headgate.policy.following import FollowingLimiter, PolicyVersion
 from headgate.policy.watch import AsyncWatched
-from headgate.stores import open_async_store
+from headgate.quotas import QuotaValue
+from headgate.stores.base import AsyncGate, AsyncStore
+
+
+class AsyncVersion(PolicyVersion[AsyncStore, AsyncGate], AsyncLimiter):
+    """A limiter as one version of a policy describes it. It never changes.
+
+    Args:
+        policy: The limiter in the file.
+        store: The store.
+        clock: A clock instead of the store's.
+        hooks: Hooks called on decisions of the live rules.
+        shadow_hooks: Hooks called on decisions of the shadow rules.
+        before: The previous version; shadow rules that did not change keep their counts.
+    """
+
+    _shadow_type = AsyncShadow
+    _policed_type = AsyncPoliced
+    shadows: tuple[AsyncShadow, ...]
+
+
+class AsyncPolicyLimiter(FollowingLimiter[AsyncVersion], AsyncLimiter):
+    """A limiter of a policy: everything that an `AsyncLimiter` does, always by the newest policy.
+
+    It is made by `AsyncLivePolicy`, and stays the same object whatever the file says later. Every call is decided by one
+    version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
+    by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
+    """
+
+    async def _take(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+    ) -> AsyncHold:
+        return await self._version._take(key, cost, tier, quota, now)  # gate and holds of one version
 
 
 class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
@@ -16,7 +53,7 @@ class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
 
     A limiter is the same object for life. One that a newer policy no longer has is no longer in the mapping, but goes on
     working unchanged for code that still has it; if a later policy names it again, it is the same object. There is one store
-    per URL, which all its limiters share, also over reloads; `aclose` closes them all.
+    per URL, which all its limiters share, also over reloads; `aclose` closes them, except network stores that others use.
 
     Args:
         policy: What to begin with.
@@ -33,7 +70,6 @@ class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
 
     _version_type = AsyncVersion
     _limiter_type = AsyncPolicyLimiter
-    _open_store = staticmethod(open_async_store)
 
     async def ping(self) -> dict[str, StoreError | None]:
         """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
@@ -53,9 +89,9 @@ class AsyncLivePolicy(AsyncWatched[AsyncPolicyLimiter]):
         return found
 
     async def aclose(self) -> None:
-        """Close all stores."""
-        for store in list(self._stores.values()):  # a reload may open another one meanwhile
-            await store.aclose()
+        """Close all stores, except those that others in this process share."""
+        for handle in list(self._handles.values()):  # a reload may open another store at the same time
+            await handle.aclose()
 
     async def __aenter__(self) -> AsyncLivePolicy:
         return self

@@ -1,12 +1,49 @@
 # Generated from src/headgate/policy/_async/live.py by tools/unasync.py. Do not edit.
-"""A policy that follows its file."""
+"""A policy that follows its file, and its limiters."""
 
 from __future__ import annotations
 
+from headgate._sync.hold import Hold
+from headgate._sync.limiter import Limiter
+from headgate.costs import Cost
 from headgate.errors import StoreError
-from headgate.policy._sync.limiter import PolicyLimiter, Version
+from headgate.keys import Key
+from headgate.policy._sync.shadows import Policed, Shadow
+from headgate.policy.following import FollowingLimiter, PolicyVersion
 from headgate.policy.watch import Watched
-from headgate.stores import open_store
+from headgate.quotas import QuotaValue
+from headgate.stores.base import Gate, Store
+
+
+class Version(PolicyVersion[Store, Gate], Limiter):
+    """A limiter as one version of a policy describes it. It never changes.
+
+    Args:
+        policy: The limiter in the file.
+        store: The store.
+        clock: A clock instead of the store's.
+        hooks: Hooks called on decisions of the live rules.
+        shadow_hooks: Hooks called on decisions of the shadow rules.
+        before: The previous version; shadow rules that did not change keep their counts.
+    """
+
+    _shadow_type = Shadow
+    _policed_type = Policed
+    shadows: tuple[Shadow, ...]
+
+
+class PolicyLimiter(FollowingLimiter[Version], Limiter):
+    """A limiter of a policy: everything that an `Limiter` does, always by the newest policy.
+
+    It is made by `LivePolicy`, and stays the same object whatever the file says later. Every call is decided by one
+    version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
+    by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
+    """
+
+    def _take(
+        self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, now: float | None
+    ) -> Hold:
+        return self._version._take(key, cost, tier, quota, now)  # gate and holds of one version
 
 
 class LivePolicy(Watched[PolicyLimiter]):
@@ -17,7 +54,7 @@ class LivePolicy(Watched[PolicyLimiter]):
 
     A limiter is the same object for life. One that a newer policy no longer has is no longer in the mapping, but goes on
     working unchanged for code that still has it; if a later policy names it again, it is the same object. There is one store
-    per URL, which all its limiters share, also over reloads; `close` closes them all.
+    per URL, which all its limiters share, also over reloads; `close` closes them, except network stores that others use.
 
     Args:
         policy: What to begin with.
@@ -34,7 +71,6 @@ class LivePolicy(Watched[PolicyLimiter]):
 
     _version_type = Version
     _limiter_type = PolicyLimiter
-    _open_store = staticmethod(open_store)
 
     def ping(self) -> dict[str, StoreError | None]:
         """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
@@ -54,9 +90,9 @@ class LivePolicy(Watched[PolicyLimiter]):
         return found
 
     def close(self) -> None:
-        """Close all stores."""
-        for store in list(self._stores.values()):  # a reload may open another one meanwhile
-            store.close()
+        """Close all stores, except those that others in this process share."""
+        for handle in list(self._handles.values()):  # a reload may open another store at the same time
+            handle.close()
 
     def __enter__(self) -> LivePolicy:
         return self

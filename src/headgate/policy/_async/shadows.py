@@ -1,4 +1,4 @@
-"""A gate with a policy around it: which tier a call is in, and shadow rules beside the live ones."""
+"""Shadow rules, and the gate that asks them besides the live rules. They never refuse, and never raise."""
 
 from __future__ import annotations
 
@@ -6,14 +6,50 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from headgate._async.limiter import AsyncLimiter
 from headgate.costs import Costs
 from headgate.keys import Key
-from headgate.policy._async.shadow import AsyncShadow
-from headgate.policy.shadows import SHADOW, PolicedRules, as_hit, is_shadow, live_part, own_part
+from headgate.policy.shadows import SHADOW, PolicedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
 from headgate.stores.base import Answer, AsyncGate, Receipts
 from headgate.stores.request import Request
 
 T = TypeVar("T")
+
+
+class AsyncShadow(ShadowRule):
+    """One shadow rule."""
+
+    _limiter_type = AsyncLimiter
+    _gate: AsyncGate
+
+    async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
+        """Ask the rule, count its answer, and return the receipts of the units that it took, if any.
+
+        It never raises, whatever the store does.
+        """
+        if request.operation == "record":
+            with self.tally.reporting():
+                await self._gate.ask(self._own_request(request))
+            return None
+        call = self._call_of(request)
+        try:
+            with self._hooks.watch(call) as seconds:
+                decision, receipts = await self._gate.ask(self._own_request(request))
+        except Exception as error:  # noqa: BLE001  # a shadow rule must not affect calls
+            self._count_failure(error)
+            return None
+        self._count(call, decision, seconds(), was_refused)
+        return receipts
+
+    async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        """Give units back."""
+        with self.tally.reporting():
+            await self._gate.refund(receipts, cost, now)
+
+    async def reset(self, key: Key | None) -> None:
+        """Forget what was counted for a key."""
+        with self.tally.reporting():
+            await self._gate.reset(self._own(key))
 
 
 class AsyncPoliced(PolicedRules[AsyncShadow]):

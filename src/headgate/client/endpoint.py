@@ -17,8 +17,7 @@ import httpx
 from headgate._checks import check_kind
 from headgate.client.wire import HttpRequest, Response
 from headgate.errors import ConfigError, StoreError, StoreMisconfigured, StoreTimeout, StoreUnavailable
-from headgate.stores.remote.peer import WRONG_TLS
-from headgate.stores.remote.strangers import TLS, WEB, WEB_TLS, Doubt
+from headgate.stores.remote.peer import INVALID_REPLY, WRONG_TLS
 
 Transport = httpx.BaseTransport | httpx.AsyncBaseTransport
 
@@ -47,9 +46,10 @@ class ServerEndpoint:
     ) -> None:
         base, token_in_url = _parse(url)
         if token and token_in_url:
-            raise ConfigError(f"{base} has a token in its URL and another in token=; say it once")
+            raise ConfigError(
+                f"{base} has a token in its URL, and the argument token is another; give one of the two"
+            )
         self.name = str(base).rstrip("/")
-        self._address = (base.host, base.port or (443 if base.scheme == "https" else 80))
         self._given = check_kind("transport", transport, Transport | None, "a transport of httpx")
         self.is_transport_given = transport is not None
         check_kind("tls", tls, ssl.SSLContext | None, "a context like ssl.create_default_context()")
@@ -85,11 +85,6 @@ class ServerEndpoint:
             return self._given
         raise ConfigError(f"{self.name} was given a transport for threads, which AsyncLimiter cannot use")
 
-    def doubt(self) -> Doubt:
-        """Return a new doubt whether it is a web server."""
-        own = (TLS, WEB_TLS) if self._tls else (WEB,)
-        return Doubt(None if self.is_transport_given else self._address, *own)
-
     def packed(self, request: HttpRequest, timeout: float | None) -> httpx.Request:
         """Return a request as it goes over the wire; each of its steps takes so many seconds at most."""
         return httpx.Request(
@@ -104,6 +99,9 @@ class ServerEndpoint:
         """Return what it means to us that there was no answer."""
         if isinstance(cause, (httpx.TimeoutException, TimeoutError)):
             return StoreTimeout(f"{self.name} did not answer in time")
+        # h11 quotes the first bytes: "illegal status line: bytearray(b'SSH-2.0')".
+        if isinstance(cause, httpx.RemoteProtocolError) and "illegal" in str(cause):
+            return StoreMisconfigured(f"{self.name} {INVALID_REPLY} ({cause})")
         kind = StoreMisconfigured if re.search(WRONG_TLS, str(cause), re.IGNORECASE) else StoreUnavailable
         return kind(f"{self.name}: {str(cause) or type(cause).__name__}")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,7 +20,6 @@ from headgate.errors import StoreConflict, StoreError
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.baton import Baton
 from headgate.stores.remote.peer import PENDING, Talk
-from headgate.stores.remote.strangers import Doubt
 
 LANES = 4
 MOST_PER_BATCH = 128
@@ -43,20 +41,19 @@ class ServerPeer:
     def __init__(self, endpoint: ServerEndpoint) -> None:
         self.name = endpoint.name
         self._endpoint = endpoint
-        self._doubt = endpoint.doubt()
 
     def size(self, request: HttpRequest) -> int:
         # What is no entry leaves alone.
         return MOST_BYTES + 1 if request.entry is None else len(request.entry)
 
     def connect(self, seconds: float) -> HttpWire:
-        return HttpWire(self._endpoint, self._doubt, seconds)
+        return HttpWire(self._endpoint, seconds)
 
     async def connect_async(self, seconds: float) -> AsyncHttpWire:
-        return AsyncHttpWire(self._endpoint, self._doubt, seconds)
+        return AsyncHttpWire(self._endpoint)
 
     def failure(self, cause: BaseException) -> StoreError:
-        error = self._doubt.explain(self.name) or self._endpoint.error(cause)
+        error = self._endpoint.error(cause)
         error.__cause__ = cause
         return error
 
@@ -84,9 +81,8 @@ class ServerPeer:
 class HttpWire:
     """A connection for threads. A thread of its own waits for the answers, because httpx waits for each part of one."""
 
-    def __init__(self, endpoint: ServerEndpoint, doubt: Doubt, seconds: float) -> None:
+    def __init__(self, endpoint: ServerEndpoint, seconds: float) -> None:
         self._endpoint = endpoint
-        self._doubt = doubt
         self._seconds = seconds
         self._transport = endpoint.transport()
         self._requests: SimpleQueue[HttpRequest | None] = SimpleQueue()
@@ -116,7 +112,7 @@ class HttpWire:
     def _serve(self) -> None:
         while (request := self._requests.get()) is not None:
             try:
-                self._outcome = self._doubt.settle(partial(self._exchange, request), self._seconds)
+                self._outcome = self._exchange(request)
             except BaseException as error:  # noqa: BLE001  # it is for those that wait
                 self._outcome = error
             self._news.set()
@@ -135,10 +131,8 @@ class HttpWire:
 class AsyncHttpWire:
     """A connection for tasks."""
 
-    def __init__(self, endpoint: ServerEndpoint, doubt: Doubt, seconds: float) -> None:
+    def __init__(self, endpoint: ServerEndpoint) -> None:
         self._endpoint = endpoint
-        self._doubt = doubt
-        self._seconds = seconds
         self._transport: httpx.AsyncBaseTransport = endpoint.async_transport()
 
     async def is_over(self) -> bool:
@@ -148,9 +142,6 @@ class AsyncHttpWire:
         self._request = self._endpoint.packed(message, None)
 
     async def receive(self) -> Response:
-        return await self._doubt.settle_async(self._exchange(), self._seconds)
-
-    async def _exchange(self) -> Response:
         response = await self._transport.handle_async_request(self._request)
         try:
             await response.aread()

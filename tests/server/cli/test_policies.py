@@ -6,11 +6,12 @@ import hashlib
 import io
 import json
 import re
+import socketserver
 import sys
+import threading
 import time
 from inspect import signature
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -62,14 +63,24 @@ def _patient_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RedisStore.__init__.__kwdefaults__, "deadline", 60.0)
 
 
+class WebPage(socketserver.BaseRequestHandler):
+    """Sends an HTTP reply to anything it receives."""
+
+    def handle(self) -> None:
+        self.request.recv(65536)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
 @pytest.mark.usefixtures("_patient_redis")
-def test_check_names_a_server_of_another_kind(
-    write_policy: WritePolicy, capsys: pytest.CaptureFixture[str], headgate_postgres_server: str
-) -> None:
-    place = urlsplit(headgate_postgres_server).netloc.rpartition("@")[2]
-    write_policy(f'[store]\nurl = "redis://{place}"\n' + SMALLEST)
-    assert main(["check", "--connect"]) == 1
-    assert "a PostgreSQL server without TLS answers there" in capsys.readouterr().out
+def test_check_quotes_an_invalid_reply(write_policy: WritePolicy, capsys: pytest.CaptureFixture[str]) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), WebPage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        write_policy(f'[store]\nurl = "redis://127.0.0.1:{server.server_address[1]}"\n' + SMALLEST)
+        assert main(["check", "--connect"]) == 1
+        server.shutdown()
+    printed = capsys.readouterr().out
+    assert "sent an invalid reply; check the scheme, host and port" in printed
+    assert 'got "H"' in printed
 
 
 @pytest.mark.usefixtures("_patient_redis")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from psycopg import ProgrammingError, conninfo, pq
+from psycopg import ProgrammingError, conninfo
 
 from headgate.errors import (
     ConfigError,
@@ -14,8 +14,7 @@ from headgate.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from headgate.stores.remote.peer import WRONG_TLS
-from headgate.stores.remote.strangers import PLAIN_POSTGRES, POSTGRES, TLS, Doubt
+from headgate.stores.remote.peer import INVALID_REPLY, WRONG_TLS
 
 _READ_ONLY = "25006"
 _MISSING = ("3F000", "42883", "42P01", "42704")  # schema, function, table, type
@@ -29,7 +28,7 @@ _NOT_LET_IN = ("28", "3D")  # wrong credentials; no such database
 _NOT_LET_IN_TEXT = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist|"
     rf"permission denied for database|not permitted to log in|SSL was required|(?i:{WRONG_TLS})|"
-    r"invalid response to|expected authentication request|invalid port number|"
+    r"invalid port number|"
     # A setting in the URL, refused by libpq or by the server.
     r"invalid \S+ value|unrecognized configuration parameter|invalid (value for parameter|command-line argument)|"
     r"cannot be changed|definition of service|required,? but|method requirement|"
@@ -37,6 +36,7 @@ _NOT_LET_IN_TEXT = re.compile(
     r"bouncer config error|no such (user|database)|FATAL: not allowed|login rejected|SSL required|"
     r"unsupported (options )?startup parameter|not supported by admin console|wrong password type"
 )
+_INVALID_REPLY = re.compile(r"invalid response to|expected authentication request")
 _QUOTED = re.compile(r'"[^"]*"')  # in such a text: names, which say nothing about why it fails
 
 
@@ -81,24 +81,6 @@ class PostgresEndpoint:
     def __init__(self, target: str) -> None:
         self.name, self.conninfo = _read(target)
 
-    def doubt(self) -> Doubt:
-        """Return a new doubt whether it is a PostgreSQL server."""
-        given = conninfo.conninfo_to_dict(self.conninfo)
-        defaults = {each.keyword.decode(): (each.val or b"").decode() for each in pq.Conninfo.get_defaults()}
-        settings = {name: str(given.get(name) or value) for name, value in defaults.items()}
-        host, port = settings["hostaddr"] or settings["host"], settings["port"] or "5432"
-        # A local socket, several servers, or one that only libpq can find.
-        if (
-            not host
-            or host.startswith(("/", "@"))
-            or "," in host
-            or not port.isdigit()
-            or settings["service"]
-        ):
-            return Doubt(None)
-        is_tls = settings.get("sslnegotiation") == "direct"
-        return Doubt((host, int(port)), POSTGRES, TLS if is_tls else PLAIN_POSTGRES)
-
     def error(self, cause: BaseException) -> StoreError:
         """Return what a failure means to callers."""
         if isinstance(cause, TimeoutError):
@@ -126,6 +108,8 @@ class PostgresEndpoint:
             return StoreMisconfigured(
                 f"{self.name}: {text}; it is a replica, or default_transaction_read_only is on"
             )
+        if sqlstate is None and _INVALID_REPLY.search(text):
+            return StoreMisconfigured(f"{self.name} {INVALID_REPLY} ({text})")
         if sqlstate.startswith(_NOT_LET_IN) if sqlstate else _NOT_LET_IN_TEXT.search(_QUOTED.sub('""', text)):
             return StoreMisconfigured(f"{self.name}: {text}")
         if sqlstate is None or sqlstate.startswith(_UNAVAILABLE):

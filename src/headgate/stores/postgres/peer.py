@@ -95,7 +95,6 @@ class PostgresPeer:
         self.name = endpoint.name
         self.lanes = lanes
         self._endpoint = endpoint
-        self._doubt = endpoint.doubt()
         self._durable = b"t" if durable else b"f"
         self._prepare = self.follows = prepare  # not every pooler bears what follows
         self._janitor = Janitor()
@@ -104,9 +103,6 @@ class PostgresPeer:
         return 1 if isinstance(request, NoteCall) else 0  # a note leaves alone: it is another statement
 
     def connect(self, seconds: float) -> PostgresWire:
-        return self._doubt.settle(lambda: self._connect(seconds), seconds)
-
-    def _connect(self, seconds: float) -> PostgresWire:
         due = time.monotonic() + seconds
         pgconn = pq.PGconn.connect_start(self._endpoint.conninfo.encode())
         try:
@@ -130,7 +126,7 @@ class PostgresPeer:
         return AsyncPostgresWire(await in_thread(lambda: self.connect(seconds)))
 
     def failure(self, cause: BaseException) -> StoreError:
-        error = self._doubt.explain(self.name) or self._endpoint.error(cause)
+        error = self._endpoint.error(cause)
         error.__cause__ = cause
         return error
 

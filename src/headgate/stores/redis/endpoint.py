@@ -30,8 +30,7 @@ from headgate.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from headgate.stores.remote.peer import WRONG_TLS
-from headgate.stores.remote.strangers import REDIS, REDIS_TLS, TLS, Doubt
+from headgate.stores.remote.peer import INVALID_REPLY, WRONG_TLS
 
 Target = str | Redis | AsyncRedis | RedisCluster | AsyncRedisCluster
 """What a store can be made of."""
@@ -182,16 +181,6 @@ class RedisEndpoint:
         recipe = self.for_threads or self.for_tasks
         return str(recipe[1].get("host", "localhost")) if recipe else "localhost"
 
-    def doubt(self) -> Doubt:
-        """Return a new doubt whether it is a Redis server; of Sentinels or a cluster, the first one."""
-        kind, settings = self.for_threads or self.for_tasks or (object, {})
-        # A local socket, or the user's own Sentinels.
-        if "path" in settings or "connection_pool" in settings:
-            return Doubt(None)
-        is_tls = issubclass(kind, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))
-        own = (TLS, REDIS_TLS) if is_tls else (REDIS,)
-        return Doubt((self.host, int(settings.get("port", 6379))), *own)
-
     def at(self, host: str, port: int) -> RedisEndpoint:
         """Return another server of the same cluster, with the same login."""
         moved = {"host": host, "port": port}
@@ -233,8 +222,10 @@ class RedisEndpoint:
             )
         if isinstance(cause, ResponseError) and ("WRONGTYPE" in text or ": not a " in text):
             return StoreConflict(f"{self.name} holds something else under a key of ours: {text}")
+        if isinstance(cause, InvalidResponse) or "Protocol error, got" in text:
+            return StoreMisconfigured(f"{self.name} {INVALID_REPLY} ({text})")
         if is_refusal(cause):
-            return StoreMisconfigured(f"{self.name} refuses us, or is another kind of server: {text}")
+            return StoreMisconfigured(f"{self.name} refuses this client: {text}")
         return StoreUnavailable(f"{self.name}: {text}")
 
     def presentable(self, cause: BaseException) -> BaseException | None:

@@ -78,27 +78,26 @@ class RedisPeer:
     def __init__(self, endpoint: RedisEndpoint) -> None:
         self.name = endpoint.name
         self._endpoint = endpoint
-        self._doubt = endpoint.doubt()
 
     def size(self, request: ScriptCall | Command) -> int:
         return 0
 
     def connect(self, seconds: float) -> RedisWire:
         connection = self._endpoint.connection(seconds)
-        self._doubt.settle(connection.connect, seconds)
+        connection.connect()
         return RedisWire(connection)
 
     async def connect_async(self, seconds: float) -> AsyncRedisWire:
         connection = self._endpoint.async_connection(seconds)
         try:
-            await self._doubt.settle_async(connection.connect(), seconds)
+            await connection.connect()
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
         return AsyncRedisWire(connection)
 
     def failure(self, cause: BaseException) -> StoreError:
-        error = self._doubt.explain(self.name) or self._endpoint.error(cause)
+        error = self._endpoint.error(cause)
         error.__cause__ = self._endpoint.presentable(cause)
         return error
 

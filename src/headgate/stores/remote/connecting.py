@@ -58,21 +58,14 @@ class Connecting(Generic[W]):
             self.wire.close()
 
 
-def event_and_setter() -> tuple[asyncio.Event, Callable[[], None]]:
-    """Return an event of the running event loop, and what sets it from any thread."""
-    loop = asyncio.get_running_loop()
-    event = asyncio.Event()
-
-    def set_event() -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(event.set)
-
-    return event, set_event
-
-
 async def in_thread(connect: Callable[[], W]) -> W:
     """Return a connection that is made in a thread of its own; if the caller is cancelled, it is closed."""
-    over, set_over = event_and_setter()
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def set_over() -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(over.set)
+
     connecting = Connecting(connect, set_over)
     try:
         await over.wait()

@@ -42,6 +42,9 @@ WRONG_TLS = (
 """How TLS says that waiting does not help: certificates or their files do not fit, the server speaks another version, or
 none. A pattern, because libraries write it in capitals with underscores or in plain words."""
 
+INVALID_REPLY = "sent an invalid reply; check the scheme, host and port of the URL"
+"""What to say when a server of another kind seems to listen there."""
+
 PENDING: Any = object()
 """What `Wire.receive` returns while the reply is not there."""
 

@@ -16,9 +16,10 @@ from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
 from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
-from headgate.stores import MemoryStore
+from headgate.stores import MemoryStore, open_handle
 from headgate.stores.base import AnyStore, Receipts
 from headgate.stores.failure import OnOverload, OnStoreError
+from headgate.stores.handle import StoreHandle
 from headgate.stores.outage import Health
 from headgate.stores.request import Operation, Request
 
@@ -32,8 +33,6 @@ HeaderStyle = Literal["both", "ietf", "x-ratelimit", "none"]
 class Limiting(Generic[S, G]):
     """A named set of rules over a store; how it is asked is in `Limiter` and `AsyncLimiter`, which name their own types."""
 
-    _open_store: Callable[..., Any]
-    """Returns the store that a URL names."""
     _bind: ClassVar[str]
     """What a store calls the method that binds rules."""
     _turns_type: ClassVar[Callable[..., Any]]
@@ -68,41 +67,42 @@ class Limiting(Generic[S, G]):
             )
         self.name = check_text("a limiter's name", name or "", 0)
         self.units = Units(self.name, self.rules)
-        self._owns_store = store is None or isinstance(store, str)
-        self.store: S = self._opened(store, clock, deadline)
-        gate = self._unlimited_type()
-        self.health = Health()
-        self._ping: Any = None
-        if self.rules or self.store.has_rules:
-            gate, self.health, self._ping = bind(
-                self.store,
-                getattr(self.store, self._bind),
-                self._resilient_type,
-                self.name,
-                self.rules,
-                on_store_error,
-                deadline,
-                on_overload,
-            )
-        if store is not None and clock is not None:
-            gate = self._timed_type(gate, clock)  # a memory of our own has the clock already
-        self._clock: Clock = check_clock(clock) or _pace_of(self.store)
-        self._turns = self._turns_type()
-        self._turn_of = key_picker(self.rules)
-        if quotas is not None:
-            self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-            gate = self._quoted_type(gate, self.quotas, self._turn_of)
-        heard = Hooks(hooks) if hooks else None
-        self.gate, self.new_hold = self._around(gate, heard)
-        if heard is not None:
-            heard.attached(self)
+        self._handle = _handle_on(store, clock)
+        try:
+            self.store: S = self._checked(store) if self._handle is None else self._handle.store
+            gate = self._unlimited_type()
+            self.health = Health()
+            self._ping: Any = None
+            if self.rules or self.store.has_rules:
+                gate, self.health, self._ping = bind(
+                    self.store,
+                    getattr(self.store, self._bind),
+                    self._resilient_type,
+                    self.name,
+                    self.rules,
+                    on_store_error,
+                    deadline,
+                    on_overload,
+                )
+            if store is not None and clock is not None:
+                gate = self._timed_type(gate, clock)  # a private memory store has the clock already
+            self._clock: Clock = check_clock(clock) or _pace_of(self.store)
+            self._turns = self._turns_type()
+            self._turn_of = key_picker(self.rules)
+            if quotas is not None:
+                self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+                gate = self._quoted_type(gate, self.quotas, self._turn_of)
+            heard = Hooks(hooks) if hooks else None
+            self.gate, self.new_hold = self._around(gate, heard)
+            if heard is not None:
+                heard.attached(self)
+        except BaseException:
+            if self._handle is not None:
+                self._handle.close()
+            raise
 
-    def _opened(self, store: Any, clock: Clock | None, deadline: float | None) -> Any:
-        """Return the store that a limiter was given: itself, its URL, or none for memory of the limiter's own."""
-        if store is None:
-            return MemoryStore(clock=clock)
-        if isinstance(store, str):
-            return self._open_store(store, deadline=deadline)
+    def _checked(self, store: Any) -> Any:
+        """Return a given store if it can bind rules for this kind of limiter."""
         if hasattr(store, self._bind) and not isinstance(store, type):
             return store
         raise ConfigError(
@@ -165,6 +165,13 @@ class Limiting(Generic[S, G]):
     def __repr__(self) -> str:
         rules = ", ".join(str(rule) for rule in self.rules) or "unlimited"
         return f"<{type(self).__name__} {self.name or 'unnamed'}: {rules}>"
+
+
+def _handle_on(store: object, clock: Clock | None) -> StoreHandle | None:
+    """Return a handle on the store of a URL, or on a new memory store without one; `None` if a store was given."""
+    if store is None:
+        return StoreHandle(partial(MemoryStore, clock=clock))
+    return open_handle(store) if isinstance(store, str) else None
 
 
 def _pace_of(store: AnyStore) -> Clock:

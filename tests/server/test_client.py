@@ -449,7 +449,8 @@ async def test_a_server_that_hangs_is_given_up_after_the_deadline(
     process: ServerProcess, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadlines = Deadlines(monkeypatch)
-    limiter = flavour("5/hour", name="login", store=process.url, on_store_error="raise", deadline=DEADLINE)
+    store = ServerStore(process.url, deadline=DEADLINE)
+    limiter = flavour("5/hour", name="login", store=store, on_store_error="raise")
     await done(limiter.hit("alice"))
     process.signal(signal.SIGSTOP)
     deadlines.count = True
@@ -462,7 +463,7 @@ async def test_a_server_that_hangs_is_given_up_after_the_deadline(
     deadlines.count = False
     process.signal(signal.SIGCONT)
     await until_back(limiter)
-    await close(limiter)
+    await store.aclose()
 
 
 @pytest.mark.parametrize(

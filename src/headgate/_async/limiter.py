@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from headgate._asking import AsyncAsking
+from headgate._asking import AsyncAsking, awaiting
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
 from headgate._async.resilience import AsyncResilient
 from headgate._async.turns import AsyncTurns
-from headgate._awaiting import Awaiting
 from headgate._concurrency import AsyncEvent, check_coroutine_function
 from headgate._limiting import Limiting
 from headgate.clock import Clock, time_limit, to_microseconds
@@ -20,7 +19,6 @@ from headgate.decision import Decision
 from headgate.errors import RateLimited
 from headgate.keys import Key
 from headgate.quotas import QuotaValue
-from headgate.stores import open_async_store
 from headgate.stores.base import AsyncGate, AsyncStore
 from headgate.stores.request import Operation
 
@@ -62,7 +60,6 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
         health: How the store has been doing.
     """
 
-    _open_store = staticmethod(open_async_store)
     _bind = "bind_async"
     _turns_type = AsyncTurns
     _unlimited_type = AsyncUnlimited
@@ -138,7 +135,7 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
         tier: str | None = None,
         quota: QuotaValue | None = None,
         timeout: float | None = None,
-    ) -> Awaiting[Decision]:
+    ) -> Coroutine[Any, Any, Decision]:
         """Wait until the units are admitted and taken; first come, first served per key within this process.
 
         `None` and infinity for `timeout` wait for as long as it takes; 0 and less do not wait.
@@ -148,7 +145,7 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
             RateLimited: They would not be admitted within `timeout` seconds, or never. This is raised as soon as it is
                 known, not when the time is up.
         """
-        return Awaiting(self._wait(key, cost, tier, quota, timeout))
+        return awaiting(self._wait(key, cost, tier, quota, timeout))
 
     async def _wait(
         self, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None, timeout: float | None
@@ -246,9 +243,9 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
         return self
 
     async def aclose(self) -> None:
-        """Close the store, if it is the limiter's own."""
-        if self._owns_store:
-            await self.store.aclose()
+        """Close the store that the limiter opened, unless other limiters share it; a given store stays open."""
+        if self._handle is not None:
+            await self._handle.aclose()
 
     async def __aenter__(self) -> AsyncLimiter:
         return self

@@ -20,7 +20,6 @@ from headgate.decision import Decision
 from headgate.errors import RateLimited
 from headgate.keys import Key
 from headgate.quotas import QuotaValue
-from headgate.stores import open_store
 from headgate.stores.base import Gate, Store
 from headgate.stores.request import Operation
 
@@ -62,7 +61,6 @@ class Limiter(Asking, Limiting[Store, Gate]):
         health: How the store has been doing.
     """
 
-    _open_store = staticmethod(open_store)
     _bind = "bind"
     _turns_type = Turns
     _unlimited_type = Unlimited
@@ -244,9 +242,9 @@ class Limiter(Asking, Limiting[Store, Gate]):
         return self
 
     def close(self) -> None:
-        """Close the store, if it is the limiter's own."""
-        if self._owns_store:
-            self.store.close()
+        """Close the store that the limiter opened, unless other limiters share it; a given store stays open."""
+        if self._handle is not None:
+            self._handle.close()
 
     def __enter__(self) -> Limiter:
         return self

@@ -11,12 +11,14 @@ http://host:8080              a Headgate server, which decides by its own rules;
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from headgate.errors import ConfigError
 from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guarantees, Store
 from headgate.stores.failure import Local, OnOverload, OnStoreError, local
+from headgate.stores.handle import StoreHandle
 from headgate.stores.memory import MemoryStore
 from headgate.stores.outage import Health
 from headgate.stores.sqlite import SQLiteStore
@@ -64,25 +66,50 @@ limiters, which are made of stores.
 
 
 def open_store(url: str, *, deadline: float | None = None) -> Store:
-    """Return the store that a URL names.
+    """Return a new store for a URL; the caller closes it.
 
-    A store over a network gives up a call after `deadline` seconds, by default 1; any other has none.
+    A network store gives up a call after `deadline` seconds, by default 1; other stores have no deadline.
 
     Raises:
-        ConfigError: No store has such URLs, or what it needs is not installed.
+        ConfigError: No store has such URLs, or a package is missing.
     """
     store: Store = _open(url, deadline)
     return store
 
 
 def open_async_store(url: str, *, deadline: float | None = None) -> AsyncStore:
-    """As `open_store`, for coroutines.
+    """Like `open_store`, for coroutines.
 
     Raises:
-        ConfigError: No store has such URLs, or what it needs is not installed.
+        ConfigError: No store has such URLs, or a package is missing.
     """
     store: AsyncStore = _open(url, deadline)
     return store
+
+
+def open_handle(url: str) -> StoreHandle:
+    """Return a handle on the store that a URL names.
+
+    Network stores with equal URLs are shared within the process; the order of options is ignored. Memory and SQLite stores
+    are private. An SQLite store has neither a server connection nor, by default, a breaker to share. `sqlite:///:memory:` is
+    a new database each time, and the file of a relative path depends on the working directory.
+
+    Raises:
+        ConfigError: No store has such URLs, or a package is missing.
+    """
+    scheme = _scheme(url)
+    if scheme not in _REMOTE:
+        return StoreHandle(partial(_open, url, None))
+    return StoreHandle(partial(_remote_class(scheme), url), _sharing_key(url))
+
+
+def _sharing_key(url: str) -> str:
+    """Return the URL with its scheme in lower case and its options sorted by name; the rest is compared as written."""
+    scheme, _, rest = url.partition(":")
+    address, _, options = rest.partition("?")
+    if "#" not in options:
+        options = "&".join(sorted(options.split("&"), key=lambda option: option.partition("=")[0]))
+    return f"{scheme.lower()}:{address}?{options}"
 
 
 def check_url(url: str) -> None:

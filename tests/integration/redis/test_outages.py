@@ -77,7 +77,10 @@ each_way_to_break = pytest.mark.parametrize("break_it", [break_by_killing, break
 def test_an_outage_costs_one_failed_call(
     server: RedisServer, break_it: Callable[[RedisServer], Callable[[], object]]
 ) -> None:
-    with Limiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+    with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        Limiter("5/hour", name="x", store=store) as limiter,
+    ):
         for outage in (1, 2):
             until(lambda: is_back(limiter))
             mend = break_it(server)
@@ -101,7 +104,10 @@ async def test_an_outage_costs_each_task_one_failed_call_at_most(
     server: RedisServer, break_it: Callable[[RedisServer], Callable[[], object]]
 ) -> None:
     """All of them wait for the same round trip, and so for the same time-out."""
-    async with AsyncLimiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+    async with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        AsyncLimiter("5/hour", name="x", store=store) as limiter,
+    ):
         await limiter.hit("warm")
         stop = asyncio.Event()
         failed = [0] * 64
@@ -217,7 +223,10 @@ def test_a_server_that_cannot_write_is_not_taken_for_one_that_is_back(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It can be read, but a probe also counts something."""
-    with Limiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+    with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        Limiter("5/hour", name="x", store=store) as limiter,
+    ):
         limiter.hit("alice")
         server.command("CONFIG", "SET", "maxmemory", "1")
         assert limiter.hit("alice").degraded
@@ -261,7 +270,10 @@ def test_closed_refuses() -> None:
 
 
 def test_raise_raises_at_once_after_the_first_time(server: RedisServer) -> None:
-    with Limiter("2/hour", name="x", store=server.url, deadline=DEADLINE, on_store_error="raise") as limiter:
+    with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        Limiter("2/hour", name="x", store=store, on_store_error="raise") as limiter,
+    ):
         limiter.hit("alice")
         server.pause()
         for _ in range(100):
@@ -284,7 +296,10 @@ def test_reset_raises_whatever_the_policy(policy: Any) -> None:
 )
 def test_local_bounds_what_an_outage_admits(server: RedisServer, rule: Any) -> None:
     """No span holds more than the limit and, once per process, the share."""
-    with Limiter(rule, name="x", store=server.url, deadline=DEADLINE, on_store_error=local(0.5)) as limiter:
+    with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        Limiter(rule, name="x", store=store, on_store_error=local(0.5)) as limiter,
+    ):
         admitted = sum(limiter.hit("alice").allowed for _ in range(4))
         server.pause()
         during = [limiter.hit("alice") for _ in range(100)]
@@ -298,9 +313,10 @@ def test_local_bounds_what_an_outage_admits(server: RedisServer, rule: Any) -> N
 
 
 def test_local_holds_are_given_back_where_they_were_taken(server: RedisServer) -> None:
-    with Limiter(
-        "10/hour", name="x", store=server.url, deadline=DEADLINE, on_store_error=local(0.5)
-    ) as limiter:
+    with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        Limiter("10/hour", name="x", store=store, on_store_error=local(0.5)) as limiter,
+    ):
         on_server = limiter.hold("alice", 3)
         server.pause()
         limiter.hit("somebody")  # finds out
@@ -317,9 +333,10 @@ def test_local_holds_are_given_back_where_they_were_taken(server: RedisServer) -
 
 
 def test_a_hold_of_the_outage_gives_nothing_back_to_the_server(server: RedisServer) -> None:
-    with Limiter(
-        "10/hour", name="x", store=server.url, deadline=DEADLINE, on_store_error=local(1.0)
-    ) as limiter:
+    with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        Limiter("10/hour", name="x", store=store, on_store_error=local(1.0)) as limiter,
+    ):
         limiter.hit("alice", 6)
         server.pause()
         limiter.hit("somebody")
@@ -331,7 +348,10 @@ def test_a_hold_of_the_outage_gives_nothing_back_to_the_server(server: RedisServ
 
 
 def test_what_could_not_be_given_back_stays_counted(server: RedisServer) -> None:
-    with Limiter("10/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+    with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        Limiter("10/hour", name="x", store=store) as limiter,
+    ):
         hold = limiter.hold("alice", 3)
         server.kill()
         assert hold.release() == 0
@@ -409,7 +429,10 @@ async def test_a_batch_whose_reply_is_lost_is_charged_once(server: RedisServer, 
 
 def test_each_change_is_logged_once(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "headgate")
-    with Limiter("5/hour", name="x", store=server.url, deadline=DEADLINE) as limiter:
+    with (
+        RedisStore(server.url, deadline=DEADLINE) as store,
+        Limiter("5/hour", name="x", store=store) as limiter,
+    ):
         for _ in range(2):
             limiter.hit("alice")
             server.kill()

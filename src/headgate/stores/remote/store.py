@@ -9,10 +9,15 @@ from headgate.stores.breaker import stop_probes
 
 
 class RemoteStore(Closing):
-    """A store over a network, reached by the engines of threads and of tasks."""
+    """A network store: its engines for threads and for tasks.
+
+    Attributes:
+        is_closed: Whether it was closed.
+    """
 
     remote = True
     has_rules = False
+    is_closed = False
 
     endpoint: Any
     _threads: Any
@@ -20,12 +25,14 @@ class RemoteStore(Closing):
 
     def close(self) -> None:
         """Close all connections; those of event loops as soon as these run."""
+        self.is_closed = True
         stop_probes(self)
         self._threads.close()
         self._tasks.close()
 
     async def aclose(self) -> None:
         """Close all connections; those of other event loops as soon as these run."""
+        self.is_closed = True
         stop_probes(self)
         await self._tasks.aclose()
         self._threads.close()

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 READY := $(VENV)/.ready
-# What is compiled, and the types that it is compiled with: a change of these is installed anew.
+# The compiled modules and their types; a change of these compiles them again.
 TYPES := $(wildcard src/headgate/*.pxd src/headgate/*/*.pxd src/headgate/*/*/*.pxd)
 CORE := hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 COMPILED := src/headgate/*.so src/headgate/*/*.so src/headgate/*/*/*.so
@@ -30,6 +30,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(READY): $(PROJECTS) constraints.txt $(CORE) | $(BIN)/pip
+	@rm -f $(COMPILED)
 	$(PIP) install --constraint constraints.txt --editable '.[dev]' --editable './server[all]' --editable './services[all]'
 	@$(BIN)/headgate version
 	@touch $(RUN_READY) $@

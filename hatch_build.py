@@ -17,24 +17,6 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SOURCES = Path("src")
-MODULES = (
-    "headgate._asking",
-    "headgate.decision",
-    "headgate.http.headers",
-    "headgate.stores.counters",
-    "headgate.stores.lock",
-    "headgate.stores.meters",
-    "headgate.stores.postgres.codec",
-    "headgate.stores.redis.codec",
-    "headgate.stores.redis.peer",
-    "headgate.stores.remote.batching",
-    "headgate.stores.remote.tasks",
-    "headgate.stores.remote.threads",
-    "headgate.stores.request",
-)
-"""What is compiled, each with the types in the `.pxd` beside it; `headgate._build` has the same list."""
-DECORATED = re.compile(r"\n\n\n# Compiled with (?:(\S+) and )?(\S+): .*\nclass ")
-"""What a comment says of a class, for decorators that only Cython knows, and that have no effect in a `.pxd`."""
 
 
 class CompiledCore(BuildHookInterface[Any]):
@@ -73,20 +55,9 @@ def _is_wanted(name: str) -> bool:
     return os.environ.get(name, "0") not in ("", "0")
 
 
-def decorated(source: str) -> str:
-    """Return a module's source with the decorators of its classes, in place of the comments and empty lines above them."""
-    source = source.replace("import annotations\n", "import annotations; import cython\n", 1)
-    return DECORATED.sub(_decorators, source)
-
-
-def _decorators(found: re.Match[str]) -> str:
-    """Return as many lines as were found, for the numbers in tracebacks."""
-    first = f"@cython.{found[1]}" if found[1] else ""
-    return f"\n{first}\n@cython.{found[2]}\n@cython.cclass\nclass "
-
-
-def _paths(root: Path) -> list[Path]:
-    return [root / SOURCES / Path(*module.split(".")).with_suffix(".py") for module in MODULES]
+def compiled_sources(root: Path) -> list[Path]:
+    """Return the modules to compile: those with a `.pxd` file beside them, which declares their types."""
+    return [path.with_suffix(".py") for path in sorted((root / SOURCES).rglob("*.pxd"))]
 
 
 def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
@@ -98,14 +69,16 @@ def compile_modules(root: Path, folder: Path) -> dict[str, bytes]:
     shutil.copytree(
         root / SOURCES, folder / SOURCES, ignore=shutil.ignore_patterns("*.so", "*.pyd", "static")
     )
-    for path in _paths(folder):
-        path.write_text(decorated(path.read_text()))
     os.chdir(folder)
     try:
         extensions = cythonize(
             [
-                Extension(module, [str(path)], extra_compile_args=[] if os.name == "nt" else ["-O2", "-g0"])
-                for module, path in zip(MODULES, _paths(Path()), strict=True)
+                Extension(
+                    ".".join(path.relative_to(SOURCES).with_suffix("").parts),
+                    [str(path)],
+                    extra_compile_args=[] if os.name == "nt" else ["-O2", "-g0"],
+                )
+                for path in compiled_sources(Path())
             ],
             include_path=[str(SOURCES)],
             language_level=3,

@@ -1,22 +1,78 @@
-"""What limiters do on every call, apart from the rest of them because it is compiled too, with the types in `_asking.pxd`.
-An `AsyncLimiter` answers with an `Awaiting`; see there.
-"""
+"""`hit` and `check`, and the awaitable that `AsyncLimiter` returns. Compiled with the types in `_asking.pxd`."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Generator
-from typing import Any, NoReturn
+import sys
+from collections.abc import Coroutine, Generator
+from types import FrameType
+from typing import Any, TypeVar
 
-from headgate._awaiting import NOT_AWAITED, Awaiting, decided, is_asked_by_asyncio
 from headgate.clock import instant
 from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.keys import Key
 from headgate.quotas import QuotaValue
 from headgate.stores.base import AsyncGate, Gate
-from headgate.stores.counters import ImmediateGate
 from headgate.stores.request import Operation, Request, new_request
+
+T = TypeVar("T")
+
+NOT_AWAITED = "this answer is still to be awaited: write `if await limiter.hit(key):`"
+
+
+def is_asked_by_asyncio() -> bool:
+    """Return whether asyncio asks for the truth value: since Python 3.12 it does so when it describes a task."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") == "headgate._asking":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "asyncio.base_tasks"
+
+
+class Awaiting:
+    """A coroutine without a truth value.
+
+    `if limiter.hit("alice"):` without `await` would be true for every caller, because a coroutine is. With this class it
+    raises `TypeError`. For `await`, `create_task`, `gather`, `wait_for` and task groups it is a coroutine like any other.
+    """
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Resume the coroutine."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception in the coroutine."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """Close the coroutine."""
+        self._coroutine.close()
+
+    def __bool__(self) -> bool:
+        if is_asked_by_asyncio():
+            return True
+        self._coroutine.close()
+        raise TypeError(NOT_AWAITED)
+
+
+Coroutine.register(Awaiting)
+
+
+def awaiting(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    """Return a coroutine without a truth value."""
+    return Awaiting(coroutine)
+
+
+async def decided(gate: AsyncGate, request: Request) -> Decision:
+    """Return the decision of a gate."""
+    return (await gate.ask(request))[0]
 
 
 class Asking:
@@ -91,7 +147,7 @@ class AsyncAsking:
         tier: str | None = None,
         quota: QuotaValue | None = None,
         now: float | None = None,
-    ) -> Awaiting[Decision]:
+    ) -> Coroutine[Any, Any, Decision]:
         """Ask for units, and take them if all rules admit: `await limiter.hit(key)`.
 
         A refusal takes nothing. A cost of 0 is admitted and writes nothing.
@@ -101,8 +157,9 @@ class AsyncAsking:
             ConfigError: The key does not fit the rules, or the cost is not a whole number.
         """
         if type(cost) is not int or quota is not None:
-            return Awaiting(self._ask("hit", key, cost, tier, quota, now))
-        return awaiting(self.gate, new_request("hit", key, cost, tier, None if now is None else instant(now)))
+            return awaiting(self._ask("hit", key, cost, tier, quota, now))
+        request = new_request("hit", key, cost, tier, None if now is None else instant(now))
+        return awaiting(decided(self.gate, request))
 
     def check(
         self,
@@ -112,71 +169,9 @@ class AsyncAsking:
         tier: str | None = None,
         quota: QuotaValue | None = None,
         now: float | None = None,
-    ) -> Awaiting[Decision]:
+    ) -> Coroutine[Any, Any, Decision]:
         """Return what `hit` would answer, and take nothing; of rules that count only holds, what `hold` would."""
         if type(cost) is not int or quota is not None:
-            return Awaiting(self._ask("peek", key, cost, tier, quota, now))
-        return awaiting(
-            self.gate, new_request("peek", key, cost, tier, None if now is None else instant(now))
-        )
-
-
-def awaiting(gate: AsyncGate, request: Request) -> Awaiting[Decision]:
-    """Return the decision of a gate, to be awaited."""
-    if type(gate) is ImmediateGate:
-        immediate: ImmediateGate = gate
-        answer = AwaitingDecision.__new__(AwaitingDecision)  # as `new_request` does
-        answer.gate = immediate.gate
-        answer.request = request
-        return answer  # type: ignore[return-value]  # registered below
-    return Awaiting(decided(gate, request))
-
-
-# Compiled with no_gc and freelist(8): it cannot be part of a cycle, and every call makes one.
-class AwaitingDecision:
-    """The decision of a gate that never waits, made when it is awaited; no coroutine is needed for that."""
-
-    __slots__ = ("gate", "request")
-
-    gate: Gate
-    request: Request | None
-
-    def __await__(self) -> Generator[Any, None, Decision]:
-        return self.decide()
-        yield  # which makes this a generator, as an awaitable needs
-
-    def decide(self) -> Decision:
-        """Ask the gate, once."""
-        request = self.request
-        if request is None:
-            raise RuntimeError("this answer was already awaited")
-        self.request = None
-        return self.gate.ask(request)[0]
-
-    def send(self, value: Any) -> Any:
-        """Run to the end, as an event loop does."""
-        return next(self.__await__())
-
-    def throw(self, *error: Any) -> Any:
-        """Raise an exception instead of deciding."""
-        self.request = None
-        return self.__await__().throw(*error)
-
-    def close(self) -> None:
-        """End it without a decision."""
-        self.request = None
-
-    def __bool__(self) -> NoReturn:
-        if is_asked_by_asyncio():
-            return True  # type: ignore[misc]  # to everybody else it is an error
-        self.request = None
-        raise TypeError(NOT_AWAITED)
-
-    def __del__(self) -> None:
-        if self.request is not None:
-            warnings.warn(f"the answer to {self.request} was never awaited", RuntimeWarning, stacklevel=2)
-
-
-Awaiting.register(AwaitingDecision)
-if not __file__.endswith(".py"):
-    decide_when_awaited()  # type: ignore[name-defined]  # noqa: F821  # in C, in `_asking.pxd`
+            return awaiting(self._ask("peek", key, cost, tier, quota, now))
+        request = new_request("peek", key, cost, tier, None if now is None else instant(now))
+        return awaiting(decided(self.gate, request))

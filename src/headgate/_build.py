@@ -16,33 +16,17 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-COMPILED = (
-    "headgate._asking",
-    "headgate.decision",
-    "headgate.http.headers",
-    "headgate.stores.counters",
-    "headgate.stores.lock",
-    "headgate.stores.meters",
-    "headgate.stores.postgres.codec",
-    "headgate.stores.redis.codec",
-    "headgate.stores.redis.peer",
-    "headgate.stores.remote.batching",
-    "headgate.stores.remote.tasks",
-    "headgate.stores.remote.threads",
-    "headgate.stores.request",
-)
-"""What is compiled where it can be; `hatch_build.py` has the same list."""
-
 
 class _PlainFinder(MetaPathFinder):
-    """Finds the source of a module that Python would rather load compiled."""
+    """Finds the source of a module where Python would prefer the compiled file beside it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in COMPILED or not path:
+        if not fullname.startswith("headgate.") or not path:
             return None
-        return spec_from_file_location(fullname, Path(path[0], f"{fullname.rpartition('.')[2]}.py"))
+        source = Path(path[0], f"{fullname.rpartition('.')[2]}.py")
+        return spec_from_file_location(fullname, source) if source.exists() else None
 
 
 def is_compiled() -> bool:

@@ -49,7 +49,6 @@ class RuleResult(NamedTuple):
     reset_after: float | None
 
 
-# Compiled with no_gc and freelist(8): it cannot be part of a cycle, and every call makes one.
 class Decision:
     """The answer for all rules of a limiter; true if admitted.
 

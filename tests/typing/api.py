@@ -120,16 +120,14 @@ async def submit() -> None:
 
 
 async def forgotten() -> None:
-    """Without `await`, every caller would be admitted: the error at run time is one for type checkers as well.
-
-    Pyright objects by itself, mypy if `truthy-bool` is enabled; and it goes on checking what follows.
-    """
+    """A missing `await` is an error at run time and for type checkers; `truthy-bool` must be enabled in mypy."""
     if several.hit("alice"):  # type: ignore[truthy-bool]
         print("admitted")
     if not several.check("alice"):  # type: ignore[truthy-bool]
         print("refused")
     while several.wait("alice"):  # type: ignore[truthy-bool]
-        several.hold("alice") and print("held")  # type: ignore[truthy-bool]
+        print("admitted")
+    several.hit("alice")  # type: ignore[unused-coroutine]
     following: str = 5  # type: ignore[assignment]
     print(following)
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from headgate import AsyncHold, AsyncLimiter, CostTooHigh, Decision, RateLimited
-from headgate._build import is_compiled
 from headgate.testing import FakeClock
 
 Ask = Callable[[AsyncLimiter], Any]
@@ -196,19 +195,6 @@ async def test_an_iteration_that_stops_inside_is_no_result(way: Callable[[Any], 
     error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
     assert isinstance(error, RuntimeError)
     assert isinstance(error.__cause__, StopIteration)
-
-
-@pytest.mark.skipif(not is_compiled(), reason="only a compiled answer is its own iterator")
-async def test_a_result_that_was_caught_stays_that_of_its_answer(limiter: AsyncLimiter) -> None:
-    """`await` hands results over in an exception that serves again, unless something has kept it."""
-    caught = []
-    for _ in range(2):
-        with pytest.raises(StopIteration) as error:
-            next(limiter.hit("ada"))  # type: ignore[call-overload]
-        caught.append(error.value)
-    last = await limiter.hit("ada")
-    assert [one.value.remaining for one in caught] == [2, 1]
-    assert last.remaining == 0
 
 
 async def test_answers_leave_no_reference_behind(limiter: AsyncLimiter) -> None:

@@ -868,8 +868,6 @@ class InterruptedLock(type(new_rlock())):  # type: ignore[misc]
 
 @pytest.mark.parametrize("call", ["hit", "reset"])
 def test_a_signal_right_after_the_lock_was_taken_leaves_none_behind(call: str) -> None:
-    if is_compiled():
-        pytest.skip("compiled code has no signals there")
     limiter = Limiter("2/hour")
     counters = limiter.store._counters  # type: ignore[attr-defined]
     usual, counters.lock = counters.lock, InterruptedLock()

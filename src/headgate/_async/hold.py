@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from types import TracebackType
-from typing import overload
+from typing import TYPE_CHECKING, Any, overload
 
-from headgate._awaiting import Awaiting
+from headgate._asking import Awaiting
 from headgate._holding import Holding, ObservedHolding
 from headgate.clock import instant
 from headgate.costs import Cost
@@ -139,13 +139,17 @@ class AsyncObservedHold(ObservedHolding, AsyncHold):
 
 
 # begin async only
-class AwaitingHold(Awaiting[AsyncHold]):
+class AwaitingHold(Awaiting):
     """A hold that is taken when it is awaited or entered."""
 
     __slots__ = ("_hold",)
 
+    if TYPE_CHECKING:
+
+        def __await__(self) -> Generator[Any, None, AsyncHold]: ...
+
     async def __aenter__(self) -> AsyncHold:
-        self._hold = await self._coroutine
+        self._hold = await self
         return await self._hold.__aenter__()
 
     async def __aexit__(

@@ -21,7 +21,6 @@ from headgate.http.headers import Asked, Writer, all_fields, distinct_names, enc
 from headgate.http.limit import AnyLimiter, LimitVersion, RequestLimit
 from headgate.http.problems import Answer, refusal, too_costly
 from headgate.http.steps import run_async
-from headgate.stores.counters import ImmediateGate
 
 Scope = MutableMapping[str, Any]
 """An ASGI scope: what is known of a request or connection."""
@@ -150,11 +149,7 @@ class ASGIExchange(Exchange[AsyncLimiter]):
             else:
                 if quotas is not None or type(question.cost) is not int:
                     question = version.complete(question, quotas)
-                gate = version.limiter.gate
-                # One that never waits needs no coroutine.
-                decision, _ = (
-                    gate.gate.ask(question) if type(gate) is ImmediateGate else await gate.ask(question)
-                )
+                decision, _ = await version.limiter.gate.ask(question)
         except CostTooHigh as error:
             return too_costly(error, accepted_by(scope))
         self.asked.append(version.asked(question, decision, quotas))

@@ -350,10 +350,7 @@ def while_locked(lock: Any, work: Callable[..., T], *args: Any) -> T:
         result = work(*args)
         lock.release()
     except BaseException:
-        try:
-            release_down_to(lock, taken)
-        finally:  # once more, in case another signal handler raised meanwhile
-            release_down_to(lock, taken)
+        release_down_to(lock, taken)
         raise
     return result
 

@@ -5,17 +5,15 @@ from cpython cimport time
 from libc.stdint cimport int64_t
 
 from headgate.decision cimport Decision, joined, new_decision
-from headgate.stores.lock cimport CallLock
 from headgate.stores.meters cimport Meter, MeterState
 from headgate.stores.request cimport Request
 
 cdef int SHARDS, LAST_SHARD, NEW_KEYS_PER_LOOK, LOOKED_AT_FOR_NEW_KEYS, LOOKED_AT_WHEN_FULL
 cdef int64_t GRACE_US, NEVER
-cdef bint IS_COMPILED
 
 cdef class Counters:
     cdef readonly object clock
-    cdef public CallLock lock
+    cdef public object lock
     cdef public bint busy
     cdef readonly bint is_usual
     cdef readonly int64_t epoch_us, max_keys, keys, overflowed
@@ -24,7 +22,7 @@ cdef class Counters:
     cpdef int64_t now(self) except? -1
     @cython.locals(table=Table)
     cdef make_room(self)
-    cdef _alone(self, work, tuple args)
+    cpdef _alone(self, work, tuple args)
 
 cdef class Table:
     cdef Counters counters
@@ -64,7 +62,7 @@ cdef class MemoryGate:
     cdef readonly int named
     cdef readonly object pick, tiers, always_fits
     cdef readonly dict by_tier
-    @cython.locals(slots=tuple, keys=tuple, units=int64_t, lock=CallLock)
+    @cython.locals(slots=tuple, keys=tuple, units=int64_t)
     cpdef tuple ask(self, Request request)
     @cython.locals(operation=str, counters=Counters, at=int64_t, holds=bint, charged=bint, admitted=bint, has_new=bint,
                    slot=Slot, table=Table, shard=dict, state=MeterState, meter=Meter, used=int64_t)
@@ -91,6 +89,3 @@ cdef class MemoryGate:
     cpdef refund_alone(self, tuple receipts, cost, now)
     @cython.locals(slot=Slot, state=MeterState)
     cpdef reset_alone(self, tuple keys)
-
-cdef class ImmediateGate:
-    cdef readonly object gate

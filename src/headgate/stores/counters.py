@@ -41,16 +41,10 @@ from headgate.stores.base import (
     release_down_to,
     while_locked,
 )
-from headgate.stores.lock import CallLock
 from headgate.stores.meters import Meter, MeterState, meter_for
 from headgate.stores.request import Request
 
 T = TypeVar("T")
-
-# A signal handler may run, and raise, wherever plain Python calls something; so it needs `while_locked`.
-# Between two lines of compiled code none runs; there is a lock for it that costs far less.
-IS_COMPILED: bool = not __file__.endswith(".py")
-new_lock: Callable[[], Any] = CallLock if IS_COMPILED else new_rlock
 
 NEVER: int = -(2**62)
 """The time of what does not happen, as in `meters`."""
@@ -94,7 +88,7 @@ class Counters:
         self.keys: int = 0
         self.overflowed: int = 0
         self.tables: dict[tuple[str, str], Table] = {}
-        self.lock: Any = new_lock()
+        self.lock: Any = new_rlock()
         self.busy: bool = False
         self.births: int = random.SystemRandom().randrange(1, MAX_UNITS)
 
@@ -104,7 +98,7 @@ class Counters:
         If the thread that forked is inside a call, that call goes on.
         """
         self.births = random.SystemRandom().randrange(1, MAX_UNITS)
-        self.lock = forks.after_in_child(self.lock, new_lock)
+        self.lock = forks.after_in_child(self.lock, new_rlock)
         self.busy = self.busy and self.lock._is_owned()
 
     def now(self) -> int:
@@ -123,16 +117,9 @@ class Counters:
                 table.look_at(LOOKED_AT_WHEN_FULL, self.now())
 
     def alone(self, work: Callable[..., T], *args: Any) -> T:
-        """Return what some work returns that no other call may interrupt."""
-        lock = self.lock  # after a fork in the middle, there is another one
-        if not IS_COMPILED:
-            result: T = while_locked(lock, self._alone, work, args)
-            return result
-        lock.acquire()
-        try:
-            return self._alone(work, args)
-        finally:
-            lock.release()
+        """Return the result of some work that no other call may interrupt."""
+        result: T = while_locked(self.lock, self._alone, work, args)
+        return result
 
     def _alone(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
         if self.busy:
@@ -324,25 +311,16 @@ class MemoryGate:
             units = cost if type(cost) is int else -1
             slots = self.tiers.of(tier, request.quotas)
         keys = None if self.is_plain and type(key) is str else self.keys_of(key)
-        lock = self.counters.lock  # as in `Counters.alone`
-        if not IS_COMPILED:
-            taken = lock._recursion_count()
-            try:  # what `while_locked` does, without a call of it
-                lock.acquire()
-                answer = self.ask_alone(request, slots, keys, units)
-                lock.release()
-            except BaseException:
-                try:
-                    release_down_to(lock, taken)
-                finally:
-                    release_down_to(lock, taken)
-                raise
-            return answer
-        lock.acquire()
-        try:
-            return self.ask_alone(request, slots, keys, units)
-        finally:
+        lock = self.counters.lock  # kept: a fork during the call replaces it
+        taken = lock._recursion_count()
+        try:  # as in `while_locked`, which would cost a call
+            lock.acquire()
+            answer = self.ask_alone(request, slots, keys, units)
             lock.release()
+        except BaseException:
+            release_down_to(lock, taken)
+            raise
+        return answer
 
     def ask_alone(
         self, request: Request, slots: tuple[Slot, ...], keys: tuple[PlainKey, ...] | None, units: int

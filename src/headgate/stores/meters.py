@@ -318,7 +318,6 @@ class ConcurrentMeter(Meter):
         state.numbers = numbers
 
 
-# Compiled with no_gc: it cannot be part of a cycle, and there may be a million of them.
 class SlidingState(MeterState):
     """The newest bucket, and the ones before it.
 
@@ -571,7 +570,6 @@ class SlidingMeter(Meter):
         state.older = kept
 
 
-# Compiled with no_gc: it cannot be part of a cycle, and there may be a million of them.
 class BucketState(MeterState):
     """The level at a time in ticks, the total ever refunded, and the shape that the level was measured in."""
 

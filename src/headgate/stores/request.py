@@ -20,7 +20,6 @@ The receipt of a rule that was not charged is empty.
 """
 
 
-# Compiled with no_gc and freelist(8): it cannot be part of a cycle, and every call makes one.
 class Request:
     """One question to a gate.
 

@@ -65,7 +65,7 @@ class ReplayTests(Contract):
             if number in (0, 1, 200, 201, 499):
                 holds += [wide.hold("a") for wide, _ in stores]
             for wide, narrow in stores:
-                (wide if number % 2 else narrow).record("a", 2 if number % 2 else 1)
+                (wide if number % 3 == 1 else narrow).record("a", 1 + number % 2)
         assert stores[0][0].check("a").reset_after_us == stores[1][0].check("a").reset_after_us == MINUTE_US
         self._look_alike(stores)
         for place in (4, 0, 2, 1):

@@ -11,7 +11,6 @@ SUBJECTS = (
     "views",
     "redis",
     "postgres",
-    "long_logs",
     "outage",
     "petitions",
     "server",

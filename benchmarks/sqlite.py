@@ -9,9 +9,6 @@ pyrate-limiter's bucket comes in two forms (README, "SQLiteBucket"). They promis
   this form, in the table too, is what the code alone makes of the same promise.
 
 A bucket there is one key's; so one key it is.
-
-Besides, what a call costs on a full sliding log of a thousand to a hundred thousand entries: the same, it is promised. With
-every hit or hold one entry expires and one comes.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -39,7 +35,6 @@ from benchmarks.harness import (
     table,
     worst_of,
 )
-from benchmarks.long_logs import SIZES, FullLog, measure
 
 Build = Callable[[Rule, Path], Driver]
 STEPS = 3
@@ -49,7 +44,7 @@ LOW_LIMIT = 100
 
 
 def run(scale: Scale, progress: Progress) -> Iterator[Section]:
-    """Measure admitted hits, then refused ones, then large logs."""
+    """Measure admitted hits, then refused ones."""
     measured: dict[str, dict[str, Result]] = {}
     cpu: dict[str, Result] = {name: Result() for name in CONTENDERS}
     for outcome in ("admitted", "refused"):
@@ -80,24 +75,6 @@ def run(scale: Scale, progress: Progress) -> Iterator[Section]:
             )
         ],
     )
-
-    yield _logs(scale, progress)
-
-
-def _logs(scale: Scale, progress: Progress) -> Section:
-    """Measure the calls on full logs, in microseconds of CPU time."""
-    from headgate import SQLiteStore
-    from headgate.testing import FakeClock
-
-    progress.begin("SQLite: large logs")
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
-        logs = []
-        for size in SIZES:
-            if size <= scale.keys:
-                clock = FakeClock()
-                store = opened.enter_context(SQLiteStore(Path(folder, f"{size}.sqlite"), clock=clock))
-                logs.append(FullLog(store, clock, size, time.thread_time_ns))
-        return measure("SQLite", "CPU µs", logs, scale, progress)
 
 
 def _target(peer: str, found: dict[str, Result]) -> Target:

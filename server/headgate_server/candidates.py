@@ -42,13 +42,14 @@ class Candidates:
 
         Raises:
             ApiProblem: 404 if there is no such rule.
-            ConfigError: That is no quota, or none for this kind of rule.
+            ConfigError: The quota is not valid, or not for this kind of rule or its store.
         """
         quotas = {name: dict(rules) for name, rules in self._quotas.items()}
         if quota is None:
             quotas.get(limiter, {}).pop(rule, None)
         else:
-            candidate_for(self._rule(limiter, rule), quota)
+            candidate = candidate_for(self._rule(limiter, rule), quota)
+            self._live[limiter].store.bind_async(limiter, (candidate,))
             quotas.setdefault(limiter, {})[rule] = quota
         if self._file is not None:
             replace_file(self._file, msgspec.json.encode(quotas))

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from headgate import Limiter, SQLiteStore, fixed_window, sliding_window, token_bucket
-from headgate.stores import sqlite, sqlite_log
 from headgate.testing import FakeClock, StoreContract
 
 
@@ -24,10 +23,7 @@ class SQLiteContract(StoreContract):
 
     def dump(self) -> object:
         with closing(sqlite3.connect(self.path)) as connection:
-            return [
-                connection.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
-                for table in ("headgate_states", "headgate_chunks")
-            ]
+            return connection.execute("SELECT * FROM headgate_states ORDER BY id").fetchall()
 
 
 class TestSQLiteAtGivenTimes(SQLiteContract):
@@ -40,18 +36,6 @@ class TestSQLiteByItsOwnClock(SQLiteContract):
 
     def make_store(self) -> SQLiteStore:
         return SQLiteStore(self.path, clock=self.clock)
-
-
-class TestSQLiteInSmallChunks(SQLiteContract):
-    """What only large logs do, done by every state of more than two entries."""
-
-    @pytest.fixture(autouse=True)
-    def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sqlite, "LONGEST_STATE", 1 + 2 * 2)
-        monkeypatch.setattr(sqlite_log, "PER_CHUNK", 1)
-
-    def make_store(self) -> SQLiteStore:
-        return SQLiteStore(self.path)
 
 
 RULES = (

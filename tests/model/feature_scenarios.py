@@ -22,7 +22,7 @@ def units() -> Iterator[Script]:
     for kind in RATES:
         rules = [
             rule("sliding_window", 5, MINUTE, name="calls"),
-            rule(kind, 1_000, MINUTE, name="tokens", unit="tokens", tiers={"pro": Quota(5_000, MINUTE)}),
+            rule(kind, 200, MINUTE, name="tokens", unit="tokens", tiers={"pro": Quota(1_000, MINUTE)}),
         ]
         yield two_units(Script(f"units: requests and tokens by {kind}", rules))
     scoped = [
@@ -34,21 +34,21 @@ def units() -> Iterator[Script]:
 
 
 def two_units(script: Script) -> Script:
-    script.hit({"tokens": 300})
-    first = script.hold({"tokens": 600, "requests": 2})
-    script.check({"tokens": 200})
-    script.hit({"tokens": 200})
+    script.hit({"tokens": 60})
+    first = script.hold({"tokens": 120, "requests": 2})
+    script.check({"tokens": 40})
+    script.hit({"tokens": 40})
     script.to_retry(-1)
-    script.check({"tokens": 200})
-    script.settle(first, {"tokens": 150})
-    script.hit({"tokens": 200})
+    script.check({"tokens": 40})
+    script.settle(first, {"tokens": 30})
+    script.hit({"tokens": 40})
     script.hit({"tokens": 0})
     script.hit({"tokens": 1})
     script.wait(20 * SECOND)
-    script.hit({"tokens": 1_000, "requests": 0})
+    script.hit({"tokens": 200, "requests": 0})
     script.to_retry()
-    script.hit({"tokens": 1_000, "requests": 0})
-    script.hit({"tokens": 3_000}, tier="pro")
+    script.hit({"tokens": 200, "requests": 0})
+    script.hit({"tokens": 600}, tier="pro")
     script.record({"tokens": 40, "requests": 0})
     second = script.hold({"tokens": 0, "requests": 1})
     script.settle(second, {"tokens": 70})
@@ -57,7 +57,7 @@ def two_units(script: Script) -> Script:
     script.to_reset(-1)
     script.check(0)
     script.to_reset()
-    script.hit({"tokens": 999})
+    script.hit({"tokens": 199})
     script.hit(1)
     script.hit(1)
     return script

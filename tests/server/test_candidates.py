@@ -12,6 +12,7 @@ from headgate_server.candidates import Candidates
 from tests.server.support import Server, problem
 
 RULE = "sliding_window/1m"
+LOG = '[limiters.login]\nstore = "memory://"\nrules = [{quota = "5/minute", kind = "sliding_log"}]'
 
 
 async def candidate(server: Server, quota: str | None, rule: str = RULE) -> Any:
@@ -71,6 +72,26 @@ async def test_a_candidate_for_nothing_is_said_so() -> None:
     assert "no rule 'other'" in problem(await server.post(path, {"rule": "other", "quota": "3/minute"}), 404)
     assert "fortnight" in problem(await server.post(path, {"rule": RULE, "quota": "3/fortnight"}), 422)
     assert server.statistics.tick(server.live, 1).shadow == []
+
+
+async def test_a_candidate_that_the_store_cannot_count_is_refused(tmp_path: Path) -> None:
+    text = LOG.replace("memory://", f"sqlite:///{tmp_path}/limits.db")
+    server = Server(text)
+    path, rule = "/v1/limiters/login/candidate", "sliding_log/1m"
+    reason = problem(await server.post(path, {"rule": rule, "quota": "1001/minute"}), 422)
+    assert "at most 1000, not 1001" in reason
+    server.live._use(parse_policy(text.replace("5/minute", "6/minute")))
+    assert server.live["login"].policy.shadow == ()
+    await server.live.aclose()
+
+
+async def test_a_candidate_that_a_new_store_cannot_count_is_left_out(tmp_path: Path) -> None:
+    server = Server(LOG)
+    await candidate(server, "1001/minute", "sliding_log/1m")
+    assert [rule.quota.limit for rule in server.live["login"].policy.shadow] == [1001]
+    server.live._use(parse_policy(LOG.replace("memory://", f"sqlite:///{tmp_path}/limits.db")))
+    assert server.live["login"].policy.shadow == ()
+    await server.live.aclose()
 
 
 async def test_workers_share_their_candidates(tmp_path: Path) -> None:

@@ -405,7 +405,7 @@ def test_a_process_that_is_killed_leaves_whole_calls_behind(path: Path) -> None:
 INTERRUPTED = """
 import random, signal, sys, threading
 from itertools import count
-from headgate import Limiter, SQLiteStore, StoreUnavailable, fixed_window, sliding_log
+from headgate import Limiter, SQLiteStore, StoreUnavailable, fixed_window, sliding_window
 from headgate.clock import SteadyClock
 
 class Clock(SteadyClock):
@@ -427,7 +427,7 @@ def is_free(lock):
     return found == [True]
 
 store = SQLiteStore(sys.argv[1], clock=Clock())
-limiter = Limiter(sliding_log("1000000/hour"), fixed_window("1000000/day"), name="x", store=store)
+limiter = Limiter(sliding_window("1000000/hour"), fixed_window("1000000/day"), name="x", store=store)
 for _ in range(500):
     limiter.hit("ada")
 calls = [

@@ -1,7 +1,8 @@
 """How many e-mails may leave per rolling minute and hour, all inboxes together.
 
-The counting is Headgate's: one strict sliding window per configured limit, in buckets of a second, so that no minute and
-no hour ever holds more than its limit and a send counts at most a second longer than it must. A window without a limit is
+The counting is Headgate's: one strict sliding window per configured limit, so that no minute and no hour ever holds more
+than its limit. Its buckets are a second long, so that a send counts at most a second longer than it must; in an hour on a
+shared store, where a state has at most 1,000 entries, they are five seconds long. A window without a limit is
 still counted, for the log, as long as the other one has a limit; if neither has, nothing is counted, logged or refused.
 
 It can be used in two forms:
@@ -44,7 +45,8 @@ logger = logging.getLogger(__name__)
 NAME = "mail"
 """The limiter's name in a store that it shares with others."""
 
-MOST_BUCKETS = 3600
+BUCKETS_IN_MEMORY = 3600
+BUCKETS_ON_SHARED_STORES = 720
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class SendWindow:
     seconds: int
     limit: int
 
-    def rule(self) -> Rule:
+    def rule(self, most_buckets: int) -> Rule:
         """Return the rule that counts in this window; without a limit, one that never refuses."""
         quota = Quota.of(self.limit or MAX_UNITS, self.seconds)
-        return sliding_window(quota, scope="*", name=self.name, buckets=min(self.seconds, MOST_BUCKETS))
+        return sliding_window(quota, scope="*", name=self.name, buckets=min(self.seconds, most_buckets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +182,9 @@ class GlobalRateLimiter:
     ) -> None:
         windows = (SendWindow("per-minute", 60, per_minute), SendWindow("per-hour", 3600, per_hour), *more)
         self._windows = windows if any(window.limit for window in windows) else ()
-        self._rules = tuple(window.rule() for window in self._windows)
-        in_memory = not self._rules or store.startswith("memory:")
+        in_memory = not self._windows or store.startswith("memory:")
+        most_buckets = BUCKETS_IN_MEMORY if in_memory else BUCKETS_ON_SHARED_STORES
+        self._rules = tuple(window.rule(most_buckets) for window in self._windows)
         self._store: MemoryStore | str = MemoryStore(clock=clock) if in_memory else store
         self._clock = None if in_memory else clock
         self._async = AsyncLimiter(

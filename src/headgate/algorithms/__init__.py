@@ -6,7 +6,7 @@ from math import gcd
 
 from headgate.algorithms.base import Algorithm, Receipt, State, decide_all
 from headgate.algorithms.concurrent import Concurrent
-from headgate.algorithms.sliding_window import SlidingWindow
+from headgate.algorithms.sliding_window import MAX_ENTRIES, SlidingWindow
 from headgate.algorithms.token_bucket import TokenBucket
 from headgate.algorithms.windows import Calendar, FixedWindow
 from headgate.errors import ConfigError
@@ -14,6 +14,7 @@ from headgate.quota import MAX_UNITS, MILLISECOND, Quota
 from headgate.rules import Rule
 
 __all__ = [
+    "MAX_ENTRIES",
     "Algorithm",
     "Calendar",
     "Concurrent",

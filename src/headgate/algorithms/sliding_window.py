@@ -7,7 +7,8 @@ while now < i*width + lifetime, where the lifetime is
   long as the period ever holds more than the limit;
 - of a lenient one the period: a unit may be forgotten up to one width early;
 - of a log the period, with a width of 1: every request has its own bucket, so nothing is early and nothing late. Its
-  state is as large as its limit.
+  state is as large as its limit. Only `record` can make it larger, up to `MAX_ENTRIES`: in a full log the newest bucket
+  moves to the current time and takes the new units.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 
 from headgate.algorithms.base import Limited, Receipt, State, check_countable
 from headgate.decision import Verdict
+
+MAX_ENTRIES = 1000
+"""The most buckets in the state of a log whose limit is not larger; also the most that shared stores accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class SlidingWindow(Limited):
         index = now // self.width
         if len(live) > 1 and index <= live[-2]:
             return (*live[:-1], live[-1] + cost)
+        if self.width == 1 and len(live) > 2 * max(MAX_ENTRIES, self.limit):  # full, so this is a record
+            return (*live[:-2], index, live[-1] + cost)
         return (*live, index, cost)
 
     def _free_at(self, live: State, units: int) -> int:

@@ -240,7 +240,7 @@ class LiveLimiters(Mapping[str, L]):
 
     def _use(self, policy: Policy) -> None:
         """Put a policy in force, or raise and change nothing."""
-        versions = {name: self._version(self._watched(limiter)) for name, limiter in policy.limiters.items()}
+        versions = {name: self._watched(limiter) for name, limiter in policy.limiters.items()}
         # Everything is there; from here on nothing can fail.
         for name in self._limiters.keys() - versions.keys():
             logger.warning(
@@ -249,18 +249,17 @@ class LiveLimiters(Mapping[str, L]):
         self._limiters = {name: self._limiter(version) for name, version in versions.items()}
         self.policy = policy
 
-    def _watched(self, policy: LimiterPolicy) -> LimiterPolicy:
-        """Return what the file says of a limiter, with the shadow rules that are not in it."""
+    def _watched(self, policy: LimiterPolicy) -> Any:
+        """Return the version of a limiter, with the shadow rules that are not in the file if its store accepts them."""
         try:
-            added = self._beside(policy.name, policy.rules)
-            rules_from([*policy.rules, *policy.shadow, *added.values()])
+            if added := self._beside(policy.name, policy.rules):
+                rules_from([*policy.rules, *policy.shadow, *added.values()])
+                names = {candidate.name: rule for rule, candidate in added.items()}
+                shadow = (*policy.shadow, *added.values())
+                return self._version(replace(policy, shadow=shadow, candidate_for=names))
         except ConfigError as error:
             logger.warning("limiter %r is not watched beside the file: %s", policy.name, error)
-            return policy
-        if not added:
-            return policy
-        names = {candidate.name: rule for rule, candidate in added.items()}
-        return replace(policy, shadow=(*policy.shadow, *added.values()), candidate_for=names)
+        return self._version(policy)
 
     def _version(self, policy: LimiterPolicy) -> Any:
         known = self._ever.get(policy.name)

@@ -20,14 +20,14 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from headgate._checks import is_number
 from headgate._fork import watch
-from headgate.algorithms import Algorithm, Receipt, algorithm_for
+from headgate.algorithms import MAX_ENTRIES, Algorithm, Receipt, algorithm_for
 from headgate.clock import Clock, to_microseconds
 from headgate.costs import Costs, check_whole
 from headgate.decision import UNLIMITED, Decision
 from headgate.errors import ConfigError, CostTooHigh, StoreConflict
 from headgate.keys import Key
-from headgate.quota import MAX_UNITS, Quotas
-from headgate.rules import Rule
+from headgate.quota import MAX_UNITS, Quota, Quotas
+from headgate.rules import DEFAULT_BUCKETS, Rule
 from headgate.stores.request import Receipts as Receipts
 from headgate.stores.request import Request
 
@@ -237,13 +237,17 @@ class Tiers(Generic[T]):
     Args:
         rules: The limiter's rules.
         prepare: Makes it of the algorithms of all rules.
+        shared: Whether the store is shared, so that a state may have at most `MAX_ENTRIES` entries.
 
     Raises:
-        ConfigError: A quota cannot be counted exactly.
+        ConfigError: A quota cannot be counted exactly, or its state would be too large.
     """
 
-    def __init__(self, rules: tuple[Rule, ...], prepare: Callable[[tuple[Algorithm, ...]], T]) -> None:
+    def __init__(
+        self, rules: tuple[Rule, ...], prepare: Callable[[tuple[Algorithm, ...]], T], *, shared: bool = False
+    ) -> None:
         self._rules = rules
+        self._shared = shared
         known = {tier for rule in rules for tier in rule.tiers}
         own, by_tier = self._algorithms(None), {tier: self._algorithms(tier) for tier in known}
         everyone = [a.capacity for algorithms in (own, *by_tier.values()) for a in algorithms]
@@ -277,15 +281,37 @@ class Tiers(Generic[T]):
         return self.of(request.tier, request.quotas)
 
     def _algorithms(self, tier: str | None, quotas: Quotas | None = None) -> tuple[Algorithm, ...]:
-        return tuple(
-            algorithm_for(rule, quota or rule.quota_for(tier))
-            for rule, quota in zip(self._rules, quotas or (None,) * len(self._rules), strict=True)
-        )
+        algorithms = []
+        for rule, own in zip(self._rules, quotas or (None,) * len(self._rules), strict=True):
+            quota = own or rule.quota_for(tier)
+            if self._shared:
+                check_entries(rule, quota)
+            algorithms.append(algorithm_for(rule, quota))
+        return tuple(algorithms)
 
 
-def plain_tiers(rules: tuple[Rule, ...]) -> Tiers[tuple[Algorithm, ...]]:
+def plain_tiers(rules: tuple[Rule, ...], *, shared: bool = False) -> Tiers[tuple[Algorithm, ...]]:
     """Return the tiers of a store that needs nothing but the algorithms."""
-    return Tiers(rules, tuple)
+    return Tiers(rules, tuple, shared=shared)
+
+
+def check_entries(rule: Rule, quota: Quota) -> None:
+    """Refuse a quota whose state could have more entries than a shared store accepts.
+
+    Raises:
+        ConfigError: The limit of a sliding log, or the number of buckets, is above `MAX_ENTRIES`.
+    """
+    # With a limit of MAX_UNITS, which none can reach, counts are read and nothing is charged.
+    if rule.kind == "sliding_log" and MAX_ENTRIES < quota.limit < MAX_UNITS:
+        raise ConfigError(
+            f"rule {rule.name!r}: a sliding_log on a shared store has a limit of at most {MAX_ENTRIES}, not "
+            f"{quota.limit}; use sliding_window({str(quota)!r}), which never admits more than its limit either"
+        )
+    if rule.kind == "sliding_window" and rule.buckets > MAX_ENTRIES:
+        raise ConfigError(
+            f"rule {rule.name!r}: a sliding_window on a shared store has at most {MAX_ENTRIES} buckets, not "
+            f"{rule.buckets}; use fewer, its limit is as exact with the default of {DEFAULT_BUCKETS}"
+        )
 
 
 def check_costs(rules: tuple[Rule, ...], request: Request) -> None:

@@ -97,7 +97,7 @@ cdef class SlidingState(MeterState):
     cdef readonly object older
 
 cdef class SlidingMeter(Meter):
-    cdef readonly int64_t width, lifetime
+    cdef readonly int64_t width, lifetime, full
     @cython.locals(state=SlidingState)
     cpdef clear(self, MeterState s)
     @cython.locals(state=SlidingState)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 
 from headgate.algorithms import (
+    MAX_ENTRIES,
     Algorithm,
     Calendar,
     Concurrent,
@@ -343,12 +344,14 @@ class SlidingState(MeterState):
 class SlidingMeter(Meter):
     """Units in the buckets that are still alive; a log is one whose buckets are a microsecond wide."""
 
-    __slots__ = ("lifetime", "width")
+    __slots__ = ("full", "lifetime", "width")
 
     def __init__(self, rule: SlidingWindow) -> None:
         super().__init__(rule)
         self.width: int = rule.width
         self.lifetime: int = rule.lifetime
+        # Length of `older` in a full log.
+        self.full: int = 2 * max(MAX_ENTRIES, rule.limit) - 2 if rule.width == 1 else MAX_UNITS
 
     def new(self) -> MeterState:
         return SlidingState()
@@ -418,8 +421,13 @@ class SlidingMeter(Meter):
             state.units += cost
             state.total += cost
             return state.newest * self.width + self.lifetime
-        before = (state.newest, state.units)
         older = array("q") if state.older is None else state.older
+        if len(older) - state.first >= self.full:
+            state.newest = index
+            state.units += cost
+            state.total += cost
+            return index + self.lifetime
+        before = (state.newest, state.units)
         state.older = older
         state.newest = index
         state.units = cost

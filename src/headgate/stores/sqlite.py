@@ -1,8 +1,7 @@
 """The store in an SQLite file: exact, shared by the processes of one machine, and there after a restart.
 
 The pure functions run inside `BEGIN IMMEDIATE`, so that no other thread or process writes between reading and writing. A
-state is one row; a sliding window or log of many entries has further rows (`sqlite_log`). States that have become fresh are
-removed as it goes: every few writes look at the next few rows.
+state is one row. States that have become fresh are removed as it goes: every few writes look at the next few rows.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from headgate._checks import check_text
-from headgate.algorithms import Algorithm, Receipt, SlidingWindow, State, decide_all
+from headgate.algorithms import Algorithm, Receipt, State, decide_all
 from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
+from headgate.errors import StoreConflict
 from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import (
@@ -36,7 +36,6 @@ from headgate.stores.base import (
 )
 from headgate.stores.request import Request
 from headgate.stores.sqlite_file import SQLiteFile, look_after
-from headgate.stores.sqlite_log import LONGEST_STATE, SCHEMA, LargeLog, pack, unpack
 
 _WRITES_PER_CLEANING = 64
 _ROWS_PER_CLEANING = 128
@@ -84,11 +83,9 @@ class SQLiteStore(SQLiteFile):
 
     Several threads, processes and event loops may use one file, each process with its own store (one that was made before
     a fork opens the file anew). It belongs on a local disk: SQLite's locks cannot be relied on over network file systems.
-
-    The cost of a hit does not grow with the size of a sliding log.
     """
 
-    schema = (_CREATE, *SCHEMA, _CREATE_NOTES, _INDEX_NOTES)
+    schema = (_CREATE, _CREATE_NOTES, _INDEX_NOTES)
     remote = False
     has_rules = False
 
@@ -152,26 +149,17 @@ class SQLiteStore(SQLiteFile):
         connection: sqlite3.Connection,
         row: bytes,
         algorithm: Algorithm,
-        state: State | LargeLog | None,
+        state: State | None,
         explicit_now: int | None,
     ) -> None:
         """Keep a state until it is fresh by this store's clock, and longer if the caller's own time was used."""
         if state is None:
             connection.execute(_DELETE, (row,))
             return
-        if (
-            not isinstance(state, LargeLog)
-            and len(state) > LONGEST_STATE
-            and isinstance(algorithm, SlidingWindow)
-        ):
-            state = LargeLog.of(connection, row, algorithm, state)
-        if isinstance(state, LargeLog):
-            expires, packed = state.fresh_at(), state.pack()
-        else:
-            expires, packed = algorithm.fresh_at(state), pack(state)
+        expires = algorithm.fresh_at(state)
         if explicit_now is not None:
             expires = self.clock.now_us() + max(0, expires - explicit_now) + _GRACE_US
-        connection.execute(_UPSERT, (row, packed, expires))
+        connection.execute(_UPSERT, (row, struct.pack(f"<{len(state)}q", *state), expires))
         self._writes += 1
         if self._writes % _WRITES_PER_CLEANING == 0:
             self._clean(connection)
@@ -189,7 +177,7 @@ class _SQLiteGate:
 
     def __init__(self, store: SQLiteStore, limiter: str, rules: tuple[Rule, ...]) -> None:
         self._store = store
-        self._tiers = plain_tiers(rules)
+        self._tiers = plain_tiers(rules, shared=True)
         self._names = tuple(rule.name for rule in rules)
         self._keys = key_picker(rules)
         self._prefixes = [storage_prefix(store.namespace, limiter, rule) for rule in rules]
@@ -211,27 +199,17 @@ class _SQLiteGate:
         at = self._store.clock.now_us() if request.now is None else request.now
         birth, costs = self._new_birth(), request.costs(len(rows))
         replaces = [receipt or None for _, receipt in request.replaces or ()] or [None] * len(rows)
-        found: list[State | LargeLog | None] = []
-        states: list[State | None] = []
-        for algorithm, row, cost, receipt in zip(algorithms, rows, costs, replaces, strict=True):
-            kept = _load(connection, row, algorithm)
-            found.append(kept)
-            if isinstance(kept, LargeLog):
-                kept = kept.digest(at, cost) if receipt is None else kept.whole()
-            states.append(kept)
+        states = [_load(connection, row) for row in rows]
         after, verdicts = decide_all(algorithms, states, at, costs, birth, replaces)
         decision = Decision.make(self._names, verdicts)
         if request.operation == "peek" or not decision.allowed:
             return decision, None
         receipts: list[tuple[object, Receipt]] = []
         for i, (algorithm, row, cost) in enumerate(zip(algorithms, rows, costs, strict=True)):
-            kept, before, state = found[i], states[i], after[i]
+            before, state = states[i], after[i]
             receipts.append((row, algorithm.receipt(before, state, cost) if state and cost else ()))
             if state is not before:
-                charged: State | LargeLog | None = state
-                if isinstance(kept, LargeLog):
-                    charged = kept.charge(at, cost, birth) if replaces[i] is None else kept.replaced_by(state)
-                self._store.save(connection, row, algorithm, charged, request.now)
+                self._store.save(connection, row, algorithm, state, request.now)
         return decision, tuple(receipts) if request.operation == "hold" and request.charges else None
 
     def _record(
@@ -244,13 +222,11 @@ class _SQLiteGate:
         at = self._store.clock.now_us() if request.now is None else request.now
         birth = self._new_birth()
         for algorithm, row, cost in zip(algorithms, rows, request.costs(len(rows)), strict=True):
-            kept = _load(connection, row, algorithm) if cost else None
-            before = kept.digest(at, 0) if isinstance(kept, LargeLog) else kept
-            after = algorithm.record(before, at, cost, birth) if cost else None
-            if isinstance(kept, LargeLog):
-                self._store.save(connection, row, algorithm, kept.charge(at, cost, birth), request.now)
-            elif after is not None and after is not before:
-                self._store.save(connection, row, algorithm, after, request.now)
+            if cost:
+                before = _load(connection, row)
+                after = algorithm.record(before, at, cost, birth)
+                if after is not before:
+                    self._store.save(connection, row, algorithm, after, request.now)
         return RECORDED
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
@@ -258,11 +234,7 @@ class _SQLiteGate:
             at = self._store.clock.now_us() if now is None else now
             for algorithm, (row, receipt), units in given_back(self._tiers.own, receipts, cost):
                 assert isinstance(row, bytes)
-                before = _load(connection, row, algorithm)
-                if isinstance(before, LargeLog):
-                    if before.refund(receipt, units, at):
-                        self._store.save(connection, row, algorithm, before if before.tail else None, now)
-                    continue
+                before = _load(connection, row)
                 after = algorithm.refund(before, receipt, units, at)
                 if after is not before:
                     self._store.save(connection, row, algorithm, after, now)
@@ -305,12 +277,12 @@ class _WorkerGate:
             self._store.start_in_worker(refund).add_done_callback(partial(look_after, None))
 
 
-def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> State | LargeLog | None:
-    """Return what is kept in a row; only that of a large log is no plain sequence of numbers."""
+def _load(connection: sqlite3.Connection, row: bytes) -> State | None:
+    """Return the state in a row, or `None` if there is none."""
     found = connection.execute(_SELECT, (row,)).fetchone()
     if found is None:
         return None
     try:
-        return unpack(found[0])
-    except (struct.error, TypeError):
-        return LargeLog.load(connection, row, algorithm, found[0])
+        return struct.unpack(f"<{len(found[0]) // 8}q", found[0])
+    except (struct.error, TypeError) as error:
+        raise StoreConflict(f"SQLite: the row {row!r} of headgate_states does not hold a state") from error

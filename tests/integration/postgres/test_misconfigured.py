@@ -133,7 +133,7 @@ async def test_a_pooler_that_is_misconfigured_admits_nothing(flavour: Flavour) -
 async def test_what_has_worked_is_answered_by_policy_until_it_works_again(
     url: str, name: str, flavour: Flavour, caplog: pytest.LogCaptureFixture
 ) -> None:
-    grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states, headgate_chunks, headgate_notes TO {}"
+    grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_states, headgate_notes TO {}"
     store = PostgresStore(_role(url, name, grant))
     limiter = flavour("5/hour", name=name, store=store, on_store_error="closed")
     await done(limiter.ping())

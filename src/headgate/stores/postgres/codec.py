@@ -232,7 +232,7 @@ class Codec:
         self._clock = clock
         self._server_time = ServerTime()
         names = tuple(rule.name for rule in rules)
-        self._tiers = Tiers(rules, partial(PostgresPlan, names, self._server_time))
+        self._tiers = Tiers(rules, partial(PostgresPlan, names, self._server_time), shared=True)
         self._pick = key_picker(rules)
         self._prefixes = tuple(storage_prefix(namespace, limiter, rule) for rule in rules)
         self._is_plain = all(rule.scope is None for rule in rules)

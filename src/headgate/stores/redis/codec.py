@@ -178,7 +178,7 @@ def plans(rules: tuple[Rule, ...], time: ServerTime | None = None) -> Tiers[Redi
     """Return the plans of a limiter's rules by tier, and by quotas of a call's own."""
     names, new_birth = tuple(rule.name for rule in rules), Births()
     server_time = time or ServerTime()
-    return Tiers(rules, lambda algorithms: RedisPlan(names, algorithms, new_birth, server_time))
+    return Tiers(rules, lambda algorithms: RedisPlan(names, algorithms, new_birth, server_time), shared=True)
 
 
 class RedisPlan:

@@ -39,15 +39,6 @@
 --   concurrent       birth, latest time at which a lease began, units of all leases; then end, number and units of each
 --                    lease, in the order of their ends
 --   calendar         birth, end of the window, count
---
--- A sliding window of 4088 bytes or more is long: it is not rewritten by every hit but changed in place, and so has another
--- head of 56 bytes: -birth, units in all buckets, offsets of the first bucket and of the last, index and units of the last,
--- number of holes. What lies before the first bucket has been dropped; what lies after the last is left over from buckets
--- that were given back; and a bucket of 0 units is a hole: it was given back while others came after it, and counts as if it
--- were not there. (Holes that have been dropped stay in the number, which then only leads to an earlier rewriting.) The last
--- bucket is never a hole. As soon as a fifth of the text is of no use it is rewritten, so that it stays in proportion to what
--- is counted, and a hit pays for the copying of a few buckets, however many there are.
--- (A script from before there were two heads takes such a window for something else in the way, because of its length.)
 
 local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.min, math.max, string.sub
@@ -55,88 +46,11 @@ local floor, ceil, fmod, min, max, sub = math.floor, math.ceil, math.fmod, math.
 local seconds_and_rest = call("TIME")
 local clock = tonumber(seconds_and_rest[1]) * 1000000 + tonumber(seconds_and_rest[2])
 
--- What long windows need, by name. It is put together only when there is one: to make functions takes as long as a decision,
--- and every name from outside that they use makes it longer. (That is why each function has its own names for numbers, sizes
--- are written out elsewhere, and what is rarely needed has its own names for what it calls, too.)
-local long_windows
-local function long(name, ...)
-  if long_windows then
-    return long_windows[name](...)
-  end
-  local call, pack, unpack, sub, fmod = redis.call, struct.pack, struct.unpack, string.sub, math.fmod
-  local HEAD = 56
-  local READ = HEAD + 252 * 16 -- bytes that are read first: all of a short window; no bucket of a long one is cut in two
-
-  -- Returns of a window of any length, given what was read first: its text (of a long one the beginning), birth, units in
-  -- all buckets, offsets of the first bucket and of the last, index and units of the last; if it is long, number of holes.
-  local function read(key, text)
-    local size = #text
-    if size == 0 then
-      return nil
-    end
-    if size == READ then
-      local birth, count, first, last, newest, newest_units, holes = unpack("<ddddddd", text)
-      if birth < 0 then
-        if first < HEAD or last < first or fmod(first - HEAD, 16) ~= 0 or fmod(last - HEAD, 16) ~= 0 then
-          error("not a sliding window")
-        end
-        return text, -birth, count, first, last, newest, newest_units, holes
-      end
-      text = call("GET", key) -- from before there were two heads
-      size = #text
-    end
-    if size < 32 or fmod(size, 16) ~= 0 then
-      error("not a sliding window")
-    end
-    local birth, count = unpack("<dd", text)
-    local newest, newest_units = unpack("<dd", text, size - 15)
-    return text, birth, count, 16, size - 16, newest, newest_units
-  end
-
-  -- Returns a window with the head of a long one, given one with that of a short one.
-  local function lengthened(window)
-    local size = #window
-    local birth, count = unpack("<dd", window)
-    local newest, newest_units = unpack("<dd", window, size - 15)
-    return pack("<ddddddd", -birth, count, HEAD, HEAD + size - 32, newest, newest_units, 0) .. sub(window, 17)
-  end
-
-  -- Changes a window in place, one bucket or two. Returns the whole one, to be written anew, if too much of it is of no use.
-  local function change(key, offset, bucket, head, earlier_offset, earlier_bucket)
-    local size = call("SETRANGE", key, offset, bucket) -- before the head: a server without room refuses it
-    if earlier_offset then
-      call("SETRANGE", key, earlier_offset, earlier_bucket)
-    end
-    call("SETRANGE", key, "0", head)
-    local birth, count, first, last, _, _, holes = unpack("<ddddddd", head)
-    local used = last + 16 - first
-    if 4 * (size - used + 16 * holes) <= used then
-      return nil
-    end
-    local buckets = call("GETRANGE", key, first, last + 15)
-    local parts, from = { pack("<dd", -birth, count) }, 1
-    if holes > 0 then
-      for place = 1, used, 16 do
-        if unpack("<d", buckets, place + 8) == 0 then
-          parts[#parts + 1] = sub(buckets, from, place - 1)
-          from = place + 16
-        end
-      end
-    end
-    parts[#parts + 1] = sub(buckets, from)
-    local window = table.concat(parts)
-    return #window < READ and window or lengthened(window)
-  end
-
-  long_windows = { read = read, lengthened = lengthened, change = change }
-  return long_windows[name](...)
-end
-
--- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same; "": a fresh one;
--- a table: what changes in a long window, as offset and text of one bucket, the new head, and maybe of one more bucket),
--- whether that expires when the state before it does (if both were counted by the server's clock), then the receipt without
--- shape and cost. reset_after is nil if nothing is ever counted, and so is the state after. All but the sliding window decide
--- by a state that they are given (false: a fresh one) instead of the one under the key.
+-- Every decide returns: allowed, remaining, retry_after, reset_after, lag, state after (nil: the very same), whether that
+-- expires when the state before it does (if both were counted by the server's clock), then the receipt without shape and
+-- cost. reset_after is nil if nothing is ever counted, and so is the state after. If a state is given (false: a fresh one), it
+-- is used instead of the one under the key. To make a function takes as long as a decision, and every name from outside makes
+-- it longer: so each has its own names for numbers, and what is rarely needed is made only when it is.
 
 local function decide_fixed(key, now, cost, birth, beyond, limit, period, _, _, state)
   local MAX_UNITS = 9007199254740991
@@ -165,54 +79,42 @@ local function decide_fixed(key, now, cost, birth, beyond, limit, period, _, _, 
     cost > 0 and pack("<ddd", birth, index, count), expires_as_before, birth, index
 end
 
-local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifetime)
-  local MAX_UNITS = 9007199254740991
-  local text = call("GETRANGE", key, "0", "4087")
-  local size = #text
-  local count, start = 0, 0 -- start: offset of the text that was read last
-  local old_birth, old_count, first, last, newest, newest_units, holes
-  if size == 4088 then
-    text, old_birth, old_count, first, last, newest, newest_units, holes = long("read", key, text)
-  elseif size > 0 then
+local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifetime, _, state)
+  local MAX_UNITS, MAX_ENTRIES = 9007199254740991, 1000
+  if state == nil then
+    state = call("GET", key)
+  end
+  state = state or ""
+  local count, first, size = 0, 17, #state -- first: place of the first bucket that still counts
+  local newest, newest_units
+  if size > 0 then
     if size < 32 or fmod(size, 16) ~= 0 then
       error("not a sliding window")
     end
-    old_birth, old_count = unpack("<dd", text)
-    first, last = 16, size - 16
-    newest, newest_units = unpack("<dd", text, size - 15)
-  end
-  if newest then
-    local horizon = max(now, newest * width) - lifetime
-    if newest * width > horizon then
-      birth, count = old_birth, old_count
+    local old_birth, old_count = unpack("<dd", state)
+    local last, last_units = unpack("<dd", state, size - 15)
+    local horizon = max(now, last * width) - lifetime
+    if last * width > horizon then
+      birth, count, newest, newest_units = old_birth, old_count, last, last_units
       while true do -- ends at the last bucket, if not before
-        if first >= start + #text then
-          start, text = first, call("GETRANGE", key, first, first + 4095)
-        end
-        local index, units = unpack("<dd", text, first - start + 1)
+        local index, units = unpack("<dd", state, first)
         if index * width > horizon then
           break
         end
         count = count - units
         first = first + 16
       end
-    else
-      newest = nil
     end
   end
   if cost > 0 and not beyond and count + cost > limit then
     local retry_after = false
     if limit > 0 then
-      local excess = count - (limit - cost)
-      local offset = first
+      local excess, place = count - (limit - cost), first
       repeat
-        if offset >= start + #text then
-          start, text = offset, call("GETRANGE", key, offset, offset + 4095)
-        end
-        local index, units = unpack("<dd", text, offset - start + 1)
+        local index, units = unpack("<dd", state, place)
         excess = excess - units
         retry_after = index * width - now + lifetime
-        offset = offset + 16
+        place = place + 16
       until excess <= 0
     end
     return 0, max(0, limit - count), retry_after, newest and newest * width - now + lifetime or 0, 0
@@ -225,20 +127,17 @@ local function decide_sliding(key, now, cost, birth, beyond, limit, width, lifet
     return 1, remaining, false, newest and newest * width - now + lifetime or 0, 0
   end
   local index, units, expires_as_before = floor(now / width), cost, false
-  local after
-  if not newest then
-    after = pack("<dddd", birth, cost, index, cost)
-  else
-    local kept = last + 16 -- offset of the end of what stays as it is
-    if index <= newest then
-      index, units, kept, expires_as_before = newest, newest_units + cost, last, true
-    end
-    if holes then
-      after = { kept, pack("<dd", index, units), pack("<ddddddd", -birth, count + cost, first, kept, index, units, holes) }
-    else
-      after = pack("<dd", birth, count + cost) .. sub(text, first + 1, kept) .. pack("<dd", index, units)
-    end
+  local kept = "" -- buckets that stay as they are
+  if newest and index <= newest then
+    index, units, expires_as_before = newest, newest_units + cost, true
+    kept = sub(state, first, size - 16)
+  elseif newest and width == 1 and size - first >= 16 * max(MAX_ENTRIES, limit) - 1 then -- full, so this is a record
+    units = newest_units + cost
+    kept = sub(state, first, size - 16)
+  elseif newest then
+    kept = sub(state, first)
   end
+  local after = pack("<dd", birth, count + cost) .. kept .. pack("<dd", index, units)
   return 1, remaining, false, index * width - now + lifetime, 0, after, expires_as_before, birth, index
 end
 
@@ -396,15 +295,10 @@ local function decider(asked_kind)
   return DECIDE[asked_kind]
 end
 
-local function save(kind, key, state, counted_for, explicit, expires_as_before)
+local function save(key, state, counted_for, explicit, expires_as_before)
   if state == "" then
     call("DEL", key)
     return
-  end
-  if type(state) == "table" then
-    state = long("change", key, state[1], state[2], state[3], state[4], state[5])
-  elseif #state >= 4088 and kind == 2 then
-    state = long("lengthened", state)
   end
   if explicit or not expires_as_before then
     local expires = clock + max(0, counted_for)
@@ -413,13 +307,8 @@ local function save(kind, key, state, counted_for, explicit, expires_as_before)
     end
     -- No state is kept for more than 253 years, because the server's own limit is not far. A millisecond on top, because a
     -- state may outlive its last unit but never the other way round.
-    expires = ceil(min(expires, 8000000000000000) / 1000) + 1
-    if state then
-      call("SET", key, state, "PXAT", expires)
-    else
-      call("PEXPIREAT", key, expires)
-    end
-  elseif state then
+    call("SET", key, state, "PXAT", ceil(min(expires, 8000000000000000) / 1000) + 1)
+  else
     call("SET", key, state, "KEEPTTL") -- to set the same time again takes as long as to decide
   end
 end
@@ -525,175 +414,42 @@ local function giving_back()
     return after, (time * tick - now) + ceil(level / n) * tick
   end
 
-  -- Returns a sliding window of any length as a table, with units of a receipt given back; nil if it is a fresh one.
-  local function window_after(key, cost, birth, index, held)
-    local text, state_birth, count, first, last, newest, newest_units, holes =
-      long("read", key, call("GETRANGE", key, "0", "4087"))
-    if not text then
+  -- The same of a sliding window, and when its newest bucket begins.
+  local function refund_sliding(state, cost, width, birth, index, held)
+    local size = #state
+    if size < 32 or fmod(size, 16) ~= 0 then
+      error("not a sliding window")
+    end
+    local state_birth, count = unpack("<dd", state)
+    if state_birth ~= birth then
       return nil
     end
-    local start = 0 -- offset of the text that was read last
-    local given_back_at, units_left
-    local function bucket_at(offset)
-      local i, units
-      if offset < start then
-        i, units = unpack("<dd", call("GETRANGE", key, offset, offset + 15))
-      else
-        if offset >= start + #text then
-          start, text = offset, call("GETRANGE", key, offset, offset + 4095)
-        end
-        i, units = unpack("<dd", text, offset - start + 1)
-      end
-      return i, offset == given_back_at and units_left or units
-    end
-    local function read_from(offset) -- before a walk to the end
-      if holes then
-        start, text = offset, ""
-      end
-    end
-    local window = {
-      birth = state_birth, count = count, first = first, last = last, newest = newest, newest_units = newest_units,
-      holes = holes, text = not holes and text, latest = newest, back = 0, bucket_at = bucket_at, read_from = read_from,
-    }
-    if state_birth ~= birth then
-      return window
-    end
-    local low, high = first, last -- the bucket is between these two, if it is still there
-    if holes then
-      -- Most holds are given back soon, so that they are near the end: that is read at once.
-      start = max(first, last - 4080)
-      text = call("GETRANGE", key, start, last + 15)
-      low = bucket_at(start) <= index and start or first
-    end
+    local low, high = 0, size / 16 - 2 -- numbers of buckets: the receipt's is between these two, if it is still there
     while low < high do
-      local middle = low + floor((high - low) / 32) * 16
-      if bucket_at(middle) < index then
-        low = middle + 16
+      local middle = floor((low + high) / 2)
+      if unpack("<d", state, 17 + 16 * middle) < index then
+        low = middle + 1
       else
         high = middle
       end
     end
-    local found, units = bucket_at(low)
-    local back = min(units, cost, held)
-    if found ~= index or back == 0 then
-      return window
-    end
-    units_left = units - back
-    given_back_at = low
-    window.back, window.count, window.low, window.units_left = back, count - back, low, units_left
-    if window.count == 0 then
-      window.newest = nil
-    elseif low < last then
-      window.holes = holes and (units_left > 0 and holes or holes + 1)
-    else
-      newest_units = units_left
-      while newest_units == 0 do -- there is a bucket with units before it, for this was not all of them
-        last = last - 16
-        newest, newest_units = bucket_at(last)
-        holes = holes and (newest_units > 0 and holes or holes - 1)
-      end
-      window.last, window.newest, window.newest_units, window.holes = last, newest, newest_units, holes
-    end
-    return window
-  end
-
-  -- Returns of a short window the buckets from an offset to another, without what was given back.
-  local function buckets_between(window, index, from, to)
-    local text, low = window.text, window.low
-    if not low or low < from or low >= to then
-      return sub(text, from + 1, to)
-    end
-    local bucket = window.units_left > 0 and pack("<dd", index, window.units_left) or ""
-    return sub(text, from + 1, low) .. bucket .. sub(text, low + 17, to)
-  end
-
-  -- Returns a window after a refund alone, as a decide returns it.
-  local function refunded_window(window, index)
-    if window.back == 0 then
+    local place = 17 + 16 * low
+    local found, units = unpack("<dd", state, place)
+    if found ~= index then
       return nil
     end
-    if window.count == 0 then
+    local back = min(units, cost, held)
+    local bucket = units > back and pack("<dd", index, units - back) or ""
+    local buckets = sub(state, 17, place - 1) .. bucket .. sub(state, place + 16)
+    if buckets == "" then
       return ""
     end
-    if not window.holes then
-      return pack("<dd", window.birth, window.count) .. buckets_between(window, index, 16, #window.text)
-    end
-    local head = pack(
-      "<ddddddd", -window.birth, window.count, window.first, window.last, window.newest, window.newest_units, window.holes
-    )
-    return { window.low, pack("<dd", index, window.units_left), head }
-  end
-
-  local function move_sliding(key, now, cost, birth, limit, width, lifetime, held_birth, held_index, held)
-    local window = window_after(key, held, held_birth, held_index, held)
-    if not window then
-      return DECIDE[SLIDING](key, now, cost, birth, false, limit, width, lifetime)
-    end
-    local at = max(now, window.latest * width)
-    local horizon = at - lifetime
-    local newest, count, first, bucket_at = window.newest, window.count, window.first, window.bucket_at
-    if newest and newest * width > horizon then
-      birth = window.birth
-      window.read_from(first)
-      while true do -- ends at the last bucket, if not before
-        local index, units = bucket_at(first)
-        if index * width > horizon then
-          break
-        end
-        count = count - units
-        first = first + 16
-      end
-    else
-      newest, count = nil, 0
-    end
-    if cost > 0 and count + cost > limit then
-      local retry_after = false
-      if limit > 0 then
-        local excess, offset = count - (limit - cost), first
-        window.read_from(first)
-        repeat
-          local index, units = bucket_at(offset)
-          excess = excess - units
-          retry_after = index * width - now + lifetime
-          offset = offset + 16
-        until excess <= 0
-      end
-      local _, remaining, _, reset_after = DECIDE[SLIDING](key, now, 0, birth, false, limit, width, lifetime)
-      return 0, remaining, retry_after, reset_after, 0
-    end
-    local remaining = max(0, limit - count - cost)
-    if cost == 0 then
-      local after = refunded_window(window, held_index)
-      return 1, remaining, false, newest and newest * width - now + lifetime or 0, 0, after
-    end
-    local index, units, after = floor(at / width), cost, nil
-    if not newest then
-      after = pack("<dddd", birth, cost, index, cost)
-    else
-      local kept = window.last + 16 -- offset of the end of what stays as it is
-      if index <= newest then
-        index, units, kept = newest, window.newest_units + cost, window.last
-      end
-      if window.holes then
-        local head = pack("<ddddddd", -birth, count + cost, first, kept, index, units, window.holes)
-        after = { kept, pack("<dd", index, units), head }
-        if window.back > 0 and window.low < kept then
-          after[4], after[5] = window.low, pack("<dd", held_index, window.units_left)
-        end
-      else
-        after = pack("<dd", birth, count + cost) .. buckets_between(window, held_index, first, kept)
-          .. pack("<dd", index, units)
-      end
-    end
-    return 1, remaining, false, index * width - now + lifetime, 0, after, false, birth, index
+    return pack("<dd", birth, count - back) .. buckets, unpack("<d", buckets, #buckets - 15) * width
   end
 
   -- As a decide, in the place of a receipt's units. The time is read from the state that has them: by a clock that went back,
   -- units must not move to an earlier time.
   move = function(kind, key, now, cost, birth, a, b, c, d, ...)
-    if kind == SLIDING then
-      return move_sliding(key, now, cost, birth, a, b, c, ...)
-    end
     local decide, state = DECIDE[kind] or decider(kind), call("GET", key)
     -- What a refusal shows. It also makes sure that the state is one, and the time in the windows that were sent.
     local _, remaining_as_is, _, reset_as_is, lag_as_is = decide(key, now, 0, birth, false, a, b, c, d, state)
@@ -710,6 +466,9 @@ local function giving_back()
       local _, _, time = unpack("<ddd", state)
       at = max(now, time * d)
       after_refund = refund_bucket(state, at, MAX_UNITS, d, ...) -- all that the receipt names
+    elseif kind == SLIDING then
+      at = max(now, unpack("<d", state, #state - 15) * b)
+      after_refund = refund_sliding(state, MAX_UNITS, b, ...)
     elseif kind == CONCURRENT then
       local _, latest = unpack("<dd", state)
       at = max(now, latest)
@@ -762,31 +521,24 @@ local function giving_back()
       local kind, _, b, c, d = unpack("<Bdddd", request, place)
       local cost, numbers = unpack("<dB", request, receipt)
       local after, counted_for
-      if kind == SLIDING then
+      local state = call("GET", key)
+      if state and kind == BUCKET then
+        after, counted_for = refund_bucket(state, now, cost, d, unpack("<ddddddddd", request, receipt + 9))
+      elseif state then
         local birth, index, held = unpack("<ddd", request, receipt + 9)
-        local window = window_after(key, cost, birth, index, held)
-        if window then
-          after = refunded_window(window, index)
-          counted_for = window.newest and window.newest * b - now + c
-        end
-      else
-        local state = call("GET", key)
-        if state and kind == BUCKET then
-          after, counted_for =
-            refund_bucket(state, now, cost, d, unpack("<ddddddddd", request, receipt + 9))
-        elseif state then
-          local birth, index, held = unpack("<ddd", request, receipt + 9)
-          if kind == CONCURRENT then
-            after, counted_for = refund_lease(state, cost, birth, index, held)
-            counted_for = counted_for and counted_for - now
-          else
-            after = refund_window(state, cost, birth, index, held)
-            counted_for = (kind == FIXED and (index + 1) * b or index) - now
-          end
+        if kind == SLIDING then
+          after, counted_for = refund_sliding(state, cost, b, birth, index, held)
+          counted_for = counted_for and counted_for - now + c
+        elseif kind == CONCURRENT then
+          after, counted_for = refund_lease(state, cost, birth, index, held)
+          counted_for = counted_for and counted_for - now
+        else
+          after = refund_window(state, cost, birth, index, held)
+          counted_for = (kind == FIXED and (index + 1) * b or index) - now
         end
       end
       if after then
-        save(kind, key, after, counted_for, explicit)
+        save(key, after, counted_for, explicit)
       end
       place = place + 33
       receipt = receipt + 9 + 8 * numbers
@@ -806,7 +558,7 @@ local function decide_one(operation, request, key, now, cost, birth, explicit)
     return { 1, remaining }
   end
   if after and operation ~= PEEK then
-    save(kind, key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit, expires_as_before)
+    save(key, after, kind == BUCKET and reset_after * d + lag or reset_after, explicit, expires_as_before)
     if operation == HOLD then
       return packed(allowed, remaining, retry_after, reset_after, lag) .. packed_receipt(kind, r1, r2, r3, r4, r5)
     end
@@ -864,7 +616,7 @@ local function decide_all(operation, request, first_key, rules, now, cost, birth
   if operation ~= PEEK then
     for i = 1, rules do
       if after[i] then
-        save(string.byte(request, 33 * i - 5), KEYS[first_key + i], after[i], counted_for[i], explicit, as_before[i])
+        save(KEYS[first_key + i], after[i], counted_for[i], explicit, as_before[i])
       end
     end
   end

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from headgate import Decision, Limiter
+from headgate import Decision, Hold, Limiter
+from headgate.algorithms import MAX_ENTRIES
 from headgate.rules import RATES
 from headgate.testing.contract.base import Contract
 from headgate.testing.contract.traces import START_US, Actor, Trace, traces
 from headgate.testing.reference import ReferenceStore
 from headgate.testing.scenarios import Scenario, ScenarioPlayer, load_vectors
 
+MINUTE_US = 60_000_000
 VECTORS = load_vectors()
 
 
@@ -47,6 +49,44 @@ class ReplayTests(Contract):
     def test_random_traces_of_one_rule_are_answered_like_the_pure_functions(self) -> None:
         """One rule without a scope has the shortest way through a store, and so deserves a search of its own."""
         self.for_all(traces(self.kinds, most_rules=1), self._replay)
+
+    def test_a_full_log_is_answered_like_the_pure_functions(self) -> None:
+        """Recorded units beyond 1,000 entries are added to the newest one."""
+        rules = [self.rule("sliding_log", limit) for limit in (MAX_ENTRIES, 3)]
+        name = self.limiter(*rules[:1]).name
+        reference = ReferenceStore(clock=self.clock)
+        stores = [
+            [Limiter(rule, name=name, store=reference) for rule in rules],
+            [self.limiter(rule, name=name) for rule in rules],
+        ]
+        holds: list[Hold] = []
+        for number in range(MAX_ENTRIES + 3):
+            self.clock.advance_us(7)
+            if number in (0, 1, 200, 201, 499):
+                holds += [wide.hold("a") for wide, _ in stores]
+            for wide, narrow in stores:
+                (wide if number % 3 == 1 else narrow).record("a", 1 + number % 2)
+        assert stores[0][0].check("a").reset_after_us == stores[1][0].check("a").reset_after_us == MINUTE_US
+        self._look_alike(stores)
+        for place in (4, 0, 2, 1):
+            for hold in holds[2 * place : 2 * place + 2]:
+                assert hold.decision.allowed
+                hold.release()
+            self._look_alike(stores)
+        newest = self.clock.now_us()
+        for now in (newest - 50, START_US + MINUTE_US + 7, newest + MINUTE_US - 1):
+            self.clock.set_us(now)
+            self._look_alike(stores)
+            for wide, _ in stores:
+                wide.record("a", 5)
+            self._look_alike(stores)
+
+    def _look_alike(self, stores: list[list[Limiter]]) -> None:
+        """Check that two stores answer alike, whatever the limit and the cost."""
+        expected, actual = (
+            [limiter.check("a", cost) for limiter in limiters for cost in (0, 1, 3)] for limiters in stores
+        )
+        assert actual == expected
 
     def _replay(self, trace: Trace) -> None:
         self.clock.set_us(START_US)

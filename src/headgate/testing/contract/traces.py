@@ -37,7 +37,7 @@ ALL_KINDS = RATES
 _MS, _SECOND, _HOUR, _DAY = 1_000, 1_000_000, 3_600_000_000, 86_400_000_000
 # What is drawn, made once: to make a strategy costs more than to draw from it.
 _PERIOD = st.sampled_from((_MS, 7 * _MS, _SECOND, 60 * _SECOND, _HOUR, _HOUR + _MS, 30 * _DAY))
-_LIMIT = st.sampled_from((1, 2, 3, 5, 8, 12, 5_000, 0))
+_LIMIT = st.sampled_from((1, 2, 3, 5, 8, 12, 1_000, 0))
 _BURST = st.none() | st.integers(1, 12)
 _BUCKETS = st.sampled_from(tuple(product((60, 7, 2, 1), (False, True))))
 _SCOPES = st.sampled_from((st.sampled_from((None, SHARED)), st.sampled_from(("user", "realm", SHARED))))
@@ -198,7 +198,7 @@ def _steps(backwards: bool, features: frozenset[Feature]) -> st.SearchStrategy[S
         lambda op, move, cost, hold, caller, others: Step(op, move, cost, hold, *caller, *others),
         st.sampled_from(ops),
         st.sampled_from(moves),
-        st.sampled_from((1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 5, 0, 12, 13, 5_000)),
+        st.sampled_from((1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 5, 0, 12, 13, 1_000)),
         st.integers(0, 3),
         st.sampled_from(tuple(callers)),
         st.sampled_from(tuple(others)),

@@ -7,19 +7,11 @@
 -- each page stays free, and nothing but the key has an index.
 CREATE TABLE headgate_states (
     key bytea PRIMARY KEY,   -- namespace, limiter, rule and key, each with its length before it
-    state bigint[] NOT NULL, -- as headgate_decide_v2 describes it, or headgate_fold_v1 if the first number is below 0
+    state bigint[] NOT NULL, -- as headgate_decide_v2 describes it
     expires bigint NOT NULL  -- when it equals a fresh one, by this server's clock
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
-
--- The older buckets of a sliding window or log that has many, so that no call has to write all of them anew: its state is
--- folded, as headgate_fold_v1 describes it. A chunk is written when it is full and removed when it has expired; between
--- the two only a refund changes it. Only a call that has locked the key writes here.
-CREATE TABLE headgate_chunks (
-    key bytea,               -- that of the state
-    newest bigint,           -- no bucket in the chunk has a higher index, and every bucket in a later one has
-    chunk bigint[] NOT NULL, -- like the state of a window with these buckets only
-    PRIMARY KEY (key, newest)
-) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+-- To compress a log of a thousand entries takes longer than to decide and write it.
+ALTER TABLE headgate_states ALTER COLUMN state SET STORAGE EXTERNAL;
 
 -- A state while headgate_many_v3 works on it.
 CREATE TYPE headgate_cell_v2 AS (
@@ -44,8 +36,7 @@ CREATE TYPE headgate_cell_v2 AS (
 --
 -- Returns
 --   1  -1 if the units are admitted, -2 if they never will be, -3 if counting them would leave the exact range, -4 if the
---      state is not one of this kind, or is folded and cannot be decided on as it is, -5 if now is in none of the first two
---      windows; else after how long they will be admitted
+--      state is not one of this kind, -5 if now is in none of the first two windows; else after how long they will be admitted
 --   2  units left without this call; after -3 how many more could be counted; after -5 now
 --   3  after how long nothing would be counted without this call
 --   4  the same with this call, if it was admitted
@@ -127,14 +118,7 @@ BEGIN
         ELSE
             size := cardinality(state);
             IF size < 4 OR size % 2 = 1 THEN
-                -- A folded state can be decided on as it is while all of its buckets count and the units fit: its total and
-                -- its last bucket stand where they do in others.
-                IF size < 7 OR state[1] >= 0
-                    OR state[3] * width <= greatest(now, state[size - 1] * width) - lifetime
-                    OR cost > 0 AND NOT forced AND state[2] + cost > "limit"
-                THEN
-                    RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
-                END IF;
+                RETURN ARRAY[-4, 0, 0, 0, 0, 0, 0, 0, 0];
             END IF;
             count := state[2];
             newest := state[size - 1];
@@ -162,6 +146,10 @@ BEGIN
             state[2] := count + cost;
             IF index <= newest THEN
                 state[size] := state[size] + cost;
+            ELSIF width = 1 AND size > 2 * greatest(1000, "limit") THEN -- full, so this is a record
+                newest := index;
+                state[size - 1] := index;
+                state[size] := state[size] + cost;
             ELSE
                 newest := index;
                 state[size + 1] := index;
@@ -169,7 +157,7 @@ BEGIN
             END IF;
             RETURN ARRAY[
                 -1, greatest(0, "limit" - count), reset_after, newest * width + lifetime - now,
-                greatest(state[1], -1 - state[1]), newest, 0, 0, 0
+                state[1], newest, 0, 0, 0
             ] || state;
         ELSIF cost = 0 THEN
             retry_after := -1;
@@ -326,14 +314,14 @@ BEGIN
         RETURN ARRAY[CASE kind WHEN 1 THEN (state[2] + 1) * b ELSE state[2] END, state[1], state[2], state[3] - cost];
 
     ELSIF kind = 2 THEN
-        place := 3;
-        WHILE state[place] <> receipt[2] LOOP
-            place := place + 2;
+        place := cardinality(state) - 1; -- most holds are given back soon
+        WHILE place > 2 AND state[place] > receipt[2] LOOP
+            place := place - 2;
         END LOOP;
-        count := state[place + 1];
-        IF count IS NULL THEN
+        IF place < 3 OR state[place] < receipt[2] THEN
             RETURN NULL;
         END IF;
+        count := state[place + 1];
         state[2] := state[2] - least(count, cost);
         state[place + 1] := count - cost;
         IF count <= cost THEN
@@ -471,294 +459,6 @@ BEGIN
 END
 $$;
 
--- Return what has to be seen of a folded state to decide on it, as the state of a window that is not folded. What makes no
--- difference is left out, or drawn together into one bucket.
---
--- key                     where the state is
--- state                   the folded state; null to read it here. All that a stable function reads is of one moment, so a
---                         call that has not locked the key must leave reading the state to this one.
--- limit, width, lifetime  of the window
--- now, cost, forced       as in headgate_decide_v2
---
--- The total is that of the buckets that still count. Of these there are those of the oldest chunk and those in no chunk. If
--- the units do not fit, it is the chunk whose end has to be waited for, and one bucket stands for all that are older.
-CREATE FUNCTION headgate_unfold_v1(
-    key bytea, state bigint[], "limit" bigint, width bigint, lifetime bigint, now bigint, cost bigint, forced boolean
-)
-RETURNS bigint[]
-LANGUAGE plpgsql
-STABLE
-AS $$
-#variable_conflict use_variable
-DECLARE
-    time bigint; -- buckets that began by then no longer count
-    gone bigint; -- the same as an index, together with what was dropped before
-    total bigint;
-    chunk bigint[];
-    newest bigint; -- of the chunk
-    place integer := 3;
-    units bigint;
-    wanted bigint := 1; -- units that have to be found
-    following record;
-BEGIN
-    IF state IS NULL THEN
-        SELECT states.state INTO state FROM headgate_states AS states WHERE states.key = key;
-        IF state IS NULL OR state[1] >= 0 THEN
-            RETURN state; -- it was folded a moment ago
-        END IF;
-    END IF;
-    total := state[2];
-    time := greatest(now, state[cardinality(state) - 1] * width) - lifetime;
-    IF state[3] * width > time AND (forced OR cost = 0 OR total + cost <= "limit") THEN
-        -- All buckets count and the units fit: one bucket can stand for all that are in chunks.
-        RETURN ARRAY[-1 - state[1], total, state[3], 1] || state[6 :];
-    END IF;
-
-    gone := greatest(state[3] - 1, CASE WHEN time < 0 THEN -1 ELSE time / width END);
-    IF state[5] <= gone THEN
-        SELECT total + state[4] - sum(chunks.chunk[2]) INTO total
-        FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest <= gone;
-    END IF;
-    SELECT chunks.newest, chunks.chunk INTO newest, chunk
-    FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest > gone ORDER BY chunks.newest LIMIT 1;
-    IF newest IS NULL THEN
-        RETURN ARRAY[-1 - state[1], total] || state[6 :];
-    END IF;
-    units := 0;
-    WHILE chunk[place] <= gone LOOP
-        units := units + chunk[place + 1];
-        place := place + 2;
-    END LOOP;
-    total := total - units + CASE WHEN newest = state[5] THEN state[4] ELSE 0 END;
-    units := chunk[2] - units;
-    chunk := chunk[place :];
-    IF cost > 0 AND total + cost > "limit" AND "limit" > 0 AND NOT forced THEN
-        wanted := total + cost - "limit";
-    END IF;
-    IF units < wanted THEN
-        chunk := '{}';
-        FOR following IN
-            SELECT chunks.newest, chunks.chunk
-            FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest > newest ORDER BY chunks.newest
-        LOOP
-            IF units + following.chunk[2] >= wanted THEN
-                chunk := following.chunk[3 :];
-                EXIT;
-            END IF;
-            units := units + following.chunk[2];
-            newest := following.newest;
-        END LOOP;
-        IF units > 0 THEN
-            chunk := ARRAY[newest, units] || chunk;
-        END IF;
-    END IF;
-    RETURN ARRAY[-1 - state[1], total] || chunk || state[6 :];
-END
-$$;
-
--- Fold the state of a window with many buckets, and put away the older ones.
---
--- before  the state as it is kept
--- after   the state that headgate_decide_v2 made of it, or of what headgate_unfold_v1 has shown
--- cost    the units that were charged
---
--- Returns the state to be kept. One with up to 96 buckets stays as it is, if it has no chunks. A folded one is
---   1  -1 - birth
---   2  the total, with all chunks
---   3  the index that all buckets have at least: those before it have been dropped
---   4  the units of those that have been dropped but are still in the first chunk
---   5  newest of the first chunk
---   6  and on: index and units of the youngest buckets, of which there is always one
--- and has at least one chunk. Every chunk has units that have not been dropped.
---
--- A chunk has 32 buckets, and more than 8 remain outside when it is made. So it takes many calls until the next one is made,
--- and refunds until one has to be brought back; and what a call writes and looks through is short.
-CREATE FUNCTION headgate_fold_v1(key bytea, before bigint[], after bigint[], cost bigint)
-RETURNS bigint[]
-LANGUAGE plpgsql
-VOLATILE
-AS $$
-#variable_conflict use_variable
-DECLARE
-    size CONSTANT integer := cardinality(after);
-    youngest integer; -- where those begin that are in no chunk
-    full_chunks integer;
-    dropped bigint;
-    newest bigint;
-BEGIN
-    IF before[1] < 0 AND after[1] = -1 - before[1] THEN
-        youngest := size - cardinality(before) + 6;
-        IF after[size - 1] > before[cardinality(before) - 1] THEN
-            youngest := youngest - 2;
-        END IF;
-        IF youngest > 3 AND after[3] <= before[5] THEN
-            after := ARRAY[before[1], after[2], after[3], before[4] + before[2] + cost - after[2], before[5]]
-                || after[youngest :];
-        ELSIF youngest > 3 THEN
-            -- Everything in the first chunk has expired.
-            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest < after[3];
-            SELECT chunks.newest, chunks.chunk[2] INTO newest, dropped
-            FROM headgate_chunks AS chunks WHERE chunks.key = key ORDER BY chunks.newest LIMIT 1;
-            FOR i IN 4 .. youngest - 1 BY 2 LOOP
-                dropped := dropped - after[i];
-            END LOOP;
-            after := ARRAY[before[1], after[2], after[3], dropped, newest] || after[youngest :];
-        ELSE
-            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
-        END IF;
-    ELSIF after[1] >= 0 THEN
-        -- Nothing in chunks counts any more; or there are none yet, unless a state was removed by hand.
-        DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key;
-    END IF;
-
-    youngest := CASE WHEN after[1] < 0 THEN 6 ELSE 3 END;
-    full_chunks := ((cardinality(after) - youngest + 1) / 2 - 9) / 32;
-    IF full_chunks > 0 THEN
-        IF after[1] >= 0 THEN
-            after := ARRAY[-1 - after[1], after[2], after[3], 0, after[65]] || after[3 :];
-        END IF;
-        INSERT INTO headgate_chunks
-        SELECT
-            key,
-            (array_agg(numbers.number ORDER BY numbers.place))[63],
-            ARRAY[-1 - after[1], sum(numbers.number) FILTER (WHERE numbers.place % 2 = 0)]::bigint[]
-                || array_agg(numbers.number ORDER BY numbers.place)
-        FROM unnest(after[6 : 5 + 64 * full_chunks]) WITH ORDINALITY AS numbers (number, place)
-        GROUP BY (numbers.place - 1) / 64;
-        after := after[: 5] || after[6 + 64 * full_chunks :];
-    END IF;
-    RETURN after;
-END
-$$;
-
--- Give units back to a folded state.
---
--- width, lifetime        of the window
--- receipt, held, cost    as in headgate_refund_v2
---
--- Returns what headgate_refund_v2 does.
-CREATE FUNCTION headgate_refund_folded_v1(
-    key bytea, width bigint, lifetime bigint, state bigint[], receipt bigint[], held bigint, cost bigint
-)
-RETURNS bigint[]
-LANGUAGE plpgsql
-VOLATILE
-AS $$
-#variable_conflict use_variable
-DECLARE
-    birth CONSTANT bigint := -1 - state[1];
-    index CONSTANT bigint := receipt[2];
-    newest bigint;
-    chunk bigint[];
-    after bigint[];
-    place integer := 3;
-BEGIN
-    IF receipt[1] <> birth OR index < state[3] THEN
-        RETURN NULL;
-    END IF;
-    IF index >= state[6] THEN
-        after := headgate_refund_v2(
-            2, 0, width, lifetime, 0, ARRAY[birth, state[2]] || state[6 :], receipt, held, cost, 0
-        );
-        IF after IS NULL THEN
-            RETURN NULL;
-        ELSIF cardinality(after) > 1 THEN
-            RETURN ARRAY[after[1], state[1], after[3]] || state[3 : 5] || after[4 :];
-        END IF;
-        -- No bucket is left outside the chunks, so the last one is brought back.
-        DELETE FROM headgate_chunks AS chunks
-        WHERE chunks.key = key
-            AND chunks.newest = (SELECT max(latest.newest) FROM headgate_chunks AS latest WHERE latest.key = key)
-        RETURNING chunks.newest, chunks.chunk INTO newest, chunk;
-        state[2] := state[2] - state[7];
-        IF newest > state[5] THEN
-            state := state[: 5] || chunk[3 :];
-        ELSE
-            WHILE chunk[place] < state[3] LOOP
-                place := place + 2;
-            END LOOP;
-            state := ARRAY[birth, state[2]] || chunk[place :];
-        END IF;
-    ELSE
-        SELECT chunks.newest, chunks.chunk INTO newest, chunk
-        FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest >= index ORDER BY chunks.newest LIMIT 1;
-        after := headgate_refund_v2(2, 0, width, lifetime, 0, chunk, receipt, held, cost, 0);
-        IF after IS NULL THEN
-            RETURN NULL;
-        END IF;
-        state[2] := state[2] - chunk[2] + coalesce(after[3], 0);
-        IF after[3] > (CASE WHEN newest = state[5] THEN state[4] ELSE 0 END) THEN
-            UPDATE headgate_chunks AS chunks SET chunk = after[2 :] WHERE chunks.key = key AND chunks.newest = newest;
-        ELSE
-            DELETE FROM headgate_chunks AS chunks WHERE chunks.key = key AND chunks.newest = newest;
-            IF newest = state[5] THEN
-                SELECT min(chunks.newest) INTO newest FROM headgate_chunks AS chunks WHERE chunks.key = key;
-                IF newest IS NULL THEN
-                    state := ARRAY[birth, state[2]] || state[6 :];
-                ELSE
-                    state[4] := 0;
-                    state[5] := newest;
-                END IF;
-            END IF;
-        END IF;
-    END IF;
-    RETURN (state[cardinality(state) - 1] * width + lifetime) || state;
-END
-$$;
-
--- As headgate_move_v1, for a folded state.
---
--- keep  whether to write what changes in chunks. Without, all that is done to them is undone: whether the request as a whole
---       is admitted is not known yet.
-CREATE FUNCTION headgate_move_folded_v1(
-    key bytea, "limit" bigint, width bigint, lifetime bigint,
-    state bigint[], receipt bigint[], held bigint, now bigint, cost bigint, birth bigint, keep boolean
-)
-RETURNS bigint[]
-LANGUAGE plpgsql
-VOLATILE
-AS $$
-DECLARE
-    at CONSTANT bigint := greatest(now, state[cardinality(state) - 1] * width);
-    as_is bigint[];
-    given bigint[];
-    after bigint[];
-    kept bigint[] := '{}';
-BEGIN
-    as_is := headgate_unfold_v1(key, state, "limit", width, lifetime, now, 0, false);
-    as_is := headgate_decide_v2(2, "limit", width, lifetime, 0, as_is, now, 0, birth, false);
-    BEGIN
-        given := headgate_refund_folded_v1(key, width, lifetime, state, receipt, held, held);
-        IF given IS NOT NULL THEN
-            kept := given[2 :];
-            state := kept;
-        END IF;
-        IF state[1] < 0 THEN
-            after := headgate_unfold_v1(key, state, "limit", width, lifetime, at, cost, false);
-        ELSE
-            after := state;
-        END IF;
-        after := headgate_decide_v2(2, "limit", width, lifetime, 0, after, at, cost, birth, false);
-        IF NOT keep THEN
-            RAISE SQLSTATE 'HG001';
-        ELSIF cost > 0 THEN
-            kept := headgate_fold_v1(key, state, after[10 :], cost);
-        END IF;
-    EXCEPTION WHEN SQLSTATE 'HG001' THEN
-        NULL; -- the tables are as before, and the variables are not
-    END;
-    IF after[1] = -1 THEN
-        RETURN ARRAY[
-            after[2], -1, as_is[2], as_is[3], CASE WHEN after[4] > 0 THEN after[4] + at - now ELSE 0 END,
-            after[5], after[6], 0, 0, 0
-        ] || kept;
-    END IF;
-    RETURN ARRAY[
-        0, CASE WHEN after[1] < 0 THEN after[1] ELSE after[1] + at - now END, as_is[2], as_is[3], as_is[4], 0, 0, 0, 0, 0
-    ];
-END
-$$;
-
 -- Return the number of the advisory lock that everybody takes who writes the state of a key.
 CREATE FUNCTION headgate_lock_number_v1(key bytea)
 RETURNS bigint
@@ -791,7 +491,6 @@ DECLARE
     place tid;
     after bigint[];
     server_now bigint;
-    now bigint;
     ignored text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -809,22 +508,6 @@ BEGIN
     after := headgate_decide_v2(
         kind, a, b, c, d, before, CASE WHEN at < 0 THEN server_now ELSE at END, cost, birth, operation = 2
     );
-    -- One question for all that is rare: a folded state that cannot be decided on as it is, and one that has many buckets.
-    IF (after[1] = -4 OR cardinality(after) > 95) AND kind = 2 THEN
-        IF after[1] = -4 AND before[1] < 0 THEN
-            now := CASE WHEN at < 0 THEN server_now ELSE at END;
-            after := headgate_unfold_v1(
-                key, CASE WHEN operation > 0 THEN before END, a, b, c, now, cost, operation = 2
-            );
-            after := headgate_decide_v2(kind, a, b, c, d, after, now, cost, birth, operation = 2);
-        END IF;
-        -- It is folded if it was unfolded, has over 40 buckets outside of its chunks, or over 96 and no chunks.
-        IF operation > 0 AND cardinality(after) > 9 + (
-            CASE WHEN after[10] < 0 THEN 86 WHEN before[1] < 0 THEN 0 ELSE 194 END
-        ) THEN
-            after := after[: 9] || headgate_fold_v1(key, before, after[10 :], cost);
-        END IF;
-    END IF;
     IF operation > 0 AND after[10] IS NOT NULL THEN
         -- A state that was written at a time of the caller's own lives an hour longer than it seems to need.
         server_now := server_now + after[4] + CASE WHEN at < 0 THEN 0 ELSE 3600000000 END;
@@ -875,7 +558,6 @@ DECLARE
     few boolean;
     updated integer;
     removed boolean := false;
-    folding boolean := false; -- whether a state with many buckets has been met
     p integer := 1; -- where the request begins in the program
     q integer; -- where its next rule does
     place integer; -- in keys
@@ -936,23 +618,6 @@ BEGIN
                     program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
                     cells[place].state, now, program[q + 6], program[p + 2], operation = 2
                 );
-                -- As in headgate_one_v2.
-                IF (after[1] = -4 OR cardinality(after) > 95 AND (after[10] < 0 OR cardinality(after) > 203))
-                    AND program[q + 1] = 2
-                THEN
-                    folding := true;
-                    cell := cells[place];
-                    IF after[1] = -4 AND cell.state[1] < 0 THEN
-                        after := headgate_unfold_v1(
-                            keys[place], CASE WHEN place <= locks THEN cell.state END,
-                            program[q + 2], program[q + 3], program[q + 4], now, program[q + 6], operation = 2
-                        );
-                        after := headgate_decide_v2(
-                            program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
-                            after, now, program[q + 6], program[p + 2], operation = 2
-                        );
-                    END IF;
-                END IF;
                 recent := recent || after[: 9];
                 admitted := admitted AND after[1] = -1;
                 IF admitted THEN
@@ -965,17 +630,6 @@ BEGIN
             IF admitted THEN
                 FOR i IN 1 .. rules LOOP
                     place := program[p + 7 * i - 3];
-                    IF folding THEN
-                        cell := changes[i];
-                        IF program[p + 7 * i - 2] = 2 AND program[p + 7 * i + 3] > 0 AND cardinality(cell.state) > (
-                            CASE WHEN cell.state[1] < 0 THEN 86 WHEN cells[place].state[1] < 0 THEN 0 ELSE 194 END
-                        ) THEN
-                            cell.state := headgate_fold_v1(
-                                keys[place], cells[place].state, cell.state, program[p + 7 * i + 3]
-                            );
-                            changes[i] := cell;
-                        END IF;
-                    END IF;
                     cells[place] := changes[i];
                 END LOOP;
             END IF;
@@ -984,17 +638,10 @@ BEGIN
             lefts := '{}';
             FOR i IN 1 .. rules LOOP
                 place := program[q];
-                IF cells[place].state[1] < 0 THEN
-                    after := headgate_move_folded_v1(
-                        keys[place], program[q + 2], program[q + 3], program[q + 4], cells[place].state,
-                        program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2], false
-                    );
-                ELSE
-                    after := headgate_move_v1(
-                        program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
-                        cells[place].state, program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2]
-                    );
-                END IF;
+                after := headgate_move_v1(
+                    program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                    cells[place].state, program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2]
+                );
                 recent := recent || after[2 : 10];
                 lefts[i] := after[1];
                 admitted := admitted AND after[2] = -1;
@@ -1008,15 +655,6 @@ BEGIN
                     recent[cardinality(recent) - 9 * (rules - i + 1) + 2] := lefts[i];
                     place := program[q];
                     cell := changes[i];
-                    IF cells[place].state[1] < 0 THEN
-                        after := headgate_move_folded_v1(
-                            keys[place], program[q + 2], program[q + 3], program[q + 4], cells[place].state,
-                            program[q + 7 : q + 14], program[q + 15], now, program[q + 6], program[p + 2], true
-                        );
-                        cell.state := after[11 :];
-                    ELSIF program[q + 1] = 2 AND cardinality(cell.state) > 194 THEN
-                        cell.state := headgate_fold_v1(keys[place], NULL, cell.state, program[q + 6]);
-                    END IF;
                     q := q + 16;
                     CONTINUE WHEN cardinality(cell.state) = 0;
                     IF cardinality(cell.state) = 1 THEN
@@ -1028,17 +666,10 @@ BEGIN
             END IF;
         ELSIF operation = 3 THEN
             FOR i IN 1 .. rules LOOP
-                IF cells[program[q]].state[1] < 0 THEN
-                    after := headgate_refund_folded_v1(
-                        keys[program[q]], program[q + 3], program[q + 4],
-                        cells[program[q]].state, program[q + 7 : q + 14], program[q + 15], program[q + 6]
-                    );
-                ELSE
-                    after := headgate_refund_v2(
-                        program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
-                        cells[program[q]].state, program[q + 7 : q + 14], program[q + 15], program[q + 6], now
-                    );
-                END IF;
+                after := headgate_refund_v2(
+                    program[q + 1], program[q + 2], program[q + 3], program[q + 4], program[q + 5],
+                    cells[program[q]].state, program[q + 7 : q + 14], program[q + 15], program[q + 6], now
+                );
                 IF after IS NOT NULL THEN
                     cell := cells[program[q]];
                     cell.state := nullif(after[2 :], '{}');
@@ -1050,9 +681,6 @@ BEGIN
             END LOOP;
         ELSE
             FOR i IN 1 .. rules LOOP
-                IF cells[program[q]].state[1] < 0 THEN
-                    DELETE FROM headgate_chunks AS chunks WHERE chunks.key = keys[program[q]];
-                END IF;
                 cells[program[q]] := ROW(NULL, NULL, 0)::headgate_cell_v2;
                 q := q + 1;
             END LOOP;
@@ -1114,8 +742,7 @@ $$;
 
 -- Remove those of the next few states that equal a fresh one, and return the key to go on after; null at the end.
 --
--- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal. What is
--- in chunks may only be removed by a call that has locked the key, which this one tries without waiting.
+-- It waits for nobody, so nobody can wait for each other: who writes a state just now has no use for its removal.
 CREATE FUNCTION headgate_clean_v1(after bytea, most integer)
 RETURNS bytea
 LANGUAGE plpgsql
@@ -1127,24 +754,13 @@ DECLARE
     next_few CONSTANT bytea[] := ARRAY(
         SELECT states.key FROM headgate_states AS states WHERE states.key > after ORDER BY states.key LIMIT most
     );
-    folded bytea[];
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true); -- what a crash brings back will be removed again
-    WITH removed AS (
-        DELETE FROM headgate_states AS states WHERE states.key IN (
-            SELECT over.key FROM headgate_states AS over
-            WHERE over.key = ANY (next_few)
-                AND CASE WHEN over.expires <= now THEN
-                    over.state[1] >= 0 OR pg_try_advisory_xact_lock(headgate_lock_number_v1(over.key))
-                END
-            FOR UPDATE SKIP LOCKED
-        )
-        RETURNING states.key, states.state[1] < 0 AS was_folded
-    )
-    SELECT array_agg(removed.key) INTO folded FROM removed WHERE removed.was_folded;
-    IF folded IS NOT NULL THEN
-        DELETE FROM headgate_chunks AS chunks WHERE chunks.key = ANY (folded);
-    END IF;
+    DELETE FROM headgate_states AS states WHERE states.key IN (
+        SELECT over.key FROM headgate_states AS over
+        WHERE over.key = ANY (next_few) AND over.expires <= now
+        FOR UPDATE SKIP LOCKED
+    );
     RETURN CASE WHEN cardinality(next_few) = most THEN next_few[most] END;
 END
 $$;

@@ -33,8 +33,6 @@ ACTOR = "petition-system"
 class PetitionSubmissionService(LoggingMixin):
     """Takes petitions in. A petition, its count and its event are written together or not at all."""
 
-    component = "petition.submission"
-
     def __init__(
         self,
         work: UnitOfWorkPort,
@@ -42,6 +40,7 @@ class PetitionSubmissionService(LoggingMixin):
         ledger: EventLedgerPort,
         halt: HaltStatePort,
     ) -> None:
+        self._init_logger(component="petition.submission")
         self._work = work
         self._petitions = petitions
         self._ledger = ledger
@@ -75,7 +74,7 @@ class PetitionSubmissionService(LoggingMixin):
         except CommitUnknownError as error:
             error.petition_id = None if petition is None else petition.id
             raise
-        self.log.info("petition_received", petition_id=str(petition.id), realm=petition.realm)
+        self._log.info("petition_received", petition_id=str(petition.id), realm=petition.realm)
         return petition
 
     async def get(self, petition_id: UUID) -> Petition:
@@ -108,7 +107,7 @@ class PetitionSubmissionService(LoggingMixin):
             petition = await self._petitions.change(petition_id, PetitionState.ACKNOWLEDGED, fate)
             payload = {"fate_reason": fate, "requester_id": str(requester_id), "correlation_id": trace_id}
             await self._append_event("withdrawn", petition, payload)
-        self.log.info("petition_withdrawn", petition_id=str(petition.id))
+        self._log.info("petition_withdrawn", petition_id=str(petition.id))
         return petition
 
     async def demand_running(self) -> None:

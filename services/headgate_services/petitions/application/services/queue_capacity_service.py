@@ -28,8 +28,6 @@ class QueueCapacityService(LoggingMixin):
         clock: Seconds that never go back.
     """
 
-    component = "petition.queue_capacity"
-
     def __init__(
         self,
         store: QueueStorePort,
@@ -37,6 +35,7 @@ class QueueCapacityService(LoggingMixin):
         observer: QueueObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._init_logger(component="petition.queue_capacity")
         self._store = store
         self._config = config
         self._observer = observer
@@ -51,10 +50,10 @@ class QueueCapacityService(LoggingMixin):
         threshold, hysteresis = self._config.threshold, self._config.hysteresis
         if not self._is_rejecting and depth >= threshold:
             self._is_rejecting = True
-            self.log.warning("queue_capacity_exceeded", queue_depth=depth, threshold=threshold)
+            self._log.warning("queue_capacity_exceeded", queue_depth=depth, threshold=threshold)
         elif self._is_rejecting and depth < threshold - hysteresis:
             self._is_rejecting = False
-            self.log.info("queue_capacity_resumed", queue_depth=depth, threshold=threshold)
+            self._log.info("queue_capacity_resumed", queue_depth=depth, threshold=threshold)
         return not self._is_rejecting
 
     async def get_queue_depth(self) -> int:
@@ -78,7 +77,7 @@ class QueueCapacityService(LoggingMixin):
         self._notify()
 
     def refuse(self) -> QueueOverflowError:
-        self.log.info(
+        self._log.info(
             "petition_rejected_queue_overflow", queue_depth=self._depth, threshold=self._config.threshold
         )
         if self._observer is not None:

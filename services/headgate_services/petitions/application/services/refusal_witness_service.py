@@ -81,9 +81,8 @@ class RefusalWitnessService(LoggingMixin):
         clock: Seconds that never go back.
     """
 
-    component = "petition.witness"
-
     def __init__(self, ledger: EventLedgerPort, clock: Callable[[], float] = time.monotonic) -> None:
+        self._init_logger(component="petition.witness")
         self._ledger = ledger
         self._clock = clock
         self._floods: dict[Kind, _Flood] = {}
@@ -160,11 +159,10 @@ class RefusalWitnessService(LoggingMixin):
         try:
             sequence = await self._ledger.append_unless_halted(event)
             if sequence is None:
-                self.log.warning("rate_limit_witness_skipped", reason="halted", **event.payload)
+                self._log.warning("rate_limit_witness_skipped", reason="halted", **event.payload)
                 sequence = await self._ledger.last_sequence()
-        except Exception:
-            # Whatever it was, the client must have its 429.
-            self.log.exception("rate_limit_witness_failed", **event.payload)
+        except Exception:  # noqa: BLE001  # whatever it was, the client must have its 429
+            self._log.exception("rate_limit_witness_failed", **event.payload)
             return self._last_sequence
         self._last_sequence = max(self._last_sequence, sequence)
         return sequence

@@ -48,9 +48,8 @@ class QueueCapacityService(LoggingMixin):
     async def is_accepting_submissions(self) -> bool:
         depth = await self.get_queue_depth()
         threshold, hysteresis = self._config.threshold, self._config.hysteresis
-        if not self._is_rejecting and depth >= threshold:
-            self._is_rejecting = True
-            self._log.warning("queue_capacity_exceeded", queue_depth=depth, threshold=threshold)
+        if depth >= threshold:
+            self._start_rejecting(depth)
         elif self._is_rejecting and depth < threshold - hysteresis:
             self._is_rejecting = False
             self._log.info("queue_capacity_resumed", queue_depth=depth, threshold=threshold)
@@ -72,6 +71,7 @@ class QueueCapacityService(LoggingMixin):
         depth = await self._store.take_place(self._config.threshold)
         if depth is None:
             self._depth = max(self._depth, self._config.threshold)
+            self._start_rejecting(self._depth)
             raise self.refuse()
         self._depth = max(self._depth, depth)
         self._notify()
@@ -83,6 +83,11 @@ class QueueCapacityService(LoggingMixin):
         if self._observer is not None:
             self._observer.queue_rejected()
         return QueueOverflowError(self._depth, self._config.threshold, self._config.retry_after_seconds)
+
+    def _start_rejecting(self, depth: int) -> None:
+        if not self._is_rejecting:
+            self._is_rejecting = True
+            self._log.warning("queue_capacity_exceeded", queue_depth=depth, threshold=self._config.threshold)
 
     def _notify(self) -> None:
         if self._observer is not None:

@@ -27,7 +27,7 @@ from headgate_services.petitions.infrastructure.adapters.persistence import (
     PostgresPetitionRepository,
     PostgresQueueStore,
     PostgresRateLimitStore,
-    Readiness,
+    PostgresReadiness,
 )
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
@@ -48,7 +48,7 @@ class Parts:
     cleanup: RateLimitCleanupService
     halt: PostgresHaltState
     counters: tuple[PostgresRateLimitStore, ...]
-    readiness: Readiness
+    readiness: PostgresReadiness
 
 
 def build_metrics(settings: PetitionsSettings) -> MetricsCollector:
@@ -106,7 +106,7 @@ def build_parts(
         cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),
         halt=halt,
         counters=(store, co_sign_store),
-        readiness=Readiness(database, store, _policy(limit), settings.queue),
+        readiness=PostgresReadiness(database, store, _policy(limit), settings.queue),
     )
 
 

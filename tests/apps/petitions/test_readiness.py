@@ -17,7 +17,7 @@ from headgate_services.petitions.config import PetitionQueueConfig, PetitionRate
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresRateLimitStore,
-    Readiness,
+    PostgresReadiness,
 )
 from headgate_services.petitions.infrastructure.adapters.persistence.readiness import REHEARSAL_SECONDS
 from tests.apps.petitions.conftest import Start
@@ -31,9 +31,9 @@ KEPT = (
 )
 
 
-def readiness_of(database: Database, clock: Callable[[], float] = time.monotonic) -> Readiness:
+def readiness_of(database: Database, clock: Callable[[], float] = time.monotonic) -> PostgresReadiness:
     counters, policy = PostgresRateLimitStore(database), RateLimitPolicy(10, 60)
-    return Readiness(database, counters, policy, PetitionQueueConfig(), clock)
+    return PostgresReadiness(database, counters, policy, PetitionQueueConfig(), clock)
 
 
 async def ready(service: Service) -> int:

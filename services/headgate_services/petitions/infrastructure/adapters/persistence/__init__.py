@@ -8,7 +8,7 @@ from headgate_services.petitions.infrastructure.adapters.persistence.migrations 
 from headgate_services.petitions.infrastructure.adapters.persistence.rate_limit_store import (
     PostgresRateLimitStore,
 )
-from headgate_services.petitions.infrastructure.adapters.persistence.readiness import Readiness
+from headgate_services.petitions.infrastructure.adapters.persistence.readiness import PostgresReadiness
 from headgate_services.petitions.infrastructure.adapters.persistence.records import (
     PostgresCoSignRepository,
     PostgresEventLedger,
@@ -25,7 +25,7 @@ __all__ = [
     "PostgresPetitionRepository",
     "PostgresQueueStore",
     "PostgresRateLimitStore",
-    "Readiness",
+    "PostgresReadiness",
     "all_migrations",
     "migrate",
 ]

@@ -32,7 +32,7 @@ REHEARSAL_SECONDS = 30.0
 """How long a successful rehearsal is valid; until then the database only has to answer."""
 
 
-class Readiness:
+class PostgresReadiness:
     """Checks that submissions can be written.
 
     Args:

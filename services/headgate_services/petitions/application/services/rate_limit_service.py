@@ -75,6 +75,8 @@ class RateLimitService(LoggingMixin):
         decision = await self._store.hold(self._policy, submitter_id, realm)
         result = self._result(decision)
         if not result.allowed:
+            if self._observer is not None:
+                self._observer.checked(submitter_id, result)
             self._log_refusal(submitter_id, result)
             raise refusal_of(submitter_id, result, self._policy.window_minutes, self._store.counter)
         if self._observer is not None:

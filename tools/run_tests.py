@@ -60,7 +60,7 @@ OLDEST_POSTGRES = (
         f"apps/petitions/test_{name}.py"
         for name in (
             *("co_sign", "monitoring", "petition_submission_rate_limit"),
-            *("rate_limit_service", "rate_limit_store"),
+            *("rate_limit_service", "rate_limit_store", "readiness"),
         )
     ),
     "apps/mail/test_idempotency.py",

@@ -221,6 +221,7 @@ class Replay:
         self._now += PERIOD // self._chance.choice([20, 10, 3, 2, 1])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_replay_agrees_with_the_reference(

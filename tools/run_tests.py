@@ -5,7 +5,7 @@ off, has failed. `make check` runs beside them.
 
 All of them run on the core as it is installed, which is the compiled one wherever there is a compiler. What proves the core
 runs once more on plain Python, with fewer random examples: under branch coverage, which sees plain Python only. Too little
-of it counts as one failure.
+of it counts as one failure. Tests that send SQL to PostgreSQL run on the newest version, and once more on the oldest.
 
     python tools/run_tests.py                 everything
     python tools/run_tests.py unit docs       only these, without the checks and the coverage bar
@@ -47,8 +47,29 @@ CORE = (
     *(f"conformance/test_{name}.py" for name in ("memory", "async_memory", "async_sqlite")),
 )
 """What runs on plain Python as well: tests of what is compiled, and of what the coverage bar counts."""
-CORE_EXAMPLES = "10"
-"""How many random examples each property tries there."""
+OLDEST_POSTGRES = (
+    *(
+        f"integration/postgres/test_{name}.py"
+        for name in (
+            *("bucket_cleanup", "bucket_table", "calendars", "folding"),
+            *("migrations", "notes", "ports", "store"),
+        )
+    ),
+    "conformance/test_postgres.py",
+    *(
+        f"apps/petitions/test_{name}.py"
+        for name in (
+            *("co_sign", "monitoring", "petition_submission_rate_limit"),
+            *("rate_limit_service", "rate_limit_store", "readiness"),
+        )
+    ),
+    "apps/mail/test_idempotency.py",
+    "apps/mail/test_storage.py",
+    "apps/tiers/test_keys.py",
+)
+"""Tests that also run on the oldest PostgreSQL of the wheel: everything that sends SQL to it."""
+FEW_EXAMPLES = "10"
+"""The number of random examples per property in suites that run a second time."""
 
 BUDGET_SECONDS = 420
 
@@ -92,11 +113,16 @@ def all_jobs(reports: Path) -> list[Job]:
     """Return everything that there is to run."""
     found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     suites = [*(name for name in LONG if name in found), *sorted(found.difference(LONG))]
-    core = pytest_job(
-        "plain core", [path for part in CORE for path in paths_of(part)], reports, is_measured=True
-    )
+    core = pytest_job("plain core", paths_of(*CORE), reports, is_measured=True)
     checks = Job("checks", ["make", "check"], environment())
-    return [core, *jobs_of(suites, reports), checks]
+    return [core, oldest_postgres_job(reports), *jobs_of(suites, reports), checks]
+
+
+def oldest_postgres_job(reports: Path) -> Job:
+    """Return the job that runs tests of PostgreSQL on its oldest version in the wheel."""
+    job = pytest_job("oldest PostgreSQL", ["-m", "not deep", *paths_of(*OLDEST_POSTGRES)], reports)
+    few = {"HEADGATE_TEST_POSTGRES_VERSION": "16", "HEADGATE_TEST_EXAMPLES": FEW_EXAMPLES}
+    return job._replace(environment=job.environment | few)
 
 
 def jobs_of(suites: Sequence[str], reports: Path) -> list[Job]:
@@ -110,9 +136,12 @@ def jobs_of(suites: Sequence[str], reports: Path) -> list[Job]:
     return jobs
 
 
-def paths_of(part: str) -> list[Path]:
-    """Return the files and folders of a part of a suite."""
-    return sorted(TESTS.glob(part))
+def paths_of(*patterns: str) -> list[Path]:
+    """Return the files and folders that match the patterns, which all must match something."""
+    found = [sorted(TESTS.glob(pattern)) for pattern in patterns]
+    if not all(found):
+        sys.exit(f"no such tests: {patterns[found.index([])]}")
+    return [path for paths in found for path in paths]
 
 
 def pytest_job(name: str, args: Sequence[Path | str], reports: Path, *, is_measured: bool = False) -> Job:
@@ -130,7 +159,7 @@ def pytest_job(name: str, args: Sequence[Path | str], reports: Path, *, is_measu
         *map(str, args),
         f"--junit-xml={report}",
     ]
-    plain = {"HEADGATE_PURE": "1", "HEADGATE_TEST_EXAMPLES": CORE_EXAMPLES} if is_measured else {}
+    plain = {"HEADGATE_PURE": "1", "HEADGATE_TEST_EXAMPLES": FEW_EXAMPLES} if is_measured else {}
     return Job(name, command, environment() | plain, report)
 
 

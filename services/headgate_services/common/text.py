@@ -23,5 +23,8 @@ def check_storable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(check_storable)]
+STORABLE = AfterValidator(check_storable)
+"""For text with a length: `Annotated[str, Field(min_length=1), STORABLE]`. In another order, errors speak of items."""
+
+Text = Annotated[str, STORABLE]
 """Text that can be stored; anything else is a 422."""

@@ -69,7 +69,7 @@ def create_app(
 
     app = FastAPI(title="Headgate petitions", version=headgate.__version__, lifespan=lifespan)
     app.include_router(router)
-    add_health(app, {"database": lambda: app.state.parts.database.ping()})
+    add_health(app, {"database": lambda: app.state.parts.readiness.check()})
     add_metrics(app, metrics.render)
     app.add_exception_handler(PetitionError, answer_refusal)
     app.add_exception_handler(RequestValidationError, answer_invalid)

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from fastapi import Request
 
+from headgate_services.petitions.application.ports import RateLimitPolicy
 from headgate_services.petitions.application.services import (
     CoSignService,
     PetitionSubmissionService,
@@ -17,7 +18,7 @@ from headgate_services.petitions.application.services import (
     RefusalWitnessService,
 )
 from headgate_services.petitions.application.services.co_sign_service import COUNTER as CO_SIGN
-from headgate_services.petitions.config import PetitionsSettings
+from headgate_services.petitions.config import PetitionRateLimitConfig, PetitionsSettings
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
     PostgresCoSignRepository,
@@ -26,6 +27,7 @@ from headgate_services.petitions.infrastructure.adapters.persistence import (
     PostgresPetitionRepository,
     PostgresQueueStore,
     PostgresRateLimitStore,
+    PostgresReadiness,
 )
 from headgate_services.petitions.infrastructure.metrics import MetricsCollector
 
@@ -46,6 +48,7 @@ class Parts:
     cleanup: RateLimitCleanupService
     halt: PostgresHaltState
     counters: tuple[PostgresRateLimitStore, ...]
+    readiness: PostgresReadiness
 
 
 def build_metrics(settings: PetitionsSettings) -> MetricsCollector:
@@ -103,6 +106,13 @@ def build_parts(
         cleanup=RateLimitCleanupService(store, limit.bucket_ttl_hours),
         halt=halt,
         counters=(store, co_sign_store),
+        readiness=PostgresReadiness(database, store, _policy(limit), settings.queue),
+    )
+
+
+def _policy(limit: PetitionRateLimitConfig) -> RateLimitPolicy:
+    return RateLimitPolicy(
+        limit.limit_per_hour, limit.window_minutes, limit.strict, limit.realm_limit, limit.global_limit
     )
 
 

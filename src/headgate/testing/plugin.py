@@ -4,6 +4,7 @@ They come with Headgate; nothing has to be imported.
 
 Environment variables name servers to use instead: `HEADGATE_TEST_REDIS_URL`, `HEADGATE_TEST_VALKEY_URL`,
 `HEADGATE_TEST_POSTGRES_URL`. A server that is neither installed nor named is a failure, never a skip.
+`HEADGATE_TEST_POSTGRES_VERSION=16` starts the older PostgreSQL of the wheel instead of the newer one.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ def headgate_postgres_server() -> Iterator[str]:
     if given:
         yield given
         return
-    from headgate.testing.postgres_server import PostgresServer
+    from headgate.testing.postgres_server import NEWEST, PostgresServer
 
-    with PostgresServer() as server:
+    version = int(os.environ.get("HEADGATE_TEST_POSTGRES_VERSION") or NEWEST)
+    with PostgresServer(version) as server:
         yield server.url
 
 

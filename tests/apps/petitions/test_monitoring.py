@@ -55,6 +55,16 @@ async def test_the_gauge_follows_every_submission(start: Start) -> None:
     assert await service.metric("petition_rate_limit_checks_total", result="blocked") == 1
 
 
+async def test_each_submission_is_counted_once_as_allowed_or_blocked(start: Start) -> None:
+    """Those that pass the check together are refused when they are counted."""
+    service, submitter = await start(rate_limit=THREE), someone()
+    answers = await asyncio.gather(*(service.submit(submitter) for _ in range(12)))
+    assert sorted(answer.status_code for answer in answers) == [201] * 3 + [429] * 9
+    assert await service.metric("petition_rate_limit_checks_total", result="allowed") == 3
+    assert await service.metric("petition_rate_limit_checks_total", result="blocked") == 9
+    assert await service.metric("petition_rate_limit_remaining", submitter_id=str(submitter)) == 0
+
+
 @pytest.mark.requirement("A-63", "A-65")
 async def test_a_check_alone_moves_the_gauge(start: Start) -> None:
     service, submitter = await start(), someone()
@@ -186,21 +196,38 @@ def refusal(submitter: UUID) -> RateLimitExceededError:
 
 
 @pytest.mark.requirement("A-66")
-async def test_a_flood_is_merged_and_its_count_kept() -> None:
+async def test_the_first_refusals_of_a_burst_are_written_before_their_answers() -> None:
     ledger, flooding, other = SlowLedger(), someone(), someone()
     witness = RefusalWitnessService(ledger)
-    first = asyncio.create_task(witness.witness(refusal(flooding), "trace-0"))
-    await ledger.called.wait()
-    flood = [asyncio.create_task(witness.witness(refusal(flooding), f"trace-{n}")) for n in range(1, 500)]
+    burst = [asyncio.create_task(witness.witness(refusal(flooding), f"trace-{n}")) for n in range(10)]
     single = asyncio.create_task(witness.witness(refusal(other), "trace-x"))
+    await ledger.called.wait()
+    merged = asyncio.create_task(witness.witness(refusal(flooding), "trace-10"))
     await asyncio.sleep(0)
-    flood[7].cancel()  # a client that hangs up takes nobody's event along, not even its own
+    assert not any(task.done() for task in (*burst, single, merged))
+    burst[7].cancel()  # the event of a client that hangs up is written all the same
     ledger.gate.set()
-    assert {await first, await single} == {1, 2}
-    assert set(await asyncio.gather(*flood, return_exceptions=True)) >= {3}
+    numbers = await asyncio.gather(*burst, single, return_exceptions=True)
+    assert isinstance(numbers.pop(7), asyncio.CancelledError)
+    assert len(set(numbers)) == 10
+    assert await merged >= 1
+    # What a process that is killed now leaves behind:
+    assert [event.payload["refusals"] for event in ledger.events] == [1] * 11
+    assert [event.payload["trace_ids"] for event in ledger.events[:10]] == [[f"trace-{n}"] for n in range(10)]
     await witness.aclose()
-    assert [event.payload["refusals"] for event in ledger.events] == [1, 1, 499]
-    assert len(ledger.events[-1].payload["trace_ids"]) == 100
+    assert ledger.events[-1].payload["trace_ids"] == ["trace-10"]
+
+
+@pytest.mark.requirement("A-66")
+async def test_a_flood_is_merged_and_its_count_kept() -> None:
+    ledger, flooding = SlowLedger(), someone()
+    ledger.gate.set()
+    witness = RefusalWitnessService(ledger)
+    await asyncio.gather(*(witness.witness(refusal(flooding), f"trace-{n}") for n in range(500)))
+    await witness.aclose()
+    assert sorted(event.payload["refusals"] for event in ledger.events) == [1] * 10 + [90] + [100] * 4
+    traces = [trace for event in ledger.events for trace in event.payload["trace_ids"]]
+    assert sorted(traces) == sorted(f"trace-{n}" for n in range(500))
 
 
 async def test_a_ledger_that_fails_does_not_hold_up_the_next_event() -> None:
@@ -336,6 +363,35 @@ async def test_40_parallel_submissions_over_two_instances_are_as_many_as_the_que
     assert rows(empty_url, "SELECT sum(count) FROM petition_rate_limit_buckets") == [(5,)]
 
 
+@pytest.mark.requirement("A-44")
+async def test_parallel_submissions_that_fill_the_queue_start_the_hysteresis(
+    start: Start, empty_url: str
+) -> None:
+    """All of them pass the first check, so most are refused when they take their place in the queue."""
+    queue = PetitionQueueConfig(threshold=5, hysteresis=2, cache_ttl_seconds=3600)
+    service = await start(url=empty_url, queue=queue)
+    with capture_logs() as logs:
+        answers = await asyncio.gather(*(service.submit(someone()) for _ in range(40)))
+    assert sorted(answer.status_code for answer in answers) == [201] * 5 + [503] * 35
+    assert [line["event"] for line in logs].count("queue_capacity_exceeded") == 1
+
+
+@pytest.mark.requirement("A-44")
+async def test_a_refused_place_in_the_queue_starts_the_hysteresis(clock: FakeClock) -> None:
+    queue = Queue()
+    capacity = QueueCapacityService(queue, PetitionQueueConfig(10, 3), None, lambda: clock.now)
+    assert await capacity.is_accepting_submissions()
+    queue.depth = 10  # filled by others since
+    with pytest.raises(QueueOverflowError):
+        await capacity.take_place()
+    seen = []
+    for depth in (9, 7, 6):
+        queue.depth = depth
+        clock.advance(5)
+        seen.append(await capacity.is_accepting_submissions())
+    assert seen == [False, False, True]
+
+
 @pytest.mark.requirement("A-43", "A-44")
 async def test_a_queue_that_was_drained_has_room_below_the_hysteresis_again(
     start: Start, empty_url: str
@@ -344,13 +400,17 @@ async def test_a_queue_that_was_drained_has_room_below_the_hysteresis_again(
     service = await start(url=empty_url, queue=queue)
     seen = [(await service.submit(someone())).status_code for _ in range(5)]
     for _ in range(3):
-        rows(
-            empty_url,
-            "UPDATE petition_submissions SET state = 'REFERRED' WHERE id IN "
-            "(SELECT id FROM petition_submissions WHERE state = 'RECEIVED' LIMIT 1)",
-        )
+        take_from_queue(empty_url)
         seen.append((await service.submit(someone())).status_code)
     assert seen == [201, 201, 201, 201, 503, 503, 503, 201]
+
+
+def take_from_queue(url: str) -> None:
+    rows(
+        url,
+        "UPDATE petition_submissions SET state = 'REFERRED' WHERE id IN "
+        "(SELECT id FROM petition_submissions WHERE state = 'RECEIVED' LIMIT 1)",
+    )
 
 
 # --- The database is away --------------------------------------------------------------------------------------------

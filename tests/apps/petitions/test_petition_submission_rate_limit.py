@@ -41,6 +41,13 @@ async def test_an_accepted_submission_says_what_is_left(start: Start) -> None:
     assert reset == datetime(2026, 3, 2, 11, 0, tzinfo=UTC)
 
 
+async def test_parallel_submissions_each_say_what_is_left_after_them(start: Start) -> None:
+    service, submitter = await start(rate_limit=PetitionRateLimitConfig(5)), someone()
+    answers = await asyncio.gather(*(service.submit(submitter) for _ in range(8)))
+    left = [int(answer.headers["x-ratelimit-remaining"]) for answer in answers if answer.status_code == 201]
+    assert sorted(left) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.requirement("A-04")
 async def test_retry_after_header_present(start: Start) -> None:
     """Waiting as long as it says is enough; a second less is not."""
@@ -226,7 +233,7 @@ async def test_another_window_is_named_and_ends_when_it_says(start: Start) -> No
     service, submitter = await start(rate_limit=limits), someone()
     service.calendar.set(10, 0, 20)
     refused = (await service.submit_many(submitter, 2), await service.submit(submitter))[1]
-    assert refused.json()["detail"] == "Maximum 1 petitions per 1 minutes exceeded"
+    assert refused.json()["detail"] == "Maximum 1 petitions per minute exceeded"
     assert refused.json()["rate_limit_reset"] == "2026-03-02T10:01:00Z"
     assert refused.headers["retry-after"] == "40"
     service.calendar.advance(seconds=40)
@@ -310,9 +317,25 @@ async def test_what_cannot_be_a_petition_is_422(start: Start, fields: dict[str, 
     assert answer.json()["detail"]
 
 
-async def test_a_huge_request_is_413(start: Start) -> None:
+async def test_an_empty_text_is_named_as_such(start: Start) -> None:
     service = await start()
-    assert (await service.client.post(PATH, content=b" " * 300_000)).status_code == 413
+    [problem] = (await service.submit(someone(), text="")).json()["detail"]
+    assert problem["msg"] == "String should have at least 1 character"
+    schema = (await service.client.get("/openapi.json")).json()["components"]["schemas"]["SubmissionRequest"]
+    assert (schema["properties"]["text"]["minLength"], schema["properties"]["text"]["maxLength"]) == (
+        1,
+        10_000,
+    )
+
+
+async def test_a_huge_request_is_413_and_documented(start: Start) -> None:
+    service = await start()
+    answer = await service.client.post(PATH, content=b" " * 300_000)
+    assert (answer.status_code, answer.json()) == (413, {"detail": "Request body is above 262144 bytes"})
+    schema = (await service.client.get("/openapi.json")).json()
+    posts = [path["post"] for path in schema["paths"].values() if "post" in path]
+    assert all("413" in post["responses"] for post in posts)
+    assert list(schema["components"]["schemas"]["TooLargeBody"]["properties"]) == list(answer.json())
 
 
 async def test_preferences_are_kept(start: Start) -> None:

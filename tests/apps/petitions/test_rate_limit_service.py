@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from headgate_services.petitions.application import ports
 from headgate_services.petitions.application.ports import RateLimiterPort, RateLimitResult, RateLimitStorePort
 from headgate_services.petitions.application.services import RateLimitService, rate_limit_service
+from headgate_services.petitions.application.services.logging_mixin import LoggingMixin
 from headgate_services.petitions.domain.errors import RateLimitExceededError
 from headgate_services.petitions.domain.models import RateLimitBucket
 from headgate_services.petitions.infrastructure.adapters.persistence import Database, PostgresRateLimitStore
@@ -122,6 +123,20 @@ async def test_record_submission_increments_bucket(
         query = f"SELECT bucket_minute, count FROM {TABLE} WHERE submitter_id = %s"
         found = connection.execute(query, [submitter]).fetchall()
     assert found == [(datetime(2026, 3, 2, 10, 7, tzinfo=UTC), 2)]
+
+
+@pytest.mark.requirement("A-75")
+def test_a_service_with_the_logging_mixin_logs_its_component() -> None:
+    class Service(LoggingMixin):
+        def __init__(self) -> None:
+            self._init_logger(component="petition.example")
+
+        def work(self) -> None:
+            self._log.info("done", count=1)
+
+    with capture_logs() as logs:
+        Service().work()
+    assert logs == [{"component": "petition.example", "count": 1, "event": "done", "log_level": "info"}]
 
 
 @pytest.mark.requirement("A-49", "A-60", "A-70", "A-75")

@@ -9,10 +9,11 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from headgate_services.petitions.application.ports import RateLimitPolicy
+from headgate_services.petitions.application.ports import QueueMeasure, RateLimitPolicy
 from headgate_services.petitions.application.services import RateLimitCleanupService, RateLimitService
 from headgate_services.petitions.infrastructure.adapters.persistence import (
     Database,
+    PostgresQueueStore,
     PostgresRateLimitStore,
     all_migrations,
     migrate,
@@ -132,6 +133,20 @@ async def test_migrations_can_be_run_again(empty_url: str) -> None:
         assert await migrate(database) == []
     for migration in all_migrations():
         rows(empty_url, migration.text)
+
+
+async def test_a_queue_table_of_an_older_version_gets_a_finite_time(empty_url: str) -> None:
+    """PostgreSQL 15 and 16 cannot subtract the '-infinity' that the table had at first."""
+    for migration in all_migrations():
+        if migration.number < 19:
+            rows(empty_url, migration.text)
+    assert rows(empty_url, "SELECT isfinite(counted_at) FROM petition_queue") == [(False,)]
+    async with opened(empty_url) as database:
+        await migrate(database)
+        assert await PostgresQueueStore(database).measure(5) == QueueMeasure(0, 0.0)
+    rows(empty_url, "DELETE FROM petition_queue")
+    rows(empty_url, "INSERT INTO petition_queue DEFAULT VALUES")
+    assert rows(empty_url, "SELECT isfinite(counted_at) FROM petition_queue") == [(True,)]
 
 
 @pytest.mark.requirement("A-26", "A-27", "A-28", "A-29", "A-30", "A-31", "A-88")

@@ -331,7 +331,7 @@ async def test_what_is_cleared_away_between_reading_and_writing_is_written_anew(
             await psycopg.AsyncConnection.connect(empty_url, autocommit=True) as observer,
         ):
             await cleaner.execute(
-                "DELETE FROM headgate_states WHERE key = (SELECT min(key) FROM headgate_states)"
+                "DELETE FROM headgate_states WHERE key = (SELECT key FROM headgate_states ORDER BY key LIMIT 1)"
             )
             hits = asyncio.gather(*map(limiter.hit, keys))
             while not await (await observer.execute("SELECT FROM pg_locks WHERE NOT granted")).fetchall():

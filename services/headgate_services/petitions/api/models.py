@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, model_validator
 
-from headgate_services.common.text import Text
+from headgate_services.common.text import STORABLE
 from headgate_services.common.views import RowView
 from headgate_services.petitions.domain.models import PetitionState, PetitionType
 
@@ -33,7 +33,7 @@ class NotificationPreferences(BaseModel):
     """How the submitter wants to hear of the petition's fate; kept with the petition."""
 
     channel: Literal["WEBHOOK", "IN_APP"]
-    webhook_url: Annotated[Text, Field(max_length=2048, pattern=r"^https://[^\s/]")] | None = None
+    webhook_url: Annotated[str, Field(max_length=2048, pattern=r"^https://[^\s/]"), STORABLE] | None = None
     enabled: bool = True
 
     @model_validator(mode="after")
@@ -47,8 +47,8 @@ class SubmissionRequest(BaseModel):
     """A petition to submit."""
 
     type: PetitionType
-    text: Annotated[Text, Field(min_length=1, max_length=10_000), AfterValidator(_not_blank)]
-    realm: Annotated[Text, Field(max_length=100)] | None = None
+    text: Annotated[str, Field(min_length=1, max_length=10_000), STORABLE, AfterValidator(_not_blank)]
+    realm: Annotated[str, Field(max_length=100), STORABLE] | None = None
     submitter_id: UUID | None = None
     notification_preferences: NotificationPreferences | None = None
 
@@ -84,7 +84,7 @@ class WithdrawalRequest(BaseModel):
     """Who takes a petition back, and why."""
 
     requester_id: UUID
-    reason: Annotated[Text, Field(max_length=1000)] | None = None
+    reason: Annotated[str, Field(max_length=1000), STORABLE] | None = None
 
 
 class CoSignRequest(BaseModel):
@@ -112,6 +112,12 @@ class ProblemBody(BaseModel):
     detail: str
     instance: str
     trace_id: str
+
+
+class TooLargeBody(BaseModel):
+    """The request is too large."""
+
+    detail: str
 
 
 class CoSignLimitProblem(ProblemBody):

@@ -20,6 +20,7 @@ from headgate_services.petitions.api.models import (
     StatusResponse,
     SubmissionRequest,
     SubmissionResponse,
+    TooLargeBody,
     WithdrawalRequest,
 )
 from headgate_services.petitions.application.ports import RateLimitResult
@@ -38,15 +39,18 @@ def _refusals(**descriptions: str) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def _what_is_left(found: RateLimitResult) -> dict[str, str]:
-    """Return the fields of an accepted submission: what the check found, less the one that was accepted."""
+def _limit_fields(found: RateLimitResult, remaining: int) -> dict[str, str]:
+    """Return the header fields of an accepted submission."""
     return {
         "X-RateLimit-Limit": str(found.limit),
-        "X-RateLimit-Remaining": str(max(0, found.remaining - 1)),
+        "X-RateLimit-Remaining": str(remaining),
         "X-RateLimit-Reset": str(math.ceil(found.reset_at.timestamp())),
     }
 
 
+_TOO_LARGE: dict[int | str, dict[str, Any]] = {
+    413: {"model": TooLargeBody, "description": "The request is above 256 kB"}
+}
 _RETRY_AFTER = {"description": "whole seconds until it is worth trying again", "schema": {"type": "integer"}}
 
 
@@ -54,6 +58,7 @@ _RETRY_AFTER = {"description": "whole seconds until it is worth trying again", "
     "",
     status_code=201,
     responses={
+        **_TOO_LARGE,
         **_refusals(
             on_400="No such realm, or an anonymous petition where those are refused",
             on_503="Too many petitions wait, the system is halted, or the database cannot be asked",
@@ -89,8 +94,8 @@ async def submit_petition(
     result = await limiter.check_rate_limit(draft.counted_as, realm=draft.realm)
     if not result.allowed:
         raise refusal_of(draft.counted_as, result, limiter.get_window_minutes())
-    petition = await parts.submissions.submit(draft, limiter, capacity, request.state.trace_id)
-    response.headers.update(_what_is_left(result))
+    petition, remaining = await parts.submissions.submit(draft, limiter, capacity, request.state.trace_id)
+    response.headers.update(_limit_fields(result, remaining))
     return SubmissionResponse.of(petition)
 
 
@@ -128,6 +133,7 @@ async def get_status(
     "/{petition_id}/co-sign",
     status_code=201,
     responses={
+        **_TOO_LARGE,
         **_refusals(
             on_400="Its fate is settled",
             on_404="No such petition",
@@ -153,12 +159,15 @@ async def co_sign_petition(
 
 @router.post(
     "/{petition_id}/withdraw",
-    responses=_refusals(
-        on_400="Its fate is settled",
-        on_403="Not yours",
-        on_404="No such petition",
-        on_503="The system is halted",
-    ),
+    responses={
+        **_TOO_LARGE,
+        **_refusals(
+            on_400="Its fate is settled",
+            on_403="Not yours",
+            on_404="No such petition",
+            on_503="The system is halted",
+        ),
+    },
 )
 async def withdraw_petition(
     petition_id: UUID, withdrawal: WithdrawalRequest, request: Request, parts: PartsPart

@@ -59,7 +59,7 @@ class RateLimitExceededError(PetitionError):
         self.scope = scope
         self.window_minutes = window_minutes
         self.counter = counter
-        per = "hour" if window_minutes == 60 else f"{window_minutes} minutes"
+        per = {1: "minute", 60: "hour"}.get(window_minutes, f"{window_minutes} minutes")
         super().__init__(f"Maximum {limit} {_UNITS.get(counter, counter)} per {per} exceeded")
 
 

@@ -67,7 +67,7 @@ class MetricsCollector:
             "submitter_id",
         )
         self.petition_rate_limit_checks = self._counter(
-            "petition_rate_limit_checks_total", "Rate limit checks of petition submissions", "result"
+            "petition_rate_limit_checks_total", "Petition submissions by result of the rate limit", "result"
         )
         self.petition_queue_depth = self._gauge("petition_queue_depth", "Petitions that wait", "state")
         self.petition_queue_threshold = self._gauge("petition_queue_threshold", "Petitions that may wait")
@@ -97,15 +97,19 @@ class MetricsCollector:
         uptime.labels(*self._base).set_function(lambda: clock() - started)
 
     def checked(self, submitter_id: UUID, result: RateLimitResult) -> None:
-        """Take note of what a check of the limit found."""
-        outcome = "allowed" if result.allowed else "blocked"
-        self.petition_rate_limit_checks.labels(*self._base, outcome).inc()
+        """Count a refusal; show how many petitions remain.
+
+        A check that passes is counted by `recorded`: the petition may still be refused when it is counted.
+        """
+        if not result.allowed:
+            self.petition_rate_limit_checks.labels(*self._base, "blocked").inc()
         if result.scope == "submitter":
             valid = result.reset_at - (result.checked_at or datetime.now(UTC))
             self._set_remaining(submitter_id, result.remaining, valid.total_seconds())
 
     def recorded(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
-        """Take note of what is left after a submission was counted, and for how long that is true."""
+        """Count an allowed submission; show how many petitions remain."""
+        self.petition_rate_limit_checks.labels(*self._base, "allowed").inc()
         self._set_remaining(submitter_id, remaining, valid_seconds)
 
     def refused(self, submitter_id: UUID, counter: str = "submission") -> None:

@@ -47,7 +47,7 @@ _MAY_LOSE_DURABLE = "nothing"
 
 
 class PostgresStore(RemoteStore):
-    """Counts in a PostgreSQL (14 or later) database, in which `headgate migrate` or `store.migrate()` was run once.
+    """Counts in a PostgreSQL (15 or later) database, in which `headgate migrate` or `store.migrate()` was run once.
 
     Args:
         url: `postgresql://user:password@host:port/database`, or any other connection string of libpq.

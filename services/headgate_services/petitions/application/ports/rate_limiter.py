@@ -65,10 +65,10 @@ class RateLimiterPort(Protocol):
 
 
 class RateLimitObserver(Protocol):
-    """Hears of every check, and cannot change it."""
+    """Callbacks for checks and counted petitions."""
 
     def checked(self, submitter_id: UUID, result: RateLimitResult) -> None:
-        """Take note of what a check found."""
+        """Handle the result of a check, or a refusal by `record_submission`."""
 
     def recorded(self, submitter_id: UUID, remaining: int, valid_seconds: float) -> None:
-        """Take note of what is left after a petition was counted, and for how long that is true if nothing else comes."""
+        """Handle a counted petition: how many remain, and for how many seconds that is true if nothing else comes."""

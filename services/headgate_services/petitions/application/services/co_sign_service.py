@@ -29,8 +29,6 @@ COUNTER = "co_sign"
 class CoSignService(LoggingMixin):
     """Takes co-signs in. A co-sign, its count and its event are written together or not at all."""
 
-    component = "petition.co_sign"
-
     def __init__(
         self,
         work: UnitOfWorkPort,
@@ -38,6 +36,7 @@ class CoSignService(LoggingMixin):
         co_signs: CoSignRepositoryPort,
         ledger: EventLedgerPort,
     ) -> None:
+        self._init_logger(component="petition.co_sign")
         self._work = work
         self._petitions = petitions
         self._co_signs = co_signs
@@ -75,5 +74,5 @@ class CoSignService(LoggingMixin):
                 LedgerEvent("petition.co_sign.recorded", f"signer:{signer_id}", str(petition_id), payload)
             )
             await limiter.record_submission(signer_id)
-        self.log.info("petition_co_signed", petition_id=str(petition_id))
+        self._log.info("petition_co_signed", petition_id=str(petition_id))
         return co_sign

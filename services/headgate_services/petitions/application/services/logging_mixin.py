@@ -1,18 +1,18 @@
-"""Structured log lines that say which part of the service they are from."""
+"""Structured log lines with the component that wrote them."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import structlog
 
 
 class LoggingMixin:
-    """Gives a service a logger whose lines carry its component."""
+    """Provides a service with `self._log`, whose lines carry the service's component."""
 
-    component: ClassVar[str]
+    _log: Any
 
-    @property
-    def log(self) -> Any:
-        """The logger. Fetched anew each time, so that whatever is configured now applies."""
-        return structlog.get_logger().bind(component=self.component)
+    def _init_logger(self, component: str) -> None:
+        """Create the logger; call this in `__init__`."""
+        # A lazy logger: the configuration at the time of each line applies.
+        self._log = structlog.get_logger(component=component)

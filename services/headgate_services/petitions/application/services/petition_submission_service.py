@@ -33,8 +33,6 @@ ACTOR = "petition-system"
 class PetitionSubmissionService(LoggingMixin):
     """Takes petitions in. A petition, its count and its event are written together or not at all."""
 
-    component = "petition.submission"
-
     def __init__(
         self,
         work: UnitOfWorkPort,
@@ -42,6 +40,7 @@ class PetitionSubmissionService(LoggingMixin):
         ledger: EventLedgerPort,
         halt: HaltStatePort,
     ) -> None:
+        self._init_logger(component="petition.submission")
         self._work = work
         self._petitions = petitions
         self._ledger = ledger
@@ -49,8 +48,10 @@ class PetitionSubmissionService(LoggingMixin):
 
     async def submit(
         self, draft: Draft, limiter: RateLimiterPort, capacity: QueueCapacityPort, trace_id: str
-    ) -> Petition:
+    ) -> tuple[Petition, int]:
         """Save a petition that has passed the check of the limit, count it, and give it its place in the queue.
+
+        Return it, and how many more the submitter may submit.
 
         Counting comes last: until the transaction ends, others who count for the same submitter wait, so the wait is
         as short as can be; and the place in the queue, for which all wait, comes after that.
@@ -71,12 +72,13 @@ class PetitionSubmissionService(LoggingMixin):
                 petition = await self._petitions.save(draft)
                 await self._append_event("received", petition, _received(petition, trace_id))
                 await limiter.record_submission(draft.counted_as, realm=draft.realm)
+                remaining = await limiter.get_remaining(draft.counted_as)
                 await capacity.take_place()
         except CommitUnknownError as error:
             error.petition_id = None if petition is None else petition.id
             raise
-        self.log.info("petition_received", petition_id=str(petition.id), realm=petition.realm)
-        return petition
+        self._log.info("petition_received", petition_id=str(petition.id), realm=petition.realm)
+        return petition, remaining
 
     async def get(self, petition_id: UUID) -> Petition:
         """Return a petition, also while the system is halted.
@@ -108,7 +110,7 @@ class PetitionSubmissionService(LoggingMixin):
             petition = await self._petitions.change(petition_id, PetitionState.ACKNOWLEDGED, fate)
             payload = {"fate_reason": fate, "requester_id": str(requester_id), "correlation_id": trace_id}
             await self._append_event("withdrawn", petition, payload)
-        self.log.info("petition_withdrawn", petition_id=str(petition.id))
+        self._log.info("petition_withdrawn", petition_id=str(petition.id))
         return petition
 
     async def demand_running(self) -> None:

@@ -28,8 +28,6 @@ class QueueCapacityService(LoggingMixin):
         clock: Seconds that never go back.
     """
 
-    component = "petition.queue_capacity"
-
     def __init__(
         self,
         store: QueueStorePort,
@@ -37,6 +35,7 @@ class QueueCapacityService(LoggingMixin):
         observer: QueueObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._init_logger(component="petition.queue_capacity")
         self._store = store
         self._config = config
         self._observer = observer
@@ -49,12 +48,11 @@ class QueueCapacityService(LoggingMixin):
     async def is_accepting_submissions(self) -> bool:
         depth = await self.get_queue_depth()
         threshold, hysteresis = self._config.threshold, self._config.hysteresis
-        if not self._is_rejecting and depth >= threshold:
-            self._is_rejecting = True
-            self.log.warning("queue_capacity_exceeded", queue_depth=depth, threshold=threshold)
+        if depth >= threshold:
+            self._start_rejecting(depth)
         elif self._is_rejecting and depth < threshold - hysteresis:
             self._is_rejecting = False
-            self.log.info("queue_capacity_resumed", queue_depth=depth, threshold=threshold)
+            self._log.info("queue_capacity_resumed", queue_depth=depth, threshold=threshold)
         return not self._is_rejecting
 
     async def get_queue_depth(self) -> int:
@@ -73,17 +71,23 @@ class QueueCapacityService(LoggingMixin):
         depth = await self._store.take_place(self._config.threshold)
         if depth is None:
             self._depth = max(self._depth, self._config.threshold)
+            self._start_rejecting(self._depth)
             raise self.refuse()
         self._depth = max(self._depth, depth)
         self._notify()
 
     def refuse(self) -> QueueOverflowError:
-        self.log.info(
+        self._log.info(
             "petition_rejected_queue_overflow", queue_depth=self._depth, threshold=self._config.threshold
         )
         if self._observer is not None:
             self._observer.queue_rejected()
         return QueueOverflowError(self._depth, self._config.threshold, self._config.retry_after_seconds)
+
+    def _start_rejecting(self, depth: int) -> None:
+        if not self._is_rejecting:
+            self._is_rejecting = True
+            self._log.warning("queue_capacity_exceeded", queue_depth=depth, threshold=self._config.threshold)
 
     def _notify(self) -> None:
         if self._observer is not None:

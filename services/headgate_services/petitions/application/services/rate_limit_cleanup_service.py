@@ -17,9 +17,8 @@ class RateLimitCleanupService(LoggingMixin):
     Safe with any number of instances: only one of them deletes at a time.
     """
 
-    component = "petition.rate_limit_cleanup"
-
     def __init__(self, store: RateLimitStorePort, ttl_hours: int = 2) -> None:
+        self._init_logger(component="petition.rate_limit_cleanup")
         self._store = store
         self._ttl_hours = ttl_hours
 
@@ -27,7 +26,7 @@ class RateLimitCleanupService(LoggingMixin):
         """Delete what is too old, log it, and return what was done."""
         age = timedelta(hours=self._ttl_hours)
         done = await self._store.cleanup_expired_buckets(age)
-        self.log.info(
+        self._log.info(
             "cleanup_completed",
             deleted_count=done.deleted,
             cutoff=done.cutoff.isoformat(),
@@ -44,7 +43,6 @@ class RateLimitCleanupService(LoggingMixin):
         while True:
             try:
                 await self.cleanup()
-            except Exception:
-                # Any error: the service goes on, and so must the only task that cleans up.
-                self.log.exception("cleanup_failed")
+            except Exception:  # noqa: BLE001  # any error: the only task that cleans up must go on
+                self._log.exception("cleanup_failed")
             await sleep(seconds)

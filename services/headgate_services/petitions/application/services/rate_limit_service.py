@@ -37,8 +37,6 @@ class RateLimitService(LoggingMixin):
         observer: Hears of every check.
     """
 
-    component = "petition.rate_limit"
-
     def __init__(
         self,
         store: RateLimitStorePort,
@@ -50,6 +48,7 @@ class RateLimitService(LoggingMixin):
         global_limit: int = 0,
         observer: RateLimitObserver | None = None,
     ) -> None:
+        self._init_logger(component="petition.rate_limit")
         self._store = store
         self._policy = RateLimitPolicy(limit_per_hour, window_minutes, strict, realm_limit, global_limit)
         self._observer = observer
@@ -76,12 +75,14 @@ class RateLimitService(LoggingMixin):
         decision = await self._store.hold(self._policy, submitter_id, realm)
         result = self._result(decision)
         if not result.allowed:
+            if self._observer is not None:
+                self._observer.checked(submitter_id, result)
             self._log_refusal(submitter_id, result)
             raise refusal_of(submitter_id, result, self._policy.window_minutes, self._store.counter)
         if self._observer is not None:
             valid_seconds = (result.reset_at - decision.at).total_seconds()
             self._observer.recorded(submitter_id, result.remaining - 1, valid_seconds)
-        self.log.debug(
+        self._log.debug(
             "submission_recorded",
             submitter_id=str(submitter_id),
             bucket_minute=start_of_minute(decision.at).isoformat(),
@@ -115,7 +116,7 @@ class RateLimitService(LoggingMixin):
 
     def _log_refusal(self, submitter_id: UUID, result: RateLimitResult) -> None:
         refusals = self._lines.refused((submitter_id, result.scope))
-        write = self.log.debug if refusals is None else self.log.info
+        write = self._log.debug if refusals is None else self._log.info
         write(
             "rate_limit_exceeded",
             submitter_id=str(submitter_id),

@@ -8,6 +8,7 @@ from headgate_services.petitions.infrastructure.adapters.persistence.migrations 
 from headgate_services.petitions.infrastructure.adapters.persistence.rate_limit_store import (
     PostgresRateLimitStore,
 )
+from headgate_services.petitions.infrastructure.adapters.persistence.readiness import PostgresReadiness
 from headgate_services.petitions.infrastructure.adapters.persistence.records import (
     PostgresCoSignRepository,
     PostgresEventLedger,
@@ -24,6 +25,7 @@ __all__ = [
     "PostgresPetitionRepository",
     "PostgresQueueStore",
     "PostgresRateLimitStore",
+    "PostgresReadiness",
     "all_migrations",
     "migrate",
 ]

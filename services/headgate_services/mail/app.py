@@ -23,6 +23,7 @@ from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
 from headgate_services.common.starting import Program, blocking
+from headgate_services.common.workers import report_separate_counts
 from headgate_services.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, load_settings
 from headgate_services.mail.guards import ApiKeyGuard
 from headgate_services.mail.providers import EmailProvider
@@ -60,6 +61,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        report_separate_counts("mail", _in_memory(settings))
         async with aclosing(services):
             await _prepare(services)
             yield

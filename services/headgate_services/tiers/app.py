@@ -16,6 +16,7 @@ from headgate.clock import Clock
 from headgate.http import by_address
 from headgate_services.common.health import PATHS, Check, add_health, add_metrics
 from headgate_services.common.starting import Program
+from headgate_services.common.workers import report_separate_counts
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.config import TiersSettings, load_settings
 from headgate_services.tiers.keys import KeyTable
@@ -48,6 +49,7 @@ def create_app(settings: TiersSettings | None = None, *, clock: Clock | None = N
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        report_separate_counts("tiers", _in_memory(settings))
         try:
             await keys.prepare()
             yield

@@ -37,6 +37,8 @@ from headgate_services.mail.storage.times import utc
 
 logger = logging.getLogger(__name__)
 
+_RETRY = {"Retry-After": "1"}  # seconds; a store that is back is noticed within one
+
 
 def create_app(
     settings: Settings | None = None,
@@ -106,15 +108,13 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 async def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
     """Refuse to send while the count is unknown: a limit that fails open is none."""
     logger.error("Rate limit store unavailable: %s", error)
-    return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503)
+    return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503, _RETRY)
 
 
 async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:
     """Say that the database failed; nothing was sent or stored for this request."""
     logger.error("Database unavailable: %s", problem_with(error))
-    return JSONResponse(
-        {"detail": "Database unavailable; nothing was sent or stored"}, 503, {"Retry-After": "1"}
-    )
+    return JSONResponse({"detail": "Database unavailable; nothing was sent or stored"}, 503, _RETRY)
 
 
 async def _prepare(services: Services) -> None:

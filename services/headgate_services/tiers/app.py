@@ -128,7 +128,7 @@ async def _whoami(request: Request) -> dict[str, Any]:
     if credentials == "wrong":
         raise HTTPException(401, "Unknown or revoked API key", {"WWW-Authenticate": "Bearer"})
     if credentials == "unchecked":
-        raise HTTPException(503, "API keys cannot be looked up at the moment")
+        raise HTTPException(503, "API keys cannot be looked up at the moment", {"Retry-After": "1"})
     user = request.state.user
     standing: Standing | None = getattr(request.state, "rate_limit", None)
     known = {"user": None if user is None else user.id}

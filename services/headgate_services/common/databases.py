@@ -124,7 +124,7 @@ class SqlDatabase:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        self._outages.stop()
+        await self._outages.aclose()
         await self.engine.dispose()
 
     async def _probe(self) -> None:

@@ -1,11 +1,12 @@
-"""Outages of a database: one time-out for all requests, and back within a second of the database.
+"""Detect outages of a database: requests fail at once while it is down, and work within a second of its return.
 
-A request that fails starts a probe, which asks the database on a connection of its own. Only if that fails as well is the
-database down. Then no request waits for it any more; probes go on in the background until one has an answer.
+A request that fails starts a probe, which asks the database on a separate connection. The database is down only if the
+probe fails too. Requests do not wait for it then; probes continue in the background until one succeeds.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -14,19 +15,22 @@ from headgate.circuit import AsyncCircuit, Breaker
 
 
 class Outages:
-    """Keeps track of whether a database is down.
+    """State of a database: up or down.
 
     Args:
-        name: What the log calls it.
+        name: The name in the log.
         deadline: Seconds that a probe may take.
-        probe: Asks the database; raises `StoreUnavailable` if there is no answer.
+        probe: Function that queries the database, and raises `StoreUnavailable` if that fails.
     """
 
     def __init__(self, name: str, deadline: float, probe: Callable[[], Awaitable[None]]) -> None:
         self.deadline = deadline
         self._name = name
         self._breaker = Breaker(self)
-        self._circuit = AsyncCircuit(self._breaker, probe, is_tight=True)
+        self._probe = probe
+        self._probes: set[asyncio.Task[object] | None] = set()
+        self._is_closed = False
+        self._circuit = AsyncCircuit(self._breaker, self._run_probe, is_tight=True)
 
     def __repr__(self) -> str:
         return self._name
@@ -37,14 +41,32 @@ class Outages:
         return not self._breaker.is_closed
 
     async def report(self, error: Exception) -> None:
-        """Have a probe find out whether the database is down, because a request has failed."""
+        """Start a probe, because a request failed."""
 
         async def fail() -> None:
             raise StoreTimeout(str(error)) from error
 
-        with suppress(StoreError):  # what was raised is the caller's to raise
+        with suppress(StoreError):  # the caller raises the original error
             await self._circuit.call(False, fail)
 
-    def stop(self) -> None:
-        """End the probes."""
+    async def aclose(self) -> None:
+        """Cancel the probes, and wait until they have closed their connections.
+
+        The end of the event loop would cancel the task that closes a connection as well, and leave it open.
+        """
+        self._is_closed = True
         self._breaker.stop()
+        probes = [task for task in self._probes if task is not None]
+        for task in probes:
+            task.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+
+    async def _run_probe(self) -> None:
+        if self._is_closed:
+            raise StoreError("the database was closed")
+        task = asyncio.current_task()
+        self._probes.add(task)
+        try:
+            await self._probe()
+        finally:
+            self._probes.discard(task)

@@ -23,6 +23,7 @@ from headgate_services.common.guards import SizeGuard, answer_invalid
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.settings import SettingsError
 from headgate_services.common.starting import Program, blocking
+from headgate_services.common.workers import report_separate_counts
 from headgate_services.mail.config import DEMO_DOMAIN, MEGABYTE, Settings, load_settings
 from headgate_services.mail.guards import ApiKeyGuard
 from headgate_services.mail.providers import EmailProvider
@@ -35,6 +36,8 @@ from headgate_services.mail.storage.queries import inbox_of_address
 from headgate_services.mail.storage.times import utc
 
 logger = logging.getLogger(__name__)
+
+_RETRY = {"Retry-After": "1"}  # seconds; a store that is back is noticed within one
 
 
 def create_app(
@@ -60,6 +63,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        report_separate_counts("mail", _in_memory(settings))
         async with aclosing(services):
             await _prepare(services)
             yield
@@ -104,15 +108,13 @@ def _add_guards(app: FastAPI, settings: Settings) -> None:
 async def _store_unavailable(request: Request, error: Exception) -> JSONResponse:
     """Refuse to send while the count is unknown: a limit that fails open is none."""
     logger.error("Rate limit store unavailable: %s", error)
-    return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503)
+    return JSONResponse({"detail": "Rate limit store unavailable; nothing was sent"}, 503, _RETRY)
 
 
 async def _database_unavailable(request: Request, error: Exception) -> JSONResponse:
     """Say that the database failed; nothing was sent or stored for this request."""
     logger.error("Database unavailable: %s", problem_with(error))
-    return JSONResponse(
-        {"detail": "Database unavailable; nothing was sent or stored"}, 503, {"Retry-After": "1"}
-    )
+    return JSONResponse({"detail": "Database unavailable; nothing was sent or stored"}, 503, _RETRY)
 
 
 async def _prepare(services: Services) -> None:

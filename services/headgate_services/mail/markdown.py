@@ -1,18 +1,64 @@
-"""The HTML part of an e-mail, made from its Markdown body.
+"""Convert the Markdown body of an e-mail to its HTML part.
 
-markdown-it-py does it: it follows CommonMark to the letter, is safe for text of others (HTML in it is shown, not used;
-`javascript:` links are dropped), and needs no compiler.
+markdown-it-py follows CommonMark, is safe for untrusted text (HTML in it is escaped, `javascript:` links are dropped), and
+is written in Python alone. Some texts take much longer than others of the same length, so the CPU time is limited. So is
+the length of link targets and titles, which are repeated wherever a link refers to them. A body beyond the limits has no
+HTML part and is sent as text only.
 """
 
 from __future__ import annotations
 
-from markdown_it import MarkdownIt
+import time
+from collections.abc import Iterable
 
-# A line break in the text is one in the HTML: people who write plain text expect that of an address or a signature.
-_MARKDOWN = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+
+MOST_CHARACTERS = 200_000
+MOST_LINK_CHARACTERS = 1_000_000
+CPU_SECONDS = 1.0
+
+
+class _TooExpensive(Exception):
+    """The conversion takes too long."""
 
 
 def to_html(markdown: str) -> str | None:
-    """Return a body as HTML; `None` for one without text."""
-    html: str = _MARKDOWN.render(markdown)
+    """Return a body as HTML; `None` if it is blank, or above the limits of this module."""
+    if len(markdown) > MOST_CHARACTERS:
+        return None
+    try:
+        tokens = _MARKDOWN.parse(markdown, {"deadline": time.thread_time() + CPU_SECONDS})
+    except _TooExpensive:
+        return None
+    if _link_characters(tokens) > MOST_LINK_CHARACTERS:
+        return None
+    html: str = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})
     return html or None
+
+
+def _link_characters(tokens: Iterable[Token]) -> int:
+    """Return the length of all targets and titles of links and images."""
+    children = (child for token in tokens for child in token.children or ())
+    return sum(len(str(value)) for child in children for value in child.attrs.values())
+
+
+def _check_time(state: StateBlock | StateInline, *position: object) -> bool:
+    """Raise if the time is over; a rule that never matches."""
+    if time.thread_time() > state.env["deadline"]:
+        raise _TooExpensive
+    return False
+
+
+def _parser() -> MarkdownIt:
+    # A line break in the text is one in the HTML: people who write plain text expect that of an address or a signature.
+    parser = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    everywhere = ["paragraph", "reference", "blockquote", "list", "table"]
+    parser.block.ruler.before("table", "time", _check_time, {"alt": everywhere})
+    parser.inline.ruler.after("text", "time", _check_time)  # not for plain text, which is fast
+    return parser
+
+
+_MARKDOWN = _parser()

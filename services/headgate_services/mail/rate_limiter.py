@@ -11,8 +11,9 @@ It can be used in two forms:
     await hold()             for the service: takes the unit before the provider is asked and gives it back if the provider
                              fails, so that slow and parallel sends cannot pass the limit together
 
-A hold counts from its start. Whatever else has only `check()` and `record()` can stand in for the limiter: `hold_for`
-makes a hold of the two, as good as they can.
+A hold counts from its start, and from its confirmation once it is confirmed. Its send must end by `deadline`, before
+the hold leaves the shortest window. Any object with `check()` and `record()` can replace the limiter: `hold_for` builds a
+hold from the two.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ NAME = "mail"
 
 BUCKETS_IN_MEMORY = 3600
 BUCKETS_ON_SHARED_STORES = 720
+
+LONGEST_SEND = 5 / 6
+"""The longest time for a send, as a share of the shortest limited window: 50 seconds of a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,10 @@ class SendHold(Protocol):
     def result(self) -> RateLimitResult:
         """Whether it may be sent at all; if not, there is nothing to confirm or release."""
 
+    @property
+    def deadline(self) -> float | None:
+        """The event loop's time by which the send must end; `None` for no limit."""
+
     async def confirm(self) -> None:
         """Let the send count."""
 
@@ -185,6 +193,8 @@ class GlobalRateLimiter:
         in_memory = not self._windows or store.startswith("memory:")
         most_buckets = BUCKETS_IN_MEMORY if in_memory else BUCKETS_ON_SHARED_STORES
         self._rules = tuple(window.rule(most_buckets) for window in self._windows)
+        limited = [window.seconds for window in windows if window.limit]
+        self._longest_send = min(limited) * LONGEST_SEND if limited else None
         self._store: MemoryStore | str = MemoryStore(clock=clock) if in_memory else store
         self._clock = None if in_memory else clock
         self._async = AsyncLimiter(
@@ -213,8 +223,10 @@ class GlobalRateLimiter:
 
     async def hold(self) -> SendHold:
         """Count one e-mail now, if there is room for it, until it is known whether it could be sent."""
+        now = asyncio.get_running_loop().time()
+        deadline = None if self._longest_send is None else now + self._longest_send
         hold = await self._async.hold()
-        return _LimiterHold(self._logged(self._result(hold.decision)), hold, self._async)
+        return _LimiterHold(self._logged(self._result(hold.decision)), deadline, hold, self._async)
 
     async def usage(self) -> RateLimitResult:
         """Return what `check` would, without a line in the log."""
@@ -294,13 +306,14 @@ class _LimiterHold:
     """A unit taken from the store."""
 
     result: RateLimitResult
+    deadline: float | None
     _hold: AsyncHold = field(repr=False)
     _limiter: AsyncLimiter = field(repr=False)
 
     async def confirm(self) -> None:
         """Let the send count from now on: the provider had it only now, however long that took."""
         if not await self._hold.confirm():
-            # It took longer than the window, and others were sent meanwhile. It has gone all the same.
+            # The clock jumped beyond the window, and other sends took the place. This one was sent all the same.
             await self._hold.settle(self._hold.cost)
             await self._limiter.record()
         if self.result.windows:
@@ -321,6 +334,7 @@ class _CheckedHold:
 
     result: RateLimitResult
     _limiter: CheckAndRecord
+    deadline: float | None = None
 
     async def confirm(self) -> None:
         await asyncio.to_thread(self._limiter.record)

@@ -158,29 +158,35 @@ async def _find_parent(
 
 
 async def _deliver(draft: MailDraft, provider: EmailProvider, hold: SendHold) -> SendOutcome:
-    """Hand an e-mail to the provider; it counts exactly if the provider took it.
+    """Hand an e-mail to the provider, before the deadline of its hold; it counts exactly if the provider took it.
 
-    If this request is cancelled meanwhile, the outcome is unknown, and the unit stays counted.
+    If the request is cancelled during the call, the outcome is unknown, and the unit stays counted.
     """
     try:
-        provider_message_id = await provider.send_email(
-            draft.request.to,
-            draft.request.subject,
-            draft.request.body,
-            from_address=draft.inbox.email_address,
-            message_id=draft.message_id,
-            in_reply_to=draft.in_reply_to,
-            references=draft.references,
-            cc=draft.request.cc,
-            bcc=draft.request.bcc,
-            attachments=draft.attachments,
-            html_body=draft.html,
-        )
+        async with asyncio.timeout_at(hold.deadline) as limit:
+            await asyncio.sleep(0)  # a deadline that has passed ends the block here
+            provider_message_id = await _call(provider, draft)
     except Exception as error:  # noqa: BLE001  # whatever a provider raises means that it did not take the e-mail
         await hold.release()
-        return _failed(provider, draft, error)
+        return _failed(provider, draft, ProviderError("no answer in time") if limit.expired() else error)
     await _confirm(hold, draft)
     return SendOutcome("sent" if provider_message_id else "pending", provider_message_id or None)
+
+
+async def _call(provider: EmailProvider, draft: MailDraft) -> str | None:
+    return await provider.send_email(
+        draft.request.to,
+        draft.request.subject,
+        draft.request.body,
+        from_address=draft.inbox.email_address,
+        message_id=draft.message_id,
+        in_reply_to=draft.in_reply_to,
+        references=draft.references,
+        cc=draft.request.cc,
+        bcc=draft.request.bcc,
+        attachments=draft.attachments,
+        html_body=draft.html,
+    )
 
 
 def _failed(provider: EmailProvider, draft: MailDraft, error: Exception) -> SendOutcome:

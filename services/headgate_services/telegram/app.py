@@ -22,6 +22,7 @@ from headgate.stores.kv.cloudflare import CloudflareKV
 from headgate_services.common.health import add_health, add_metrics
 from headgate_services.common.metrics import LimiterMetrics
 from headgate_services.common.starting import Program, blocking, log_to_stderr
+from headgate_services.common.workers import report_separate_counts
 from headgate_services.telegram.bot_api import BotApi
 from headgate_services.telegram.config import TelegramSettings
 from headgate_services.telegram.dispatch import Handler, HttpAgent, echo, load_handler
@@ -74,7 +75,7 @@ def create_app(
     webhook, _ = _build(
         settings, kv, closing, handler, clock, (metrics.hook, *hooks), updates_kv, metrics.count
     )
-    app = _application(settings.webhook_secret, webhook, closing)
+    app = _application(settings, webhook, closing)
     add_metrics(app, metrics.render)
     add_health(app, {"rate_limit_kv": lambda: kv.get(_PROBE)})
     return app
@@ -116,14 +117,15 @@ def _build(
     return webhook, bot
 
 
-def _application(secret: str, webhook: Webhook, closing: AsyncExitStack) -> FastAPI:
+def _application(settings: TelegramSettings, webhook: Webhook, closing: AsyncExitStack) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        report_separate_counts("telegram", _in_memory(settings))
         async with closing:
             yield
 
     app = FastAPI(title="Headgate Telegram bot", lifespan=lifespan, openapi_url=None)
-    expected = secret.encode()
+    expected = settings.webhook_secret.encode()
 
     @app.get("/")
     async def alive() -> PlainTextResponse:
@@ -295,5 +297,12 @@ def _load_settings() -> TelegramSettings:
     return TelegramSettings.from_env(os.environ)
 
 
-PROGRAM = Program("headgate_services.telegram.app:PROGRAM", _load_settings, create_app, (_check_kv,))
+def _in_memory(settings: TelegramSettings) -> str:
+    is_in_memory = settings.rate_limit_kv.lower().startswith("memory:")
+    return "the counts are in memory; RATE_LIMIT_KV names a store that they share" if is_in_memory else ""
+
+
+PROGRAM = Program(
+    "headgate_services.telegram.app:PROGRAM", _load_settings, create_app, (_check_kv,), _in_memory
+)
 main = PROGRAM.main

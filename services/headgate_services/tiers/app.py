@@ -16,6 +16,7 @@ from headgate.clock import Clock
 from headgate.http import by_address
 from headgate_services.common.health import PATHS, Check, add_health, add_metrics
 from headgate_services.common.starting import Program
+from headgate_services.common.workers import report_separate_counts
 from headgate_services.tiers.authentication import ApiKeyAuthentication
 from headgate_services.tiers.config import TiersSettings, load_settings
 from headgate_services.tiers.keys import KeyTable
@@ -48,6 +49,7 @@ def create_app(settings: TiersSettings | None = None, *, clock: Clock | None = N
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        report_separate_counts("tiers", _in_memory(settings))
         try:
             await keys.prepare()
             yield
@@ -126,7 +128,7 @@ async def _whoami(request: Request) -> dict[str, Any]:
     if credentials == "wrong":
         raise HTTPException(401, "Unknown or revoked API key", {"WWW-Authenticate": "Bearer"})
     if credentials == "unchecked":
-        raise HTTPException(503, "API keys cannot be looked up at the moment")
+        raise HTTPException(503, "API keys cannot be looked up at the moment", {"Retry-After": "1"})
     user = request.state.user
     standing: Standing | None = getattr(request.state, "rate_limit", None)
     known = {"user": None if user is None else user.id}

@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from headgate.testing.postgres_server import PostgresServer
 from headgate_services.common import databases
 from headgate_services.common.databases import FAILURES, DatabaseDown, SqlDatabase, database_url
+from headgate_services.common.outages import Outages
 
 PATIENCE = 60
 """Seconds after which a test gives up; what it waits for takes far less."""
@@ -105,3 +106,32 @@ async def test_a_failure_of_one_request_alone_is_no_outage(tmp_path: Path) -> No
         await database.ping()
         await asyncio.sleep(0)
     await database.aclose()
+
+
+async def test_closing_waits_for_the_end_of_a_running_probe(
+    database: SqlDatabase, server: PostgresServer
+) -> None:
+    """A probe that outlives the database may lose its connection when the event loop ends."""
+    server.pause()
+    await until_down(database)
+    async with asyncio.timeout(PATIENCE):
+        while len(asyncio.all_tasks()) == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # the next probe starts after a pause
+    await database.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    server.resume()
+
+
+async def test_a_scheduled_probe_does_not_start_after_closing() -> None:
+    probes = 0
+
+    async def probe() -> None:
+        nonlocal probes
+        probes += 1
+
+    outages = Outages("a database", 1.0, probe)
+    await outages.report(OperationalError("SELECT 1", {}, Exception("no answer")))
+    await outages.aclose()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert probes == 0

@@ -137,3 +137,57 @@ async def test_mail_without_a_limit_or_with_a_shared_store_may_have_workers(tmp_
         mail = {"inbox_id": inbox, "to": ["ann@example.com"], "subject": "Hi", "body": ""}
         statuses, _ = await asked(url, "POST", "/v1/messages", [mail] * 20)
     assert statuses == {201: 5, 429: 15}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="detection needs abstract sockets")
+@pytest.mark.parametrize(
+    ("service", "variables", "named"),
+    [
+        ("mail", {"GLOBAL_SEND_RATE_LIMIT_PER_MINUTE": "10"}, "RATE_LIMIT_STORE"),
+        ("tiers", {"SAJU_ENABLE_RATE_LIMITING": "true"}, "SAJU_REDIS_URL"),
+        (
+            "telegram",
+            {"TELEGRAM_BOT_TOKEN": "1:x", "TELEGRAM_WEBHOOK_SECRET": "x", "RATE_LIMIT_KV": "memory://"},
+            "RATE_LIMIT_KV",
+        ),
+    ],
+)
+async def test_workers_that_uvicorn_starts_on_a_limit_in_memory_are_an_error(
+    service: str, variables: dict[str, str], named: str, tmp_path: Path
+) -> None:
+    log = await uvicorn_log(service, 2, tmp_path, variables)
+    assert log.count("one of several worker processes") == 1
+    assert named in log
+
+
+async def test_one_worker_of_uvicorn_on_a_limit_in_memory_is_no_error(tmp_path: Path) -> None:
+    variables = {"GLOBAL_SEND_RATE_LIMIT_PER_MINUTE": "10"}
+    assert "worker processes" not in await uvicorn_log("mail", 1, tmp_path, variables)
+
+
+async def uvicorn_log(service: str, workers: int, folder: Path, variables: dict[str, str]) -> str:
+    """Run a service under uvicorn until all workers have started, and return its log."""
+    kept = {name: value for name, value in os.environ.items() if name not in NAMES}
+    factory = f"headgate_services.{service}:create_app"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "uvicorn", "--factory", factory),
+        *("--port", "0", "--workers", str(workers)),
+        cwd=folder,
+        env={**kept, **variables},
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE,
+    )
+    assert process.stderr is not None
+    log = ""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while log.count("startup complete") < workers:
+                line = (await process.stderr.readline()).decode()
+                assert line, f"{service} did not start:\n{log}"
+                log += line
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        rest, _ = await asyncio.gather(process.stderr.read(), process.wait())
+    return log + rest.decode()

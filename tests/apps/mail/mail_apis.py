@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import EmailMessage
@@ -75,13 +75,15 @@ class MailApis:
         url: Where they are.
         requests: The header fields (lower case) and body of each request, by service.
         failures: The answer to the next requests of a service, instead of taking the e-mail.
-        silent: While it is set, requests are read and not answered.
+        is_silent: While it is set, requests are read and not answered.
+        is_endless: While it is set, answers arrive byte by byte and never end.
     """
 
     url: str = ""
     requests: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     failures: dict[str, Reply] = field(default_factory=dict)
     is_silent: bool = False
+    is_endless: bool = False
     end: Event = field(default_factory=Event)
 
     def last(self) -> Any:
@@ -137,6 +139,13 @@ def mail_apis() -> Iterator[MailApis]:
             apis.requests.append((service, fields, body))
             if apis.is_silent:
                 apis.end.wait()
+                return
+            if apis.is_endless:
+                self.send_response(200)
+                self.end_headers()
+                with suppress(OSError):
+                    while not apis.end.wait(0.01):
+                        self.wfile.write(b" ")
                 return
             status, extra, document = apis.answer(service, fields, body)
             content = b"" if document is None else json.dumps(document).encode()

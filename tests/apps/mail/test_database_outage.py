@@ -41,7 +41,7 @@ async def test_a_database_that_hangs_is_a_503_and_nothing_is_sent(
     assert (await service.send("ann@example.com")).status_code == 201
     server.pause()
     answers = await in_time(asyncio.gather(*(service.send("ann@example.com") for _ in range(20))))
-    assert {answer.status_code for answer in answers} == {503}
+    assert {(answer.status_code, answer.headers["retry-after"]) for answer in answers} == {(503, "1")}
     assert answers[0].json() == {"detail": "Database unavailable; nothing was sent or stored"}
     assert len(service.provider.calls) == 1
     server.resume()

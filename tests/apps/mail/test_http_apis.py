@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -186,6 +187,15 @@ async def test_no_answer_is_an_error(apis: MailApis) -> None:
     gone = HttpProvider("resend", Account(KEY), "http://127.0.0.1:1")
     with pytest.raises(ProviderError, match=r"127\.0\.0\.1:1: "):
         await gone.send_email(["a@b.c"], "x", "y", from_address="post@b.c")
+
+
+async def test_the_timeout_is_for_the_whole_request_not_for_each_step(apis: MailApis) -> None:
+    apis.is_endless = True
+    async with asyncio.timeout(60):
+        with pytest.raises(ProviderError, match=r"no answer within 0\.1 s"):
+            await provider("resend", apis, timeout=0.1).send_email(
+                ["a@b.c"], "x", "y", from_address="post@b.c"
+            )
 
 
 @pytest.mark.parametrize("name", ["mailgun", "ses"])

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock, create_autospec
 import pytest
 from sqlalchemy import event
 
-from headgate_services.mail import GlobalRateLimiter, RateLimitResult
+from headgate_services.mail import GlobalRateLimiter, RateLimitResult, sending
 from headgate_services.mail.providers import ProviderError
 from headgate_services.mail.rate_limiter import SendWindow
 from headgate_services.mail.services import get_rate_limiter
@@ -341,6 +341,49 @@ async def test_n23_a_send_that_outlasts_its_window_counts_when_it_is_done(start:
     assert (await service.counts())["per-minute"] == 1
     service.clock.advance(59)
     assert await service.send_many(1) == [429]
+
+
+@pytest.mark.requirement("N-01", "N-23")
+async def test_a_provider_slower_than_the_window_cannot_pass_the_limit(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sends that outlast the window would free their units while the provider may still accept the e-mails."""
+    service = await start(**{PER_MINUTE: 5})
+    loop = asyncio.get_running_loop()
+    loop_time = loop.time
+    service.provider.gate.clear()
+    slow = [asyncio.create_task(service.send()) for _ in range(5)]
+    while len(service.provider.calls) < 5:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    service.clock.advance(61)
+    monkeypatch.setattr(loop, "time", lambda: loop_time() + 61)
+    quick = [asyncio.create_task(service.send()) for _ in range(5)]
+    while len(service.provider.calls) < 10:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    service.provider.gate.set()
+    answers = [(await send).json() for send in (*slow, *quick)]
+    assert [answer["status"] for answer in answers] == ["failed"] * 5 + ["sent"] * 5
+    assert "no answer in time" in answers[0]["error"]
+    assert (await service.counts())["per-minute"] == 5
+
+
+@pytest.mark.requirement("N-33")
+async def test_a_send_that_is_late_before_the_provider_is_asked_never_reaches_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await start(**{PER_MINUTE: 5})
+    loop = asyncio.get_running_loop()
+    loop_time = loop.time
+    convert = sending.to_html
+
+    def convert_slowly(markdown: str) -> str | None:
+        monkeypatch.setattr(loop, "time", lambda: loop_time() + 51)
+        return convert(markdown)
+
+    monkeypatch.setattr(sending, "to_html", convert_slowly)
+    assert (await service.send()).json()["status"] == "failed"
+    assert service.provider.calls == []
+    assert (await service.counts())["per-minute"] == 0
 
 
 async def _send_slowly(service: Service, number: int, *, seconds: float) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from headgate_services.mail import markdown
 from headgate_services.mail.markdown import to_html
 from tests.apps.mail.conftest import Start
 
 
 @pytest.mark.parametrize(
-    ("markdown", "html"),
+    ("text", "html"),
     [
         ("Hi", "<p>Hi</p>\n"),
         (
@@ -26,14 +27,56 @@ from tests.apps.mail.conftest import Start
         (" \n", None),
     ],
 )
-def test_markdown_becomes_html(markdown: str, html: str | None) -> None:
-    assert to_html(markdown) == html
+def test_markdown_becomes_html(text: str, html: str | None) -> None:
+    assert to_html(text) == html
 
 
 def test_tables_become_tables() -> None:
     html = to_html("| a | b |\n| - | - |\n| 1 | 2 |")
     assert html is not None
     assert "<table>" in html
+
+
+EXPENSIVE = {
+    "too long": "a" * 200_001,
+    "brackets": "[" * 200_000,
+    "quadratic quotes": ">```\na\n" * 20_000,
+    "wide tables": ("|" + "a|" * 181 + "\n|" + "-|" * 181 + "\n" + "x\n" * 362 + "\n") * 100,
+    "link targets": "[a]: /" + "x" * 5000 + "\n\n" + "[a]" * 1000,
+    "link titles": "[a]: / '" + "x" * 5000 + "'\n\n" + "![a]" * 1000,
+}
+"""Bodies whose conversion takes seconds, or whose HTML has megabytes."""
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_a_body_that_is_expensive_to_convert_has_no_html(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markdown, "CPU_SECONDS", 0.1)
+    assert to_html(EXPENSIVE[name]) is None
+
+
+@pytest.mark.parametrize("text", ["a\n\nb", "*a*", "> a", "- a"])
+def test_the_conversion_ends_when_its_time_is_over(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markdown, "CPU_SECONDS", -1.0)
+    assert to_html(text) is None
+
+
+def test_long_texts_tables_and_references_become_html() -> None:
+    long = to_html("Some *words* in a line of a long letter.\n" * 500)
+    table = to_html("| a | b | c | d |\n| - | - | - | - |\n" + "| 1 | 2 | 3 | 4 |\n" * 100)
+    links = to_html("[a]: https://example.com/a/page\n\n" + "[a]\n" * 500)
+    assert long is not None
+    assert long.endswith("<em>words</em> in a line of a long letter.</p>\n")
+    assert table is not None
+    assert table.count("<tr>") == 101
+    assert links is not None
+    assert links.count("<a href=") == 500
+
+
+async def test_a_body_without_html_is_sent_as_text(start: Start) -> None:
+    service = await start()
+    body = EXPENSIVE["too long"]
+    assert (await service.send(body=body)).json()["status"] == "sent"
+    assert (service.provider.calls[0]["body"], service.provider.calls[0]["html_body"]) == (body, None)
 
 
 async def test_an_email_has_its_body_as_html_unless_it_brings_its_own(start: Start) -> None:

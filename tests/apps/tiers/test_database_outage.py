@@ -42,6 +42,7 @@ async def test_keys_that_cannot_be_looked_up_are_a_503() -> None:
             try:
                 answers = await in_time(asyncio.gather(*(client.get("/v1/whoami") for _ in range(4))))
                 assert [answer.status_code for answer in answers] == [503] * 4
+                assert {answer.headers["retry-after"] for answer in answers} == {"1"}
             finally:
                 server.resume()
             async with asyncio.timeout(PATIENCE):

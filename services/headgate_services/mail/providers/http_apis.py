@@ -6,6 +6,7 @@ answer. Nothing is sent again by itself: what the service refuses, its rate limi
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -104,7 +105,7 @@ class HttpProvider:
         name: The service, as in `APIS`.
         account: What it knows us by.
         base: Where it is, instead of the usual place.
-        timeout: Seconds for each step of a request.
+        timeout: Seconds for a request, from connecting to the end of the answer.
     """
 
     name: str
@@ -123,9 +124,12 @@ class HttpProvider:
         except ValueError as error:
             raise ProviderError(f"the message cannot be written: {error}") from error
         try:
-            async with httpx.AsyncClient(timeout=self.timeout, verify=_tls_context()) as client:
+            async with (
+                asyncio.timeout(self.timeout),
+                httpx.AsyncClient(timeout=None, verify=_tls_context()) as client,
+            ):
                 response = await client.send(request)
-        except httpx.TimeoutException as error:
+        except TimeoutError as error:
             raise ProviderError(f"no answer within {self.timeout:g} s") from error
         except httpx.HTTPError as error:
             raise ProviderError(f"{urlsplit(base).netloc}: {str(error) or type(error).__name__}") from error

@@ -64,7 +64,7 @@ class Database:
 
     async def aclose(self) -> None:
         """Hang up."""
-        self._outages.stop()
+        await self._outages.aclose()
         await self._pool.close(timeout=_RETRY_SECONDS)
 
     async def ping(self) -> None:

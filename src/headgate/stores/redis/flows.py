@@ -32,7 +32,12 @@ from headgate.stores.request import Request
 T = TypeVar("T")
 Flow = Generator[ScriptCall, Reply, T]
 
-_OPERATIONS = {"hit": Operation.HIT, "peek": Operation.PEEK, "hold": Operation.HOLD}
+_OPERATIONS = {
+    "hit": Operation.HIT,
+    "peek": Operation.PEEK,
+    "hold": Operation.HOLD,
+    "renew": Operation.HIT,  # with the receipts of the leases
+}
 
 
 class Flows:
@@ -71,8 +76,9 @@ class Flows:
         if request.operation == "peek":
             return (yield from _peek(plan, parts, now))
         if request.replaces is not None:
-            return (yield from _move(plan, parts, request.replaces, now))
-        decision, receipts = yield from _charge(plan, parts, now)
+            decision, receipts = yield from _move(plan, parts, request.replaces, now)
+        else:
+            decision, receipts = yield from _charge(plan, parts, now)
         return decision, receipts if request.operation == "hold" else None
 
     def _record(self, request: Request) -> Flow[Answer]:

@@ -466,7 +466,7 @@ DECLARE
 BEGIN
     IF as_is[1] < -1 THEN
         RETURN 0 || as_is;
-    ELSIF kind = 4 AND cost > 0 THEN
+    ELSIF kind = 4 AND cost > 0 AND receipt[1] >= 0 THEN
         after := headgate_renew_v1(b, state, receipt, now);
         IF after IS NULL THEN
             RETURN ARRAY[0, -2, as_is[2], as_is[3], as_is[4], 0, 0, 0, 0, 0];

@@ -41,7 +41,7 @@ REFUSED, LOST, ADMITTED = "refused", "lost", "admitted"
 """Results of a confirmation."""
 
 MOVE_US = 30_000_000
-"""Microseconds after which a confirmation without a result is lost: its worker has ended in between."""
+"""Microseconds after which a confirmation without a result is lost: its worker was killed in between."""
 
 PAUSES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds to wait, again and again, for the result of another call that has the same hold."""

@@ -261,10 +261,10 @@ class HoldBook:
         return decision
 
     async def renew(self, hold_id: str) -> Taken:
-        """Extend the lease of a hold's places, as `AsyncHold.renew`. The id stays the same, and the call may be repeated.
+        """Extend the lease of a hold's places, like `AsyncHold.renew`. The id stays the same, and the call may be repeated.
 
         Raises:
-            UnknownHold: There is no such hold, it has expired, or another worker took it while the store was down.
+            UnknownHold: The id is unknown or expired, or another worker took the hold while the store was down.
             UnknownLimiter: The policy no longer has its limiter.
             StoreError: The store cannot be asked.
             ConfigError: It has no places, or the limiter has other rules now.

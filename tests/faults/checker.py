@@ -229,7 +229,7 @@ class Reader:
         if not self._places:
             return
         low, high = self._interval(call)
-        if call.outcome == "admitted":  # it takes no units, so whatever is counted, there is room for it
+        if call.outcome == "admitted":  # it takes no units, so it needs no room
             verdict = call.verdicts[self._number]
             self._questions.append(Question(call._replace(cost=0), low, high, verdict, 0, 0, []))
         elif call.outcome != "refused":  # it may be carried out after its caller has given up

@@ -153,7 +153,7 @@ class Actor:
         await self._give_back_all()
 
     async def _give_back_all(self) -> None:
-        """Release what is still held, and look at what is left: places of open holds, and no others."""
+        """Release all open holds, and check that their places are free."""
         worker = self._worker
         while self._holds:
             hold, name, key, number = self._holds.pop()

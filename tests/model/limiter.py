@@ -215,7 +215,7 @@ class Hold:
         return answers
 
     def renew(self, now: int) -> list[Figures]:
-        """Extend all leases, or none if one has ended; other rules are not asked."""
+        """Extend all leases, or none if one is over; other rules are not asked."""
         rules, books = self.limiter.rules, self.limiter._books_of(self.ask.key)
         quotas = [rule.quota_for(self.ask.tier, self.ask.quotas) for rule in rules]
         leases = [

@@ -2,11 +2,11 @@
 
 State: birth, the latest time at which a lease began or was renewed, then end, number and units of each lease, in the order
 of their ends. A lease counts until its end. Its number is the birth in the request that took it, which no other request has,
-so a receipt finds the lease. All leases of a state end after its latest time: leases that had ended then were removed.
+so a receipt finds the lease. All leases of a state end after its latest time: ended leases were removed then.
 
 Renewing a lease moves its end, never to an earlier time, and changes nothing else: a receipt stays valid, and a repeated or
-late renewal is harmless. It takes no units, so the limit does not matter. A lease that has ended or was given back cannot be
-renewed.
+late renewal is harmless. It takes no units, so the limit does not matter. A lease cannot be renewed after its end, or after
+it was given back.
 
 If a clock goes back, a lease begins at the latest time all the same. It would be too short by the clock that has caught up.
 """
@@ -89,7 +89,7 @@ class Concurrent(Limited):
         return sum(self._live(state, now, 0)[4::3])
 
     def free_at(self, state: State | None, now: int, units: int) -> int:
-        """Return when leases with at least `units` will have ended."""
+        """Return the time at which at least `units` are free again."""
         live = self._live(state, now, 0)
         for end, held in zip(live[2::3], live[4::3], strict=True):
             units -= held

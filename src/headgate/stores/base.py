@@ -111,10 +111,10 @@ class AsyncNotes(Protocol):
         """Whether calls go over a network."""
 
     async def note(self, name: str, text: str, seconds: float) -> str:
-        """Keep a text under a name for at least `seconds`, unless there is another one, and return the one that is kept.
+        """Keep a text under a name for at least `seconds`, unless another text is kept there, and return the kept text.
 
         Raises:
-            ConfigError: These are no name, text and time.
+            ConfigError: The name, text or time is not valid.
             StoreError: It could not be kept, or it is unknown whether it was.
         """
 

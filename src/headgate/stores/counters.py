@@ -503,7 +503,7 @@ class MemoryGate:
             if verdict is not None and (admitted or not verdict.allowed):
                 fields.append(verdict)
                 continue
-            if verdict is not None:  # it would have admitted: it shows what it has left without this call
+            if verdict is not None:  # another rule refuses: show the figures without this call
                 slot.cost = 0
                 slot.used = slot.meter.used(slot.state, at)
             fields.append(slot.decision(self.names, at, admitted, False).fields[0])

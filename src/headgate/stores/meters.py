@@ -93,7 +93,7 @@ class Meter:
         return self.algorithm.move(self.as_tuple(s), receipt, now, cost, 0)[1]
 
     def move(self, s: MeterState, receipt: Receipt, now: int, cost: int, birth: int) -> Receipt:
-        """Let units take the place of a receipt's, after `ask_move` has admitted them, and return their receipt.
+        """Replace a receipt's units by new ones, which `ask_move` admitted, and return their receipt.
 
         New units are charged before the old ones are given back, in case a signal handler raises in between.
         """
@@ -348,7 +348,7 @@ class ConcurrentMeter(Meter):
         return state.leases[-1][0]
 
     def drop(self, state: ConcurrentState) -> None:
-        """Drop the leases that have ended."""
+        """Drop ended leases."""
         if state.ended:
             dropped = state.leases[: state.ended]
             del state.leases[: state.ended]
@@ -357,7 +357,7 @@ class ConcurrentMeter(Meter):
                 state.by_number.pop(lease[2], None)
 
     def find(self, state: ConcurrentState, receipt: Receipt) -> int:
-        """Return the place of a receipt's lease; -1 if there is none."""
+        """Return the index of a receipt's lease; -1 if it is not there."""
         birth, number, _ = receipt
         lease = state.by_number.get(number) if state.birth == birth else None
         if lease is None:

@@ -195,7 +195,7 @@ def endpoints(
         Route("POST", f"{hold}/renew", "decide", do.renew, RenewAsk, HoldAnswer).documented(
             "renew",
             "Extend the lease of a hold's places in a concurrent rule",
-            "The hold goes on under the id of the answer; the old id stands for it. A refusal changes nothing.",
+            "It is counted from now; the id stays, and the call may be repeated. It is refused if the lease has ended.",
             {"id": _HOLD},
             {},
             HoldAnswer(_admitted(4, 5, "in flight"), _HOLD, 60.0),

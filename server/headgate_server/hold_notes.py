@@ -1,11 +1,11 @@
 """The notes that a store keeps of a hold.
 
     hold/ID                what was taken (`HoldNote`)
-    hold/ID/end            the outcome (`Claim`); a confirmation or renewal that was refused or lost makes room for another,
+    hold/ID/end            the outcome (`Claim`); a confirmation that was refused or lost makes room for another,
     hold/ID/end/N          under the number of attempts before it
-    hold/ID/end/N/result   what came of a confirmation or renewal
+    hold/ID/end/N/result   what came of a confirmation
 
-A note is written once and never changed. So one caller writes the outcome, and all others find it.
+The text of a note never changes. So one caller writes the outcome, and all others find it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 _ID = re.compile(r"[A-Za-z0-9_-]{28}")
 
-REFUSED, LOST, ADMITTED = "refused", "lost", "admitted "
-"""Results of a confirmation or renewal; the id under which a renewed hold goes on follows the last."""
+REFUSED, LOST, ADMITTED = "refused", "lost", "admitted"
+"""Results of a confirmation."""
 
 MOVE_US = 30_000_000
-"""Microseconds after which a confirmation or renewal without a result is lost: its worker has ended in between."""
+"""Microseconds after which a confirmation without a result is lost: its worker was killed in between."""
 
 PAUSES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds to wait, again and again, for the result of another call that has the same hold."""
@@ -52,7 +52,7 @@ class HoldsUnsupported(HeadgateError):
 
 
 class HoldBusy(HeadgateError):
-    """Another call is confirming or renewing the hold just now."""
+    """Another call is confirming the hold just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class Claim(NamedTuple):
     Attributes:
         cost: The cost that stands.
         nonce: Makes the claim unique.
-        moved_at: When a confirmation or renewal began, in microseconds: it may still be refused. `None` in the claim of a
-            settlement, which is final.
+        moved_at: When a confirmation began, in microseconds: it may still be refused. `None` in the claim of a settlement,
+            which is final.
     """
 
     cost: Cost
@@ -175,15 +175,13 @@ class HoldEnd(NamedTuple):
         name: The name of the note with the claim.
         claim: The claim that stands.
         is_ours: Whether that is the caller's own.
-        is_lost: Whether an earlier confirmation or renewal was lost, so that no one knows whether its receipts still count.
-        successor: The id under which the hold goes on after a renewal.
+        is_lost: Whether an earlier confirmation was lost, so that no one knows whether its receipts still count.
     """
 
     name: str
     claim: Claim
     is_ours: bool
     is_lost: bool
-    successor: str = ""
 
 
 def new_id(limiter: str) -> str:
@@ -214,7 +212,7 @@ def end_of(hold_id: str, attempt: int = 0) -> str:
 
 
 def result_of(end: str) -> str:
-    """Return the name under which the result of a confirmation or renewal is noted: refused, lost, or admitted."""
+    """Return the name under which the result of a confirmation is noted: refused, lost, or admitted."""
     return f"{end}/result"
 
 
@@ -222,7 +220,7 @@ async def claim_end(notes: AsyncNotes, hold_id: str, claim: Claim, seconds: floa
     """Note the outcome of a hold if there is none yet; `now` is in microseconds.
 
     Raises:
-        HoldBusy: Another call is confirming or renewing the hold just now.
+        HoldBusy: Another call is confirming the hold just now.
     """
     text, is_lost = claim.text(), False
     for attempt in count():
@@ -235,15 +233,13 @@ async def claim_end(notes: AsyncNotes, hold_id: str, claim: Claim, seconds: floa
             return HoldEnd(end, other, is_ours=False, is_lost=is_lost)
         result = await _result(notes, end, other.moved_at, seconds, now)
         if result not in (REFUSED, LOST):
-            return HoldEnd(
-                end, other, is_ours=False, is_lost=is_lost, successor=result.removeprefix(ADMITTED)
-            )
+            return HoldEnd(end, other, is_ours=False, is_lost=is_lost)
         is_lost = is_lost or result == LOST
     return HoldEnd(end, claim, is_ours=True, is_lost=is_lost)
 
 
 async def _result(notes: AsyncNotes, end: str, moved_at: int, seconds: float, now: int) -> str:
-    """Return what came of a confirmation or renewal of another call, and wait for it for a moment."""
+    """Return what came of a confirmation of another call, and wait for it for a moment."""
     for pause in (*PAUSES, None):
         result = await look_up(notes, result_of(end))
         if result is not None:
@@ -252,7 +248,7 @@ async def _result(notes: AsyncNotes, end: str, moved_at: int, seconds: float, no
             return await keep(notes, result_of(end), LOST, seconds)
         if pause is not None:
             await asyncio.sleep(pause)
-    raise HoldBusy("another call is confirming or renewing this hold; send the call again")
+    raise HoldBusy("another call is confirming this hold; send the call again")
 
 
 async def has_ended(notes: AsyncNotes, hold_id: str) -> bool | None:

@@ -4,12 +4,12 @@ A hold is remembered in the store that counts its units: a note under its id say
 To settle a hold, a worker first notes the outcome. Of all workers that try, also after a restart, one finds its own outcome
 noted, and only that one gives back or records. The others return what stands.
 
-To confirm or renew a hold is to note an outcome that may still be refused; the result is noted beside it. After a refusal
-the hold is open again. A renewed hold has a new id, because a note never changes; the old id stands for the new one.
+To confirm a hold is to note an outcome that may still be refused; the result is noted beside it. After a refusal the hold
+is open again. To renew a hold extends its leases and the time for which its note is kept; it can be repeated.
 
 A failure leaves units counted until they expire, and never gives back twice: a worker that is killed between the two
-steps, a store that fails there, a response that gets lost. After a confirmation or renewal that was lost like this, the next
-one takes units in addition, because no one knows whether those of the hold were moved.
+steps, a store that fails there, a response that gets lost. After a confirmation that was lost like this, the next one takes
+units in addition, because no one knows whether those of the hold were moved.
 
 A hold that the failure policy admitted while the store was down cannot be noted there. Only the worker that took it
 remembers it.
@@ -18,7 +18,7 @@ remembers it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -28,9 +28,8 @@ from headgate.clock import Clock, SteadyClock, to_microseconds
 from headgate.costs import Cost, total
 from headgate.errors import ConfigError, CostTooHigh, StoreError
 from headgate.keys import Key
-from headgate.quotas import QuotaValue, quotas_of
+from headgate.quotas import QuotaValue
 from headgate.stores.base import LONGEST_NOTE, AsyncNotes
-from headgate.stores.request import Request
 from headgate_server.hold_notes import (
     ADMITTED,
     REFUSED,
@@ -70,9 +69,6 @@ MARGIN = 600.0
 MOST_PER_CALLER = 10_000
 """How many holds one caller may have open in a worker."""
 
-MOST_RENEWALS = 16
-"""How often a hold may be renewed while its first id is still good."""
-
 _LOOKED_AT = 64
 
 
@@ -86,10 +82,6 @@ class UnknownHold(HeadgateError, LookupError):
 
 class TooManyHolds(HeadgateError):
     """The caller has too many holds open."""
-
-
-class _Renewed(Exception):
-    """The hold was renewed and goes on under another id, the argument."""
 
 
 class Finished(NamedTuple):
@@ -187,25 +179,6 @@ class HoldBook:
         note = HoldNote(limiter_name, hold.key, hold.cost, hold.tier, rules, hold.receipts, 0.0, None, quota)
         return await self._remember(notes, hold, hold.decision, note, caller)
 
-    async def take_places(
-        self, limiter_name: str, key: Key | None, cost: Cost, tier: str | None, quota: QuotaValue | None
-    ) -> Taken:
-        """Take only the places of a hold, as `take`: its other units have expired."""
-        limiter = self._limiter(limiter_name).current
-        notes = _notes_of(limiter)
-        units, quotas = limiter.units, quotas_of(limiter.rules, quota)
-        if not units.has_places:
-            raise ConfigError(f"nothing to renew: no rule of limiter {limiter_name!r} is concurrent")
-        request = Request("hold", key, units.only_places(units.costs(cost)), tier, None, quotas)
-        decision, receipts = await limiter.gate.ask(request)
-        gate = limiter.settling(receipts)
-        hold = limiter.new_hold(gate, decision, receipts, key, cost, tier, units=units, quotas=quotas)
-        if not hold:
-            return Taken(decision)
-        rules = tuple(rule.identity for rule in limiter.rules)
-        note = HoldNote(limiter_name, key, hold.cost, tier, rules, receipts, 0.0, None, quota)
-        return await self._remember(notes, hold, decision, note)
-
     async def _remember(
         self, notes: AsyncNotes, hold: AsyncHold, decision: Decision, note: HoldNote, caller: str = ""
     ) -> Taken:
@@ -235,7 +208,7 @@ class HoldBook:
 
         Raises:
             UnknownHold: There is no such hold, it has expired, or another worker took it while the store was down.
-            HoldBusy: Another call is confirming or renewing it.
+            HoldBusy: Another call is confirming it.
             StoreError: The store cannot be asked; or it failed after the outcome was noted, and then the hold is final.
             CostTooHigh: So many units can never be counted.
             ConfigError: The cost is not a whole number, or of a unit that the limiter does not count.
@@ -245,9 +218,8 @@ class HoldBook:
             is_first = here.hold.final is None
             final = await here.hold.settle(cost)
             return Finished(here.limiter, here.hold.cost, final, is_first, here.hold.degraded)
-        return await self._following(
-            hold_id, lambda hold_id, notes, note: self._finish(hold_id, notes, note, cost)
-        )
+        notes, note = await self._find(hold_id)
+        return await self._to_the_end(self._finish(hold_id, notes, note, cost))
 
     async def confirm(self, hold_id: str, cost: Cost | None = None) -> Decision:
         """Make a hold final as of now, as `AsyncHold.confirm`; a refusal leaves it open.
@@ -255,7 +227,7 @@ class HoldBook:
         Raises:
             UnknownHold: There is no such hold, it has expired, or another worker took it while the store was down.
             UnknownLimiter: The policy no longer has its limiter.
-            HoldBusy: Another call is confirming or renewing it.
+            HoldBusy: Another call is confirming it.
             StoreError: The store cannot be asked; or it failed in between, and its units may have been moved.
             CostTooHigh: The cost is above what a rule could ever admit at once.
             ConfigError: The cost does not fit, or the limiter has other rules now.
@@ -264,78 +236,58 @@ class HoldBook:
         if here is not None:
             return await here.hold.confirm(cost)
 
-        async def confirm(hold_id: str, notes: AsyncNotes, note: HoldNote) -> Decision:
-            limiter = self._unchanged(note)
-            final = note.cost if cost is None else RestoredHold(limiter, notes, note).standing(cost)
-            decision, hold, end = await self._move(
-                hold_id, notes, note, final, lambda hold: hold.confirm(cost)
-            )
-            if hold is not None:
-                await keep(notes, result_of(end.name), ADMITTED, _kept_for(note.kept_for))
-            return decision
+        notes, note = await self._find(hold_id)
+        return await self._to_the_end(self._confirm(hold_id, notes, note, cost))
 
-        return await self._following(hold_id, confirm)
-
-    async def renew(self, hold_id: str) -> Taken:
-        """Extend the lease of a hold's places, as `AsyncHold.renew`. The hold goes on under a new id, unless it is refused.
-
-        Raises:
-            UnknownHold: There is no such hold, it has expired, or another worker took it while the store was down.
-            UnknownLimiter: The policy no longer has its limiter.
-            HoldBusy: Another call is confirming or renewing it.
-            StoreError: The store cannot be asked; or it failed in between, and its places may have been renewed.
-            ConfigError: It has no places, or the limiter has other rules now.
-        """
-        here = self._here.get(hold_id)
-        if here is not None:
-            decision = await here.hold.renew()
-            return (
-                Taken(decision, hold_id, _expires_after(decision, here.hold)) if decision else Taken(decision)
-            )
-        return await self._following(hold_id, self._renew)
-
-    async def _renew(self, hold_id: str, notes: AsyncNotes, note: HoldNote) -> Taken:
-        if not self._unchanged(note).units.has_places:
-            raise ConfigError(f"nothing to renew: no rule of limiter {note.limiter!r} is concurrent")
-        watched = self._watched.get(hold_id)
-
-        decision, hold, end = await self._move(hold_id, notes, note, note.cost, lambda hold: hold.renew())
-        if hold is None:
-            return Taken(decision.as_refused() if decision.allowed else decision)
-        caller = "" if watched is None else watched.caller
-        taken = await self._remember(notes, hold, decision, replace(note, receipts=hold.receipts), caller)
-        await keep(notes, result_of(end.name), f"{ADMITTED}{taken.hold}", _kept_for(note.kept_for))
-        return taken
-
-    async def _move(
-        self,
-        hold_id: str,
-        notes: AsyncNotes,
-        note: HoldNote,
-        final: Cost,
-        move: Callable[[AsyncHold], Coroutine[Any, Any, Decision]],
-    ) -> tuple[Decision, AsyncHold | None, HoldEnd]:
-        """Move the units of a hold, once; return the decision and, if this call has moved them, the hold.
-
-        An admission is noted by the caller, when it has done what belongs to it.
-        """
+    async def _confirm(self, hold_id: str, notes: AsyncNotes, note: HoldNote, cost: Cost | None) -> Decision:
         limiter = self._unchanged(note)
+        final = note.cost if cost is None else RestoredHold(limiter, notes, note).standing(cost)
         end = await self._claim(hold_id, notes, note, Claim.new(final, self._clock.now_us()))
         if not end.is_ours:
             now = await limiter.check(note.key, 0, tier=note.tier)
-            return now if total(end.claim.cost) else now.as_refused(), None, end
+            return now if total(end.claim.cost) else now.as_refused()
         restored = RestoredHold(limiter, notes, _kept_receipts(note, end))
         hold = restored.hold(calls_hooks=note.watched_in == self._run)
         try:
-            decision = await move(hold)
+            decision = await hold.confirm(cost)
         except (ConfigError, CostTooHigh):
             await self._refuse(hold, notes, note, end)
             raise
-        if decision.allowed:
-            self._watched.disarm(hold_id)
-            return decision, hold, end
-        await self._refuse(hold, notes, note, end)
-        return decision, None, end
+        if not decision.allowed:
+            await self._refuse(hold, notes, note, end)
+            return decision
+        self._watched.disarm(hold_id)
+        await keep(notes, result_of(end.name), ADMITTED, _kept_for(note.kept_for))
+        return decision
+
+    async def renew(self, hold_id: str) -> Taken:
+        """Extend the lease of a hold's places, like `AsyncHold.renew`. The id stays the same, and the call may be repeated.
+
+        Raises:
+            UnknownHold: The id is unknown or expired, or another worker took the hold while the store was down.
+            UnknownLimiter: The policy no longer has its limiter.
+            StoreError: The store cannot be asked.
+            ConfigError: It has no places, or the limiter has other rules now.
+        """
+        here = self._here.get(hold_id)
+        if here is None:
+            notes, note = await self._find(hold_id)
+            return await self._to_the_end(self._renew(hold_id, notes, note))
+        decision = await here.hold.renew()
+        if not decision:
+            return Taken(decision)
+        expires_after = _expires_after(decision, here.hold)
+        self._here.extend(hold_id, self._due(_kept_for(expires_after)))
+        return Taken(decision, hold_id, expires_after)
+
+    async def _renew(self, hold_id: str, notes: AsyncNotes, note: HoldNote) -> Taken:
+        hold = RestoredHold(self._unchanged(note), notes, note).hold(calls_hooks=False)
+        decision = await hold.renew()
+        if not decision:
+            return Taken(decision)
+        await keep(notes, start_of(hold_id), note.text(), note.kept_for)  # the same text is kept for longer
+        self._watched.extend(hold_id, self._due(note.kept_for))
+        return Taken(decision, hold_id, _expires_after(decision, hold))
 
     async def _refuse(self, hold: AsyncHold, notes: AsyncNotes, note: HoldNote, end: HoldEnd) -> None:
         hold.forget()
@@ -347,22 +299,7 @@ class HoldBook:
         The outcome is kept for longer than the hold: were it forgotten first, the next call would be the first again. And
         the worker that took the hold still finds the outcome when the hold has expired.
         """
-        end = await claim_end(notes, hold_id, claim, _kept_for(note.kept_for), self._clock.now_us())
-        if end.successor:
-            raise _Renewed(end.successor)
-        return end
-
-    async def _following(
-        self, hold_id: str, work: Callable[[str, AsyncNotes, HoldNote], Coroutine[Any, Any, T]]
-    ) -> T:
-        """Do something with a hold, even if the caller goes away; if it was renewed, with the one it has become."""
-        for _ in range(MOST_RENEWALS):
-            notes, note = await self._find(hold_id)
-            try:
-                return await self._to_the_end(work(hold_id, notes, note))
-            except _Renewed as renewed:
-                (hold_id,) = renewed.args
-        raise UnknownHold(f"this id was renewed {MOST_RENEWALS} times; use the id of the last renewal")
+        return await claim_end(notes, hold_id, claim, _kept_for(note.kept_for), self._clock.now_us())
 
     def _unchanged(self, note: HoldNote) -> AsyncLimiter:
         """Return the limiter of a hold, if it still has the rules that the hold was taken by."""
@@ -444,13 +381,15 @@ class HoldBook:
                 yield store.notes, is_likely
 
     async def _was_settled(self, hold_id: str) -> bool | None:
-        """Return whether a hold was settled; `None` if that cannot be known just now."""
+        """Return whether a hold was settled; `None` if that cannot be known just now, or another worker has renewed it."""
         for notes, is_likely in self._places(hold_id):
             if is_likely:
                 try:
-                    return await has_ended(notes, hold_id)
+                    ended = await has_ended(notes, hold_id)
+                    is_kept = ended is False and await look_up(notes, start_of(hold_id)) is not None
                 except StoreError:
                     return None
+                return None if is_kept else ended
         return False
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:

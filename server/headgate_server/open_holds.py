@@ -49,6 +49,12 @@ class OpenHolds:
     def get(self, hold_id: str) -> OpenHold | None:
         return self._by_id.get(hold_id)
 
+    def extend(self, hold_id: str, due: int) -> None:
+        """Remember a hold for longer, if it is remembered."""
+        found = self._by_id.get(hold_id)
+        if found is not None and found.due < due:
+            self._by_id[hold_id] = found._replace(due=due)
+
     def disarm(self, hold_id: str) -> None:
         """Forget a hold that was settled by its id, by code that has called the hooks already."""
         found = self.drop(hold_id)

@@ -157,7 +157,7 @@ _DETAILS = {
     403: "the token 'gateway' may not administer",
     404: "there is no limiter 'lgoin'; did you mean 'login'?",
     408: "the body did not arrive within 10 s",
-    409: "another call is confirming or renewing this hold; send the call again",
+    409: "another call is confirming this hold; send the call again",
     413: "the body is larger than 65536 bytes, the policy's largest_body",
     415: "send JSON, with the header Content-Type: application/json",
     421: "without tokens the server answers to loopback names only, such as http://127.0.0.1 or http://localhost",

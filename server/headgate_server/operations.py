@@ -153,15 +153,7 @@ class Operations:
         return decision_answer(await self._confirm_anew(ask.anew, ask.cost))
 
     async def renew(self, ask: RenewAsk, hold: str) -> HoldAnswer:
-        try:
-            taken = await self._book.renew(hold)
-        except UnknownHold:
-            if ask.anew is None:
-                raise
-            anew = ask.anew
-            taken = await self._book.take_places(
-                anew.limiter, key_from(anew.key), anew.cost, anew.tier, anew.quota
-            )
+        taken = await self._book.renew(hold)
         return HoldAnswer(decision_answer(taken.decision), taken.hold, taken.expires_after)
 
     async def _confirm_anew(self, ask: Anew, cost: int | dict[str, int] | None) -> Decision:
@@ -266,7 +258,7 @@ class Operations:
         if (cost is None) is (operation == "settle"):
             raise ApiProblem(400, "settle needs a cost, and release takes none, nor does renew")
         if operation == "renew":
-            return await self.renew(RenewAsk(call.anew), hold)
+            return await self.renew(RenewAsk(), hold)
         return await self.settle(SettleAsk(0 if cost is None else cost), hold)
 
     async def _reset_one(self, call: BatchCall, name: str, request: ApiRequest) -> ResetAnswer:

@@ -120,9 +120,7 @@ class ConfirmAsk(Body):
 
 
 class RenewAsk(Body):
-    """Nothing: the lease of its places begins anew."""
-
-    anew: Anew | None = None
+    """Nothing: the lease of its places is extended."""
 
 
 class InspectAsk(Body):

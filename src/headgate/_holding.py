@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from itertools import zip_longest
 from typing import Any, Literal
 
 from headgate.clock import instant
@@ -81,7 +80,7 @@ class Holding:
 
     def _request(
         self,
-        operation: Literal["hold", "record"],
+        operation: Literal["hold", "record", "renew"],
         costs: Costs,
         at: int | None,
         replaces: Receipts | None = None,
@@ -91,7 +90,7 @@ class Holding:
         return Request(operation, self.key, costs, self.tier, at, self._quotas, replaces)
 
     def _renewal(self, now: float | None) -> Request | None:
-        """Return what extends the lease of the hold's places; `None` if the hold has ended.
+        """Return the request that extends the lease of the hold's places; `None` if there is nothing to extend.
 
         Raises:
             ConfigError: It has no places.
@@ -100,26 +99,14 @@ class Holding:
             raise ConfigError(
                 "nothing to renew: no rule of this limiter is concurrent, so the hold has no lease"
             )
-        if self._final is not None:
+        if self._final is not None or self.receipts is None:
             return None
         places = self._units.only_places(self._costs)
-        old = self.receipts and tuple(
-            (place, receipt if cost else ())
-            for (place, receipt), cost in zip(self.receipts, places, strict=False)
+        leases = tuple(  # receipts of shadow rules follow those of the limiter's rules
+            (place, receipt if i >= len(places) or places[i] else ())
+            for i, (place, receipt) in enumerate(self.receipts)
         )
-        return self._request("hold", places, self._at if now is None else instant(now), old)
-
-    def _keep(self, new: Receipts) -> bool:
-        """Keep the receipts of renewed places.
-
-        False if the hold was ended meanwhile, by another thread or task, which did not know of the new lease.
-        """
-        with self._lock:
-            if self._final is not None:
-                return False
-            pairs = zip_longest(self.receipts or new, new, fillvalue=(None, ()))
-            self.receipts = tuple(newer if newer[1] else entry for entry, newer in pairs)
-            return True
+        return self._request("renew", places, self._at if now is None else instant(now), leases)
 
     def _standing(self, cost: Cost, final: Costs) -> Cost:
         """Return a final cost as callers write it: a number, or a mapping by unit."""

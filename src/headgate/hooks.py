@@ -25,7 +25,7 @@ from headgate.keys import Key
 logger = logging.getLogger("headgate")
 
 Operation = Literal["hit", "check", "hold", "move", "record", "refund", "reset"]
-"""What was asked. To move is to take the units of a hold anew: it is confirmed, or its lease renewed."""
+"""The operation that was asked. `move`: a hold was confirmed, or its lease renewed."""
 
 SECONDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Bounds of latency histograms: from a decision in memory to a store that is about to time out."""

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from headgate.decision import Decision
-from headgate.stores.base import Answer, Gate
+from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
 
 FORGETS_ONE_IN = 10_000
@@ -72,7 +72,55 @@ class Leaks:
         self._gate.reset(*arguments)
 
 
-BUGS: dict[str, Any] = {"forgets": Forgets, "fails open": FailsOpen, "leaks": Leaks}
+class RenewsAnother:
+    """Renews a lease by taking another one in its place, which is lost if the caller is cancelled."""
+
+    def __init__(self, gate: Gate, numbers: count[int]) -> None:
+        self._gate = gate
+        self._current: dict[Any, Any] = {}
+        """The receipt of the lease that has taken the place of another one."""
+
+    async def ask(self, request: Request) -> Answer:
+        is_renewal = request.operation == "renew"
+        answer = self._renew(request) if is_renewal else self._gate.ask(self._with_current(request))
+        try:
+            for _ in range(4):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if answer[1] is not None and request.is_given_up:
+                self._gate.refund(answer[1], request.cost, request.now)
+            raise
+        if is_renewal and answer[1] is not None and request.replaces is not None:
+            self._current[request.replaces[0]] = answer[1][0]
+        return answer
+
+    def _renew(self, request: Request) -> Answer:
+        if not self._gate.ask(self._with_current(request))[0].allowed:
+            return self._gate.ask(self._with_current(request))
+        self._gate.refund(self._with_current(request).replaces or (), request.cost, request.now)
+        return self._gate.ask(
+            Request("hold", request.key, request.cost, request.tier, request.now, request.quotas)
+        )
+
+    def _with_current(self, request: Request) -> Request:
+        return request if request.replaces is None else request.replacing(self._newest(request.replaces))
+
+    def _newest(self, receipts: Receipts) -> Receipts:
+        return (self._current.get(receipts[0], receipts[0]), *receipts[1:])
+
+    async def refund(self, receipts: Receipts, cost: Any, now: int | None) -> None:
+        self._gate.refund(self._newest(receipts), cost, now)
+
+    async def reset(self, *arguments: Any) -> None:
+        self._gate.reset(*arguments)
+
+
+BUGS: dict[str, Any] = {
+    "forgets": Forgets,
+    "fails open": FailsOpen,
+    "leaks": Leaks,
+    "renews another": RenewsAnother,
+}
 
 
 class BrokenStore:

@@ -10,7 +10,8 @@ The true count lies between them. A decision is wrong if no count between them e
 right is ever reported. The bounds are tight where little happens at once, which is why workers also have keys of their own.
 
 All rules but the token bucket count a unit from a moment t until a moment that follows from t alone, unless it is given
-back; they differ in that moment only. A token bucket is bounded by what flows out of it.
+back; they differ in that moment only. A token bucket is bounded by what flows out of it. A renewal is such a moment t for a
+lease that it finds. So the places that are held at the end are those of holds that nobody ended, and no others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from tests.faults.history import NEVER, SHARED, History, HistoryCall, RuleSpec, 
 RETRIES_CHECKED = 8
 """Of so many refusals of one worker, the waiting time of one is checked; it takes longer than the rest."""
 
-CHARGING = ("hit", "hold", "confirm", "renew")
+CHARGING = ("hit", "hold", "confirm")
 
 
 class Violation(NamedTuple):
@@ -57,6 +58,20 @@ class Violation(NamedTuple):
         )
 
 
+class Renewal(NamedTuple):
+    """A call that renewed a lease, or may have done so.
+
+    Attributes:
+        call: The call.
+        low: The earliest moment of it.
+        high: The latest; `NEVER` if it may still be carried out.
+    """
+
+    call: HistoryCall
+    low: int
+    high: int
+
+
 @dataclass(slots=True, eq=False)
 class Charge:
     """Units that were, or may have been, counted.
@@ -70,6 +85,7 @@ class Charge:
         limit: The limit that it was decided by.
         gone_low: The earliest moment at which they may have been given back.
         gone_high: The latest; `NEVER` if they may not have been at all.
+        renewals: Of a lease, in their order.
     """
 
     low: int
@@ -80,6 +96,17 @@ class Charge:
     limit: int = 0
     gone_low: int = NEVER
     gone_high: int = NEVER
+    renewals: list[Renewal] = field(default_factory=list)
+
+    def last_low(self, before: int = NEVER) -> int:
+        """Return from when they certainly count for a whole period, as of the renewals that had ended before a moment."""
+        renewed = [r.low for r in self.renewals if r.call.outcome == "admitted" and r.high < before]
+        return max(self.low, *renewed) if renewed else self.low
+
+    def last_high(self, until: int = NEVER) -> int:
+        """Return from when they may count for a whole period at the latest, as of the renewals begun until a moment."""
+        renewed = [r.high for r in self.renewals if r.call.outcome != "refused" and r.low <= until]
+        return max(self.high, *renewed) if renewed else self.high
 
 
 class Question(NamedTuple):
@@ -201,17 +228,14 @@ class Reader:
     def _renew(self, call: HistoryCall) -> None:
         if not self._places:
             return
-        held = self._held.get((call.worker, call.hold or 0), [])
-        self._ask(call, replaced=held)
-        if call.outcome == "refused" or not held:
-            return
-        for charge in held:
-            self._end(charge, call)
-        renewed = self._charge(call, call.cost)
-        if renewed is not None and call.outcome == "admitted":
-            self._held[call.worker, call.hold or 0] = [renewed]
-        elif renewed is not None:  # either of the two leases may be the one that is given back in the end
-            self._held[call.worker, call.hold or 0] = [*held, renewed]
+        low, high = self._interval(call)
+        if call.outcome == "admitted":  # it takes no units, so it needs no room
+            verdict = call.verdicts[self._number]
+            self._questions.append(Question(call._replace(cost=0), low, high, verdict, 0, 0, []))
+        elif call.outcome != "refused":  # it may be carried out after its caller has given up
+            high = self._over_by(call) if call.outcome == "cancelled" else NEVER
+        for charge in self._held.get((call.worker, call.hold or 0), []):
+            charge.renewals.append(Renewal(call, low, high))
 
     def _ask(self, call: HistoryCall, replaced: list[Charge] | None = None) -> None:
         """Have a decision explained, if there was one."""
@@ -336,16 +360,18 @@ class WindowCount:
         )
         self._by_low = sorted(charges, key=lambda charge: charge.low)
         self._lows = [charge.low for charge in self._by_low]
-        self._open_ended = [charge for charge in charges if charge.high == NEVER]
+        lasts = [(charge, charge.last_high()) for charge in charges]
+        self._open_ended = [charge for charge, last in lasts if last == NEVER]
         self._longest = max(
-            (expiry(charge.high) - charge.low for charge in charges if charge.high < NEVER), default=0
+            (expiry(last) - charge.low for charge, last in lasts if last < NEVER),
+            default=0,
         )
 
     def end_low(self, charge: Charge) -> int:
-        return min(self._expiry(charge.low), charge.gone_low)
+        return min(self._expiry(charge.last_low()), charge.gone_low)
 
     def end_high(self, charge: Charge) -> int:
-        return min(self._expiry(charge.high), charge.gone_high + 1)
+        return min(self._expiry(charge.last_high()), charge.gone_high + 1)
 
     def certain(self, low: int, high: int) -> int:
         """Return what every order of events counts at a moment of an interval."""
@@ -379,6 +405,8 @@ def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question
     count = WindowCount(charges, expiry)
     admissions = WindowCount([charge for charge in charges if charge.admits and charge.certain], expiry)
     smallest = min(rule.limits)
+    for charge in charges:
+        yield from check_renewals(charge, count, expiry)
     for question in questions:
         call, _, high, verdict, charged, _, _ = question
         if verdict.limit not in rule.limits:
@@ -398,6 +426,20 @@ def check_window(rule: RuleSpec, charges: list[Charge], questions: list[Question
                 )
 
 
+def check_renewals(charge: Charge, count: WindowCount, expiry: Callable[[int], int]) -> Iterator[Found]:
+    """Yield the renewals that were refused although the lease was there, or admitted although it had ended."""
+    for call, low, high in charge.renewals:
+        if (
+            call.outcome == "refused"
+            and charge.certain
+            and charge.high < low
+            and count.end_low(charge) > high
+        ):
+            yield "lost place", call, "the renewal was refused, though nothing had ended the lease"
+        if call.outcome == "admitted" and expiry(charge.last_high(low - 1)) <= low:
+            yield "renewed too late", call, "the lease had ended before"
+
+
 def bounds(count: WindowCount, question: Question) -> tuple[int, int]:
     """Return the least and the most that can have been counted before a decision, without what it replaced."""
     _, low, high, _, charged, _, replaced = question
@@ -415,7 +457,7 @@ def explain(question: Question, least: int, most: int) -> Found | None:
     """Return what no count between two bounds explains of a decision, if anything."""
     call, _, _, verdict, _, shown, replaced = question
     limit, cost = verdict.limit, call.cost
-    if verdict.allowed and least + cost > limit:
+    if verdict.allowed and cost and least + cost > limit:
         return "too many", call, f"{cost} admitted, though at least {least} of {limit} were counted"
     if not verdict.allowed and most + cost <= limit:
         return "refused with room", call, f"{cost} refused, though at most {most} of {limit} were counted"
@@ -446,10 +488,10 @@ def check_retry(question: Question, count: WindowCount, expiry: Callable[[int], 
             charge.certain
             and charge.high < low
             and charge.gone_low > high
-            and expiry(charge.low) > high + wait
+            and expiry(charge.last_low(low)) > high + wait
         ):
             still += charge.units
-        if charge.gone_high >= low and expiry(charge.high) > low + wait - 1:
+        if charge.gone_high >= low and expiry(charge.last_high(high)) > low + wait - 1:
             perhaps += charge.units
     if still > limit:
         yield "waiting too short", call, f"after {wait} us still {still} of {limit}"

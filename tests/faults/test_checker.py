@@ -259,6 +259,41 @@ def test_a_renewed_lease_lasts() -> None:
     assert "too many" in script.kinds()
 
 
+@pytest.mark.parametrize("outcome", ["admitted", "unknown", "cancelled"])
+def test_a_place_is_free_when_its_hold_ends_whatever_became_of_a_renewal(outcome: str) -> None:
+    script = Script(PLACES)
+    hold = script.call("hold", 0, 5, "admitted", 0, cost=2)
+    script.call("renew", 100, 105, outcome, 0, cost=2, hold=hold)
+    script.call("settle", 110, 115, "done", cost=0, hold=hold)
+    script.call("check", 120, 125, "admitted", 1)
+    assert script.kinds() == []
+    script.call("check", 130, 135, "refused", 0, 970)
+    assert script.kinds() == ["refused with room"]
+
+
+def test_a_lost_renewal_may_have_been_carried_out() -> None:
+    script = Script(PLACES)
+    hold = script.call("hold", 0, 5, "admitted", 0, cost=2)
+    script.call("renew", 900, 905, "unknown", 0, cost=2, hold=hold)
+    script.call("hold", 1100, 1105, "refused", 0, 800, worker=1)
+    assert script.kinds() == []
+    script.call("hold", 1200, 1205, "admitted", 1, worker=1)
+    assert script.kinds() == []
+
+
+def test_a_lease_is_renewed_while_it_lasts_and_not_later() -> None:
+    script = Script(PLACES)
+    hold = script.call("hold", 0, 5, "admitted", 0, cost=2)
+    script.call("renew", 900, 905, "refused", 0, cost=2, hold=hold)
+    assert script.kinds() == ["lost place"]
+    script = Script(PLACES)
+    hold = script.call("hold", 0, 5, "admitted", 0, cost=2)
+    script.call("renew", 1005, 1010, "refused", 2, cost=2, hold=hold)
+    assert script.kinds() == []
+    script.call("renew", 1020, 1025, "admitted", 0, cost=2, hold=hold)
+    assert "renewed too late" in script.kinds()
+
+
 def test_a_declared_loss_excuses_forgotten_units_only_from_then_on() -> None:
     script = filled(Script())
     script.call("hit", 60, 65, "admitted", 2)

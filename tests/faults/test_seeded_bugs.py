@@ -57,6 +57,10 @@ def test_one_cancelled_hold_in_a_thousand_that_leaks_is_found(tmp_path: Path) ->
     assert "unexplained units" in violations(tmp_path, "leaks", HOLDING_CALLS, seed=1, tasks=True)
 
 
+def test_a_renewal_that_loses_its_place_when_it_is_cancelled_is_found(tmp_path: Path) -> None:
+    assert "unexplained units" in violations(tmp_path, "renews another", 5000, seed=1, tasks=True)
+
+
 def test_a_store_that_fails_open_once_is_found(tmp_path: Path) -> None:
     assert "too many" in violations(tmp_path, "fails open", CALLS, seed=1, burst=BURST)
 

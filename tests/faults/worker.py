@@ -49,7 +49,7 @@ KEY_LIFE_US = 3_000_000
 """After so long other keys are used: what is unknown of the old ones makes their bounds wide."""
 KEY_LIVES = 400
 OTHERS_CANCELLED = 500
-"""One in so many calls other than holds is cancelled."""
+"""One in this many calls other than holds and renewals is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Orders:
         policy: What limiters answer when the store is down.
         skew_us: How far the clock of this process is off.
         quotas: Whether calls may bring their own quotas.
-        cancels: Of so many holds in tasks, one is cancelled; 0 for none, and for no other calls.
+        cancels: One in this many holds and renewals in tasks is cancelled; 0 for none, and for no other calls.
         interrupts: Whether a signal handler raises in the main thread now and then.
         full_disk: Whether this process cannot write to files now and then.
         broken: Name of a bug to be put into a store in memory.
@@ -150,6 +150,19 @@ class Actor:
             self._calls += 1
             if self._worker.orders.tasks and self._calls % 4 == 0:
                 await asyncio.sleep(0)
+        await self._give_back_all()
+
+    async def _give_back_all(self) -> None:
+        """Release all open holds, and check that their places are free."""
+        worker = self._worker
+        while self._holds:
+            hold, name, key, number = self._holds.pop()
+            await self._call("settle", name, key, 0, partial(hold.settle, 0), number)
+        life = worker.now() // KEY_LIFE_US % KEY_LIVES
+        for name, subject in worker.subjects.items():
+            if subject.places:
+                check = partial(worker.limiters[name].check, subject.key(worker.key(SOLO + life)), 1)
+                await self._call("check", name, SOLO + life, 1, check)
 
     async def _ask(self) -> None:
         rng, worker = self._random, self._worker
@@ -258,9 +271,7 @@ class Actor:
             if answer is None or answer[0].allowed:
                 self._holds.remove(entry)
         elif choice < 0.5 and self._worker.subjects[name].places:
-            answer = await self._call("renew", name, key, hold.cost, hold.renew, number)
-            if answer is None:
-                self._holds.remove(entry)
+            await self._call("renew", name, key, hold.cost, hold.renew, number)
         else:
             self._holds.remove(entry)
             cost = rng.choice((0, 0, rng.randrange(hold.cost + 1), hold.cost + 1))
@@ -309,7 +320,8 @@ class Actor:
 
     async def _awaited(self, operation: str, answer: Any) -> Any:
         cancels = self._worker.orders.cancels
-        if not cancels or self._random.randrange(cancels if operation == "hold" else OTHERS_CANCELLED):
+        is_often = operation in ("hold", "renew")
+        if not cancels or self._random.randrange(cancels if is_often else OTHERS_CANCELLED):
             return await answer
         task = asyncio.ensure_future(answer)
         for _ in range(self._random.randrange(6)):

@@ -130,7 +130,8 @@ class WindowBook:
 class LeaseBook:
     """The log of a rule whose charges count until their lease ends or they are given back.
 
-    An instant is read as the latest at which a lease began since the book was last empty, if it is before that.
+    An instant is read as the latest at which a lease began or was renewed since the book was last empty, if it is before
+    that. Renewing a lease moves its end, and never to an earlier instant.
     """
 
     def __init__(self) -> None:
@@ -154,6 +155,18 @@ class LeaseBook:
         self.leases = [(end, old) for end, old in self.leases if end > at] + [(at + quota.period, charge)]
         self.latest = at
         return charge
+
+    def is_live(self, charge: Charge, now: int) -> bool:
+        return any(end > self.instant(now) for end, old in self.leases if old is charge)
+
+    def renew(self, charge: Charge, now: int, quota: Quota) -> None:
+        at = self.instant(now)
+        self.leases = [
+            (max(end, at + quota.period) if old is charge else end, old)
+            for end, old in self.leases
+            if end > at
+        ]
+        self.latest = at
 
     def give_back(self, charge: Charge, units: int, now: int) -> None:
         charge.units -= min(units, charge.units)

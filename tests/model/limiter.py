@@ -215,15 +215,25 @@ class Hold:
         return answers
 
     def renew(self, now: int) -> list[Figures]:
-        costs = tuple(
-            held if is_place else 0 for held, is_place in zip(self.ask.costs, self.places, strict=True)
-        )
-        old = [
-            charge if is_place else None for charge, is_place in zip(self.charges, self.places, strict=True)
+        """Extend all leases, or none if one is over; other rules are not asked."""
+        rules, books = self.limiter.rules, self.limiter._books_of(self.ask.key)
+        quotas = [rule.quota_for(self.ask.tier, self.ask.quotas) for rule in rules]
+        leases = [
+            (book, charge, quota)
+            for book, charge, quota in zip(books, self.charges, quotas, strict=True)
+            if isinstance(book, LeaseBook) and charge is not None
         ]
-        answers, new = self.limiter.take(replace(self.ask, now=now, costs=costs), old)
-        self.charges = [newer or older for newer, older in zip(new or old, self.charges, strict=True)]
-        return answers
+        ended = [book for book, charge, _ in leases if not book.is_live(charge, now)]
+        if not ended:
+            for book, charge, quota in leases:
+                book.renew(charge, now, quota)
+        return [
+            replace(
+                figures(book, quota, now, 0, allowed=True, is_bucket=rule.kind == "token_bucket"),
+                allowed=book not in ended,
+            )
+            for rule, book, quota in zip(rules, books, quotas, strict=True)
+        ]
 
 
 def binding(answers: Sequence[Figures]) -> int:

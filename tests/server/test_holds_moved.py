@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncHold, AsyncLimiter, Decision, concurrent, sliding_window
+from headgate import AsyncHold, AsyncLimiter, Decision, MemoryStore, concurrent, sliding_window
 from headgate.testing import FakeClock
 from headgate.testing.contract.races import in_processes
 from headgate_server import hold_notes
 from headgate_server.hold_notes import MOVE_US, Claim, HoldBusy, end_of
-from headgate_server.holds import MOST_RENEWALS, HoldBook, UnknownHold
+from headgate_server.holds import MARGIN, HoldBook, UnknownHold
 from headgate_server.restored_holds import RestoredHold
 from tests.server.hold_places import NotingStore, OpenStore, Place
 
@@ -82,27 +82,46 @@ async def test_a_release_beside_a_confirm_is_told_what_stands(open_store: OpenSt
         assert await left_on(store, key) == ([10, 1000, 3] if released.first else [9, 200, 3])
 
 
-async def test_an_old_id_stands_for_the_renewed_hold(open_store: OpenStore) -> None:
+async def test_a_renewed_hold_keeps_its_id(open_store: OpenStore) -> None:
     """So an answer that got lost costs nothing: the caller sends its renewal again."""
     store = open_store()
     books = [book_on(store), book_on(open_store())]
-    first = await take(books[0])
-    taken = await asyncio.gather(*(books[i % 2].renew(first) for i in range(4)))
-    assert len({one.hold for one in taken}) == 4
+    hold_id = await take(books[0])
+    taken = await asyncio.gather(*(books[i % 2].renew(hold_id) for i in range(20)))
+    assert {one.hold for one in taken} == {hold_id}
     assert await left_on(store) == [9, 200, 2]
-    assert await books[1].confirm(first, {"tokens": 300})
+    assert await books[1].confirm(hold_id, {"tokens": 300})
+    assert await left_on(store) == [9, 700, 3]
+    assert not (await books[0].renew(hold_id)).decision
     assert await left_on(store) == [9, 700, 3]
 
 
-async def test_an_id_is_followed_through_so_many_renewals(open_store: OpenStore) -> None:
-    book = book_on(open_store())
-    first = await take(book)
-    for _ in range(MOST_RENEWALS):
-        newest = (await book.renew(first)).hold
-    assert newest is not None
-    with pytest.raises(UnknownHold, match="use the id of the last renewal"):
-        await book.renew(first)
-    assert (await book.finish(newest, 0)).first
+async def test_a_renewal_beside_a_release_leaves_no_place_taken(open_store: OpenStore) -> None:
+    store = open_store()
+    books = [book_on(store), book_on(open_store())]
+    for number in range(10):
+        key = f"user {number}"
+        hold_id = await take(books[0], key=key)
+        calls = (books[0].renew(hold_id), books[1].finish(hold_id, 0), books[0].renew(hold_id))
+        await asyncio.gather(*calls)
+        assert await left_on(store, key) == [10, 1000, 3]
+
+
+async def test_renewals_keep_an_id_good_for_longer_than_its_note_was_kept() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    book = HoldBook({"a": AsyncLimiter(concurrent(1, lease="60s"), name="a", store=store)}, clock=clock)
+    hold_id = (await book.take("a", "alice")).hold
+    assert hold_id is not None
+    for _ in range(40):
+        clock.advance(59)
+        assert (await book.renew(hold_id)).expires_after == 60
+        await book.tidy()
+    assert (await book.finish(hold_id, 0)).first
+    assert (await book.take("a", "alice")).decision
+    clock.advance(60 + MARGIN)
+    with pytest.raises(UnknownHold):
+        await book.renew(hold_id)
 
 
 async def test_processes_that_confirm_move_each_hold_once(place: Place, open_store: OpenStore) -> None:
@@ -122,13 +141,12 @@ async def test_processes_that_confirm_move_each_hold_once(place: Place, open_sto
 # --- A worker that dies between claim and move ------------------------------------------------------------------------
 
 
-async def killed_in_between(place: Place, hold_id: str, clock: FakeClock, operation: str) -> None:
-    """Let a process claim the outcome of a hold, and kill it before it asks for the move."""
+async def killed_in_between(place: Place, hold_id: str, clock: FakeClock) -> None:
+    """Start a process that claims the outcome of a hold, and kill it before it asks for the move."""
 
     async def run() -> None:
         async with aclosing(place.open()) as own:
-            book = book_on(own, clock)
-            await (book.confirm(hold_id) if operation == "confirm" else book.renew(hold_id))
+            await book_on(own, clock).confirm(hold_id)
 
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -145,9 +163,8 @@ async def killed_in_between(place: Place, hold_id: str, clock: FakeClock, operat
     assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("operation", ["confirm", "renew"])
 async def test_a_move_that_died_with_its_worker_leaves_the_units_counted(
-    place: Place, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, operation: str
+    place: Place, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not place.is_shared:
         pytest.skip("memory is gone with its process")
@@ -155,24 +172,17 @@ async def test_a_move_that_died_with_its_worker_leaves_the_units_counted(
     store, clock = open_store(), FakeClock()
     book = book_on(store, clock)
     hold_id = await take(book, 400)
-    await killed_in_between(place, hold_id, clock, operation)
-    for attempt in (book.confirm(hold_id), book.finish(hold_id, 0), book.renew(hold_id)):
+    await killed_in_between(place, hold_id, clock)
+    for attempt in (book.confirm(hold_id), book.finish(hold_id, 0)):
         with pytest.raises(HoldBusy, match="send the call again"):
             await attempt
     clock.advance_us(MOVE_US)
     # No one knows whether the units were moved, so the next call takes them in addition.
-    if operation == "confirm":
-        assert await book.confirm(hold_id)
-        assert await left_on(store) == [8, 200, 2]
-        assert await book.confirm(hold_id)
-        assert (await book.finish(hold_id, 0)).first is False
-        assert await left_on(store) == [8, 200, 2]
-    else:
-        renewed = (await book.renew(hold_id)).hold
-        assert renewed is not None
-        assert await left_on(store) == [9, 600, 1]
-        assert (await book.finish(renewed, 0)).first
-        assert await left_on(store) == [9, 600, 2]
+    assert await book.confirm(hold_id)
+    assert await left_on(store) == [8, 200, 2]
+    assert await book.confirm(hold_id)
+    assert (await book.finish(hold_id, 0)).first is False
+    assert await left_on(store) == [8, 200, 2]
 
 
 async def test_a_hold_whose_move_was_lost_gives_nothing_back(open_store: OpenStore) -> None:

@@ -68,17 +68,16 @@ async def test_a_refused_confirmation_leaves_the_hold_open(server: Server) -> No
     assert await left(server) == [9, 300, 2]
 
 
-async def test_a_renewed_hold_goes_on_under_a_new_id(server: Server) -> None:
+async def test_a_renewed_hold_keeps_its_id(server: Server) -> None:
     held = await hold(server)
-    renewed = await server.answer(f"/v1/holds/{held['hold']}/renew", {})
-    assert renewed["decision"]["allowed"]
-    assert renewed["hold"] not in (None, held["hold"])
-    assert await left(server) == [9, 200, 1]
-    again = await server.answer(f"/v1/holds/{held['hold']}/renew", {})
-    assert again["hold"] not in (None, held["hold"], renewed["hold"])  # the old id stands for the new one
-    assert await left(server) == [9, 200, 1]
-    await server.answer(f"/v1/holds/{renewed['hold']}/release", {})
+    for _ in range(3):
+        renewed = await server.answer(f"/v1/holds/{held['hold']}/renew", {})
+        assert (renewed["decision"]["allowed"], renewed["hold"]) == (True, held["hold"])
+        assert await left(server) == [9, 200, 1]
+    await server.answer(f"/v1/holds/{held['hold']}/release", {})
     assert await left(server) == [10, 1000, 2]
+    refused = await server.answer(f"/v1/holds/{held['hold']}/renew", {})
+    assert (refused["decision"]["allowed"], refused["decision"]["retry_after"]) == (False, None)
 
 
 async def test_a_quota_of_a_call(server: Server) -> None:

@@ -961,6 +961,16 @@ def test_an_interrupted_hold_takes_no_place_of_another(monkeypatch: pytest.Monke
     assert [result.remaining for result in limiter.check("ada", 0).results] == [3, 5]
 
 
+def test_an_interrupted_renewal_keeps_the_place_and_its_receipt(interruptions: Interruptions) -> None:
+    limiter = Limiter(concurrent(9, lease="1h"), sliding_log("9/hour"))
+    holds = [limiter.hold("ada") for _ in range(3)]
+    for _ in interruptions(lambda: [hold.renew() for hold in holds]):
+        assert [result.remaining for result in limiter.check("ada", 0).results] == [6, 6]
+    for hold in holds:
+        hold.release()
+    assert [result.remaining for result in limiter.check("ada", 0).results] == [9, 9]
+
+
 def test_buckets_of_a_window_that_begins_anew_expire_when_time_is_repeated() -> None:
     limiter = Limiter("10/minute")
     for now in (1000, 1050, 1075):  # at the last time, the first bucket has expired

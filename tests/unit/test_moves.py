@@ -141,24 +141,6 @@ async def test_a_lease_is_renewed(flavour: Flavour, store: SQLiteStore, clock: F
         await done((await done(plain.hold("a"))).renew())
 
 
-def test_a_lease_that_is_renewed_while_its_hold_ends_is_given_back() -> None:
-    limiter = Limiter(concurrent(1, lease="1m"), name="moves", store=ReferenceStore(clock=FakeClock()))
-    hold = limiter.hold("a")
-    gate = limiter.gate
-
-    class EndsMeanwhile:
-        def ask(self, request: Request) -> Answer:
-            hold._final = 0
-            gate.refund(hold.receipts or (), 1, None)
-            return gate.ask(request)
-
-        refund = staticmethod(gate.refund)
-
-    hold._gate = EndsMeanwhile()  # type: ignore[assignment]
-    assert not hold.renew()
-    assert limiter.check("a", 0).remaining == 1
-
-
 async def test_a_guarded_call_holds_its_place_while_it_runs(flavour: Flavour, store: SQLiteStore) -> None:
     limiter = made(flavour, store, concurrent(1, lease="1m"), sliding_log("9/minute"))
     seen = []

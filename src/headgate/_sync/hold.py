@@ -106,20 +106,19 @@ class Hold(Holding):
     def renew(self, *, now: float | None = None) -> Decision:
         """Extend the lease of the hold's places, counted from now; other rules are neither asked nor charged.
 
-        If the lease had ended, places are taken anew if there are any. Otherwise the decision is a refusal, and nothing has
-        changed. The renewal of a hold that has ended is refused.
+        It may be repeated, and a renewal that was cancelled or whose answer was lost does no harm: the places stay those of
+        this hold, and are free when it ends. If the lease or the hold has ended, the decision is a refusal without
+        `retry_after`: the places may be others' by now. A hold that a failure policy admitted without counting it has no
+        lease; it gets its own decision again.
 
         Raises:
             ConfigError: No rule of the limiter is `concurrent`.
         """
         request = self._renewal(now)
         if request is None:
-            return self.decision.as_refused()
-        decision, new = self._gate.ask(request)
-        if new is None or self._keep(new):
-            return decision
-        self._gate.refund(new, request.cost, request.now)
-        return decision.as_refused()
+            return self.decision if self._final is None else self.decision.as_refused()
+        decision, _ = self._gate.ask(request)
+        return decision
 
     def __enter__(self) -> Hold:
         self.decision.raise_if_denied()

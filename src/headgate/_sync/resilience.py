@@ -90,6 +90,8 @@ class Resilient(Resilience):
 
     def ask(self, request: Request) -> Answer:
         """Ask the store, or the stand-in if the store is not worth asking or fails."""
+        if request.operation == "renew" and (renewed := self._stand_in.renew_local(request)) is not None:
+            return renewed
         charges = request.operation != "peek" and request.charges
         try:
             ask = self._gate.ask if request.replaces is None else self._ask_replacing

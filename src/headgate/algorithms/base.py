@@ -46,9 +46,10 @@ class Algorithm(Protocol):
     def move(
         self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
     ) -> tuple[State | None, Verdict]:
-        """As `decide`, for units that take the place of a receipt's: those are given back first.
+        """Like `decide`, for units that take the place of a receipt's: those are given back first.
 
-        A refusal returns the very same state and speaks of it; only its wait is that of the same call.
+        A refusal returns the very same state and speaks of it; only its wait is that of the same call. A `concurrent` rule
+        renews the receipt's lease if the cost is not 0.
         """
 
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State | None:

@@ -1,8 +1,12 @@
-"""So many units held at once.
+"""Units held at once.
 
-State: birth, the latest time at which a lease began, then end, number and units of each lease, in the order of their ends. A
-lease counts until its end. Its number is the birth that its call brought along, which no other call has, so that a receipt
-finds it. All leases of a state end after its latest time: those that had ended then are not in it.
+State: birth, the latest time at which a lease began or was renewed, then end, number and units of each lease, in the order
+of their ends. A lease counts until its end. Its number is the birth in the request that took it, which no other request has,
+so a receipt finds the lease. All leases of a state end after its latest time: ended leases were removed then.
+
+Renewing a lease moves its end, never to an earlier time, and changes nothing else: a receipt stays valid, and a repeated or
+late renewal is harmless. It takes no units, so the limit does not matter. A lease cannot be renewed after its end, or after
+it was given back.
 
 If a clock goes back, a lease begins at the latest time all the same. It would be too short by the clock that has caught up.
 """
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.algorithms.base import Limited, Receipt, State, check_countable
+from headgate.algorithms.base import Limited, Receipt, State, check_countable, moved, refused_move
 from headgate.decision import Verdict
 
 _HEADER = 2
@@ -22,7 +26,7 @@ class Concurrent(Limited):
     """The places of one quota.
 
     Attributes:
-        lease: How long a holder keeps its place that does nothing.
+        lease: Microseconds until a lease ends that is not renewed.
     """
 
     lease: int
@@ -38,6 +42,22 @@ class Concurrent(Limited):
         after = self._taken(live, cost, birth) if cost else live
         verdict = Verdict(True, self.limit, max(0, self.limit - count - cost), None, _reset_after(after, now))
         return after if cost else state, verdict
+
+    def move(
+        self, state: State | None, receipt: Receipt, now: int, cost: int, birth: int
+    ) -> tuple[State | None, Verdict]:
+        """Renew the lease of a receipt; with a cost of 0, give it back."""
+        if not cost:
+            return moved(self, state, receipt, now, 0, birth)
+        live = self._live(state, now, 0)
+        born, number, _ = receipt
+        if live[0] != born or number not in live[3::3]:
+            return refused_move(self, state, now, None)
+        place = _HEADER + 3 * live[3::3].index(number)
+        end = max(live[place], live[1] + self.lease)
+        after = _with_lease((*live[:place], *live[place + 3 :]), end, number, live[place + 2])
+        remaining = max(0, self.limit - sum(live[4::3]))
+        return after, Verdict(True, self.limit, remaining, None, _reset_after(after, now))
 
     def record(self, state: State | None, now: int, cost: int, birth: int) -> State:
         live = self._live(state, now, birth)
@@ -69,7 +89,7 @@ class Concurrent(Limited):
         return sum(self._live(state, now, 0)[4::3])
 
     def free_at(self, state: State | None, now: int, units: int) -> int:
-        """Return when leases of so many units will have ended."""
+        """Return the time at which at least `units` are free again."""
         live = self._live(state, now, 0)
         for end, held in zip(live[2::3], live[4::3], strict=True):
             units -= held
@@ -90,11 +110,14 @@ class Concurrent(Limited):
         return state[0], now, *state[first:]
 
     def _taken(self, live: State, cost: int, birth: int) -> State:
-        end = live[1] + self.lease
-        place = len(live)
-        while place > _HEADER and live[place - 3] > end:  # only where leases were longer before
-            place -= 3
-        return *live[:place], end, birth, cost, *live[place:]
+        return _with_lease(live, live[1] + self.lease, birth, cost)
+
+
+def _with_lease(live: State, end: int, number: int, units: int) -> State:
+    place = len(live)
+    while place > _HEADER and live[place - 3] > end:  # only where leases were longer before
+        place -= 3
+    return *live[:place], end, number, units, *live[place:]
 
 
 def _reset_after(live: State, now: int) -> int:

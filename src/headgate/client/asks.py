@@ -32,12 +32,12 @@ logger = logging.getLogger("headgate")
 
 T = TypeVar("T")
 
-_PATHS = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
+_PATHS = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record", "renew": "check"}
 """What each operation is called in the server's addresses."""
 
 
 class Held:
-    """Where units are held: under an id, on the server. A renewed hold has another one.
+    """Where units are held: under an id, on the server.
 
     Attributes:
         hold: The id.
@@ -100,18 +100,17 @@ class LimiterAsks:
         question = limiter_request(self._limiter, _PATHS[request.operation], members)
         if request.operation == "record":
             return question, self._read_recorded
-        if request.operation != "hold":
-            return question, self._without_receipts
         # Shadow rules, which are not known here, may be all there are.
         costs = request.costs(len(self._rules) or 1)
         held = request.replaces[0][0] if request.replaces else None
+        if request.operation == "renew" and isinstance(held, Held):
+            return hold_request(held.hold, "renew", {}), partial(self._renewed, costs)
+        if request.operation != "hold":
+            return question, self._without_receipts
         if not isinstance(held, Held):
             return question, partial(self._with_receipts, costs)
-        # If the server has forgotten the hold, its units or places are taken anew.
+        # If the server has forgotten the hold, its units are taken again.
         anew = {**members, "cost": self._units.by_unit(held.costs), "limiter": self._limiter}
-        if any(self._units.only_places(costs)):
-            renewal = hold_request(held.hold, "renew", {"anew": anew})
-            return renewal, partial(self._renewed, held, costs)
         confirmation = hold_request(held.hold, "confirm", {"cost": self._final(costs), "anew": anew})
         return confirmation, self._without_receipts
 
@@ -148,12 +147,15 @@ class LimiterAsks:
         decision, hold = self._read_hold(response)
         return decision, None if hold is None else _receipts(Held(hold, costs), costs)
 
-    def _renewed(self, held: Held, costs: tuple[int, ...], response: Response) -> Answer:
-        decision, hold = self._read_hold(response)
-        if hold is None:
-            return decision, None
-        held.hold = hold
-        return decision, _receipts(held, costs)
+    def _renewed(self, costs: tuple[int, ...], response: Response) -> Answer:
+        if response.status != NOT_FOUND:
+            return self._read_hold(response)[0], None
+        # Forgotten there: its leases ended long ago.
+        every = zip(self._rules, costs, strict=True)
+        names = tuple(rule.name for rule in self._rules)
+        return Decision.make(
+            names, [(not cost, rule.quota.limit, 0, None, None) for rule, cost in every]
+        ), None
 
     def _read_recorded(self, response: Response) -> Answer:
         return (RECORDED[0].as_degraded(), None) if self._read_degraded(response) else RECORDED

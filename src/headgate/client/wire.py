@@ -96,13 +96,13 @@ def alone(request: HttpRequest) -> HttpRequest:
 def hold_request(
     hold: str, operation: Literal["settle", "confirm", "renew"], members: Mapping[str, object]
 ) -> HttpRequest:
-    """Return a call about a hold that may leave in a batch. Settling may be repeated, for only the first time counts."""
+    """Return a call about a hold that may leave in a batch. Settling and renewing may be repeated without effect."""
     return HttpRequest(
         "POST",
         f"/v1/holds/{quote(hold, safe='')}/{operation}",
         packed(members),
         packed({"hold": hold, "operation": operation, **members}),
-        may_repeat=operation == "settle",
+        may_repeat=operation != "confirm",
     )
 
 

@@ -162,6 +162,8 @@ class ShadowRule:
     def _own_request(self, request: Request) -> Request:
         """Return what this rule alone is asked."""
         cost, replaces = self.cost_in(request.cost), request.replaces
+        if request.operation == "renew":
+            cost = 1  # a lease keeps its units
         key, tier = self._own(request.key), self._policy.tier_among(self._known, request.key, request.tier)
         costs = cost if replaces is None else (cost,)
         return Request(request.operation, key, costs, tier, request.now, None, replaces)
@@ -216,7 +218,12 @@ class PolicedRules(Generic[S]):
         """Return what the live rules are asked: with the tier that the policy gives the caller."""
         tier = self._policy.tier_for(request.key, request.tier)
         live = request.for_key(self.without_foreign(request.key), tier)
-        return live if live.replaces is None else live.replacing(live_part(live.replaces) or None)
+        if live.replaces is None:
+            return live
+        own = live_part(live.replaces)
+        if request.operation == "renew" and not own:  # only shadow rules have counted the hold
+            live = live.with_costs(0)
+        return live.replacing(own or None)
 
     def _candidates_for(self, request: Request, refusal: Decision) -> list[S]:
         """Return the candidates for the rule that refused a call, if it was the only rule that did."""

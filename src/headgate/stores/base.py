@@ -102,8 +102,8 @@ class AsyncNotes(Protocol):
     """A store that also keeps notes: short texts under a name, decided once for all callers.
 
     The first caller decides what the text is, whatever the concurrency, in tasks and processes, and every caller gets the
-    same. So that what must be done once is done once, also after a restart. To note the same again does nothing, so
-    a call whose outcome is unknown may be repeated. Notes share nothing with states: neither names nor room.
+    same. So that what must be done once is done once, also after a restart. To note the same text again only keeps it for
+    longer, so a call whose outcome is unknown may be repeated. Notes share nothing with states: neither names nor room.
     """
 
     @property
@@ -111,10 +111,10 @@ class AsyncNotes(Protocol):
         """Whether calls go over a network."""
 
     async def note(self, name: str, text: str, seconds: float) -> str:
-        """Keep a text under a name for at least so long, unless there is one already, and return the one that is kept.
+        """Keep a text under a name for at least `seconds`, unless another text is kept there, and return the kept text.
 
         Raises:
-            ConfigError: These are no name, text and time.
+            ConfigError: The name, text or time is not valid.
             StoreError: It could not be kept, or it is unknown whether it was.
         """
 
@@ -133,7 +133,8 @@ class Gate(Protocol):
         """Decide a request by all rules together: all are charged, or none.
 
         Returns the decision and, for a hold that took units, its receipts. What was recorded has nothing to decide, and is
-        answered with `RECORDED`. Receipts that a hold replaces are given back in the same step, unless it is refused.
+        answered with `RECORDED`. Receipts that a hold replaces are given back in the same step, unless it is refused. A
+        renewal extends the leases of its receipts; it is refused if one of them has ended or was given back.
 
         Raises:
             ConfigError: The key does not fit the rules, or the cost is not a whole number, or a rule that counts only holds
@@ -329,7 +330,7 @@ def check_costs(rules: tuple[Rule, ...], request: Request) -> None:
             raise ConfigError(f"rule {rule.name!r} counts what is held at once: use limiter.hold(...)")
         quota = own or rule.quota_for(request.tier)
         capacity = quota.limit if quota.burst is None else quota.burst
-        if cost > capacity > 0 and request.operation != "record":
+        if cost > capacity > 0 and request.operation not in ("record", "renew"):
             raise CostTooHigh(cost, capacity, rule.name, rule.unit)
 
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from headgate.algorithms import Algorithm, Receipt, State, decide_all
+from headgate.algorithms import Algorithm, Receipt, State
 from headgate.clock import Clock, SteadyClock, reading
 from headgate.costs import Costs
-from headgate.decision import Decision, joined, new_decision
+from headgate.decision import Decision, Fields, joined, new_decision
 from headgate.errors import StoreUnavailable
 from headgate.keys import SHARED_KEY, Key, PlainKey, key_picker
 from headgate.quota import MAX_UNITS
@@ -475,58 +475,68 @@ class MemoryGate:
         self.charge(slots, at, now, False)
 
     def move(self, request: Request, slots: tuple[Slot, ...], at: int) -> Answer:
-        """Take units in place of those of a hold. It is not often asked, so the pure functions decide it."""
+        """Take units in place of those of a hold, or renew its leases."""
         replaced: Receipts = request.replaces  # type: ignore[assignment]  # it has some
-        costs = request.costs(len(slots))
-        places = [OVERFLOW if slot.state is slot.table.overflow else slot.key for slot in slots]
-        # Units that were charged elsewhere, because the store was full then or is so now, stay there.
-        receipts = [
-            receipt if receipt and place == own else None
-            for (place, receipt), own in zip(replaced, places, strict=True)
-        ]
-        self.counters.births += 1
-        birth = self.counters.births
-        algorithms = [slot.meter.algorithm for slot in slots]
-        before = [slot.meter.as_tuple(slot.state) for slot in slots]
-        after, verdicts = decide_all(algorithms, before, at, costs, birth, receipts)
-        decision = Decision.make(self.names, verdicts)
-        if not decision.allowed:
-            return decision, None
-        try:
-            self.put(slots, before, after, request.now)
-        except BaseException:  # as in `charge`
-            try:
-                self.put(slots, after, before, request.now)
-            finally:
-                self.put(slots, after, before, request.now)
-            raise
-        taken = [
-            (place, algorithm.receipt(old, state, cost) if state and cost else ())
-            for place, algorithm, old, state, cost in zip(
-                places, algorithms, before, after, costs, strict=True
-            )
-        ]
-        return decision, tuple(taken)
-
-    def put(
-        self,
-        slots: tuple[Slot, ...],
-        before: Sequence[State | None],
-        after: Sequence[State | None],
-        now: int | None,
-    ) -> None:
-        """Write the states that have changed."""
+        receipts: list[Receipt] = []
         for slot in slots:
-            old, new = before[slot.place], after[slot.place]
-            if new is old:
-                continue
-            if slot.state is slot.table.blank:
-                slot.state = slot.table.add(slot.key, self.counters.now())
-            if new is None:
-                slot.meter.clear(slot.state)
+            place, receipt = replaced[slot.place]
+            if receipt and place != (OVERFLOW if slot.state is slot.table.overflow else slot.key):
+                # Charged elsewhere, because the store was full then or is so now: leases are renewed there, units stay.
+                if request.operation == "renew":
+                    slot.state = slot.table.find(place) or slot.table.blank
+                else:
+                    receipt = ()
+            receipts.append(receipt)
+        verdicts = [
+            slot.meter.ask_move(slot.state, receipt, at, slot.cost) if receipt else None
+            for slot, receipt in zip(slots, receipts, strict=True)
+        ]
+        admitted = True
+        for slot, verdict in zip(slots, verdicts, strict=True):
+            if verdict is None:
+                is_free = not slot.cost or slot.used + slot.cost * slot.meter.part <= slot.meter.most
             else:
-                slot.meter.load(slot.state, new)
-            slot.table.written(slot.state, now)
+                is_free = verdict.allowed
+            admitted = admitted and is_free
+        fields: list[Fields] = []
+        for slot, verdict in zip(slots, verdicts, strict=True):
+            if verdict is not None and (admitted or not verdict.allowed):
+                fields.append(verdict)
+                continue
+            if verdict is not None:  # another rule refuses: show the figures without this call
+                slot.cost = 0
+                slot.used = slot.meter.used(slot.state, at)
+            fields.append(slot.decision(self.names, at, admitted, False).fields[0])
+        decision = Decision.make(self.names, fields)
+        if not admitted:
+            return decision, None
+        taken = self.move_each(slots, receipts, at, request.now)
+        return decision, taken if request.operation == "hold" else None
+
+    def move_each(
+        self, slots: tuple[Slot, ...], receipts: list[Receipt], at: int, now: int | None
+    ) -> Receipts:
+        """Charge every rule in place of its receipt, and return the new receipts."""
+        taken: list[tuple[object, Receipt]] = []
+        counters = self.counters
+        for slot in slots:
+            receipt, state, table = receipts[slot.place], slot.state, slot.table
+            place = OVERFLOW if state is table.overflow else slot.key
+            if not slot.cost and (not receipt or state is table.blank):
+                taken.append((place, ()))
+                continue
+            birth = counters.births + 1
+            counters.births = birth
+            if state is table.blank:
+                state = table.add(slot.key, counters.now())
+            if receipt:
+                receipt = slot.meter.move(state, receipt, at, slot.cost, birth)
+            else:
+                receipt = slot.meter.receipt(state, at, slot.used, slot.cost, birth)
+                slot.meter.charge(state, at, slot.used, slot.cost, birth)
+            table.written(state, now)
+            taken.append((place, receipt))
+        return tuple(taken)
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give back units of a hold, as far as they still count."""

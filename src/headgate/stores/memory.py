@@ -135,11 +135,11 @@ class Notes:
         return text if expires > self._now() else None
 
     def add(self, name: str, text: str, lasting: int) -> str:
-        """Keep a text under a name, unless there is one, and return the one that is there."""
+        """Keep a text under a name, unless another text is kept there, and return the kept text."""
         now = self._now()
         self._drop_expired(now)
         expires, kept = self._by_name.get(name, (0, text))
-        if expires > now:
+        if expires > now and (kept != text or expires >= now + lasting):
             return kept
         if name not in self._by_name and len(self._by_name) >= self._max_notes:
             raise StoreError(

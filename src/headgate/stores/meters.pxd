@@ -20,6 +20,8 @@ cdef class Meter:
     cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
     cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
+    cpdef ask_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
+    cpdef tuple move(self, MeterState s, tuple receipt, int64_t now, int64_t cost, int64_t birth)
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
     cpdef as_tuple(self, MeterState s)
@@ -67,28 +69,42 @@ cdef class CalendarMeter(WindowMeter):
     cdef int64_t end_of(self, int64_t number) except? -1
 
 cdef class ConcurrentState(MeterState):
-    cdef readonly tuple numbers
+    cdef readonly int64_t latest, total, order
+    cdef readonly Py_ssize_t ended
+    cdef readonly list leases
+    cdef readonly dict by_number
 
 cdef class ConcurrentMeter(Meter):
-    cdef readonly object rule
+    cdef readonly int64_t lease
     @cython.locals(state=ConcurrentState)
     cpdef clear(self, MeterState s)
-    @cython.locals(state=ConcurrentState)
+    @cython.locals(state=ConcurrentState, leases=list, ended=Py_ssize_t, total=int64_t)
     cpdef int64_t used(self, MeterState s, int64_t now) except? -1
-    @cython.locals(state=ConcurrentState)
+    @cython.locals(state=ConcurrentState, time=int64_t, order=int64_t, lease=tuple, leases=list, by_number=dict,
+                   place=Py_ssize_t)
     cpdef int64_t charge(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth) except? -1
+    @cython.locals(dropped=list, lease=tuple)
+    cdef drop(self, ConcurrentState state)
+    @cython.locals(birth=int64_t, lease=tuple, place=Py_ssize_t)
+    cdef Py_ssize_t find(self, ConcurrentState state, tuple receipt) except? -1
     cpdef tuple receipt(self, MeterState s, int64_t now, int64_t used, int64_t cost, int64_t birth)
-    @cython.locals(state=ConcurrentState)
+    @cython.locals(state=ConcurrentState, place=Py_ssize_t)
     cpdef int64_t free_at(self, MeterState s, int64_t now, int64_t excess) except? -1
-    @cython.locals(state=ConcurrentState)
+    @cython.locals(state=ConcurrentState, last=int64_t)
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
-    @cython.locals(state=ConcurrentState)
+    @cython.locals(state=ConcurrentState, leases=list, used=int64_t, place=Py_ssize_t, is_live=bint, last=int64_t)
+    cpdef ask_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
+    @cython.locals(state=ConcurrentState, place=Py_ssize_t, after=Py_ssize_t, end=int64_t, units=int64_t, time=int64_t,
+                   order=int64_t)
+    cpdef tuple move(self, MeterState s, tuple receipt, int64_t now, int64_t cost, int64_t birth)
+    @cython.locals(state=ConcurrentState, place=Py_ssize_t, end=int64_t, order=int64_t, units=int64_t, back=int64_t,
+                   is_live=bint)
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
     @cython.locals(state=ConcurrentState)
     cpdef int64_t fresh_at(self, MeterState s) except? -1
     @cython.locals(state=ConcurrentState)
     cpdef as_tuple(self, MeterState s)
-    @cython.locals(state=ConcurrentState, birth=int64_t)
+    @cython.locals(state=ConcurrentState)
     cpdef load(self, MeterState s, tuple numbers)
 
 cdef class SlidingState(MeterState):
@@ -117,7 +133,16 @@ cdef class SlidingMeter(Meter):
     cpdef int64_t empty_at(self, MeterState s, int64_t now, int64_t used, int64_t cost) except? -1
     @cython.locals(state=SlidingState, birth=int64_t, index=int64_t, held=int64_t)
     cpdef refund(self, MeterState s, tuple receipt, int64_t cost, int64_t now)
-    @cython.locals(low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, place=Py_ssize_t, units=int64_t)
+    @cython.locals(low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, place=Py_ssize_t)
+    cdef Py_ssize_t find_older(self, SlidingState state, int64_t index) except? -1
+    @cython.locals(birth=int64_t, index=int64_t, held=int64_t, units=int64_t, place=Py_ssize_t)
+    cdef int64_t counted(self, SlidingState state, tuple receipt) except? -1
+    @cython.locals(state=SlidingState, time=int64_t, used=int64_t, back=int64_t, count=int64_t, newest=int64_t,
+                   index=int64_t, excess=int64_t, free_at=int64_t)
+    cpdef ask_move(self, MeterState s, tuple receipt, int64_t now, int64_t cost)
+    @cython.locals(state=SlidingState, time=int64_t, used=int64_t, back=int64_t)
+    cpdef tuple move(self, MeterState s, tuple receipt, int64_t now, int64_t cost, int64_t birth)
+    @cython.locals(place=Py_ssize_t, units=int64_t)
     cdef refund_older(self, SlidingState state, int64_t index, int64_t cost)
     @cython.locals(size=Py_ssize_t, live=Py_ssize_t, total=int64_t, newest=int64_t, units=int64_t)
     cdef forget_newest(self, SlidingState state)

@@ -13,6 +13,7 @@ changed in one go: nothing is called between the first assignment and the last.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 
 from headgate.algorithms import (
     MAX_ENTRIES,
@@ -26,6 +27,7 @@ from headgate.algorithms import (
     TokenBucket,
 )
 from headgate.calendars import edges_around
+from headgate.decision import Verdict
 from headgate.errors import CostTooHigh
 from headgate.quota import MAX_UNITS as _MAX_UNITS
 
@@ -86,6 +88,24 @@ class Meter:
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
         """Return when nothing will be counted any more if units were charged on top of what is used."""
         raise NotImplementedError
+
+    def ask_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
+        """Return the verdict on units that would take the place of a receipt's."""
+        return self.algorithm.move(self.as_tuple(s), receipt, now, cost, 0)[1]
+
+    def move(self, s: MeterState, receipt: Receipt, now: int, cost: int, birth: int) -> Receipt:
+        """Replace a receipt's units by new ones, which `ask_move` admitted, and return their receipt.
+
+        New units are charged before the old ones are given back, in case a signal handler raises in between.
+        """
+        before = self.as_tuple(s)
+        after, _ = self.algorithm.move(before, receipt, now, cost, birth)
+        if after is None:
+            self.clear(s)
+            return ()
+        taken = self.algorithm.receipt(before, after, cost) if cost else ()
+        self.load(s, after)
+        return taken
 
     def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
         """Give back up to `cost` of the receipt's units, as far as they still count."""
@@ -249,23 +269,33 @@ class CalendarMeter(WindowMeter):
 
 
 class ConcurrentState(MeterState):
-    """The state as the pure functions have it."""
+    """The leases of a key.
 
-    __slots__ = ("numbers",)
+    `leases` has end, order, number and units of each lease, sorted; no two have the same order. `by_number` finds a lease;
+    it may still have some that were dropped. The first `ended` leases had ended when they were last looked at, and `total`
+    is the units of the others. `latest` is the latest time at which a lease began or was renewed.
+    """
+
+    __slots__ = ("by_number", "ended", "latest", "leases", "order", "total")
 
     def __init__(self) -> None:
         self.birth = 0
-        self.numbers: State | None = None
+        self.latest: int = NEVER
+        self.ended: int = 0
+        self.total: int = 0
+        self.order: int = 0
+        self.leases: list[tuple[int, int, int, int]] = []
+        self.by_number: dict[int, tuple[int, int, int, int]] = {}
 
 
 class ConcurrentMeter(Meter):
-    """Units of the leases that have not ended. They are few, so the pure functions count them."""
+    """Units of the leases that have not ended."""
 
-    __slots__ = ("rule",)
+    __slots__ = ("lease",)
 
     def __init__(self, rule: Concurrent) -> None:
         super().__init__(rule)
-        self.rule = rule
+        self.lease: int = rule.lease
 
     def new(self) -> MeterState:
         return ConcurrentState()
@@ -273,50 +303,175 @@ class ConcurrentMeter(Meter):
     def clear(self, s: MeterState) -> None:
         state: ConcurrentState = s  # type: ignore[assignment]
         state.birth = 0
-        state.numbers = None
+        state.latest = NEVER
+        state.ended = 0
+        state.total = 0
+        state.leases = []
+        state.by_number = {}
 
     def used(self, s: MeterState, now: int) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        return self.rule.held(state.numbers, now)
+        leases, ended, total = state.leases, state.ended, state.total
+        if now < state.latest:
+            now = state.latest
+        while ended < len(leases) and leases[ended][0] <= now:
+            total -= leases[ended][3]
+            ended += 1
+        while ended > 0 and leases[ended - 1][0] > now:  # the clock went back
+            ended -= 1
+            total += leases[ended][3]
+        state.ended = ended
+        state.total = total
+        return total
 
     def charge(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        self.load(state, self.rule.record(state.numbers, now, cost, birth))
-        return self.fresh_at(state)
+        time = max(now, state.latest)
+        order = state.order + 1
+        lease = (time + self.lease, order, birth, cost)
+        if not used:
+            leases, by_number = [lease], {birth: lease}
+            state.birth = birth
+            state.latest = time
+            state.ended = 0
+            state.total = cost
+            state.order = order
+            state.leases = leases
+            state.by_number = by_number
+            return lease[0]
+        self.drop(state)
+        place = bisect_left(state.leases, lease)
+        state.by_number[birth] = lease  # first: there may be no memory for the second
+        state.leases[place:place] = [lease]
+        state.latest = time
+        state.total += cost
+        state.order = order
+        return state.leases[-1][0]
+
+    def drop(self, state: ConcurrentState) -> None:
+        """Drop ended leases."""
+        if state.ended:
+            dropped = state.leases[: state.ended]
+            del state.leases[: state.ended]
+            state.ended = 0
+            for lease in dropped:
+                state.by_number.pop(lease[2], None)
+
+    def find(self, state: ConcurrentState, receipt: Receipt) -> int:
+        """Return the index of a receipt's lease; -1 if it is not there."""
+        birth, number, _ = receipt
+        lease = state.by_number.get(number) if state.birth == birth else None
+        if lease is None:
+            return -1
+        place = bisect_left(state.leases, lease)
+        return place if place < len(state.leases) and state.leases[place] is lease else -1
 
     def receipt(self, s: MeterState, now: int, used: int, cost: int, birth: int) -> Receipt:
         return s.birth if used else birth, birth, cost
 
     def free_at(self, s: MeterState, now: int, excess: int) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        return self.rule.free_at(state.numbers, now, excess) if self.limit else NEVER
+        if not self.limit:
+            return NEVER
+        place = state.ended
+        excess -= state.leases[place][3]
+        while excess > 0:
+            place += 1
+            excess -= state.leases[place][3]
+        return state.leases[place][0]
 
     def empty_at(self, s: MeterState, now: int, used: int, cost: int) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        _, verdict = self.rule.decide(state.numbers, now, cost, 0)
-        return now + (verdict.reset_after_us or 0)
+        last = state.leases[-1][0] if used else now
+        return max(last, max(now, state.latest) + self.lease) if cost else last
+
+    def ask_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        used, leases = self.used(state, now), state.leases
+        place = self.find(state, receipt)
+        is_live = place >= state.ended and place >= 0
+        last = leases[-1][0] if used else now
+        if cost:
+            if is_live:
+                last = max(last, max(now, state.latest) + self.lease)
+            return Verdict(is_live, self.limit, max(0, self.limit - used), None, last - now)
+        if is_live:
+            used -= leases[place][3]
+            last = now if not used else leases[-2][0] if place == len(leases) - 1 else last
+        return Verdict(True, self.limit, max(0, self.limit - used), None, last - now)
+
+    def move(self, s: MeterState, receipt: Receipt, now: int, cost: int, birth: int) -> Receipt:
+        state: ConcurrentState = s  # type: ignore[assignment]
+        if not cost:
+            self.refund(state, receipt, receipt[2], now)
+            return ()
+        self.used(state, now)
+        self.drop(state)
+        place = self.find(state, receipt)
+        end, _, number, units = state.leases[place]
+        time = max(now, state.latest)
+        order = state.order + 1
+        renewed = (max(end, time + self.lease), order, number, units)
+        after = bisect_left(state.leases, renewed)
+        state.leases[after:after] = [renewed]
+        state.by_number[number] = renewed
+        del state.leases[place]
+        state.latest = time
+        state.order = order
+        return receipt
 
     def refund(self, s: MeterState, receipt: Receipt, cost: int, now: int) -> None:
         state: ConcurrentState = s  # type: ignore[assignment]
-        after = self.rule.refund(state.numbers, receipt, cost, now)
-        if after is None:
+        place = self.find(state, receipt)
+        if place < 0:
+            return
+        end, order, number, units = state.leases[place]
+        back = min(cost, receipt[2], units)
+        is_live = place >= state.ended
+        if back < units:
+            kept = (end, order, number, units - back)
+            state.leases[place] = kept
+            state.by_number[number] = kept
+        elif len(state.leases) == 1:
             self.clear(state)
+            return
         else:
-            self.load(state, after)
+            del state.leases[place]
+            del state.by_number[number]
+            if not is_live:
+                state.ended -= 1
+        if is_live:
+            state.total -= back
 
     def fresh_at(self, s: MeterState) -> int:
         state: ConcurrentState = s  # type: ignore[assignment]
-        return self.rule.fresh_at(state.numbers) if state.numbers else 0
+        return state.leases[-1][0] if state.leases else 0
 
     def as_tuple(self, s: MeterState) -> State | None:
         state: ConcurrentState = s  # type: ignore[assignment]
-        return state.numbers
+        if not state.birth:
+            return None
+        numbers = [number for end, _, number, units in state.leases for number in (end, number, units)]
+        return state.birth, state.latest, *numbers
 
     def load(self, s: MeterState, numbers: State) -> None:
         state: ConcurrentState = s  # type: ignore[assignment]
-        birth = numbers[0]
+        birth, latest = numbers[:2]
+        leases = [
+            (end, order, number, units)
+            for order, (end, number, units) in enumerate(
+                zip(numbers[2::3], numbers[3::3], numbers[4::3], strict=True)
+            )
+        ]
+        by_number = {lease[2]: lease for lease in leases}
+        total, order = sum(numbers[4::3]), len(leases)
         state.birth = birth
-        state.numbers = numbers
+        state.latest = latest
+        state.ended = 0
+        state.total = total
+        state.order = order
+        state.leases = leases
+        state.by_number = by_number
 
 
 class SlidingState(MeterState):
@@ -504,11 +659,11 @@ class SlidingMeter(Meter):
         else:
             self.forget_newest(state)
 
-    def refund_older(self, state: SlidingState, index: int, cost: int) -> None:
-        """Give units back to a bucket before the newest, if it is still there."""
+    def find_older(self, state: SlidingState, index: int) -> int:
+        """Return the place of a bucket before the newest; -1 if it is not there."""
         older = state.older
         if older is None:
-            return
+            return -1
         low, high = state.first // 2, len(older) // 2
         while low < high:
             middle = (low + high) // 2
@@ -517,7 +672,65 @@ class SlidingMeter(Meter):
             else:
                 high = middle
         place = 2 * low
-        if place >= len(older) or older[place] != index:
+        return place if place < len(older) and older[place] == index else -1
+
+    def counted(self, state: SlidingState, receipt: Receipt) -> int:
+        """Return how many of a receipt's units are in the total."""
+        birth, index, held = receipt
+        if state.birth != birth:
+            return 0
+        units = 0
+        if index == state.newest:
+            units = state.units
+        else:
+            older, place = state.older, self.find_older(state, index)
+            if older is not None and place >= state.live and place >= 0:
+                units = older[place + 1]
+        return min(held, units)
+
+    def ask_move(self, s: MeterState, receipt: Receipt, now: int, cost: int) -> Verdict:
+        state: SlidingState = s  # type: ignore[assignment]
+        time = max(now, state.newest * self.width)
+        used = self.used(state, time)
+        back = self.counted(state, receipt) if used else 0
+        count, newest, index = used - back, state.newest, receipt[1]
+        if cost and count + cost > self.limit:
+            excess = count + cost - self.limit
+            free_at = self.free_at(state, time, excess)
+            if back and free_at >= index * self.width + self.lifetime:
+                free_at = self.free_at(state, time, excess + back)
+            reset_after = newest * self.width + self.lifetime - now if used else 0
+            retry_after = free_at - now if self.limit else None
+            return Verdict(False, self.limit, max(0, self.limit - used), retry_after, reset_after)
+        if cost:
+            newest = time // self.width
+        elif count and index == newest and back == state.units:
+            older = state.older
+            assert older is not None
+            newest = older[-2]
+        reset_after = newest * self.width + self.lifetime - now if count or cost else 0
+        return Verdict(True, self.limit, max(0, self.limit - count - cost), None, reset_after)
+
+    def move(self, s: MeterState, receipt: Receipt, now: int, cost: int, birth: int) -> Receipt:
+        state: SlidingState = s  # type: ignore[assignment]
+        time = max(now, state.newest * self.width)
+        if not cost:
+            self.refund(state, receipt, receipt[2], time)
+            return ()
+        used = self.used(state, time)
+        back = self.counted(state, receipt) if used else 0
+        if used == back:
+            used = 0
+        taken = self.receipt(state, time, used, cost, birth)
+        self.charge(state, time, used, cost, birth)
+        if used:
+            self.refund(state, receipt, back, time)
+        return taken
+
+    def refund_older(self, state: SlidingState, index: int, cost: int) -> None:
+        """Give units back to a bucket before the newest, if it is still there."""
+        older, place = state.older, self.find_older(state, index)
+        if older is None or place < 0:
             return
         units = older[place + 1]
         if cost > units:

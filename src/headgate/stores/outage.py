@@ -84,7 +84,9 @@ class StandIn:
         if not is_overload:
             self.raise_if_asked(error)
         self.answers += 1
-        if self._policy == "open" and not is_overload:
+        # A place that the store has counted stays taken, as far as this process can know.
+        is_kept = request.operation == "renew" and self._local is not None
+        if (self._policy == "open" or is_kept) and not is_overload:
             verdicts = list(map(_open, algorithms, costs))
             return Decision.make(self._names, verdicts, degraded=True), None
         if self._local is not None and not is_overload:
@@ -95,6 +97,13 @@ class StandIn:
         if algorithms or not request.charges:
             return decision, None
         return decision.as_refused(pause_us), None  # it has no rules here, because its server has them
+
+    def renew_local(self, request: Request) -> Answer | None:
+        """Renew the lease of a hold that was taken here; `None` if it was not."""
+        if self._local is None or not request.replaces or not self.has_taken(request.replaces):
+            return None
+        self.answers += 1
+        return self._ask_local(self._local, request)
 
     def _record(self, request: Request, error: StoreError) -> Answer:
         self._tiers.for_request(request)

@@ -10,8 +10,8 @@ from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.quota import Quotas
 
-Operation = Literal["hit", "peek", "hold", "record"]
-"""Take units; only look; take units that may be given back; count units that have been used already."""
+Operation = Literal["hit", "peek", "hold", "record", "renew"]
+"""Take units; only look; take units that may be given back; count units that have been used already; extend leases."""
 
 Receipts = tuple[tuple[object, Receipt], ...]
 """What a hold needs to give its units back: per rule, where they were charged and the algorithm's receipt.
@@ -34,6 +34,7 @@ class Request:
         now: When, in microseconds since the epoch; `None` for the store's own clock.
         quotas: By which quotas, where they are not those of the tier.
         replaces: Receipts of a hold whose units are given back first, in the same step; after a refusal nothing has changed.
+            Of a `renew`: the receipts of the leases, which stay valid.
     """
 
     __slots__ = ("cost", "key", "now", "operation", "quotas", "replaces", "tier")
@@ -70,7 +71,7 @@ class Request:
     @property
     def is_completed(self) -> bool:
         """Whether it is carried out even if its caller is cancelled: it says what has been done."""
-        return self.operation == "record" or self.replaces is not None
+        return self.operation == "record" or (self.replaces is not None and self.operation != "renew")
 
     def costs(self, rules: int) -> tuple[int, ...]:
         """Return the cost for each of so many rules."""

@@ -65,6 +65,7 @@ _CREATE_NOTES = """
 _INDEX_NOTES = "CREATE INDEX IF NOT EXISTS headgate_notes_expires ON headgate_notes (expires)"
 _SELECT_NOTE = "SELECT note FROM headgate_notes WHERE id = ? AND expires > ?"
 _KEEP_NOTE = "INSERT OR REPLACE INTO headgate_notes VALUES (?, ?, ?)"
+_EXTEND_NOTE = "UPDATE headgate_notes SET expires = max(expires, ?) WHERE id = ?"
 _CLEAN_NOTES = """
     DELETE FROM headgate_notes WHERE id IN (
         SELECT id FROM headgate_notes WHERE expires <= ? ORDER BY expires LIMIT ?
@@ -124,6 +125,8 @@ class SQLiteStore(SQLiteFile):
             now = self.clock.now_us()
             kept = connection.execute(_SELECT_NOTE, (row, now)).fetchone()
             if kept is not None:
+                if kept[0] == note:
+                    connection.execute(_EXTEND_NOTE, (now + lasting, row))
                 return kept[0]  # type: ignore[no-any-return]  # a column has no type
             connection.execute(_KEEP_NOTE, (row, note, now + lasting))
             connection.execute(_CLEAN_NOTES, (now, _NOTES_PER_CLEANING))
@@ -207,10 +210,11 @@ class _SQLiteGate:
         receipts: list[tuple[object, Receipt]] = []
         for i, (algorithm, row, cost) in enumerate(zip(algorithms, rows, costs, strict=True)):
             before, state = states[i], after[i]
-            receipts.append((row, algorithm.receipt(before, state, cost) if state and cost else ()))
+            if request.operation == "hold":
+                receipts.append((row, algorithm.receipt(before, state, cost) if state and cost else ()))
             if state is not before:
                 self._store.save(connection, row, algorithm, state, request.now)
-        return decision, tuple(receipts) if request.operation == "hold" and request.charges else None
+        return decision, tuple(receipts) if receipts and request.charges else None
 
     def _record(
         self,

@@ -96,8 +96,9 @@ class _ReferenceGate:
         ):
             if state is not before:
                 self._store.save(place, state, algorithm)
-            receipts.append((place, algorithm.receipt(before, state, cost) if state and cost else ()))
-        return decision, tuple(receipts) if request.operation == "hold" and any(costs) else None
+            if request.operation == "hold":
+                receipts.append((place, algorithm.receipt(before, state, cost) if state and cost else ()))
+        return decision, tuple(receipts) if receipts and any(costs) else None
 
     def _record(self, request: Request, algorithms: Sequence[Algorithm], places: Sequence[StateId]) -> None:
         birth, at, costs = next(self._store.births), self._now(request.now), request.costs(len(algorithms))

@@ -44,6 +44,16 @@ async def test_a_note_is_kept_as_long_as_it_was_asked_for(
         assert await store.noted(name) == "another"
 
 
+async def test_the_same_text_again_is_kept_for_longer(
+    url: str, name: str, connection: psycopg.Connection
+) -> None:
+    async with PostgresStore(url, deadline=PATIENT) as store:
+        for seconds in (90, 9_000, 90):
+            assert await store.note(name, "text", seconds) == "text"
+    _, left = row_of(connection, name) or (b"", 0)
+    assert 90_000_000 < left <= 9_000_000_000
+
+
 async def test_rows_that_have_expired_are_removed_as_it_goes(empty_url: str) -> None:
     migrate(empty_url)
     with psycopg.connect(empty_url, autocommit=True) as connection:

@@ -16,7 +16,15 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus
 
-from headgate import AsyncLimiter, Decision, Limiter, StoreMisconfigured, StoreUnavailable, fixed_window
+from headgate import (
+    AsyncLimiter,
+    Decision,
+    Limiter,
+    StoreMisconfigured,
+    StoreUnavailable,
+    concurrent,
+    fixed_window,
+)
 from headgate.errors import StoreError, StoreOverloaded, StoreTimeout
 from headgate.stores.failure import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
@@ -320,6 +328,23 @@ async def test_a_call_whose_reply_is_lost_is_not_sent_again(server: PostgresServ
             proxy.await_loss()
             proxy.forward_again()
             assert (await hit("a")).remaining == 7  # the lost one was counted, once
+
+
+def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(server: PostgresServer) -> None:
+    with Proxy(server.port) as proxy:
+        address = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
+        with PostgresStore(address, deadline=PATIENCE) as store:
+            gate = store.bind("renewed", (concurrent(1, lease="1h"),))
+            _, receipts = gate.ask(Request("hold", "alice"))
+            assert receipts is not None
+            proxy.lose_replies()
+            with pytest.raises(StoreUnavailable):
+                gate.ask(Request("renew", "alice", (1,), replaces=receipts))
+            proxy.await_loss()
+            proxy.forward_again()
+            assert gate.ask(Request("renew", "alice", (1,), replaces=receipts))[0]
+            gate.refund(receipts, 1, None)
+            assert gate.ask(Request("peek", "alice", 0))[0].remaining == 1
 
 
 @pytest.mark.parametrize("flavour", ["threads", "tasks"])

@@ -38,6 +38,14 @@ async def test_a_second_note_does_not_make_the_first_one_last_longer(
         assert left <= 60_000
 
 
+async def test_the_same_text_again_is_kept_for_longer(url: str, name: str, client: redis.Redis) -> None:
+    async with RedisStore(url) as store:
+        for seconds in (60, 6_000, 60):
+            assert await store.note(name, "text", seconds) == "text"
+        left: Any = client.pttl(note_key("headgate", name))
+        assert 60_000 < left <= 6_000_000
+
+
 async def test_namespaces_keep_notes_apart(url: str, name: str) -> None:
     async with RedisStore(url, namespace="one") as one, RedisStore(url, namespace="two") as two:
         assert await one.note(name, "first", 60) == "first"

@@ -21,6 +21,7 @@ from headgate import (
     RateLimited,
     StoreMisconfigured,
     StoreUnavailable,
+    concurrent,
     sliding_log,
     sliding_window,
     token_bucket,
@@ -28,6 +29,7 @@ from headgate import (
 from headgate.stores.failure import local
 from headgate.stores.redis import RedisStore
 from headgate.stores.remote.batching import MANY
+from headgate.stores.request import Request
 from headgate.testing.servers import RedisServer, find_free_port
 from tests.integration.redis.proxy import Proxy
 
@@ -422,6 +424,21 @@ async def test_a_batch_whose_reply_is_lost_is_charged_once(server: RedisServer, 
         assert all(decision.degraded for decision in decisions)
         left = [await asyncio.to_thread(remaining, server, f"user {i}") for i in range(MANY - 1)]
         assert left == [4] * (MANY - 1)
+
+
+def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(proxy: Proxy) -> None:
+    with RedisStore(proxy.url, deadline=30) as store:
+        gate = store.bind("renewed", (concurrent(1, lease="1h"),))
+        _, receipts = gate.ask(Request("hold", "alice"))
+        assert receipts is not None
+        proxy.lose_replies()
+        with pytest.raises(StoreUnavailable):
+            gate.ask(Request("renew", "alice", (1,), replaces=receipts))
+        proxy.await_loss()
+        proxy.forward_again()
+        assert gate.ask(Request("renew", "alice", (1,), replaces=receipts))[0]
+        gate.refund(receipts, 1, None)
+        assert gate.ask(Request("peek", "alice", 0))[0].remaining == 1
 
 
 # --- What is logged --------------------------------------------------------------------------------------------------

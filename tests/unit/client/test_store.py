@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +18,7 @@ from headgate import (
     Limiter,
     RateLimited,
     StoreUnavailable,
+    concurrent,
     sliding_window,
 )
 from headgate.client import KeyState, ServerLimiter, ServerStore, WaitHint
@@ -263,7 +264,8 @@ async def test_a_charging_call_is_sent_once(
     server.reply = lost
     bind = store.bind if flavour is Limiter else store.bind_async
     gate = bind("login", (sliding_window("5/minute"),))
-    for operation in get_args(Operation):
+    operations: tuple[Operation, ...] = ("hit", "peek", "hold", "record")
+    for operation in operations:
         with pytest.raises(StoreUnavailable, match="disconnected"):
             await done(gate.ask(Request(operation, "alice")))
     assert len(server.asked) == 4
@@ -369,6 +371,22 @@ async def test_settling_is_repeated_once_when_the_connection_broke(
     with pytest.raises(StoreUnavailable):
         await done(holds[1].settle(1))
     assert server.paths[2:] == ["/v1/holds/id-bob/settle"] * 2
+
+
+async def test_renewing_is_repeated_once_and_refused_if_the_server_forgot_the_hold(
+    server: ScriptedServer, store: ServerStore, flavour: Flavour
+) -> None:
+    places = concurrent(5, lease="60s", name=ADMITTED.names[0])
+    limiter = flavour(places, name="login", store=store, on_store_error="raise")
+    hold = await done(limiter.hold("alice"))
+    server.asked.clear()
+    renewed = 200, {"decision": decision_document(ADMITTED), "hold": "id-alice", "expires_after": 60.0}
+    server.reply = lambda asked: lost(asked) if len(server.asked) == 1 else renewed
+    assert await done(hold.renew())
+    assert server.paths == ["/v1/holds/id-alice/renew"] * 2
+    server.reply = refuse(404, "no such hold")
+    refused = await done(hold.renew())
+    assert (refused.allowed, refused.retry_after, refused.degraded) == (False, None, False)
 
 
 async def test_looking_is_repeated_once_when_the_connection_broke(

@@ -29,6 +29,7 @@ from headgate import (
     StoreOverloaded,
     StoreTimeout,
     StoreUnavailable,
+    concurrent,
 )
 from headgate._concurrency import call_later, call_later_async
 from headgate.circuit import AsyncCircuit, Circuit
@@ -219,6 +220,48 @@ def test_every_operation_is_answered_in_an_outage_except_forgetting(store: Flaky
     with pytest.raises(StoreUnavailable):
         limiter.reset("alice")
     assert store.asked == ["hold", "peek"]
+
+
+@pytest.mark.parametrize(("policy", "is_admitted"), [("open", True), ("closed", False), (local(0.5), True)])
+def test_the_failure_policy_answers_a_renewal_and_the_place_stays_that_of_the_hold(
+    store: Flaky, policy: Any, is_admitted: bool
+) -> None:
+    limiter = Limiter(concurrent(2, lease="60s"), name="x", store=store, on_store_error=policy)
+    hold = limiter.hold("alice")
+    store.fail()
+    renewed = hold.renew()
+    assert (renewed.allowed, renewed.degraded) == (is_admitted, True)
+    store.mend()
+    limiter.ping()
+    assert hold.renew() == limiter.check("alice", 0)
+    hold.release()
+    assert limiter.check("alice", 0).remaining == 2
+
+
+def test_a_local_hold_is_renewed_and_released_where_it_was_taken(store: Flaky) -> None:
+    limiter = Limiter(concurrent(2, lease="60s"), name="x", store=store, on_store_error=local(0.5))
+    store.fail()
+    hold = limiter.hold("alice")
+    assert hold.renew().degraded
+    store.mend()
+    limiter.ping()
+    assert hold.renew().degraded
+    assert limiter.check("alice", 0).remaining == 2
+    hold.release()
+    store.fail()
+    assert limiter.hold("alice")
+
+
+def test_a_hold_that_was_not_counted_has_nothing_to_renew(store: Flaky) -> None:
+    limiter = Limiter(concurrent(2, lease="60s"), name="x", store=store, on_store_error="open")
+    store.fail()
+    hold = limiter.hold("alice")
+    store.mend()
+    limiter.ping()
+    assert hold.renew() is hold.decision
+    assert limiter.check("alice", 0).remaining == 2
+    hold.release()
+    assert not hold.renew()
 
 
 def test_hooks_are_told_that_a_record_was_not_counted(store: Flaky) -> None:

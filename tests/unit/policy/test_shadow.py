@@ -123,6 +123,29 @@ async def test_a_hold_holds_and_is_settled_in_the_shadow_too(
     assert limiter.shadow_report()["loose"] == ShadowCount(asked=5, refused=2, failed=0)
 
 
+async def test_a_lease_is_renewed_in_the_shadow_too(follow: Follow, clock: FakeClock) -> None:
+    limiter = follow(
+        """
+        [limiters.api]
+        rules = [
+          { kind = "concurrent", quota = 3, lease = "60s" },
+          { kind = "concurrent", quota = 1, lease = "60s", name = "tight", shadow = true },
+          { quota = "9/hour", name = "rate", shadow = true },
+        ]
+        """
+    )["api"]
+    hold = await done(limiter.hold("ada"))
+    for _ in range(3):
+        clock.advance(59)
+        assert await done(hold.renew())
+    await done((await done(limiter.hold("ada"))).release())
+    assert limiter.shadow_report()["tight"] == ShadowCount(asked=2, refused=1, failed=0)
+    await done(hold.release())
+    await done((await done(limiter.hold("ada"))).release())
+    assert limiter.shadow_report()["tight"] == ShadowCount(asked=3, refused=1, failed=0)
+    assert limiter.shadow_report()["rate"] == ShadowCount(asked=3, refused=0, failed=0)
+
+
 async def test_what_a_hold_cost_beyond_is_counted_where_it_was_held(follow: Follow) -> None:
     limiter = follow(API.replace("4/minute", "9/minute"))["api"]
     hold = await done(limiter.hold("ada", 3))  # too much for the tight one

@@ -41,6 +41,13 @@ class AsyncShadow(ShadowRule):
         self._count(call, decision, seconds(), was_refused)
         return receipts
 
+    async def renew(self, request: Request) -> None:
+        """Extend the lease that this rule has counted for a hold, if it has."""
+        own = own_part(request.replaces, self)
+        if self.rule.kind == "concurrent" and own is not None and own[0][1]:
+            with self.tally.reporting():
+                await self._gate.ask(self._own_request(request.replacing(own)))
+
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
         """Give units back."""
         with self.tally.reporting():
@@ -61,6 +68,10 @@ class AsyncPoliced(PolicedRules[AsyncShadow]):
         decision, receipts = await self._live.ask(self._for_live(request))
         if request.operation == "peek" or not self._shadows:
             return decision, receipts
+        if request.operation == "renew":
+            if decision.allowed:
+                await self._all(lambda shadow: shadow.renew(request))
+            return decision, None
         if not decision.allowed:
             for shadow in self._candidates_for(request, decision):
                 await shadow.ask(as_hit(request), was_refused=True)

@@ -27,9 +27,9 @@ from headgate.stores.request import Request
 from headgate.stores.shapes import ServerTime, shape_of
 
 PEEK, HIT, RECORD, REFUND, RESET, MOVE = range(6)
-"""What a request asks for; a move is a hold that replaces another."""
+"""Operations; a move is a hold that replaces another, or a renewal."""
 
-_OPERATIONS = {"hit": HIT, "peek": PEEK, "hold": HIT, "record": RECORD}
+_OPERATIONS = {"hit": HIT, "peek": PEEK, "hold": HIT, "record": RECORD, "renew": HIT}
 
 PER_RULE = 9
 """Numbers in a reply for each rule of a request that decides."""

@@ -32,7 +32,12 @@ from headgate.stores.request import Request
 T = TypeVar("T")
 Flow = Generator[ScriptCall, Reply, T]
 
-_OPERATIONS = {"hit": Operation.HIT, "peek": Operation.PEEK, "hold": Operation.HOLD}
+_OPERATIONS = {
+    "hit": Operation.HIT,
+    "peek": Operation.PEEK,
+    "hold": Operation.HOLD,
+    "renew": Operation.HIT,  # with the receipts of the leases
+}
 
 
 class Flows:
@@ -71,8 +76,10 @@ class Flows:
         if request.operation == "peek":
             return (yield from _peek(plan, parts, now))
         if request.replaces is not None:
-            return (yield from _move(plan, parts, request.replaces, now))
-        decision, receipts = yield from _charge(plan, parts, now)
+            operation = _OPERATIONS[request.operation]
+            decision, receipts = yield from _move(plan, parts, operation, request.replaces, now)
+        else:
+            decision, receipts = yield from _charge(plan, parts, now)
         return decision, receipts if request.operation == "hold" else None
 
     def _record(self, request: Request) -> Flow[Answer]:
@@ -172,7 +179,9 @@ def _charge(plan: RedisPlan, parts: list[Part], now: int | None) -> Flow[Answer]
     return Decision.make(plan.names, _in_order(verdicts)), None
 
 
-def _move(plan: RedisPlan, parts: list[Part], replaces: Receipts, now: int | None) -> Flow[Answer]:
+def _move(
+    plan: RedisPlan, parts: list[Part], operation: Operation, replaces: Receipts, now: int | None
+) -> Flow[Answer]:
     """Charge the one part that a hold is about in place of what it replaces.
 
     Raises:
@@ -188,7 +197,7 @@ def _move(plan: RedisPlan, parts: list[Part], replaces: Receipts, now: int | Non
     charged: list[tuple[Part, Receipts]] = []
     for part in moved:
         own = tuple(replaces[i] for i in part.indices)
-        reply = yield part.plan.ask(Operation.HOLD, part.keys, part.cost, now, own)
+        reply = yield part.plan.ask(operation, part.keys, part.cost, now, own)
         verdicts.update(zip(part.indices, part.plan.verdicts(reply), strict=True))
         if receipts := part.plan.receipts(part.keys, reply, part.cost):
             charged.append((part, receipts))

@@ -11,9 +11,9 @@
 --            5 calendar         limit, start of a window, end of it and start of the next, end of that
 --          If each rule has its own cost, and to refund, then per rule "<dB" its cost and how many numbers its receipt has,
 --          and these, a double each. The receipt of a hit, peek, hold or record is what it replaces: those units are given
---          back first, unless the request is refused.
+--          back first, unless the request is refused. Of a concurrent rule with a cost, it is the lease to be renewed.
 --          Operations: 1 hit, 2 peek, 3 hold, 4 record, 5 refund, 6 reset; 7 note, which has no rule but one key, for a
---          cost the milliseconds to keep it (0: only look), and then its text.
+--          cost the milliseconds to keep it (0: only look), and then its text. The same text again is kept for longer.
 -- Reply    one entry per request:
 --            hit, peek, hold   text, packed little-endian: per rule "<Bi8i8i8i8" flags (1 allowed, 2 retry_after is known,
 --                              4 reset_after is known), remaining, retry_after, reset_after, lag. The last three mean
@@ -36,7 +36,7 @@
 --   fixed window     birth, index, count
 --   sliding window   birth, units in all buckets; then index and units of each bucket, oldest first
 --   token bucket     birth, level, time, refunded, n, d, burst
---   concurrent       birth, latest time at which a lease began, units of all leases; then end, number and units of each
+--   concurrent       birth, latest time at which a lease began or was renewed, units of all leases; then end, number and units of each
 --                    lease, in the order of their ends
 --   calendar         birth, end of the window, count
 
@@ -348,14 +348,13 @@ local function giving_back()
     return count > 0 and pack("<ddd", birth, index, count) or ""
   end
 
-  -- The same of leases, and when the last one ends.
-  local function refund_lease(state, cost, birth, number, held)
+  -- Returns where a lease stands in a state; nil if it does not.
+  local function find_lease(state, birth, number)
     local size = #state
     if size < 48 or fmod(size, 24) ~= 0 then
       error("not a row of leases")
     end
-    local state_birth, latest, count = unpack("<ddd", state)
-    if state_birth ~= birth then
+    if unpack("<d", state) ~= birth then
       return nil
     end
     local packed_number, place = pack("<d", number), 24
@@ -365,14 +364,49 @@ local function giving_back()
         return nil
       end
     until fmod(place, 24) == 9
-    local lease_end, _, units = unpack("<ddd", state, place - 8)
+    return place - 8
+  end
+
+  -- Returns leases with units given back, like refund_window, and when the last one ends.
+  local function refund_lease(state, cost, birth, number, held)
+    local place = find_lease(state, birth, number)
+    if not place then
+      return nil
+    end
+    local _, latest, count = unpack("<ddd", state)
+    local lease_end, _, units = unpack("<ddd", state, place)
     local back = min(units, cost, held)
-    local lease = units > back and pack("<ddd", lease_end, number, units - back) or ""
-    local leases = sub(state, 25, place - 9) .. lease .. sub(state, place + 16)
+    local kept = units > back and pack("<ddd", lease_end, number, units - back) or ""
+    local leases = sub(state, 25, place - 1) .. kept .. sub(state, place + 24)
     if leases == "" then
       return ""
     end
     return pack("<ddd", birth, latest, count - back) .. leases, unpack("<d", leases, #leases - 23)
+  end
+
+  -- Returns leases after one of them was renewed, and when the last one ends; nil if it has ended or was given back.
+  local function renew_lease(state, now, lease, birth, number)
+    local place = find_lease(state, birth, number)
+    if not place then
+      return nil
+    end
+    local _, latest, count = unpack("<ddd", state)
+    local time, first, last = max(now, latest), 25, #state + 1
+    local lease_end, _, units = unpack("<ddd", state, place)
+    if lease_end <= time then
+      return nil
+    end
+    lease_end = max(lease_end, time + lease)
+    while unpack("<d", state, first) <= time do -- ends at this lease, if not before
+      count = count - select(3, unpack("<ddd", state, first))
+      first = first + 24
+    end
+    local newest = max(lease_end, (unpack("<d", state, last - 24)))
+    while unpack("<d", state, last - 24) > lease_end do -- only where leases were longer before
+      last = last - 24
+    end
+    return pack("<ddd", birth, time, count) .. sub(state, first, place - 1) .. sub(state, place + 24, last - 1)
+      .. pack("<ddd", lease_end, number, units) .. sub(state, last), newest
   end
 
   -- Returns how much of a bucket is left in so many ticks from a time, and how much of that is then a receipt's.
@@ -453,6 +487,16 @@ local function giving_back()
     local decide, state = DECIDE[kind] or decider(kind), call("GET", key)
     -- What a refusal shows. It also makes sure that the state is one, and the time in the windows that were sent.
     local _, remaining_as_is, _, reset_as_is, lag_as_is = decide(key, now, 0, birth, false, a, b, c, d, state)
+    if kind == CONCURRENT and cost > 0 then
+      local after, newest
+      if state then
+        after, newest = renew_lease(state, now, b, ...)
+      end
+      if not after then
+        return 0, remaining_as_is, false, reset_as_is, 0
+      end
+      return 1, remaining_as_is, false, newest - now, 0, after, false, ...
+    end
     if not state then
       return decide(key, now, cost, birth, false, a, b, c, d, state)
     end
@@ -638,11 +682,15 @@ local function run(request, first_key)
   elseif operation == REFUND then
     return giving_back()(request, first_key, rules, now, explicit)
   elseif operation == NOTE then
-    local key = KEYS[first_key + 1]
+    local key, text = KEYS[first_key + 1], sub(request, 28)
     if cost > 0 then
-      call("SET", key, sub(request, 28), "NX", "PX", cost)
+      call("SET", key, text, "NX", "PX", cost)
     end
-    return call("GET", key)
+    local kept = call("GET", key)
+    if cost > 0 and kept == text and call("PTTL", key) < cost then
+      call("PEXPIRE", key, cost)
+    end
+    return kept
   elseif rules == 1 and cost >= 0 then
     return decide_one(operation, request, KEYS[first_key + 1], now, cost, birth, explicit)
   end

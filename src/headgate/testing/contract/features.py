@@ -10,7 +10,9 @@ import pytest
 from hypothesis import strategies as st
 
 from headgate import ConfigError, CostTooHigh, Hold, Limiter, Quota, Rule, calendar, concurrent
+from headgate.costs import total
 from headgate.stores import base
+from headgate.stores.request import Request
 from headgate.testing.contract.base import Contract, each_kind
 from headgate.testing.contract.races import RaceTally, eager_switching, in_threads
 from headgate.testing.contract.traces import START_US
@@ -266,18 +268,65 @@ class PlaceTests(Contract):
         assert limiter.check("a")
         assert not hold.renew()
 
-    def test_a_lease_that_has_ended_is_renewed_if_there_is_room(self) -> None:
+    def test_a_lease_that_has_ended_is_not_renewed(self) -> None:
         limiter = self._places(1)
         first = limiter.hold("a")
         self.clock.advance_us(MINUTE_US)
+        refused = first.renew()
+        assert (refused.allowed, refused.retry_after, refused.remaining) == (False, None, 1)
         second = limiter.hold("a")
         before = self.dump()
         assert (first.renew().allowed, self.dump()) == (False, before)
-        second.release()
-        assert first.renew()
-        assert not limiter.check("a")
         first.release()
+        assert not limiter.check("a")
+        second.release()
+        assert not first.renew()
         assert limiter.check("a", 0).remaining == 1
+
+    def test_a_renewal_that_comes_after_the_release_takes_no_place(self) -> None:
+        limiter = self._places(2)
+        other, hold = limiter.hold("a"), limiter.hold("a")
+        gate, late = limiter.gate, _renewal(hold)
+        hold.release()
+        assert not gate.ask(late)[0]
+        assert limiter.check("a", 0).remaining == 1
+        other.release()
+        assert not gate.ask(late)[0]
+        assert limiter.check("a", 0).remaining == 2
+
+    def test_receipts_stay_valid_after_renewals(self) -> None:
+        limiter = self._places(3)
+        hold, other = limiter.hold("a", 2), limiter.hold("a")
+        before = hold.receipts
+        for _ in range(3):
+            self.clock.advance_us(MINUTE_US - 1)
+            assert hold.renew()
+            assert hold.renew()  # a repeated renewal changes nothing
+        assert not other.renew()
+        assert hold.receipts == before
+        assert limiter.check("a", 0).remaining == 1
+        assert hold.confirm()
+        assert limiter.check("a", 0).remaining == 3
+
+    def test_a_renewal_never_shortens_a_lease(self) -> None:
+        limiter = self._places(1)
+        shorter = self.limiter(concurrent(1, lease="10s", name="places"), name=limiter.name)
+        hold = limiter.hold("a")
+        self.clock.advance_us(MINUTE_US // 2)
+        assert shorter.gate.ask(_renewal(hold))[0].reset_after_us == MINUTE_US // 2
+        self.clock.advance_us(-MINUTE_US // 4)
+        assert hold.renew().reset_after_us == MINUTE_US // 4 * 5  # as of the latest time that was seen
+        hold.release()
+
+    def test_a_lowered_limit_lets_holders_renew(self) -> None:
+        self.need("quotas")
+        limiter = self._places(1)
+        hold = limiter.hold("a", 5, tier="pro")
+        lowered = self.limiter(concurrent(1, lease="60s", name="places"), name=limiter.name)
+        assert lowered.gate.ask(_renewal(hold))[0].allowed
+        assert not lowered.hold("a")
+        hold.release()
+        assert lowered.hold("a")
 
     def test_a_late_release_frees_no_place_of_others(self) -> None:
         limiter = self._places(1)
@@ -329,6 +378,11 @@ class PlaceTests(Contract):
         self.need("concurrent", "moves")
         places = concurrent(limit, lease="60s", name="places", tiers={"pro": 5})
         return self.limiter(places, *others)
+
+
+def _renewal(hold: Hold) -> Request:
+    """Return the request that renews the lease of a hold on one rule."""
+    return Request("renew", hold.key, (total(hold.cost),), replaces=hold.receipts)
 
 
 class CalendarTests(Contract):

@@ -49,8 +49,20 @@ class NoteTests(TaskRaceTests):
         assert self.note("a", "second") == "first"
         assert self.noted("a") == "first"
 
-    def test_to_note_the_same_again_does_nothing(self) -> None:
+    def test_the_same_text_may_be_noted_again(self) -> None:
         assert [self.note("a", "same") for _ in range(3)] == ["same"] * 3
+
+    def test_noting_the_same_text_again_keeps_it_for_longer(self) -> None:
+        if not self.own_time or self.blocking.store.remote:
+            pytest.skip("notes of this store do not expire by the clock of this test")
+        for seconds in (10, 20, 1):
+            assert self.note("a", "same", seconds) == "same"
+            self.clock.advance_us(5_000_000)
+        assert self.note("a", "other", 60) == "same"
+        self.clock.advance_us(9_999_999)
+        assert self.noted("a") == "same"
+        self.clock.advance_us(1)
+        assert self.noted("a") is None
 
     def test_every_name_has_a_note_of_its_own(self) -> None:
         for number, name in enumerate(HOSTILE_TEXTS):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 
-from headgate import AsyncLimiter, Decision, Rule, concurrent
+from headgate import AsyncHold, AsyncLimiter, Decision, Rule, concurrent
 from headgate.stores.base import Store
 from headgate.testing.contract.base import Contract, each_kind
 from headgate.testing.contract.blocking import BlockingStore
 from headgate.testing.contract.races import SLOTS, RaceTally, check_tally
 
 PLACES = 5
+
+HOLDS = 400
 
 TASKS = 256
 
@@ -64,6 +66,50 @@ class TaskRaceTests(Contract):
 
         assert sum(self.blocking.run(race())) >= PLACES
         assert tally.most <= PLACES
+        assert self.limiter(*limiter.rules, name=limiter.name).check("a", 0).remaining == PLACES
+
+    def test_a_cancelled_renewal_loses_no_place(self) -> None:
+        self.need("concurrent", "moves")
+        self.require("exact")
+        limiter = self.async_limiter(concurrent(HOLDS, lease="60s"))
+
+        async def work(pauses: int) -> None:
+            hold = await limiter.hold("a")
+            renewal = asyncio.ensure_future(hold.renew())
+            for _ in range(pauses):
+                await asyncio.sleep(0)
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+            await hold.release()
+
+        async def race() -> None:
+            await asyncio.gather(*(work(number % 9) for number in range(HOLDS)))
+
+        self.blocking.run(race())
+        assert self.limiter(*limiter.rules, name=limiter.name).check("a", 0).remaining == HOLDS
+
+    def test_a_heartbeat_task_that_is_cancelled_when_the_work_ends_loses_no_place(self) -> None:
+        self.need("concurrent", "moves")
+        self.require("exact")
+        limiter = self.async_limiter(concurrent(PLACES, lease="60s"))
+
+        async def keep_renewing(hold: AsyncHold) -> None:
+            while await hold.renew():  # noqa: ASYNC110  # there is no event to wait for
+                await asyncio.sleep(0)
+
+        async def work(pauses: int) -> bool:
+            async with limiter.hold("a") as hold:
+                heartbeat = asyncio.ensure_future(keep_renewing(hold))
+                for _ in range(pauses):
+                    await asyncio.sleep(0)
+                heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+            return hold.allowed
+
+        async def run() -> list[bool]:
+            return [await work(number % 13) for number in range(10 * PLACES)]
+
+        assert all(self.blocking.run(run()))
         assert self.limiter(*limiter.rules, name=limiter.name).check("a", 0).remaining == PLACES
 
     @each_kind

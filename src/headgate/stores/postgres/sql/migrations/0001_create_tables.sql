@@ -386,7 +386,49 @@ BEGIN
 END
 $$;
 
--- Decide one rule after giving back the units of a receipt, in one step: a refusal changes nothing.
+-- Return the state after the lease of a receipt was renewed; null if it has ended or was given back.
+--
+-- lease    of the rule
+-- state    of a concurrent rule, as in headgate_decide_v2
+-- receipt  as in headgate_refund_v2
+CREATE FUNCTION headgate_renew_v1(lease bigint, state bigint[], receipt bigint[], now bigint)
+RETURNS bigint[]
+LANGUAGE plpgsql
+IMMUTABLE
+AS $$
+DECLARE
+    time CONSTANT bigint := greatest(now, state[2]);
+    count bigint := state[3];
+    first integer := 4; -- where the first live lease stands
+    last integer := cardinality(state) + 1; -- where the renewed one goes
+    place integer := 4; -- where its number stands
+    newest bigint; -- its end
+BEGIN
+    IF state IS NULL OR state[1] <> receipt[1] THEN
+        RETURN NULL;
+    END IF;
+    LOOP
+        place := array_position(state, receipt[2], place + 1);
+        EXIT WHEN place % 3 = 2 OR place IS NULL; -- not where an end or units happen to be that number
+    END LOOP;
+    IF place IS NULL OR state[place - 1] <= time THEN
+        RETURN NULL;
+    END IF;
+    newest := greatest(state[place - 1], time + lease);
+    WHILE state[first] <= time LOOP
+        count := count - state[first + 2];
+        first := first + 3;
+    END LOOP;
+    WHILE state[last - 3] > newest LOOP -- only where leases were longer before
+        last := last - 3;
+    END LOOP;
+    RETURN ARRAY[state[1], time, count] || state[first : place - 2] || state[place + 2 : last - 1]
+        || ARRAY[newest, receipt[2], state[place + 1]] || state[last :];
+END
+$$;
+
+-- Decide one rule after giving back the units of a receipt, in one step: a refusal changes nothing. With a cost, a concurrent
+-- rule renews the receipt's lease instead.
 --
 -- kind, a b c d, state, now, cost, birth  as in headgate_decide_v2
 -- receipt, held                           as in headgate_refund_v2; of a token bucket with n, d, burst as they are here
@@ -412,6 +454,14 @@ DECLARE
 BEGIN
     IF as_is[1] < -1 THEN
         RETURN 0 || as_is;
+    ELSIF kind = 4 AND cost > 0 AND receipt[1] >= 0 THEN
+        after := headgate_renew_v1(b, state, receipt, now);
+        IF after IS NULL THEN
+            RETURN ARRAY[0, -2, as_is[2], as_is[3], as_is[4], 0, 0, 0, 0, 0];
+        END IF;
+        RETURN ARRAY[
+            as_is[2] + cost, -1, as_is[2], as_is[3], after[cardinality(after) - 2] - now, receipt[1], receipt[2], 0, 0, 0
+        ] || after;
     ELSIF state IS NULL THEN
         NULL;
     ELSIF kind <> 5 THEN
@@ -528,7 +578,7 @@ $$;
 -- keys     the states that the requests are about, each once; first those that may be written, in ascending order
 -- locks    how many these are
 -- program  the requests one after the other:
---            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset, 5 a hold that replaces another
+--            operation        0 peek, 1 hit or hold, 2 record, 3 refund, 4 reset, 5 a hold that replaces another or renews
 --            at, birth        as in headgate_one_v2
 --            rules            how many rules follow, each as
 --              key            its place in keys; of a reset nothing else
@@ -765,7 +815,7 @@ BEGIN
 END
 $$;
 
--- Notes: a short text under a name, which is decided once for everybody. They are written once, and never changed.
+-- Notes: a short text under a name, which is decided once for everybody. The text never changes.
 CREATE TABLE headgate_notes (
     key bytea PRIMARY KEY,  -- namespace and name
     note bytea NOT NULL,    -- text in UTF-8, which may hold what PostgreSQL's own text may not
@@ -773,8 +823,8 @@ CREATE TABLE headgate_notes (
 );
 CREATE INDEX headgate_notes_expires ON headgate_notes (expires);
 
--- Keep a note for so many microseconds, unless there is one that has not expired, and return the one that is kept; without
--- a note, only return it. The ones that expired first are removed as it goes: more than come with each call.
+-- Keep a note for so many microseconds, unless there is another one that has not expired, and return the one that is kept;
+-- without a note, only return it. The ones that expired first are removed as it goes: more than come with each call.
 CREATE FUNCTION headgate_note_v1(key bytea, note bytea, lasting bigint, durable boolean)
 RETURNS bytea
 LANGUAGE plpgsql
@@ -796,7 +846,8 @@ BEGIN
         -- Whoever comes second waits here for the first one, and has locked the row then, even if it stays as it is.
         INSERT INTO headgate_notes AS notes VALUES (key, note, now + lasting)
         ON CONFLICT ON CONSTRAINT headgate_notes_pkey
-        DO UPDATE SET note = excluded.note, expires = excluded.expires WHERE notes.expires <= now;
+        DO UPDATE SET note = excluded.note, expires = greatest(notes.expires, excluded.expires)
+        WHERE notes.expires <= now OR notes.note = excluded.note;
         DELETE FROM headgate_notes AS notes WHERE notes.key IN (
             SELECT over.key FROM headgate_notes AS over
             WHERE over.expires <= now ORDER BY over.expires LIMIT 2

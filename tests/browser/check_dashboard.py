@@ -310,6 +310,7 @@ def test_a_candidate_is_watched_beside_its_live_rule(
     expect(row.get_by_role("cell").nth(3)).to_have_text("4 57.1%")
     expect(row.get_by_role("cell").nth(5)).to_have_text("2")
     expect(row.get_by_role("cell").nth(6)).to_have_text("0")
+    expect(row.get_by_role("cell").nth(7)).to_contain_text("Warming up until")
     expect(figure(page, "login", "total-admitted")).to_have_text("5")
     row.get_by_text("For the file").click()
     expect(row.get_by_role("group", name="For the policy file")).to_contain_text(

@@ -102,15 +102,23 @@ const shadows = new Table("Shadow rules and what they would have refused", [
   {
     title: "Candidate",
     write(cell, shadow) {
-      if (shadow.candidate_for === null || cell.firstChild) return;
-      const stop = el("button", { type: "button", class: "quiet" }, "Stop");
-      stop.setAttribute("aria-label", `Stop watching ${shadow.rule} in ${shadow.limiter}`);
-      stop.addEventListener("click", () => watch(shadow.limiter, shadow.candidate_for, null));
-      const lines = el("pre", { tabindex: 0, role: "group", "aria-label": "For the policy file" }, snippet(shadow));
-      cell.append(stop, el("details", {}, el("summary", {}, "For the file"), lines));
+      if (shadow.candidate_for === null) return;
+      if (!cell.firstChild) createCandidate(cell, shadow);
+      const until = shadow.warming_up_until;
+      const words = until && `Warming up until ${moment(until)}: what was counted before is missing. Then the figures start from 0.`;
+      setText(cell.querySelector(".warming"), words || "");
     },
   },
 ]);
+
+function createCandidate(cell, shadow) {
+  const stop = el("button", { type: "button", class: "quiet" }, "Stop");
+  stop.setAttribute("aria-label", `Stop watching ${shadow.rule} in ${shadow.limiter}`);
+  stop.addEventListener("click", () => watch(shadow.limiter, shadow.candidate_for, null));
+  const lines = el("pre", { tabindex: 0, role: "group", "aria-label": "For the policy file" }, snippet(shadow));
+  const warming = el("span", { class: "sub warming" });
+  cell.append(stop, warming, el("details", {}, el("summary", {}, "For the file"), lines));
+}
 
 const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("_", " ");
 

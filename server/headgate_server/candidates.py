@@ -26,7 +26,7 @@ from headgate_server.files import replace_file
 from headgate_server.problems import ApiProblem
 
 CANDIDATE = "candidate of "
-"""What the name of a candidate begins with; the name of the live rule follows."""
+"""Prefix of a candidate's name; the name of the live rule follows."""
 
 
 class Watched(Struct, frozen=True):
@@ -94,7 +94,7 @@ class Candidates:
         self._on_change(watched)
 
     def _rules_of(self, limiter: str, rules: tuple[Rule, ...]) -> dict[str, Rule]:
-        """Return the candidates for the rules of a limiter; one whose rule is gone, or fits no longer, is gone as well."""
+        """Return the candidates for the rules of a limiter, without candidates for rules that no longer exist."""
         watched = self._watched.get(limiter, {})
         return {
             rule.name: candidate_for(rule, watched[rule.name].quota) for rule in rules if rule.name in watched

@@ -111,7 +111,7 @@ class Seconds:
     def add(self, time: int, rows: dict[str, Row], seconds: int) -> None:
         """Write one more, and forget the oldest if there are too many.
 
-        After the clock was set back, seconds that are still to come are forgotten too.
+        Seconds in the future, left over from before the clock was set back, are dropped.
         """
         while self._written and self._written[-1][0] >= time:
             self._bytes -= len(self._written.pop()[1])
@@ -150,9 +150,9 @@ class Ring:
         self._span = step * length
 
     def add(self, time: int, rows: Mapping[str, Row], seconds: int) -> None:
-        """Add what was decided in so many seconds to the step in which they ended.
+        """Add the decisions of the last `seconds` to the step that contains `time`.
 
-        After the clock was set back, steps that are still to come are forgotten.
+        Steps in the future, left over from before the clock was set back, are dropped.
         """
         begin = time - time % self.step
         while self.steps and self.steps[-1].time > begin:

@@ -12,7 +12,7 @@ AUDIT = "headgate.audit"
 """The logger of resets and of refused tokens."""
 
 STRANGER = "stranger"
-"""The attribute of audit records about callers without a valid token: who it was and what was wrong."""
+"""The attribute of audit records about callers without a valid token: the address and the problem."""
 
 MOST_ALIKE = 10
 """Records of one kind that are logged in a period."""
@@ -24,7 +24,7 @@ PERIOD = 60.0
 
 
 class SparingFilter(logging.Filter):
-    """Limits the records of one kind per minute; the next one that passes says how many did not.
+    """Limits the records of one kind per minute, and adds the number of suppressed records to the next one.
 
     Requests cause some of them, and a client must not be able to fill a disk. Records are of one kind if they come from
     the same line of code and are about the same stranger, so that none of them hides another. Audit records about

@@ -61,7 +61,7 @@ class StoreChecks:
 
 
 async def _reason_against(limiter: AsyncPolicyLimiter) -> str | None:
-    """Return why a store cannot count; `None` if it can. One that is known to be down is not waited for."""
+    """Return why a store cannot count; `None` if it can. A store known to be down is not asked."""
     if limiter.health.state == "unavailable":
         return limiter.health.reason
     try:

@@ -45,7 +45,7 @@ LAST = request(b"GET /v1/limiters/login", b"", b"Connection: close")
 
 
 class Client(NamedTuple):
-    """What a client sends, in pieces of which size, and how much it reads before it stalls."""
+    """A client: its requests, the size of the pieces it sends, and the bytes it reads before it stalls."""
 
     requests: list[bytes]
     piece: int
@@ -75,7 +75,7 @@ def test_every_pipeline_is_answered_in_order_with_bounded_buffers(several: list[
 
 
 async def check(several: Iterable[Client]) -> int:
-    """Serve clients up to where each stalls, check what is buffered, and serve the rest; return how many stalled."""
+    """Serve clients until each stalls, check the buffers, then serve the rest; return how many stalled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http_connection, "UNREAD_SECONDS", math.inf)
         async with started(Server()) as (running, _, port), asyncio.timeout(READ_SECONDS):
@@ -116,7 +116,7 @@ class Conversation:
         return received
 
     async def read_rest(self) -> None:
-        """Read to the end of the connection, and check what was received."""
+        """Read to the end of the connection, and check the answers."""
         while await self._read():
             pass
         await self._sending

@@ -129,7 +129,7 @@ class RedisStore(RemoteStore):
             self._note_eviction(eviction.ask(self.endpoint, self.deadline))
 
     async def ainspect_server(self) -> None:
-        """As `inspect_server`, for coroutines."""
+        """Like `inspect_server`, for coroutines."""
         if self._may_inspect():
             self._note_eviction(await eviction.ask_async(self.endpoint, self.deadline))
 

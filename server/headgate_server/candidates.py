@@ -29,14 +29,14 @@ CANDIDATE = "candidate of "
 """Prefix of a candidate's name; the name of the live rule follows."""
 
 
-class Watched(Struct, frozen=True):
+class WatchedQuota(Struct, frozen=True):
     """A candidate's quota, and the time since when it is watched, in seconds since the epoch."""
 
     quota: str
     since: float
 
 
-WatchedRules = dict[str, dict[str, Watched]]
+WatchedRules = dict[str, dict[str, WatchedQuota]]
 """By limiter and live rule."""
 
 
@@ -72,7 +72,7 @@ class Candidates:
             watched.get(limiter, {}).pop(rule, None)
         else:
             candidate_for(self._rule(limiter, rule), quota)
-            watched.setdefault(limiter, {})[rule] = Watched(quota, time.time())
+            watched.setdefault(limiter, {})[rule] = WatchedQuota(quota, time.time())
         if self._file is not None:
             replace_file(self._file, msgspec.json.encode(watched))
         self._use(watched)

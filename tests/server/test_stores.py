@@ -17,8 +17,8 @@ from headgate.stores.postgres import migrate
 from headgate.testing import FakeClock
 from headgate.testing.postgres_server import new_database
 from headgate.testing.servers import RedisServer
-from headgate_server import readiness as readiness_checks
-from headgate_server.readiness import KEPT_SECONDS
+from headgate_server import kept_result
+from headgate_server.kept_result import KEPT_SECONDS
 from tests.integration.waiting import until
 from tests.server.support import Server
 
@@ -163,7 +163,7 @@ async def test_a_replica_is_not_ready() -> None:
 async def test_many_readiness_requests_ask_a_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody may send them, and each would write to the store."""
     now = 1000.0
-    monkeypatch.setattr(readiness_checks, "monotonic", lambda: now)
+    monkeypatch.setattr(kept_result, "monotonic", lambda: now)
     with RedisServer() as redis:
         server = Server(f'[limiters.far]\nrules = ["5/minute"]\nstore = "{redis.url}"\ndeadline = 30')
         await server.hit("far")
@@ -197,7 +197,7 @@ async def test_readiness_is_that_of_the_policy_in_force() -> None:
 
 
 async def test_a_store_that_was_down_is_ready_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness_checks, "KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(kept_result, "KEPT_SECONDS", 0.0)
     with RedisServer() as redis:
         server = Server(f'[limiters.far]\nrules = ["5/minute"]\nstore = "{redis.url}"\ndeadline = 30')
         assert (await server.client.get("/readyz")).status_code == 200

@@ -22,7 +22,7 @@ from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 
 from headgate.policy.model import PERMISSIONS, Permission, Policy, TokenPolicy
-from headgate_server.logs import AUDIT
+from headgate_server.logs import AUDIT, STRANGER
 from headgate_server.problems import ApiProblem, Field
 
 audit = logging.getLogger(AUDIT)
@@ -105,7 +105,13 @@ def check_access(
     except ApiProblem as problem:
         if problem.fields != (_CHALLENGE,):  # to come without a token is how a browser begins
             client = (scope.get("client") or ("an unknown address",))[0]
-            audit.warning("refused a request from %s: %s", client, problem.detail)
+            is_stranger = problem.status == 401
+            audit.warning(
+                "refused a request from %s: %s",
+                client,
+                problem.detail,
+                extra={STRANGER: f"{client}: {problem.detail}"} if is_stranger else None,
+            )
         raise
 
 

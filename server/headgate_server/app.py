@@ -82,7 +82,9 @@ class App:
         self._metrics = metrics
         self._book = HoldBook(live, run=statistics.run)
         self._events = Events(statistics)
-        self._candidates = Candidates(live, statistics.candidates_file)
+        self._candidates = Candidates(
+            live, statistics.candidates_file, partial(statistics.follow_candidates, live)
+        )
         self._operations = Operations(live, self._book, statistics)
         self._idempotent = IdempotentCalls(problem_from)
         self._had_tokens = bool(live.policy.server.tokens)

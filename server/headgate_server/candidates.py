@@ -3,14 +3,22 @@
 A candidate is a shadow rule beside the live one. It refuses nothing, and is gone with the server: what is in force is what
 the file says. It is asked about what the live one is asked about, also where that one refuses, and so says what it would
 have refused and what it would have admitted instead. Workers of one server share theirs in a file.
+
+A candidate begins with nothing counted, while its live rule may have counted for long. Until it has seen all that it would
+count, it warms up: its figures are too favourable, and they start from 0 again when it has (see `warm_at`).
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
+from headgate.algorithms import algorithm_for
+from headgate.clock import MICROSECONDS, to_microseconds
 from headgate.policy import AsyncLivePolicy
 from headgate.quota import Quota
 from headgate.rules import Rule, make_rule
@@ -18,9 +26,17 @@ from headgate_server.files import replace_file
 from headgate_server.problems import ApiProblem
 
 CANDIDATE = "candidate of "
-"""What the name of a candidate begins with; the name of the live rule follows."""
+"""Prefix of a candidate's name; the name of the live rule follows."""
 
-Quotas = dict[str, dict[str, str]]
+
+class WatchedQuota(Struct, frozen=True):
+    """A candidate's quota, and the time since when it is watched, in seconds since the epoch."""
+
+    quota: str
+    since: float
+
+
+WatchedRules = dict[str, dict[str, WatchedQuota]]
 """By limiter and live rule."""
 
 
@@ -30,12 +46,19 @@ class Candidates:
     Args:
         live: The limiters.
         file: Where workers share their candidates; `None` if there is just this process.
+        on_change: Called with all candidates as soon as they watch.
     """
 
-    def __init__(self, live: AsyncLivePolicy, file: Path | None = None) -> None:
+    def __init__(
+        self,
+        live: AsyncLivePolicy,
+        file: Path | None = None,
+        on_change: Callable[[WatchedRules], None] = lambda _: None,
+    ) -> None:
         self._live = live
         self._file = file
-        self._quotas: Quotas = {}
+        self._on_change = on_change
+        self._watched: WatchedRules = {}
 
     def set(self, limiter: str, rule: str, quota: str | None) -> None:
         """Watch what a live rule would do with another quota; with `None`, no longer.
@@ -44,36 +67,39 @@ class Candidates:
             ApiProblem: 404 if there is no such rule.
             ConfigError: The quota is not valid, or not for this kind of rule or its store.
         """
-        quotas = {name: dict(rules) for name, rules in self._quotas.items()}
+        watched = {name: dict(rules) for name, rules in self._watched.items()}
         if quota is None:
-            quotas.get(limiter, {}).pop(rule, None)
+            watched.get(limiter, {}).pop(rule, None)
         else:
             candidate = candidate_for(self._rule(limiter, rule), quota)
             self._live[limiter].store.bind_async(limiter, (candidate,))
-            quotas.setdefault(limiter, {})[rule] = quota
+            watched.setdefault(limiter, {})[rule] = WatchedQuota(quota, time.time())
         if self._file is not None:
-            replace_file(self._file, msgspec.json.encode(quotas))
-        self._use(quotas)
+            replace_file(self._file, msgspec.json.encode(watched))
+        self._use(watched)
 
     def refresh(self) -> None:
         """Use what another worker was asked for."""
         if self._file is None:
             return
         try:
-            quotas = msgspec.json.decode(self._file.read_bytes(), type=Quotas)
+            watched = msgspec.json.decode(self._file.read_bytes(), type=WatchedRules)
         except FileNotFoundError:
             return
-        if quotas != self._quotas:
-            self._use(quotas)
+        if watched != self._watched:
+            self._use(watched)
 
-    def _use(self, quotas: Quotas) -> None:
-        self._quotas = quotas
+    def _use(self, watched: WatchedRules) -> None:
+        self._watched = watched
         self._live.watch_beside(self._rules_of)
+        self._on_change(watched)
 
     def _rules_of(self, limiter: str, rules: tuple[Rule, ...]) -> dict[str, Rule]:
-        """Return the candidates for the rules of a limiter; one whose rule is gone, or fits no longer, is gone as well."""
-        quotas = self._quotas.get(limiter, {})
-        return {rule.name: candidate_for(rule, quotas[rule.name]) for rule in rules if rule.name in quotas}
+        """Return the candidates for the rules of a limiter, without candidates for rules that no longer exist."""
+        watched = self._watched.get(limiter, {})
+        return {
+            rule.name: candidate_for(rule, watched[rule.name].quota) for rule in rules if rule.name in watched
+        }
 
     def _rule(self, limiter: str, rule: str) -> Rule:
         found = self._live.policy.limiters.get(limiter)
@@ -110,3 +136,19 @@ def candidate_for(rule: Rule, quota: str) -> Rule:
         span=rule.span,
         timezone=rule.timezone,
     )
+
+
+def warm_at(candidate: Rule, since: float) -> float:
+    """Return when a candidate has seen all that it would count, if it began with nothing counted.
+
+    That is when units that were taken before it began would count no longer: after its period, at the end of a calendar's
+    window, or when an empty bucket would be full again.
+    """
+    now = to_microseconds(since)
+    times = [now]
+    for quota in (candidate.quota, *candidate.tiers.values()):
+        algorithm = algorithm_for(candidate, quota)
+        full, _ = algorithm.decide(None, now, algorithm.capacity, birth=1)
+        if full is not None:
+            times.append(algorithm.fresh_at(full))
+    return max(times) / MICROSECONDS

@@ -30,6 +30,15 @@ SAVE_EVERY = 10
 _encode = msgspec.json.Encoder().encode
 
 
+class _Time(Struct):
+    """When a second was."""
+
+    time: int
+
+
+_decode_time = msgspec.json.Decoder(_Time).decode
+
+
 class DecisionHistory:
     """What was decided until now; in memory only, until `keep_in` names a file."""
 
@@ -92,30 +101,38 @@ class Seconds:
     """The last minutes, second by second, as they are sent."""
 
     def __init__(self) -> None:
-        self._written: deque[bytes] = deque()
+        self._written: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._whole: bytes | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._written)
+        return (second for _, second in self._written)
 
     def add(self, time: int, rows: dict[str, Row], seconds: int) -> None:
-        """Write one more, and forget the oldest if there are too many."""
-        self.extend([_encode(Second(time, rows, seconds))])
+        """Write one more, and forget the oldest if there are too many.
+
+        Seconds in the future, left over from before the clock was set back, are dropped.
+        """
+        while self._written and self._written[-1][0] >= time:
+            self._bytes -= len(self._written.pop()[1])
+        self._append(time, _encode(Second(time, rows, seconds)))
 
     def extend(self, written: Iterable[bytes]) -> None:
         """Add seconds that were written already."""
         for second in written:
-            self._written.append(second)
-            self._bytes += len(second)
-            while len(self._written) > SECONDS_KEPT or self._bytes > MOST_BYTES:
-                self._bytes -= len(self._written.popleft())
+            self._append(_decode_time(second).time, second)
+
+    def _append(self, time: int, second: bytes) -> None:
+        self._written.append((time, second))
+        self._bytes += len(second)
+        while len(self._written) > SECONDS_KEPT or self._bytes > MOST_BYTES:
+            self._bytes -= len(self._written.popleft()[1])
         self._whole = None
 
     def whole(self) -> bytes:
         """Return all of them as one JSON object; the same one until there is another second."""
         if self._whole is None:
-            self._whole = b'{"ticks":[%b]}' % b",".join(self._written)
+            self._whole = b'{"ticks":[%b]}' % b",".join(self)
         return self._whole
 
 
@@ -133,8 +150,13 @@ class Ring:
         self._span = step * length
 
     def add(self, time: int, rows: Mapping[str, Row], seconds: int) -> None:
-        """Add what was decided in so many seconds to the step in which they ended."""
+        """Add the decisions of the last `seconds` to the step that contains `time`.
+
+        Steps in the future, left over from before the clock was set back, are dropped.
+        """
         begin = time - time % self.step
+        while self.steps and self.steps[-1].time > begin:
+            self.steps.pop()
         while self.steps and self.steps[0].time <= begin - self._span:
             self.steps.popleft()
         if not self.steps or self.steps[-1].time != begin:

@@ -436,13 +436,13 @@ class BoundedProtocol(asyncio.Protocol):
 
     def _read_without_upgrade(self, rest: bytes) -> None:
         """Read a request again that asks for another protocol, without that: its body would not be read otherwise."""
-        method = self._parser.get_method()
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         if method == b"CONNECT":
             self._refuse()
             return
         fields = tuple(field for field in self._headers if field[0] != b"upgrade")
         self._parser = httptools.HttpRequestParser(self)
-        self._read(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self._url, _encoded(fields), rest))
+        self._read(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self._url, version, _encoded(fields), rest))
 
     def _refuse(self) -> None:
         if self._reading is not None and not self._reading.keep_alive and not self._reading.has_more:

@@ -40,6 +40,12 @@ OTHERS_TURN_SECONDS = 0.001
 EARLY_BYTES = 65_536
 """How much is read of what a client has sent before it is accepted; otherwise that waits for another turn."""
 
+KERNEL_BUFFER_BYTES = 65_536
+"""Size of the kernel's send buffer and of its receive buffer per connection; Linux doubles it.
+
+Without it Linux lets them grow to megabytes each, and clients that never read would fill the machine's TCP memory.
+"""
+
 ACCEPT_PAUSE_SECONDS = 1.0
 """How long none are accepted after the system has had no room for one."""
 
@@ -168,6 +174,8 @@ class HttpServer(uvicorn.Server):
     def _connect(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         connection.setblocking(False)
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connection.setsockopt(socket.SOL_SOCKET, buffer, KERNEL_BUFFER_BYTES)
         protocol = BoundedProtocol(self.config, self.server_state, self.lifespan.state)
         with suppress(OSError):  # there is nothing yet, or the connection is lost already
             protocol.early = connection.recv(EARLY_BYTES)

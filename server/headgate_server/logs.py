@@ -11,29 +11,42 @@ from headgate.observe import RedactingFilter
 AUDIT = "headgate.audit"
 """The logger of resets and of refused tokens."""
 
+STRANGER = "stranger"
+"""The attribute of audit records about callers without a valid token: the address and the problem."""
+
 MOST_ALIKE = 10
 """Records of one kind that are logged in a period."""
+
+MOST_KINDS = 200
+"""Kinds that are counted in a period, so that they do not fill the memory; further strangers are counted together."""
 
 PERIOD = 60.0
 
 
 class SparingFilter(logging.Filter):
-    """Lets only so many records of one kind through per minute; the next one that passes says how many did not.
+    """Limits the records of one kind per minute, and adds the number of suppressed records to the next one.
 
     Requests cause some of them, and a client must not be able to fill a disk. Records are of one kind if they come from
-    the same line of code, so there are few kinds. What callers with the right to do so have done is always logged.
+    the same line of code and are about the same stranger, so that none of them hides another. Audit records about
+    callers with a valid token are always logged.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._kinds: dict[tuple[str, int], tuple[float, int]] = {}
+        self._kinds: dict[tuple[str, int, str], tuple[float, int]] = {}
         """When the period of a kind began, and how many records it has had."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is logged."""
-        if record.name == AUDIT and record.levelno < logging.WARNING:
+        stranger = getattr(record, STRANGER, "")
+        if record.name == AUDIT and not stranger:
             return True
-        kind, now = (record.pathname, record.lineno), time.monotonic()
+        now = time.monotonic()
+        kind = (record.pathname, record.lineno, stranger)
+        if kind not in self._kinds and len(self._kinds) >= MOST_KINDS:
+            self._forget_old(now)
+            if len(self._kinds) >= MOST_KINDS:
+                kind = (record.pathname, record.lineno, "")
         began, seen = self._kinds.get(kind, (now, 0))
         if now - began >= PERIOD:
             if seen > MOST_ALIKE:
@@ -42,6 +55,9 @@ class SparingFilter(logging.Filter):
             began, seen = now, 0
         self._kinds[kind] = began, seen + 1
         return seen < MOST_ALIKE
+
+    def _forget_old(self, now: float) -> None:
+        self._kinds = {kind: state for kind, state in self._kinds.items() if now - state[0] < PERIOD}
 
 
 def log_to_stderr(who: str = "") -> None:

@@ -17,7 +17,7 @@ from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter
 from headgate.quotas import quotas_of
 from headgate.stores.base import Answer
 from headgate.stores.request import Operation, Request
-from headgate_server.describe import limiter_shown, store_shown
+from headgate_server.describe import limiter_shown
 from headgate_server.holds import (
     HoldBook,
     HoldBusy,
@@ -29,6 +29,7 @@ from headgate_server.holds import (
 from headgate_server.inspect import state_of
 from headgate_server.logs import AUDIT
 from headgate_server.problems import ApiProblem
+from headgate_server.readiness import StoreChecks
 from headgate_server.routing import ApiRequest
 from headgate_server.statistics import Statistics, shown_key
 from headgate_server.wire import (
@@ -91,6 +92,7 @@ class Operations:
         self._live = live
         self._book = book
         self._statistics = statistics
+        self._checks = StoreChecks(live)
 
     async def hit(self, ask: HitAsk, name: str) -> DecisionAnswer:
         decision, _ = await _asked(self._limiter(name), "hit", ask, ask.cost)
@@ -182,13 +184,7 @@ class Operations:
         return HealthAnswer()
 
     async def readyz(self) -> Readiness:
-        limiters = sorted(self._live.values(), key=lambda limiter: bool(limiter.rules))
-        by_store = {id(limiter.store): limiter for limiter in limiters}
-        reasons = await asyncio.gather(*(_reason_against(limiter) for limiter in by_store.values()))
-        found = dict(zip(by_store, reasons, strict=True))
-        stores = [
-            store_shown(limiter, limiter.policy, found[id(limiter.store)]) for limiter in self._live.values()
-        ]
+        stores = await self._checks.stores()
         self._statistics.complete(stores)
         return Readiness("ready" if all(store.up for store in stores) else "not ready", stores)
 
@@ -311,17 +307,6 @@ def problem_from(error: Exception) -> ApiProblem:
             return ApiProblem(422, str(error))
     logger.error("a request failed", exc_info=error)
     return ApiProblem(500, "the request could not be answered; the server's log says why")
-
-
-async def _reason_against(limiter: AsyncPolicyLimiter) -> str | None:
-    """Return why a store cannot count now; `None` if it can. One that is known to be down is not waited for."""
-    if limiter.health.state == "unavailable":
-        return limiter.health.reason
-    try:
-        await limiter.ping()
-    except StoreError as error:
-        return str(error)
-    return None
 
 
 def _no_limiter(name: str, known: list[str]) -> ApiProblem:

@@ -30,6 +30,7 @@ from headgate.policy import AsyncLivePolicy, AsyncPolicyLimiter, ShadowCount, in
 from headgate.policy.model import OVERRIDE, known_tiers
 from headgate.rules import REQUESTS, Rule
 from headgate.stores import MemoryStore
+from headgate_server.candidates import WatchedRules, warm_at
 from headgate_server.describe import rule_toml, store_shown
 from headgate_server.files import replace_file
 from headgate_server.history import SAVE_EVERY, DecisionHistory
@@ -48,6 +49,7 @@ from headgate_server.wire import (
 logger = logging.getLogger("headgate.server")
 
 NOT_ASKED = ShadowCount(0, 0, 0)
+SHADOW_COUNTS = ("asked", "refused", "failed", "admitted", "live_refused")
 _FOLLOWED_PER_SHOWN = 20
 _LONGEST_SHOWN = 128
 _EVERY = "*"
@@ -102,8 +104,9 @@ class Statistics(Hook):
         self._tiers: dict[str, frozenset[str]] = {}
         self._held: dict[str, Counter[str]] = {}
         """Units of open holds, by limiter and unit; under `_EVERY` those that count in every unit."""
-        self._refused_before: dict[tuple[str, str, str], int] = {}
-        """What live rules had refused when their candidates came."""
+        self._candidates: WatchedRules = {}
+        self._baselines: dict[tuple[str, str, float, bool], tuple[int, ...]] = {}
+        """The counts of candidates and their live rules when the candidates began, and when they had warmed up."""
         self._latencies: dict[str, StoreLatency] = {}
         """Of limiters that do not count in memory."""
         self._down_since: dict[str, float] = {}
@@ -271,6 +274,15 @@ class Statistics(Hook):
         held = self._held[limiter.name]
         return {rule.unit: held[rule.unit] + held[_EVERY] for rule in limiter.policy.rules}
 
+    def follow_candidates(self, live: AsyncLivePolicy, candidates: WatchedRules) -> None:
+        """Count what these candidates and their live rules do from now on."""
+        self._candidates = candidates
+        since = {watched.since for rules in candidates.values() for watched in rules.values()}
+        self._baselines = {place: counts for place, counts in self._baselines.items() if place[2] in since}
+        for limiter in live.values():
+            for rule in limiter.policy.shadow:
+                self._shadow(limiter, rule)
+
     def _shadow(self, limiter: AsyncPolicyLimiter, rule: Rule) -> ShadowFigures:
         count = limiter.shadow_report().get(rule.name, NOT_ASKED)
         figures = ShadowFigures(limiter.name, rule.name, in_words(rule), *count, rule.text_of(rule.quota))
@@ -278,12 +290,24 @@ class Statistics(Hook):
         if live is not None:
             figures.candidate_for = live
             figures.toml = rule_toml(replace(rule, name=live))
-            refused = sum(
+            figures.live_refused = sum(
                 n for (name, by, _), n in self._refusals.items() if (name, by) == (limiter.name, live)
             )
-            before = self._refused_before.setdefault((limiter.name, rule.name, figures.quota), refused)
-            figures.live_refused = refused - before
+            self._subtract_baseline(figures, rule, self._candidates[limiter.name][live].since)
         return figures
+
+    def _subtract_baseline(self, figures: ShadowFigures, rule: Rule, since: float) -> None:
+        """Leave the counts since the candidate began, or since it has warmed up."""
+        until = warm_at(rule, since)
+        is_warm = time.time() >= until
+        place = figures.limiter, figures.rule, since, is_warm
+        counts = tuple(getattr(figures, name) for name in SHADOW_COUNTS)
+        before = self._baselines.setdefault(place, counts)
+        if counts[0] < before[0]:  # a reload has changed the rule, so that it counts from 0 again
+            before = self._baselines[place] = counts
+        for name, count, known in zip(SHADOW_COUNTS, counts, before, strict=True):
+            setattr(figures, name, count - known)
+        figures.warming_up_until = None if is_warm else until
 
     def _most_refused(self) -> list[RefusedKey]:
         # A few more than are shown: what comes second everywhere may come first in the sum.
@@ -463,18 +487,14 @@ def _shadow(present: list[Snapshot], gone: list[Snapshot]) -> list[ShadowFigures
     found: dict[tuple[str, str], ShadowFigures] = {}
     for snapshot in present:
         for figures in snapshot.shadow:
-            place = figures.limiter, figures.rule
-            none = {"asked": 0, "refused": 0, "failed": 0, "admitted": 0, "live_refused": 0}
-            found.setdefault(place, msgspec.structs.replace(figures, **none))
+            none = dict.fromkeys(SHADOW_COUNTS, 0)
+            found.setdefault((figures.limiter, figures.rule), msgspec.structs.replace(figures, **none))
     for snapshot in (*present, *gone):
         for figures in snapshot.shadow:
             shown = found.get((figures.limiter, figures.rule))
-            if shown is not None:
-                shown.asked += figures.asked
-                shown.refused += figures.refused
-                shown.failed += figures.failed
-                shown.admitted += figures.admitted
-                shown.live_refused += figures.live_refused
+            if shown is not None and shown.warming_up_until == figures.warming_up_until:
+                for name in SHADOW_COUNTS:
+                    setattr(shown, name, getattr(shown, name) + getattr(figures, name))
     return list(found.values())
 
 

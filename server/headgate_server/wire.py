@@ -365,6 +365,8 @@ class ShadowFigures(Struct):
 
     `candidate_for`: the live rule that it is a candidate for; then `live_refused` is what that one has refused meanwhile,
     `admitted` how many of these the candidate would have admitted, and `toml` what puts the candidate in its place.
+    `warming_up_until`: when a candidate will have seen all that it would count, in seconds since the epoch; its figures
+    are too favourable until then, and start from 0 again. Null if it has.
     """
 
     limiter: str
@@ -378,6 +380,7 @@ class ShadowFigures(Struct):
     candidate_for: str | None = None
     live_refused: int = 0
     toml: str = ""
+    warming_up_until: float | None = None
 
 
 class RefusedKey(Struct):

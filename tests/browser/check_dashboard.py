@@ -112,6 +112,66 @@ def test_figures_out_of_sight_are_true(serving: Serving, look: Look) -> None:
     expect(hidden_chart).to_have_attribute("d", re.compile("^M"))
 
 
+def many_limiters(store: str = "memory://") -> str:
+    return "".join(
+        f'[limiters.limiter{number:03}]\nrules = ["1/day", "9/week"]\nstore = "{store}"\n'
+        for number in range(200)
+    )
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_many_limiters_make_a_short_page_with_trouble_first(serving: Serving, look: Look, width: int) -> None:
+    server = serving(many_limiters())
+    server.hit("limiter150", "alice", 5)
+    server.hit("limiter151", "alice", 9)
+    server.hit("limiter003", "alice", 1)
+    page = look(server, viewport={"width": width, "height": 900})
+    headings = page.locator("#cards article h3")
+    expect(headings).to_have_text(["limiter151", "limiter150", "limiter003"])
+    expect(page.locator("#lines li")).to_have_count(197)
+    expect(page.locator("#more-title")).to_have_text(
+        "197 limiters without a decision in the last five minutes"
+    )
+    expect(page.locator("#lines li").first).to_have_text("limiter0001/day, 9/week")
+    heights = page.locator("#lines li").evaluate_all("nodes => nodes.map(node => node.clientHeight)")
+    assert max(heights) < 40  # one line each
+    assert page.evaluate("document.documentElement.scrollHeight") < 12_000
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert violations(page) == []
+
+    server.hit("limiter099", "alice", 20)  # which becomes a card, the first
+    expect(headings).to_have_text(["limiter099", "limiter151", "limiter150", "limiter003"])
+    page.get_by_role("button", name="Show limiter042").press("Enter")
+    expect(headings.last).to_have_text("limiter042")
+    expect(card(page, "limiter042")).to_be_focused()
+    expect(page.locator("#lines li")).to_have_count(195)
+    page.get_by_placeholder("Filter by name").fill("limiter19")
+    expect(headings).to_have_count(0)
+    expect(page.locator("#lines li")).to_have_count(10)
+
+
+def test_a_busy_server_has_few_cards(serving: Serving, look: Look) -> None:
+    server = serving(many_limiters())
+    for number in range(200):
+        server.hit(f"limiter{number:03}", "alice", 1 + number % 20)
+    page = look(server)
+    expect(page.locator("#cards article")).to_have_count(12)
+    expect(page.locator("#cards article h3").first).to_have_text("limiter019")
+    expect(page.locator("#more-title")).to_have_text("188 more limiters")
+
+
+def test_a_store_of_many_limiters_is_one_row(serving: Serving, look: Look) -> None:
+    server = serving(many_limiters("redis://127.0.0.1:1/0"))
+    page = look(server, live=False)
+    row = page.locator("#stores tbody").get_by_role("row")
+    expect(row).to_have_count(1)
+    expect(row.get_by_role("cell").nth(2)).to_have_text("Down")
+    row.get_by_text("200 limiters").click()
+    expect(row).to_contain_text("limiter000, limiter001, ")
+    expect(page.get_by_role("alert")).to_contain_text("200 limiters: everything is admitted")
+    expect(page.locator("#lines .badge:visible")).to_have_count(200)
+
+
 def test_a_dark_page_is_printed_in_dark_letters(serving: Serving, look: Look) -> None:
     page = look(serving(POLICY), color_scheme="light")
     ink = page.evaluate("getComputedStyle(document.body).color")
@@ -310,6 +370,7 @@ def test_a_candidate_is_watched_beside_its_live_rule(
     expect(row.get_by_role("cell").nth(3)).to_have_text("4 57.1%")
     expect(row.get_by_role("cell").nth(5)).to_have_text("2")
     expect(row.get_by_role("cell").nth(6)).to_have_text("0")
+    expect(row.get_by_role("cell").nth(7)).to_contain_text("Warming up until")
     expect(figure(page, "login", "total-admitted")).to_have_text("5")
     row.get_by_text("For the file").click()
     expect(row.get_by_role("group", name="For the policy file")).to_contain_text(

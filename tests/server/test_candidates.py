@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from msgspec import structs
+
+from headgate import (
+    Rule,
+    calendar,
+    concurrent,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+)
 from headgate.policy import AsyncLivePolicy, parse_policy
 from headgate.testing import FakeClock
-from headgate_server.candidates import Candidates
+from headgate_server.candidates import Candidates, warm_at
+from headgate_server.statistics import Snapshot, merged
+from headgate_server.wire import ShadowFigures
 from tests.server.support import Server, problem
 
 RULE = "sliding_window/1m"
@@ -32,6 +47,82 @@ async def test_a_candidate_watches_and_refuses_nothing() -> None:
     assert server.live.policy.limiters["login"].shadow == ()  # what is in force is what the file says
     await candidate(server, None)
     assert server.statistics.tick(server.live, 3).shadow == []
+
+
+async def test_a_candidate_is_compared_from_the_moment_it_is_set() -> None:
+    """Not from the next second on, in which the live rule may have refused already."""
+    server = Server()
+    await server.hit(cost=5)
+    await candidate(server, "3/minute")
+    assert not (await server.hit())["allowed"]
+    (shadow,) = server.statistics.tick(server.live, 1).shadow
+    assert (shadow.asked, shadow.live_refused) == (1, 1)
+    await candidate(server, None)
+    assert not (await server.hit())["allowed"]
+    await candidate(server, "3/minute")
+    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    assert (shadow.asked, shadow.live_refused) == (0, 0)
+
+
+async def test_a_candidate_warms_up_and_then_counts_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    server = Server()
+    await server.hit(cost=5)
+    await candidate(server, "5/minute")  # as the live rule, of whose five units it knows nothing
+    assert not (await server.hit())["allowed"]
+    (shadow,) = server.statistics.tick(server.live, 1).shadow
+    assert (shadow.live_refused, shadow.admitted, shadow.warming_up_until) == (1, 1, now + 61)
+    now += 61
+    server.clock.advance(61)
+    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    assert (shadow.asked, shadow.live_refused, shadow.admitted) == (0, 0, 0)
+    assert shadow.warming_up_until is None
+    for _ in range(7):
+        await server.hit()
+    (shadow,) = server.statistics.tick(server.live, 3).shadow
+    assert (shadow.asked, shadow.refused, shadow.live_refused, shadow.admitted) == (7, 2, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "seconds"),
+    [
+        (sliding_window("5/minute"), 61),  # of 60 buckets
+        (sliding_log("5/minute"), 60),
+        (fixed_window("5/minute"), 20),  # the window began 40 s ago
+        (token_bucket("10/s", burst=30), 3),
+        (token_bucket("10/s", burst=30, tiers={"pro": "10/s burst 90"}), 9),
+        (concurrent(3, lease=30), 30),
+        (calendar("5/day", timezone="UTC"), 86_400 - 100),
+        (sliding_window("0/minute"), 0),
+    ],
+    ids=str,
+)
+def test_a_candidate_is_warm_when_nothing_from_before_would_count(rule: Rule, seconds: int) -> None:
+    begun = 86_400 * 20_000 + 100.0
+    assert warm_at(rule, begun) == begun + seconds
+
+
+async def test_a_reload_that_changes_a_candidate_counts_from_0() -> None:
+    server = Server()
+    await candidate(server, "3/minute")
+    await server.hit()
+    server.statistics.tick(server.live, 1)
+    server.live._use(
+        parse_policy('[limiters.login]\nrules = [{ quota = "5/minute", tiers = { pro = "9/minute" } }]')
+    )
+    (shadow,) = server.statistics.tick(server.live, 2).shadow
+    assert shadow.asked == 0
+    await server.hit()
+    (shadow,) = server.statistics.tick(server.live, 3).shadow
+    assert shadow.asked == 1
+
+
+def test_figures_of_a_worker_that_ended_before_the_warm_up_did_are_left_out() -> None:
+    figures = ShadowFigures("login", "candidate", "", 4, 3, 0, candidate_for=RULE, live_refused=2)
+    ended = structs.replace(figures, warming_up_until=99.0)
+    tick = merged(100, [Snapshot({}, shadow=[figures])], [Snapshot({}, shadow=[ended])], 0, {})
+    assert tick.shadow == [figures]
 
 
 async def test_a_larger_candidate_says_what_it_would_have_admitted() -> None:
@@ -102,6 +193,7 @@ async def test_workers_share_their_candidates(tmp_path: Path) -> None:
     first.set("login", RULE, "2/minute")
     second.refresh()
     assert [str(rule.quota) for rule in lives[1]["login"].policy.shadow] == ["2/minute"]
+    assert first._watched == second._watched
 
 
 async def test_a_candidate_counts_what_its_live_rule_counts() -> None:

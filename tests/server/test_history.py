@@ -81,6 +81,31 @@ def test_steps_that_are_too_old_go_even_after_a_pause() -> None:
     assert [step.time for step in hour.steps] == [3_600]
 
 
+def test_a_clock_that_is_set_back_leaves_the_order() -> None:
+    history = DecisionHistory()
+    for at in (*range(7_190, 7_210), 3_600 + 50):
+        history.add(tick(at, login=Figures(1)))
+    assert seconds(history) == [3_650]
+    history.add(tick(3_670, login=Figures(1)))
+    history.add(tick(3_669, login=Figures(1)))  # by a second
+    assert seconds(history) == [3_650, 3_669]
+    for name, begin in (("hour", [3_600, 3_660]), ("day", [3_600])):
+        found = history.range(name)
+        assert found is not None
+        assert [step.time for step in found.steps] == begin
+
+
+def test_a_file_from_the_future_leaves_the_order(tmp_path: Path) -> None:
+    before, after = DecisionHistory(), DecisionHistory()
+    before.keep_in(tmp_path / "history")
+    for at in (100, 10_000):
+        before.add(tick(at, login=Figures(1)))
+    before.save()
+    after.keep_in(tmp_path / "history")
+    after.add(tick(200, login=Figures(1)))
+    assert seconds(after) == [100, 200]
+
+
 def test_it_is_kept_over_a_restart(tmp_path: Path) -> None:
     before, after = DecisionHistory(), DecisionHistory()
     before.keep_in(tmp_path / "history")

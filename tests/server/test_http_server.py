@@ -554,6 +554,18 @@ async def test_a_request_for_another_protocol_keeps_its_body() -> None:
         assert b" 400 " in await answers_of(port, b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
 
+async def test_a_request_for_another_protocol_keeps_its_version() -> None:
+    """The answer to one of HTTP/1.0 ends the connection, and has no chunks."""
+    ask = b"GET /healthz HTTP/1.0\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    async with http_server_of(Server()) as port:
+        answer = await answers_of(port, ask)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nconnection: close\r\n" in answer
+        events = ask.replace(b"/healthz", b"/v1/events")
+        async with asyncio.timeout(READ_SECONDS), connected(port, events) as (reader, _):
+            assert b"chunked" not in await reader.readuntil(b"\r\n\r\n")
+
+
 async def test_a_client_that_still_sends_its_body_can_read_the_answer() -> None:
     """A connection that is closed under what arrives is reset, and the answer lost with it."""
     async with (

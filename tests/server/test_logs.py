@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headgate_server import logs
-from headgate_server.logs import MOST_ALIKE, PERIOD, SparingFilter
+from headgate_server.logs import MOST_ALIKE, MOST_KINDS, PERIOD, STRANGER, SparingFilter
 from tests.server.support import READ_SECONDS, eventually, serving
 from tests.server.test_startup import MEMORY, connect
 
@@ -32,15 +34,52 @@ def test_records_of_one_kind_are_limited_and_the_rest_is_counted(monkeypatch: py
     assert again.getMessage() == "request 1 failed"
 
 
-def test_every_reset_is_logged() -> None:
-    """Only callers who may administer cause them; what strangers cause is limited in the same log."""
+def audit_record(stranger: str | None) -> logging.LogRecord:
+    found = logging.LogRecord("headgate.audit", logging.WARNING, "access.py", 7, "refused", (), None)
+    if stranger is not None:
+        setattr(found, STRANGER, stranger)
+    return found
+
+
+def test_what_callers_with_a_token_do_is_always_logged() -> None:
     sparing = SparingFilter()
-    for level, logged in ((logging.INFO, 3 * MOST_ALIKE), (logging.WARNING, MOST_ALIKE)):
-        records = [
-            logging.LogRecord("headgate.audit", level, "x.py", level, "", (), None)
-            for _ in range(3 * MOST_ALIKE)
-        ]
-        assert sum(map(sparing.filter, records)) == logged
+    assert all(sparing.filter(audit_record(None)) for _ in range(3 * MOST_ALIKE))
+
+
+def test_no_stranger_hides_another() -> None:
+    sparing = SparingFilter()
+    noisy = [sparing.filter(audit_record("192.0.2.1")) for _ in range(3 * MOST_ALIKE)]
+    assert sum(noisy) == MOST_ALIKE
+    assert sparing.filter(audit_record("192.0.2.2"))
+    assert sparing.filter(audit_record(None))
+
+
+def test_many_strangers_fill_neither_disk_nor_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    sparing = SparingFilter()
+    logged = sum(sparing.filter(audit_record(f"2001:db8::{number:x}")) for number in range(10 * MOST_KINDS))
+    assert logged == MOST_KINDS + MOST_ALIKE
+    now[0] += PERIOD
+    assert sparing.filter(audit_record("192.0.2.3"))  # counted by itself again
+    assert [sparing.filter(audit_record("192.0.2.4")) for _ in range(MOST_ALIKE)] == [True] * MOST_ALIKE
+
+
+def test_wrong_tokens_do_not_hide_a_refused_token(tmp_path: Path) -> None:
+    """A stranger sends many wrong tokens, and then a known one asks for more than it may do."""
+    digest = hashlib.sha256(b"known").hexdigest()
+    policy = f'{MEMORY}\n[server.tokens.app]\nsha256 = "{digest}"\nmay = ["decide"]\n'
+    with serving(tmp_path, policy) as server, httpx.Client(base_url=server.url) as client:
+        for _ in range(3 * MOST_ALIKE):
+            assert client.get("/v1/limiters", headers={"authorization": "Bearer wrong"}).status_code == 401
+        for _ in range(2 * MOST_ALIKE):
+            reset = client.post(
+                "/v1/limiters/login/reset", json={"key": "a"}, headers={"authorization": "Bearer known"}
+            )
+            assert reset.status_code == 403
+        lines = server.log.splitlines()
+        assert sum("this token is not in the policy" in line for line in lines) == MOST_ALIKE
+        assert sum("the token 'app' may not administer" in line for line in lines) == 2 * MOST_ALIKE
 
 
 def test_malformed_requests_do_not_fill_the_log(tmp_path: Path) -> None:

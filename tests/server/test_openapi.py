@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +144,12 @@ async def test_permissions_are_in_the_document() -> None:
     assert paths["/v1/limiters/{name}/reset"]["post"]["security"] == [{"bearer": ["administer"]}, {}]
     assert paths["/v1/limiters"]["get"]["security"] == [{"bearer": []}, {}]
     assert paths["/healthz"]["get"]["security"] == []
+
+
+def test_the_permissions_table_in_the_docs_is_complete() -> None:
+    text = (Path(__file__).parents[2] / "docs/reference/server.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(decide|administer)` \| (.*) \|$", text, re.MULTILINE))
+    for route in table():
+        if route.needs in rows:
+            operation = route.path.rpartition("/")[2]
+            assert re.search(rf"\b{operation}\b", rows[route.needs]), f"{operation} needs {route.needs}"

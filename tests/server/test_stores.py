@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,10 +12,13 @@ from urllib.parse import quote
 
 import pytest
 
+from headgate.policy import parse_policy
 from headgate.stores.postgres import migrate
 from headgate.testing import FakeClock
 from headgate.testing.postgres_server import new_database
 from headgate.testing.servers import RedisServer
+from headgate_server import kept_result
+from headgate_server.kept_result import KEPT_SECONDS
 from tests.integration.waiting import until
 from tests.server.support import Server
 
@@ -156,7 +160,44 @@ async def test_a_replica_is_not_ready() -> None:
         assert (await readiness(primary.url))["reason"] is None
 
 
-async def test_a_store_that_was_down_is_ready_again() -> None:
+async def test_many_readiness_requests_ask_a_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may send them, and each would write to the store."""
+    now = 1000.0
+    monkeypatch.setattr(kept_result, "monotonic", lambda: now)
+    with RedisServer() as redis:
+        server = Server(f'[limiters.far]\nrules = ["5/minute"]\nstore = "{redis.url}"\ndeadline = 30')
+        await server.hit("far")
+        await server.client.get("/readyz")
+        before = scripts_and_connections(redis)
+        now += KEPT_SECONDS
+        responses = await asyncio.gather(*(server.client.get("/readyz") for _ in range(20)))
+        responses += [await server.client.get("/readyz") for _ in range(20)]
+        assert {response.status_code for response in responses} == {200}
+        scripts, connections = scripts_and_connections(redis)
+        assert scripts - before[0] == 1
+        assert connections - before[1] == 1  # that of this second look
+        await server.live.aclose()
+
+
+def scripts_and_connections(redis: RedisServer) -> tuple[int, int]:
+    """Return how many scripts a server has run, and how many connections it has accepted."""
+    stats = redis.command("INFO", "everything")
+    calls = re.findall(rb"cmdstat_evalsha?:calls=(\d+)", stats)
+    accepted = re.search(rb"total_connections_received:(\d+)", stats)
+    assert accepted is not None
+    return sum(map(int, calls)), int(accepted[1])
+
+
+async def test_readiness_is_that_of_the_policy_in_force() -> None:
+    server = Server('[limiters.near]\nrules = ["5/minute"]')
+    assert (await server.client.get("/readyz")).status_code == 200
+    server.live._use(parse_policy('[limiters.far]\nrules = ["5/minute"]\nstore = "redis://127.0.0.1:1/0"'))
+    assert (await server.client.get("/readyz")).status_code == 503
+    await server.live.aclose()
+
+
+async def test_a_store_that_was_down_is_ready_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_result, "KEPT_SECONDS", 0.0)
     with RedisServer() as redis:
         server = Server(f'[limiters.far]\nrules = ["5/minute"]\nstore = "{redis.url}"\ndeadline = 30')
         assert (await server.client.get("/readyz")).status_code == 200

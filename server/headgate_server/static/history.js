@@ -52,6 +52,22 @@ export class History {
     return sum;
   }
 
+  /**
+   * What each limiter that decided something has decided in a range and in the last five minutes, by name. Recent decisions
+   * count twice where both are known: this is for comparing limiters.
+   */
+  sums(range) {
+    const sums = new Map();
+    for (const { limiters } of [...this.#steps, ...(this.#past.get(range) ?? [])]) {
+      for (const [name, counts] of Object.entries(limiters)) {
+        if (decisionsOf(counts) === 0) continue;
+        if (!sums.has(name)) sums.set(name, { ...NOTHING });
+        addTo(sums.get(name), counts);
+      }
+    }
+    return sums;
+  }
+
   /** The bars of a chart, oldest first: rates per second, or null where nothing is known. The newest is still growing. */
   bins(name, range = RANGES.minutes) {
     const { bin: size, bins: number } = range;

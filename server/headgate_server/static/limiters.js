@@ -1,17 +1,22 @@
 // One card per limiter: its rules in words, its last five minutes, its totals.
+//
+// From a few limiters on, those that refuse and fail most come first, and one without decisions is a line that opens its card.
 
 import { RateChart } from "./chart.js";
 import { byId, copyText, el, entry, keyed, setText, show } from "./dom.js";
 import { RANGES, RECENT, decisionsOf, sumOf } from "./history.js";
 import { count, failureWords, heldWords, moment, plural, rate, rateOf, share, span } from "./words.js";
 
-const FILTER_FROM = 7; // limiters: fewer are seen at a glance
+const FILTER_FROM = 7; // limiters: fewer are seen at a glance, in the order of the file
+const MOST_CARDS = 12; // of limiters that decide; the others are lines
 
 let limiters = [];
 let onTry = () => {};
 let latest = null;
 let range = RANGES.minutes;
 let cards = new Map();
+let lines = new Map();
+const opened = new Set(); // names of limiters whose card somebody wants to see
 const widths = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) target.chart.resize(contentRect.width);
 });
@@ -37,15 +42,86 @@ export function setLimiters(described) {
 }
 
 function showCards() {
+  arrange();
+  drawAll();
+}
+
+function arrange() {
   const label = byId("filter-label");
   const wanted = label.hidden ? "" : byId("filter").value.trim().toLowerCase();
   const shown = limiters.filter(({ name }) => name.toLowerCase().includes(wanted));
   const empty = byId("no-limiters");
   if (limiters.length) setText(empty, shown.length ? "" : "No limiter has a name like that.");
   show(empty, shown.length === 0);
-  cards = keyed(byId("cards"), shown, ({ name }) => name, createCard, describeCard);
-  if (latest) drawLimiters(latest);
+  const { first, rest, idle } = ranked(shown);
+  cards = keyed(byId("cards"), first, ({ name }) => name, createCard, describeCard);
+  lines = keyed(byId("lines"), rest, ({ name }) => name, createLine, describeLine);
+  show(byId("more"), rest.length > 0);
+  setText(byId("more-title"), moreWords(rest.length, idle));
 }
+
+function moreWords(all, idle) {
+  const quiet = `without a decision in ${range.words}`;
+  if (all === idle) return `${plural(all, "limiter")} ${quiet}`;
+  return `${plural(all, "more limiter")}${idle ? `, ${count(idle)} ${quiet}` : ""}`;
+}
+
+/** Which limiters are shown as cards, which as lines, and how many of these decided nothing. */
+function ranked(shown) {
+  if (limiters.length < FILTER_FROM) return { first: shown, rest: [], idle: 0 };
+  if (!latest?.newest) return { first: [], rest: [], idle: 0 }; // which will be known in a second
+  const sums = latest.sums(range);
+  const trouble = ({ name }) => (sums.get(name)?.refused ?? 0) + (sums.get(name)?.degraded ?? 0);
+  const isBusy = ({ name }) => sums.has(name) || heldWords(entry(latest.newest.held, name) ?? {}) !== "";
+  const busy = shown.filter(isBusy).sort((one, other) => trouble(other) - trouble(one));
+  const idle = shown.filter((limiter) => !isBusy(limiter));
+  const isFirst = ({ name }, place) => place < MOST_CARDS || opened.has(name);
+  const isOpened = ({ name }) => opened.has(name);
+  return {
+    first: [...busy.filter(isFirst), ...idle.filter(isOpened)],
+    rest: [...busy.filter((limiter, place) => !isFirst(limiter, place)), ...idle.filter((limiter) => !isOpened(limiter))],
+    idle: idle.filter((limiter) => !isOpened(limiter)).length,
+  };
+}
+
+/** Whether somebody points at limiters or has moved the focus there: then they stay where they are. */
+const isInUse = () => cards.size > 0 && [byId("cards"), byId("lines")].some((node) => node.matches(":hover, :focus-within"));
+
+function createLine({ name }) {
+  const line = {
+    name,
+    quotas: el("span", { class: "line-quotas", dir: "auto" }),
+    badge: el("span", { class: "badge badge-bad", hidden: true }),
+    now: el("span", { class: "line-now" }),
+  };
+  const open = el("button", { type: "button", class: "line-open", click: () => openCard(name) }, el("bdi", {}, name));
+  open.setAttribute("aria-label", `Show ${name}`);
+  line.node = el("li", { class: "line" }, open, line.quotas, line.badge, line.now);
+  return line;
+}
+
+function describeLine(line, { rules }) {
+  setText(line.quotas, rules.map(({ quota }) => quota).join(", "));
+}
+
+function openCard(name) {
+  opened.add(name);
+  showCards();
+  const { node } = cards.get(name);
+  node.tabIndex = -1;
+  node.focus();
+  node.scrollIntoView({ block: "nearest" });
+}
+
+function drawLine(line, { newest: tick }) {
+  const now = latest.sum(RECENT, line.name);
+  setText(line.now, decisionsOf(now) ? `${rateOf(now, decisionsOf)}/s` : "");
+  const down = isDown(tick, line.name);
+  setText(line.badge, down ? "Store down" : "");
+  show(line.badge, down);
+}
+
+const isDown = (tick, name) => tick.stores.some((store) => store.limiter === name && !store.up);
 
 function createCard({ name }) {
   const card = {
@@ -158,13 +234,21 @@ function inFile({ name, source, toml }) {
 /** Let the charts look back as far as this. */
 export function showRange(chosen) {
   range = chosen;
-  if (latest) drawLimiters(latest);
+  showCards();
 }
 
 export function drawLimiters(history) {
   latest = history;
+  if (limiters.length >= FILTER_FROM && !isInUse()) arrange();
+  drawAll();
+}
+
+function drawAll() {
+  const history = latest;
+  if (!history) return;
   if (history.newest) setText(byId("totals-since"), `Totals since ${moment(history.newest.started)}.`);
   for (const card of cards.values()) drawCard(card, history);
+  if (history.newest) for (const line of lines.values()) drawLine(line, history);
 }
 
 function drawCard(card, history) {
@@ -189,7 +273,7 @@ function drawCard(card, history) {
 }
 
 function drawBadge(card, tick, now) {
-  const down = tick.stores.some((store) => store.limiter === card.name && !store.up);
+  const down = isDown(tick, card.name);
   setText(card.badge, down ? "Store down" : now.degraded ? "Store was not asked" : "");
   show(card.badge, down || now.degraded > 0);
   card.badge.title = now.degraded ? `${plural(now.degraded, "decision")} without the store in the last ${RECENT} s` : "";

@@ -3,6 +3,8 @@
 import { byId, el, keyed, setText, show } from "./dom.js";
 import { failureWords, moment, plural } from "./words.js";
 
+const MOST_NAMED = 5; // limiters of a store; more are counted
+
 /** The stores of a tick that are down, each with its limiters. */
 export function outages({ stores }) {
   const down = Map.groupBy(stores.filter(({ up }) => !up), ({ store }) => store);
@@ -30,10 +32,16 @@ export function drawOutage(down, limiters) {
   keyed(byId("outage-list"), down, ({ store }) => store, createStore, (row, outage) => {
     setText(row.since, Number.isFinite(outage.since) ? ` has not counted since ${moment(outage.since)}: ` : ": ");
     setText(row.error, outage.error);
-    keyed(row.limiters, outage.limiters, (name) => name, createLimiter, (item, name) => {
-      setText(item.words, policies.has(name) ? `: ${failureWords(policies.get(name))}` : "");
-    });
+    keyed(row.limiters, policyLines(outage.limiters, policies), (line) => JSON.stringify(line), createLine);
   });
+}
+
+/** What each limiter does meanwhile; of many limiters, how many do what. */
+function policyLines(names, policies) {
+  const lines = names.map((who) => ({ who, words: policies.has(who) ? `: ${failureWords(policies.get(who))}` : "" }));
+  if (names.length <= MOST_NAMED) return lines;
+  const groups = Map.groupBy(lines, ({ words }) => words);
+  return [...groups].map(([words, some]) => ({ who: plural(some.length, "limiter"), words }));
 }
 
 function createStore({ store }) {
@@ -42,7 +50,6 @@ function createStore({ store }) {
   return row;
 }
 
-function createLimiter(name) {
-  const words = el("span");
-  return { words, node: el("li", {}, el("b", { dir: "auto" }, name), words) };
+function createLine({ who, words }) {
+  return { node: el("li", {}, el("b", { dir: "auto" }, who), words) };
 }

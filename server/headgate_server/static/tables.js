@@ -63,18 +63,52 @@ function badge(title, of) {
   };
 }
 
-const pair = (item) => JSON.stringify([item.limiter, item.rule ?? item.key ?? item.store]);
+const MOST_NAMED = 3; // limiters of a store; more are counted, and named on demand
 
-const stores = new Table("Stores and breakers, by limiter", [
-  name("Limiter", (store) => store.limiter),
+const stores = new Table("Stores and breakers", [
   name("Store", (store) => store.store),
-  badge("State", (store) => ({ good: store.up, words: store.up ? "Up" : "Down" })),
+  {
+    title: "Limiters",
+    write(cell, { limiters }) {
+      const names = limiters.join(", ");
+      if (limiters.length <= MOST_NAMED) {
+        cell.querySelector("details")?.remove();
+        nameInto(cell, names);
+        return;
+      }
+      if (!cell.querySelector("details")) cell.replaceChildren(el("details", {}, el("summary"), el("span", { class: "sub", dir: "auto" })));
+      setText(cell.querySelector("summary"), plural(limiters.length, "limiter"));
+      setText(cell.querySelector("span"), names);
+    },
+  },
+  badge("State", ({ down, limiters }) => ({ good: down === 0, words: stateWords(down, limiters.length) })),
   badge("Breaker", (store) => ({ good: store.breaker === "closed", words: capital(store.breaker) })),
   number("Failures", (store) => store.failures),
   number("p50", (store) => latency(store.p50)),
   number("p99", (store) => latency(store.p99)),
   number("Last contact", (store) => (store.last_contact === null ? "–" : moment(store.last_contact))),
 ]);
+
+function stateWords(down, limiters) {
+  if (down === 0) return "Up";
+  return down === limiters ? "Down" : `Down for ${count(down)} of ${count(limiters)}`;
+}
+
+/** The stores of a tick, which has an entry per limiter, one by one; those that are down first. */
+function byStore(list) {
+  const largest = (entries, of) => entries.map(of).reduce((most, value) => (value > (most ?? -Infinity) ? value : most), null);
+  const found = [...Map.groupBy(list, ({ store }) => store)].map(([store, entries]) => ({
+    store,
+    limiters: entries.map(({ limiter }) => limiter),
+    down: entries.filter(({ up }) => !up).length,
+    breaker: entries.find(({ breaker }) => breaker !== "closed")?.breaker ?? "closed",
+    failures: largest(entries, ({ failures }) => failures),
+    p50: largest(entries, ({ p50 }) => p50),
+    p99: largest(entries, ({ p99 }) => p99),
+    last_contact: largest(entries, ({ last_contact: last }) => last),
+  }));
+  return found.sort((one, other) => (other.down > 0) - (one.down > 0));
+}
 
 const shadows = new Table("Shadow rules and what they would have refused", [
   name("Limiter", (shadow) => shadow.limiter),
@@ -102,15 +136,23 @@ const shadows = new Table("Shadow rules and what they would have refused", [
   {
     title: "Candidate",
     write(cell, shadow) {
-      if (shadow.candidate_for === null || cell.firstChild) return;
-      const stop = el("button", { type: "button", class: "quiet" }, "Stop");
-      stop.setAttribute("aria-label", `Stop watching ${shadow.rule} in ${shadow.limiter}`);
-      stop.addEventListener("click", () => watch(shadow.limiter, shadow.candidate_for, null));
-      const lines = el("pre", { tabindex: 0, role: "group", "aria-label": "For the policy file" }, snippet(shadow));
-      cell.append(stop, el("details", {}, el("summary", {}, "For the file"), lines));
+      if (shadow.candidate_for === null) return;
+      if (!cell.firstChild) createCandidate(cell, shadow);
+      const until = shadow.warming_up_until;
+      const words = until && `Warming up until ${moment(until)}: what was counted before is missing. Then the figures start from 0.`;
+      setText(cell.querySelector(".warming"), words || "");
     },
   },
 ]);
+
+function createCandidate(cell, shadow) {
+  const stop = el("button", { type: "button", class: "quiet" }, "Stop");
+  stop.setAttribute("aria-label", `Stop watching ${shadow.rule} in ${shadow.limiter}`);
+  stop.addEventListener("click", () => watch(shadow.limiter, shadow.candidate_for, null));
+  const lines = el("pre", { tabindex: 0, role: "group", "aria-label": "For the policy file" }, snippet(shadow));
+  const warming = el("span", { class: "sub warming" });
+  cell.append(stop, warming, el("details", {}, el("summary", {}, "For the file"), lines));
+}
 
 const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("_", " ");
 
@@ -143,7 +185,7 @@ const refusedList = el("ol", { class: "refused-list" });
 
 function drawStores(list) {
   only(byId("stores-body"), list.length ? stores.node : noStores);
-  stores.draw(list, pair);
+  stores.draw(byStore(list), ({ store }) => store);
 }
 
 function drawShadows(list) {

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
+from headgate_server.kept_result import KeptResult
+
 Check = Callable[[], Awaitable[object]]
 
 PATHS = ("/health", "/livez", "/readyz", "/metrics")
@@ -35,9 +37,14 @@ def add_health(app: FastAPI, stores: Mapping[str, Check], patience: float = PATI
         """Say that the process answers."""
         return {"status": "ok"}
 
+    async def ask_all() -> list[str]:
+        return await asyncio.gather(*(_state(name, check, patience) for name, check in stores.items()))
+
+    kept = KeptResult(ask_all)  # anybody may ask for it
+
     async def ready() -> JSONResponse:
-        """Say whether every store answers; 503 if one does not."""
-        states = await asyncio.gather(*(_state(name, check, patience) for name, check in stores.items()))
+        """Say whether every store answers; 503 if one does not. The stores are asked at most once a second."""
+        states = await kept.get()
         is_ready = all(state == "ok" for state in states)
         body = {
             "status": "ok" if is_ready else "unavailable",

@@ -7,6 +7,7 @@ needed too. This reads a text that `tomllib` has accepted already, so it need on
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from itertools import count
 
@@ -74,7 +75,7 @@ class _Walk:
         keys: list[str] = []
         while True:
             self._take(_BLANK)
-            keys.append(self._take(_STRING)[1:-1] if self.text[self.at] in "\"'" else self._take(_BARE))
+            keys.append(_unquoted(self._take(_STRING)) if self.text[self.at] in "\"'" else self._take(_BARE))
             self._take(_BLANK)
             if self.text[self.at] != ".":
                 return tuple(keys)
@@ -119,3 +120,9 @@ class _Walk:
     def _note(self, path: Path, at: int) -> None:
         line_start = self.text.rfind("\n", 0, at) + 1
         self.found.setdefault(path, (self.text.count("\n", 0, at) + 1, at - line_start + 1))
+
+
+def _unquoted(string: str) -> str:
+    """Return the text of a quoted key, with its escapes resolved."""
+    text: str = tomllib.loads(f"key = {string}")["key"]
+    return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 
 from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import RedisServer
+from headgate_server import kept_result
 from headgate_services import mail, petitions, telegram, tiers
 from headgate_services.common.health import add_health
 from tests.apps.timeouts import PATIENCE
@@ -93,6 +95,24 @@ async def test_petitions_are_ready_while_the_database_answers() -> None:
             postgres.resume()
 
 
+async def test_many_requests_ask_a_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may send them."""
+    monkeypatch.setattr(kept_result, "KEPT_SECONDS", math.inf)
+    asked: list[None] = []
+
+    async def check() -> None:
+        await asyncio.sleep(0)
+        asked.append(None)
+
+    app = FastAPI()
+    add_health(app, {"store": check})
+    async with client_of(app) as client:
+        answers = await asyncio.gather(*(states(client) for _ in range(20)))
+        answers += [await states(client) for _ in range(20)]
+    assert answers == [(200, {"store": "ok"})] * 40
+    assert len(asked) == 1
+
+
 async def test_a_store_that_never_answers_is_not_waited_for() -> None:
     async def hang() -> None:
         await forever.wait()
@@ -102,6 +122,11 @@ async def test_a_store_that_never_answers_is_not_waited_for() -> None:
     add_health(app, {"slow": hang}, patience=0.01)
     async with client_of(app) as client:
         assert await states(client) == (503, {"slow": "unavailable"})
+
+
+@pytest.fixture(autouse=True)
+def _every_request_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_result, "KEPT_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)

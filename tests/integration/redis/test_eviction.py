@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from headgate import AsyncLimiter, Limiter
@@ -52,6 +54,22 @@ async def test_a_server_that_does_not_say_is_no_failure(server: RedisServer, fla
     async with RedisStore(f"redis://ann:hunter2@127.0.0.1:{server.port}") as store:
         await done(flavour("5/hour", name="x", store=store).ping())
         assert "if its maxmemory-policy" in store.guarantees.may_lose
+
+
+def accepted(server: RedisServer) -> int:
+    """Return how many connections a server has accepted."""
+    found = re.search(rb"total_connections_received:(\d+)", server.command("INFO", "stats"))
+    assert found is not None
+    return int(found[1])
+
+
+async def test_a_second_ping_needs_no_connection(server: RedisServer, flavour: Flavour) -> None:
+    async with RedisStore(server.url) as store:
+        limiter = flavour("5/hour", name="x", store=store)
+        await done(limiter.ping())
+        before = accepted(server)
+        await done(limiter.ping())
+        assert accepted(server) - before == 1  # the one that asks
 
 
 def test_a_reply_without_these_figures_says_nothing() -> None:

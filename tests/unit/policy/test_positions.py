@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.policy import PolicyError, parse_policy
 from headgate.policy.positions import Path, positions
 
 TEXT = '''# a comment with "quotes" and [brackets]
@@ -44,6 +48,12 @@ def test_every_value_is_found_where_it_stands() -> None:
     assert not any("not" in path for path in found)
 
 
+@pytest.mark.parametrize("name", [r'"l\u006fgin"', r'"a\"b"', '"tab\\t"', "'a\\b'", '""'])
+def test_an_error_in_a_table_with_a_quoted_name_has_its_line(name: str) -> None:
+    with pytest.raises(PolicyError, match=r"^policy:5:10: "):
+        parse_policy(f'[limiters.a]\nrules = ["5/minute"]\n\n[limiters.{name}]\nrules = ["5/fortnight"]\n')
+
+
 def leaves(value: object, path: Path = ()) -> dict[Path, object]:
     """Return every value that is no table and no array, by path."""
     if isinstance(value, dict):
@@ -53,16 +63,21 @@ def leaves(value: object, path: Path = ()) -> dict[Path, object]:
     return {path: value}
 
 
+def written_key(name: str) -> str:
+    """Return a name as TOML, in quotes and with escapes if it needs them."""
+    return name if re.fullmatch("[a-z0-9_-]+", name) else json.dumps(name)
+
+
 def written(value: object) -> str:
     """Return a value as TOML, arrays and tables over several lines with comments in between."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {written(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{written_key(key)} = {written(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list):
         return "[ # ]\n" + "".join(f"  {written(item)}, # ,\n" for item in value) + "]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-NAMES = st.text("abc_-9", min_size=1, max_size=5)
+NAMES = st.text("abc_-9", min_size=1, max_size=5) | st.text("a\"'\\\n .]#=é", max_size=5)
 VALUES = st.recursive(
     st.integers(-99, 99) | st.text("ab ,#[]{}=.", max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, st.integers(0, 9), max_size=3),
@@ -75,7 +90,8 @@ def test_each_leaf_of_any_document_is_found_where_it_is_written(
     document: dict[str, dict[str, object]],
 ) -> None:
     text = "".join(
-        f"[{table}]\n" + "".join(f"{key} = {written(value)}\n" for key, value in pairs.items())
+        f"[{written_key(table)}]\n"
+        + "".join(f"{written_key(key)} = {written(value)}\n" for key, value in pairs.items())
         for table, pairs in document.items()
     )
     assert tomllib.loads(text) == document

@@ -8,6 +8,7 @@ engine that all stores over a network share).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TypeVar, cast
 
@@ -51,6 +52,9 @@ logger = logging.getLogger("headgate")
 
 DEFAULT_DEADLINE = 1.0
 """Seconds."""
+
+INSPECT_SECONDS = 60.0
+"""Least time between two inspections of a server's settings."""
 
 _MAY_LOSE = "nothing when a client dies. When the server does, what it had not written to disk or replicated"
 
@@ -99,6 +103,7 @@ class RedisStore(RemoteStore):
         self._is_cluster = cluster or place.is_cluster or is_client_of_cluster
         self._tag: Tag | None = cast(Tag, tag) if self._is_cluster else None
         self._evicts: str | None = None  # not known yet
+        self._inspected_at = -math.inf
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
         self._cluster = Cluster(self.endpoint, self._threads, self._tasks)
@@ -119,12 +124,21 @@ class RedisStore(RemoteStore):
         )
 
     def inspect_server(self) -> None:
-        """Find out what else is to be known of the server; part of `ping`."""
-        self._note_eviction(eviction.ask(self.endpoint, self.deadline))
+        """Find out what else is to be known of the server; part of `ping`, but only once a minute."""
+        if self._may_inspect():
+            self._note_eviction(eviction.ask(self.endpoint, self.deadline))
 
     async def ainspect_server(self) -> None:
-        """As `inspect_server`, for coroutines."""
-        self._note_eviction(await eviction.ask_async(self.endpoint, self.deadline))
+        """Like `inspect_server`, for coroutines."""
+        if self._may_inspect():
+            self._note_eviction(await eviction.ask_async(self.endpoint, self.deadline))
+
+    def _may_inspect(self) -> bool:
+        """Return whether the last inspection, which takes a connection, was long ago."""
+        is_due = time.monotonic() - self._inspected_at >= INSPECT_SECONDS
+        if is_due:
+            self._inspected_at = time.monotonic()
+        return is_due
 
     def _note_eviction(self, policy: str | None) -> None:
         if policy and policy != self._evicts:

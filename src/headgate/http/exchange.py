@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Generic, NoReturn
 
-from headgate import AsyncLimiter
+from headgate import AsyncLimiter, Hold
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
@@ -199,7 +199,10 @@ _ending: set[asyncio.Future[None]] = set()
 async def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
     for hold, cost in finals:
         try:
-            await hold.settle(cost)
+            if isinstance(hold, Hold):  # of a REST framework throttle, which runs in a thread
+                await asyncio.to_thread(hold.settle, cost)
+            else:
+                await hold.settle(cost)
         except StoreError:
             logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
 

@@ -123,7 +123,7 @@ class WSGIExchange(Exchange[Limiter]):
         _settle_all(self.over())
 
 
-def decide(limit: RequestLimit[Limiter], request: Any, exchange: WSGIExchange | None) -> Asked:
+def decide(limit: RequestLimit[Limiter], request: Any, exchange: Exchange[Any] | None) -> Asked:
     """Ask a limit about a request; what is held until its response is kept in the exchange.
 
     Raises:

@@ -129,13 +129,15 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     async def ask(
         self, limit: RequestLimit[AsyncLimiter], scope: Scope, request: Any = None
     ) -> Answer | None:
-        """Ask a limit about the request, and return the answer to send if it is not admitted.
+        """Ask a limit about the request, and return the answer to send if it is not admitted. A preflight is not counted.
 
         Args:
             limit: The limit.
             scope: The request.
             request: What the functions of the limit take, if that is not the scope.
         """
+        if is_preflight(scope):
+            return None
         request = scope if request is None else request
         try:
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
@@ -227,6 +229,13 @@ async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) ->
 def can_deny(scope: Scope) -> bool:
     """Return whether the server can answer a WebSocket handshake with a response."""
     return "websocket.http.response" in scope.get("extensions", {})
+
+
+def is_preflight(scope: Scope) -> bool:
+    """Return whether this is a CORS preflight. A browser sends it before a request that a page makes to another origin."""
+    if scope.get("method") != "OPTIONS":
+        return False
+    return {name for name, _ in scope["headers"]} >= {b"origin", b"access-control-request-method"}
 
 
 def accepted_by(scope: Scope) -> bytes | None:

@@ -25,7 +25,7 @@ from headgate.http.django import outer_exchange, scope_of
 from headgate.http.headers import put_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import TOO_LARGE, UNAVAILABLE
-from headgate.http.wsgi import decide
+from headgate.http.wsgi import decide, is_preflight
 from headgate.stores import Store
 
 with needing("headgate.http.rest_framework", "rest-framework"):
@@ -64,7 +64,7 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether a request is admitted."""
         limit = self.limit
-        if limit.exempt is not None and limit.exempt(request):
+        if is_preflight(request._request.META) or (limit.exempt is not None and limit.exempt(request)):
             return True
         exchange = outer_exchange(
             request._request

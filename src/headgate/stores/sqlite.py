@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from headgate._checks import check_text
-from headgate.algorithms import Algorithm, Receipt, SlidingWindow, State, decide_all
+from headgate.algorithms import Algorithm, Receipt, SlidingWindow, State, decide_all, is_state
 from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
+from headgate.errors import StoreConflict
 from headgate.keys import Key, key_picker, note_key, storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.base import (
@@ -36,7 +37,7 @@ from headgate.stores.base import (
 )
 from headgate.stores.request import Request
 from headgate.stores.sqlite_file import SQLiteFile, look_after
-from headgate.stores.sqlite_log import LONGEST_STATE, SCHEMA, LargeLog, pack, unpack
+from headgate.stores.sqlite_log import LONGEST_STATE, NO_STATE, SCHEMA, LargeLog, pack, unpack
 
 _WRITES_PER_CLEANING = 64
 _ROWS_PER_CLEANING = 128
@@ -311,6 +312,9 @@ def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> S
     if found is None:
         return None
     try:
-        return unpack(found[0])
+        state = unpack(found[0])
     except (struct.error, TypeError):
         return LargeLog.load(connection, row, algorithm, found[0])
+    if not is_state(algorithm, state):
+        raise StoreConflict(NO_STATE.format(row))
+    return state

@@ -59,7 +59,7 @@ _DELETE_ALL = "DELETE FROM headgate_chunks WHERE id = ?"
 
 _TAG = b"L"
 _HEADER = 4
-_NO_STATE = "SQLite: the row {!r} of headgate_states does not hold a state"
+NO_STATE = "SQLite: the row {!r} of headgate_states does not hold a state"
 _LAST = 2**63 - 1
 """An index after every other."""
 
@@ -100,10 +100,10 @@ class LargeLog:
         try:
             numbers = unpack(packed[1:])
         except (struct.error, TypeError) as error:
-            raise StoreConflict(_NO_STATE.format(row)) from error
+            raise StoreConflict(NO_STATE.format(row)) from error
         tail = numbers[_HEADER:]
         if packed[:1] != _TAG or not tail or len(tail) % 2 or not isinstance(window, SlidingWindow):
-            raise StoreConflict(_NO_STATE.format(row))
+            raise StoreConflict(NO_STATE.format(row))
         return cls(connection, row, window, numbers[:_HEADER], tail)
 
     @classmethod

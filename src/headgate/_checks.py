@@ -38,6 +38,14 @@ def check_kind(what: str, value: T, kind: Any, expected: str) -> T:
     return value
 
 
+def check_statuses(what: str, values: Any, expected: str) -> tuple[int, ...]:
+    """Return the statuses of HTTP responses that were given, in a list or anything like it."""
+    statuses: tuple[int, ...] = check_list(what, values, int, expected)
+    for status in statuses:
+        check_count(f"a status in {what}", status, 100, 599)
+    return statuses
+
+
 def check_list(what: str, values: Iterable[T], kind: Any, expected: str) -> tuple[T, ...]:
     """Return the objects that were given, in a list or anything like it, if all are of this kind; a text is no list."""
     items = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else None

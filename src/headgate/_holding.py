@@ -100,6 +100,7 @@ class Holding:
             raise ConfigError(
                 "nothing to renew: no rule of this limiter is concurrent, so the hold has no lease"
             )
+        at = self._at if now is None else instant(now)
         if self._final is not None:
             return None
         places = self._units.only_places(self._costs)
@@ -107,7 +108,7 @@ class Holding:
             (place, receipt if cost else ())
             for (place, receipt), cost in zip(self.receipts, places, strict=False)
         )
-        return self._request("hold", places, self._at if now is None else instant(now), old)
+        return self._request("hold", places, at, old)
 
     def _keep(self, new: Receipts) -> bool:
         """Keep the receipts of renewed places.

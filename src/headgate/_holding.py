@@ -6,6 +6,7 @@ import threading
 from itertools import zip_longest
 from typing import Any, Literal
 
+from headgate._checks import Unpicklable
 from headgate.clock import instant
 from headgate.costs import Cost, Costs, Units
 from headgate.decision import Decision
@@ -17,7 +18,7 @@ from headgate.stores.base import Receipts
 from headgate.stores.request import Request
 
 
-class Holding:
+class Holding(Unpicklable):
     """Units taken from a limiter; how they are settled is in `Hold` and `AsyncHold`."""
 
     is_observed = False

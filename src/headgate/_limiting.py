@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from headgate._checks import check_text
+from headgate._checks import Unpicklable, check_text
 from headgate._resilience import bind
 from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant
 from headgate.costs import Cost, Units
@@ -30,7 +30,7 @@ HeaderStyle = Literal["both", "ietf", "x-ratelimit", "none"]
 """Which header fields HTTP edges write, in a word."""
 
 
-class Limiting(Generic[S, G]):
+class Limiting(Unpicklable, Generic[S, G]):
     """A named set of rules over a store; how it is asked is in `Limiter` and `AsyncLimiter`, which name their own types."""
 
     _bind: ClassVar[str]

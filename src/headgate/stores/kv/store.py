@@ -30,7 +30,7 @@ from hashlib import blake2b
 from typing import TypeVar
 from urllib.parse import quote, quote_from_bytes
 
-from headgate._checks import check_kind
+from headgate._checks import Unpicklable, check_kind
 from headgate._concurrency import complete
 from headgate.algorithms import Algorithm, State, algorithm_for, is_state
 from headgate.clock import MICROSECONDS, Clock, WallClock, check_clock
@@ -67,7 +67,7 @@ def default_stem(limiter: str, rule: Rule, key: PlainKey) -> str:
     )
 
 
-class KVStore:
+class KVStore(Unpicklable):
     """A store for `AsyncLimiter`s of one rule each, over any key-value store.
 
     Args:

@@ -176,7 +176,13 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     async def end(self) -> None:
         """Free the places of the request, which is over; also if it was cancelled, and is so again meanwhile."""
         if self.places:
-            task = asyncio.ensure_future(_settle_all(self.over()))
+            try:
+                loop = asyncio.get_running_loop()
+            except (
+                RuntimeError
+            ):  # the event loop was closed during the request, whose task is being destroyed
+                return
+            task = loop.create_task(_settle_all(self.over()))
             _ending.add(task)  # an event loop alone does not keep its tasks
             task.add_done_callback(_ending.discard)
             await asyncio.shield(task)

@@ -8,17 +8,28 @@ import logging
 import secrets
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, concurrent
+from headgate import AsyncLimiter, concurrent, sliding_window
 from headgate.http.asgi import RateLimitMiddleware
+from tests.server.loopback import ThreadedServer, limiter_policy, policy_of
 
-STORES = ("memory", "sqlite", "redis", "postgres")
+STORES = ("memory", "sqlite", "redis", "postgres", "server")
 TURNS = (0, 1, 2, 5)
+
+
+NAME = "x"
+RULES = (sliding_window("100000/minute"), concurrent(10_000, lease="60s"))
+
+
+@pytest.fixture(scope="module")
+def server_url() -> Iterator[str]:
+    with ThreadedServer(policy_of(limiter_policy(NAME, RULES))) as server:
+        yield server.url
 
 
 @pytest.fixture
@@ -28,9 +39,10 @@ def limiter(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncLimiter:
         "sqlite": lambda: f"sqlite:///{tmp_path}/limits.db",
         "redis": lambda: str(request.getfixturevalue("headgate_redis_url")),
         "postgres": lambda: str(request.getfixturevalue("headgate_postgres_url")),
+        "server": lambda: str(request.getfixturevalue("server_url")),
     }
-    rules = ("100000/minute", concurrent(1000, lease="60s"))
-    return AsyncLimiter(*rules, name=secrets.token_hex(8), store=urls[request.param]())
+    name = NAME if request.param == "server" else secrets.token_hex(8)
+    return AsyncLimiter(*RULES, name=name, store=urls[request.param]())
 
 
 async def wait_for_ever() -> None:

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, NoReturn, TypeGuard, TypeVar
 
 from headgate.errors import ConfigError
 
 T = TypeVar("T")
+
+
+class Unpicklable:
+    """An object that belongs to one process: it has connections, locks or counts in memory."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
+
+def refuse_pickling(subject: object) -> NoReturn:
+    """Raise the error of an object that can be neither pickled nor copied.
+
+    Raises:
+        TypeError: Always; it explains what to do instead.
+    """
+    raise TypeError(
+        f"{type(subject).__name__} objects cannot be pickled or copied: create limiters and stores in each process. They "
+        f"count together on a shared store with the same URL, like 'redis://localhost' or 'sqlite:///limits.db', and the "
+        f"same limiter name. Settle a hold in the process that took it."
+    )
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -36,6 +58,14 @@ def check_kind(what: str, value: T, kind: Any, expected: str) -> T:
         )  # it may have a password
         raise ConfigError(f"{what} is {expected}, not {given}")
     return value
+
+
+def check_statuses(what: str, values: Any, expected: str) -> tuple[int, ...]:
+    """Return the statuses of HTTP responses that were given, in a list or anything like it."""
+    statuses: tuple[int, ...] = check_list(what, values, int, expected)
+    for status in statuses:
+        check_count(f"a status in {what}", status, 100, 599)
+    return statuses
 
 
 def check_list(what: str, values: Iterable[T], kind: Any, expected: str) -> tuple[T, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import threading
@@ -127,6 +128,17 @@ def call_later_async(seconds: float, method: Callable[..., Coroutine[Any, Any, N
     # In a context of its own: it does not belong to the request of the caller.
     loop.call_later(seconds, call, context=Context())
     return True
+
+
+def run_without_waiting(work: Coroutine[Any, Any, Any]) -> None:
+    """Run a coroutine up to where it would wait, for a caller that is being destroyed and cannot wait.
+
+    This happens to tasks of an event loop that was closed. Work in memory is completed, and what was handed to a store in
+    another event loop or thread goes on; anything else is dropped.
+    """
+    with contextlib.suppress(StopIteration, RuntimeError, HeadgateError):
+        work.send(None)
+    work.close()
 
 
 async def complete(

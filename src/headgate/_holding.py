@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Literal
 
+from headgate._checks import Unpicklable
 from headgate.clock import instant
 from headgate.costs import Cost, Costs, Units
 from headgate.decision import Decision
@@ -16,7 +17,7 @@ from headgate.stores.base import Receipts
 from headgate.stores.request import Request
 
 
-class Holding:
+class Holding(Unpicklable):
     """Units taken from a limiter; how they are settled is in `Hold` and `AsyncHold`."""
 
     is_observed = False
@@ -99,6 +100,7 @@ class Holding:
             raise ConfigError(
                 "nothing to renew: no rule of this limiter is concurrent, so the hold has no lease"
             )
+        at = self._at if now is None else instant(now)
         if self._final is not None or self.receipts is None:
             return None
         places = self._units.only_places(self._costs)
@@ -106,7 +108,7 @@ class Holding:
             (place, receipt if i >= len(places) or places[i] else ())
             for i, (place, receipt) in enumerate(self.receipts)
         )
-        return self._request("renew", places, self._at if now is None else instant(now), leases)
+        return self._request("renew", places, at, leases)
 
     def _standing(self, cost: Cost, final: Costs) -> Cost:
         """Return a final cost as callers write it: a number, or a mapping by unit."""

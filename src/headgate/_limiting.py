@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from headgate._checks import check_text
+from headgate._checks import Unpicklable, check_text
 from headgate._resilience import bind
 from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant
 from headgate.costs import Cost, Units
@@ -14,10 +14,10 @@ from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
-from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
+from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, check_kept_for, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
-from headgate.stores.base import AnyStore, Receipts
+from headgate.stores.base import AnyStore, Receipts, check_deadline
 from headgate.stores.failure import OnOverload, OnStoreError
 from headgate.stores.handle import StoreHandle
 from headgate.stores.outage import Health
@@ -30,7 +30,7 @@ HeaderStyle = Literal["both", "ietf", "x-ratelimit", "none"]
 """Which header fields HTTP edges write, in a word."""
 
 
-class Limiting(Generic[S, G]):
+class Limiting(Unpicklable, Generic[S, G]):
     """A named set of rules over a store; how it is asked is in `Limiter` and `AsyncLimiter`, which name their own types."""
 
     _bind: ClassVar[str]
@@ -61,6 +61,9 @@ class Limiting(Generic[S, G]):
         quotas_for: float = 60.0,
     ) -> None:
         self.rules = rules_from(rules)
+        if deadline is not None:
+            check_deadline(deadline)
+        check_kept_for("quotas_for=", quotas_for)
         if store is not None and not name:
             raise ConfigError(
                 "a limiter on a given store needs a name=, to tell its counts from those of others"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
+from headgate._checks import Unpicklable
 from headgate.errors import (
     ConfigError,
     StoreError,
@@ -65,7 +66,7 @@ class Probing(Generic[Asker]):
             self._call_later(pause, self._probe, prober)
 
 
-class Resilience:
+class Resilience(Unpicklable):
     """A gate on a store with a stand-in; how they are asked is in `Resilient` and `AsyncResilient`.
 
     Args:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from headgate._checks import check_kind
+from headgate._checks import check_kind, is_number
 from headgate.errors import ConfigError
 
 __all__ = ["MICROSECONDS", "Clock", "SteadyClock", "WallClock"]
@@ -39,7 +39,7 @@ def instant(now: float | None) -> int | None:
     """
     if now is None:
         return None
-    if not isinstance(now, int | float) or not 0 <= now < MAX_INSTANT:  # also false for NaN
+    if not is_number(now) or not 0 <= now < MAX_INSTANT:  # also false for NaN
         raise ConfigError(f"now= is seconds since the epoch, from 0 to the year 2255, not {now!r}")
     return to_microseconds(now)
 
@@ -66,7 +66,7 @@ def time_limit(timeout: float | None) -> float | None:
     """
     if timeout is None:
         return None
-    if not isinstance(timeout, int | float) or timeout != timeout:
+    if not is_number(timeout) or timeout != timeout:
         raise ConfigError(f"timeout= is seconds, or None to wait for as long as it takes, not {timeout!r}")
     return None if timeout >= MAX_INSTANT else max(0.0, timeout)
 

@@ -62,6 +62,12 @@ def caller_of(key: Key | None, tier: str | None) -> object:
     return key if key is None else check_plain(key), tier
 
 
+def check_kept_for(name: str, seconds: float) -> None:
+    """Refuse what is not a time in seconds for which quotas can be kept."""
+    if not is_number(seconds) or not 0 <= seconds < float("inf"):
+        raise ConfigError(f"{name} is seconds, at least 0, not {seconds!r}")
+
+
 class QuotaCache:
     """What a function has said of callers' quotas, for a while.
 
@@ -83,8 +89,7 @@ class QuotaCache:
     ) -> None:
         if not callable(function):
             raise ConfigError(f"{option}= is a function of key and tier, not {function!r}")
-        if not is_number(seconds) or not 0 <= seconds < float("inf"):
-            raise ConfigError(f"{option}_for= is seconds, at least 0, not {seconds!r}")
+        check_kept_for(f"{option}_for=", seconds)
         self.function = function
         self.seconds = seconds
         self._rules = rules

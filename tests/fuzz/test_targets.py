@@ -33,7 +33,7 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate.http.address import Proxies, client_address, split_forwarded
+from headgate.http.address import Proxies, client_address, forwarded_entries
 from headgate.http.headers import wire_name
 from headgate.policy import PolicyError, parse_policy
 from headgate.quota import MAX_UNITS, Quota, parse_calendar, parse_quotas, period_from
@@ -129,7 +129,7 @@ def test_header_fields() -> None:
         for header in ("x-forwarded-for", "forwarded"):
             key = client_address("10.0.0.1", lines, Proxies(("10.0.0.0/8",), header=header))
             assert 0 < len(key) <= 64
-            split_forwarded(lines, header)
+            assert all(forwarded_entries(lines, header))
         assert wire_name(name).isascii()
 
     search(st.tuples(st.lists(header_texts, max_size=3), st.text(max_size=30)), read)

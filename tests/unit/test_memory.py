@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
-import pickle
 import random
 import signal
 import threading
@@ -565,14 +563,6 @@ def test_a_method_of_a_class_says_what_it_is_missing(function: Any) -> None:
     """`Limiter.hit("ada")`, without a limiter: compiled code would read the key as one, and crash."""
     with pytest.raises((TypeError, AttributeError)):
         function("ada")
-
-
-def test_a_limiter_cannot_be_copied_deeply_or_pickled() -> None:
-    limiter = Limiter("2/s")
-    for copied in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="cannot pickle"):
-            copied(limiter)
-    assert copy.copy(limiter).gate is limiter.gate
 
 
 class Slotted:

@@ -11,24 +11,31 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from headgate import (
     AsyncLimiter,
     ConfigError,
+    CostTooHigh,
     Limiter,
     MemoryStore,
     SQLiteStore,
     StoreConflict,
     StoreUnavailable,
+    calendar,
+    concurrent,
     fixed_window,
     open_async_store,
     open_store,
+    sliding_log,
+    sliding_window,
     token_bucket,
 )
 from headgate.stores import check_url
@@ -347,7 +354,44 @@ def test_a_table_of_ours_with_other_columns_is_an_error(path: Path) -> None:
         Limiter("5/minute", name="x", store=store).hit("ada")
 
 
-@pytest.mark.parametrize("garbage", [b"garbage", "text", 5])
+RULES = {
+    "fixed_window": fixed_window("5/minute"),
+    "sliding_window": sliding_window("5/minute"),
+    "sliding_log": sliding_log("5/minute"),
+    "token_bucket": token_bucket("5/minute"),
+    "concurrent": concurrent(5, lease="60s"),
+    "calendar": calendar("5/day"),
+}
+
+
+@pytest.mark.parametrize("kind", RULES)
+@given(numbers=st.lists(st.integers(0, 5) | st.integers(-(2**63), 2**63 - 1), max_size=9))
+@example(numbers=[])
+@example(numbers=[1])
+@example(numbers=[1, 2])
+@example(numbers=[1, 1, 1, 0, 0, 0, 0])
+@example(numbers=[2**53 - 1] * 3)
+def test_a_row_with_any_numbers_is_a_state_or_a_conflict(kind: str, numbers: list[int]) -> None:
+    with SQLiteStore(":memory:") as store:
+        limiter = Limiter(RULES[kind], name="x", store=store)
+        operations = ["check", "hold", "record", "release", "confirm"]
+        if kind == "concurrent":
+            operations.remove("record")
+        for operation in operations:
+            hold = limiter.hold("ada")
+            store.transact(
+                lambda connection: connection.execute(
+                    "UPDATE headgate_states SET state = ?", (struct.pack(f"<{len(numbers)}q", *numbers),)
+                ),
+                write=True,
+            )
+            call = getattr(hold, operation, None) or partial(getattr(limiter, operation), "ada")
+            with suppress(StoreConflict, CostTooHigh):
+                call()
+            limiter.reset("ada")
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", "text", 5, b"", bytes(8), bytes(16), bytes(32)])
 def test_a_row_that_holds_no_state_is_a_conflict(path: Path, garbage: object) -> None:
     with SQLiteStore(path) as store:
         limiter = Limiter("5/minute", name="x", store=store)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,22 @@ import redis
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
-from headgate import ConfigError
+from headgate import (
+    AsyncLimiter,
+    ConfigError,
+    Limiter,
+    MemoryStore,
+    Quota,
+    SQLiteStore,
+    concurrent,
+    local,
+    open_store,
+    sliding_window,
+)
 from headgate.client import ServerStore
+from headgate.http import by_address
+from headgate.http.asgi import RateLimitMiddleware
+from headgate.http.client.httpx import RateLimitTransport
 from headgate.observe import RedactingFilter, TopKeys
 from headgate.observe.opentelemetry import OpenTelemetryHook
 from headgate.observe.prometheus import PrometheusHook, ShadowHook
@@ -105,6 +120,102 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "microseconds that pass": (lambda: FakeClock().advance_us("1"), "a time is whole microseconds, not '1'"),
     "microseconds to go to": (lambda: FakeClock().set_us(1.5), "a time is whole microseconds, not 1.5"),
 }
+
+
+NOT_NUMBERS: tuple[Any, ...] = (True, False, math.nan, "1")
+NOT_POSITIVE: tuple[Any, ...] = (*NOT_NUMBERS, -1, -0.5, -math.inf, math.inf)
+RATE, PLACES = Limiter("5/minute"), Limiter(concurrent(5, lease="60s"))
+
+
+def awaited(call: Callable[[AsyncLimiter], Any], *rules: str) -> object:
+    async def main() -> object:
+        return await call(AsyncLimiter(*rules))
+
+    return asyncio.run(main())
+
+
+def middleware(**options: Any) -> object:
+    return RateLimitMiddleware(None, "5/minute", **options)  # type: ignore[misc]
+
+
+def table_of_five() -> Any:
+    return table(BucketTable)
+
+
+NUMBERS: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {
+    "now of a hit": (lambda value: RATE.hit("a", now=value), NOT_POSITIVE),
+    "now of a hit in a task": (
+        lambda value: awaited(lambda each: each.hit("a", now=value), "5/minute"),
+        NOT_POSITIVE,
+    ),
+    "now without rules": (lambda value: Limiter().hit("a", now=value), NOT_POSITIVE),
+    "now of a check": (lambda value: RATE.check("a", now=value), NOT_POSITIVE),
+    "now of a record": (lambda value: RATE.record("a", now=value), NOT_POSITIVE),
+    "now of a hold": (lambda value: RATE.hold("a", now=value), NOT_POSITIVE),
+    "now of a settlement": (lambda value: RATE.hold("a").settle(0, now=value), NOT_POSITIVE),
+    "now of a release": (lambda value: RATE.hold("a").release(now=value), NOT_POSITIVE),
+    "now of a confirmation": (lambda value: RATE.hold("a").confirm(now=value), NOT_POSITIVE),
+    "now of a renewal": (lambda value: PLACES.hold("a").renew(now=value), NOT_POSITIVE),
+    "now of a request": (lambda value: RATE.request("hit", "a", now=value), NOT_POSITIVE),
+    "timeout": (lambda value: RATE.wait("b", timeout=value), NOT_NUMBERS),
+    "timeout in a task": (
+        lambda value: awaited(lambda each: each.wait("a", timeout=value), "5/minute"),
+        NOT_NUMBERS,
+    ),
+    "timeout without rules": (lambda value: Limiter().wait("a", timeout=value), NOT_NUMBERS),
+    "cost without rules": (lambda value: Limiter().hit("a", value), NOT_POSITIVE),
+    "cost of a coroutine without rules": (
+        lambda value: awaited(lambda each: each.hit("a", value)),
+        NOT_POSITIVE,
+    ),
+    "deadline in memory": (lambda value: Limiter("5/minute", deadline=value), NOT_POSITIVE),
+    "deadline in memory of tasks": (lambda value: AsyncLimiter("5/minute", deadline=value), NOT_POSITIVE),
+    "deadline without rules": (lambda value: Limiter(deadline=value), NOT_POSITIVE),
+    "deadline on Redis": (
+        lambda value: Limiter("5/minute", name="x", store="redis://db", deadline=value),
+        NOT_POSITIVE,
+    ),
+    "deadline of a memory store": (lambda value: open_store("memory://", deadline=value), NOT_POSITIVE),
+    "deadline of a Redis store": (lambda value: open_store("redis://db", deadline=value), NOT_POSITIVE),
+    "deadline of a server": (lambda value: ServerStore(URL, deadline=value), NOT_POSITIVE),
+    "quotas_for": (
+        lambda value: Limiter("5/minute", quotas=lambda key, tier: None, quotas_for=value),
+        NOT_POSITIVE,
+    ),
+    "quotas_for without quotas": (lambda value: Limiter("5/minute", quotas_for=value), NOT_POSITIVE),
+    "quota_for": (lambda value: middleware(quota=lambda scope: None, quota_for=value), NOT_POSITIVE),
+    "quota_for without a quota": (lambda value: middleware(quota_for=value), NOT_POSITIVE),
+    "cost of a request": (lambda value: middleware(cost=value), NOT_POSITIVE),
+    "statuses that count": (lambda value: middleware(count=[value]), (*NOT_POSITIVE, 99, 600)),
+    "statuses that are refusals": (
+        lambda value: RateLimitTransport(None, statuses=[value]),
+        (*NOT_POSITIVE, 99, 600),
+    ),
+    "retries": (lambda value: RateLimitTransport(None, retries=value), NOT_POSITIVE),
+    "max_wait": (lambda value: RateLimitTransport(None, max_wait=value), NOT_POSITIVE),
+    "jitter": (lambda value: RateLimitTransport(None, jitter=value), NOT_POSITIVE),
+    "share": (lambda value: local(share=value), (*NOT_NUMBERS, -1, math.inf)),
+    "timeout of a file": (lambda value: SQLiteStore(":memory:", timeout=value), NOT_POSITIVE),
+    "max_keys": (lambda value: MemoryStore(max_keys=value), NOT_POSITIVE),
+    "max_notes": (lambda value: MemoryStore(max_notes=value), NOT_POSITIVE),
+    "limit": (lambda value: Quota(value, 60_000_000), NOT_POSITIVE),
+    "burst": (lambda value: Quota(5, 60_000_000, value), NOT_POSITIVE),
+    "places": (lambda value: concurrent(value, lease="60s"), NOT_POSITIVE),
+    "lease": (lambda value: concurrent(5, lease=value), NOT_POSITIVE),
+    "buckets": (lambda value: sliding_window("5/minute", buckets=value), NOT_POSITIVE),
+    "hops": (lambda value: by_address(hops=value), NOT_POSITIVE),
+    "ipv6_prefix": (lambda value: by_address(ipv6_prefix=value), NOT_POSITIVE),
+    "batch": (lambda value: table_of_five().cleanup(None, batch=value), NOT_POSITIVE),
+    "microseconds": (lambda value: FakeClock().set_us(value), (*NOT_NUMBERS, 0.5)),
+}
+
+
+@pytest.mark.parametrize("argument", NUMBERS)
+def test_a_wrong_number_is_refused(argument: str) -> None:
+    call, values = NUMBERS[argument]
+    for value in values:
+        with pytest.raises(ConfigError, match=re.escape(repr(value))):
+            call(value)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

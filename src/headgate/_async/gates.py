@@ -16,7 +16,7 @@ from headgate.hooks import Call, Hooks, Operation
 from headgate.keys import Key, PlainKey
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, caller_of
-from headgate.stores.base import Answer, AsyncGate, Receipts
+from headgate.stores.base import Answer, AsyncGate, Receipts, check_costs
 from headgate.stores.request import Request
 
 _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
@@ -27,6 +27,7 @@ class AsyncUnlimited:
     """The gate of a limiter without rules: everything is admitted."""
 
     async def ask(self, request: Request) -> Answer:
+        check_costs((), request)
         return UNLIMITED, None
 
     async def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from headgate._asking import Awaiting
+from headgate._concurrency import run_without_waiting
 from headgate._holding import Holding, ObservedHolding
 from headgate.clock import instant
 from headgate.costs import Cost
@@ -129,6 +130,10 @@ class AsyncHold(Holding):
     ) -> None:
         if exc_type is None:
             await self.settle(self.cost)
+        # begin async only
+        elif exc_type is GeneratorExit:
+            run_without_waiting(self.release())
+        # end async only
         else:
             await self.release()
 

@@ -11,7 +11,7 @@ from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncU
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
 from headgate._async.resilience import AsyncResilient
 from headgate._async.turns import AsyncTurns
-from headgate._concurrency import AsyncEvent, check_coroutine_function
+from headgate._concurrency import AsyncEvent, check_coroutine_function, run_without_waiting
 from headgate._limiting import Limiting
 from headgate.clock import Clock, time_limit, to_microseconds
 from headgate.costs import Cost
@@ -222,6 +222,11 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
                 hold.decision.raise_if_denied()
                 try:
                     return await function(*args, **kwargs)
+                # begin async only
+                except GeneratorExit:
+                    run_without_waiting(hold.settle(hold.cost))
+                    raise
+                # end async only
                 finally:  # whatever it raises, it was called: only its places are free again
                     await hold.settle(hold.cost)
 

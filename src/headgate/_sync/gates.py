@@ -13,7 +13,7 @@ from headgate.hooks import Call, Hooks, Operation
 from headgate.keys import Key, PlainKey
 from headgate.quota import Quotas
 from headgate.quotas import QuotaCache, caller_of
-from headgate.stores.base import Answer, Gate, Receipts
+from headgate.stores.base import Answer, Gate, Receipts, check_costs
 from headgate.stores.request import Request
 
 _CALLED: dict[str, Operation] = {"hit": "hit", "peek": "check", "hold": "hold", "record": "record"}
@@ -24,6 +24,7 @@ class Unlimited:
     """The gate of a limiter without rules: everything is admitted."""
 
     def ask(self, request: Request) -> Answer:
+        check_costs((), request)
         return UNLIMITED, None
 
     def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:

@@ -25,9 +25,11 @@ __all__ = [
     "TokenBucket",
     "algorithm_for",
     "decide_all",
+    "is_state",
 ]
 
 _HOUR_US = 3_600_000_000
+_LATEST = 2**62  # microseconds: stores keep 64 bits
 
 
 def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
@@ -49,6 +51,22 @@ def algorithm_for(rule: Rule, quota: Quota | None = None) -> Algorithm:
     if rule.span is not None and rule.timezone is not None:
         return Calendar(rule.name, quota.limit, rule.span, rule.timezone)
     return _token_bucket(rule, quota)
+
+
+def is_state(algorithm: Algorithm, numbers: State) -> bool:
+    """Return whether numbers can be a state of this algorithm; what a store holds may come from another program."""
+    size = len(numbers)
+    if isinstance(algorithm, TokenBucket):
+        has_size = size == 7 and min(numbers[4:]) > 0
+    elif isinstance(algorithm, SlidingWindow):
+        has_size = size >= 3 and size % 2 == 1
+    elif isinstance(algorithm, Concurrent):
+        has_size = size >= 5 and size % 3 == 2
+    else:
+        has_size = size == 3
+    return (
+        has_size and min(numbers) >= 0 and max(numbers) <= MAX_UNITS and algorithm.fresh_at(numbers) < _LATEST
+    )
 
 
 def _token_bucket(rule: Rule, quota: Quota) -> TokenBucket:

@@ -2,8 +2,9 @@
 
 Any client can write anything into `X-Forwarded-For` or `Forwarded`, so neither is read unless the proxies in front of
 the service are named. A proxy appends the address that connected to it; so, from the right, the first entry that no proxy
-of ours vouches for is the client, and everything to the left of it is hearsay. What cannot be read, being too long or no
-such field, counts under one key of its own: a client that sends garbage gets no second quota, and takes none from the proxy.
+of ours vouches for is the client. Everything to the left of it was written by the client and is not read, whatever it
+contains and however long it is. If an entry that has to be read is not an address, the request counts under `malformed`,
+one key for all such requests.
 
 An IPv6 customer has at least a /64 to choose addresses from, so all of it counts as one. An IPv4 address that arrives in
 IPv6 clothes (`::ffff:192.0.2.1`) is the IPv4 address.
@@ -12,10 +13,11 @@ IPv6 clothes (`::ffff:192.0.2.1`) is the IPv4 address.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from itertools import islice
 from typing import Literal
 
 from headgate.errors import ConfigError
@@ -27,18 +29,17 @@ UNKNOWN = "unknown"
 """The address of requests that come without one."""
 
 MALFORMED: Literal["malformed"] = "malformed"
-"""What requests are counted by whose forwarded field cannot be read."""
+"""The key of requests whose forwarded field cannot be read."""
 
 UNIX = "unix"
 """Stands, among the proxies, for a peer without an address: one behind a Unix socket."""
 
-_LONGEST_FIELD = 8_192
 _LONGEST_PEER = 64
 _REMEMBERED = 4_096
 
 # RFC 7239: pairs separated by ';', elements by ','. Values may be quoted. Unquoted ones are taken more widely than the
 # RFC has it, because `for=[2001:db8::1]` without quotes is common.
-_PAIR = re.compile(r"[ \t]*([\w!#$%&'*+.^`|~-]+)=(?:\"((?:[^\"\\]|\\.)*)\"|([^\s\",;]*))[ \t]*(?=[,;]|$)")
+_PAIR = re.compile(r"[ \t]*(?:([\w!#$%&'*+.^`|~-]+)=(?:\"((?:[^\"\\]|\\.)*)\"|([^\s\",;]*))[ \t]*)?(?:;|$)")
 _ESCAPED = re.compile(r"\\(.)")
 _WITH_PORT = re.compile(r"\[([^\[\]]*)\](?::[\w.-]*)?|([0-9.]+):[\w.-]*")
 
@@ -112,14 +113,49 @@ def parse_address(text: str) -> Address | None:
     return address
 
 
-def split_forwarded(values: Iterable[str], header: str) -> list[str] | None:
-    """Return the addresses that a field lists, leftmost first; `None` if it cannot be read."""
-    joined = ",".join(values)
-    if len(joined) > _LONGEST_FIELD:
-        return None
-    if header == "forwarded":
-        return _forwarded_elements(joined)
-    return [entry for part in joined.split(",") if (entry := part.strip())]
+def forwarded_entries(values: Iterable[str], header: str) -> Iterator[str]:
+    """Yield the addresses that a field lists, from the right; `MALFORMED` where the rest cannot be parsed."""
+    text = ",".join(values)
+    read = _forwarded_entry if header == "forwarded" else _plain_entry
+    end = len(text)
+    while end >= 0:
+        start, entry = read(text, end)
+        if entry:
+            yield entry
+        end = start - 1  # the comma before it
+
+
+def _plain_entry(text: str, end: int) -> tuple[int, str]:
+    """Return where the last entry before `end` starts, and the entry."""
+    start = text.rfind(",", 0, end) + 1
+    return start, text[start:end].strip()
+
+
+def _forwarded_entry(text: str, end: int) -> tuple[int, str]:
+    """Return where the last element of a `Forwarded` field before `end` starts, and its `for`.
+
+    A comma may be quoted. So the element starts after the rightmost comma from which everything up to `end` is one element.
+    """
+    start = end + 1
+    while start > 0:
+        start = text.rfind(",", 0, start - 1) + 1
+        found = _for_of(text, start, end)
+        if found is not None:
+            return start, found
+    return 0, MALFORMED
+
+
+def _for_of(text: str, start: int, end: int) -> str | None:
+    """Return the `for` of an element, `UNKNOWN` without one; `None` if this is not an element."""
+    found = ""
+    while start <= end:
+        pair = _PAIR.match(text, start, end)
+        if pair is None:
+            return None
+        if pair[1] is not None and pair[1].lower() == "for":
+            found = pair[3] if pair[2] is None else _ESCAPED.sub(r"\1", pair[2])
+        start = max(pair.end(), start + 1)  # at the end of the element, nothing is matched
+    return found or UNKNOWN
 
 
 def _forwarded_client(
@@ -128,21 +164,20 @@ def _forwarded_client(
     """Return the client that the proxies name; `None` if they name none."""
     if not values or (proxies.hops is None and not _is_proxy(peer, proxies)):
         return None
-    entries = split_forwarded(values, proxies.header)
-    if entries is None:
-        return MALFORMED
-    if not entries:
-        return None
+    entries = forwarded_entries(values, proxies.header)
     if proxies.hops is not None:
-        return parse_address(entries[-proxies.hops]) or MALFORMED if len(entries) >= proxies.hops else None
+        nearest = list(islice(entries, proxies.hops))
+        if len(nearest) < proxies.hops and nearest[-1:] != [MALFORMED]:
+            return None
+        return parse_address(nearest[-1]) or MALFORMED
     address = None
-    for entry in reversed(entries):
+    for entry in entries:
         address = parse_address(entry)
         if address is None:
             return MALFORMED
         if not _in_networks(address, proxies):
             return address
-    return address  # all the way from a machine of ours
+    return address  # all entries are proxies of ours
 
 
 def _is_proxy(peer: str | None, proxies: Proxies) -> bool:
@@ -160,25 +195,6 @@ def _in_networks(address: Address, proxies: Proxies) -> bool:
 @lru_cache(maxsize=64)
 def _networks(proxies: Proxies) -> tuple[Network, ...]:
     return tuple(_plain_network(text) for text in proxies.networks if text != UNIX)
-
-
-def _forwarded_elements(text: str) -> list[str] | None:
-    """Return the `for` of each element of a `Forwarded` field; an element without one is unknown."""
-    elements: list[str] = []
-    current, at = "", 0
-    while at <= len(text):
-        match = _PAIR.match(text, at)
-        if match:
-            if match[1].lower() == "for":
-                current = match[3] if match[2] is None else _ESCAPED.sub(r"\1", match[2])
-            at = match.end()
-        elif text[at : at + 1].strip() and text[at] not in ",;":
-            return None
-        if text[at : at + 1] in (",", ""):
-            elements.append(current or UNKNOWN)
-            current = ""
-        at += 1
-    return elements
 
 
 @lru_cache(maxsize=_REMEMBERED)

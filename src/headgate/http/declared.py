@@ -155,7 +155,26 @@ def in_force(found: Iterable[Found | None]) -> list[Found]:
 
 
 def limits_around(outer: Iterable[Found], view: Any, method: str | None) -> list[Found]:
-    """Return which limits of an application or group are in force on a view, besides its own."""
-    handler = getattr(getattr(view, "view_class", None), (method or "").lower(), None)
-    own = (*getattr(view, MARK, ()), *getattr(handler, MARK, ()))
+    """Return the limits of an application or group that are in force on a view, without those of the view itself."""
+    own = tuple(_limits_of(view, (method or "").lower()))
     return [one for one in in_force([*outer, *own]) if one not in own]
+
+
+def _limits_of(view: Any, method: str) -> Iterator[Any]:
+    """Yield the limits of a view; of a class-based view also those of its method and of its throttles."""
+    yield from getattr(view, MARK, ())
+    kind = class_of(view)
+    if kind is None:
+        return
+    actions = getattr(view, "actions", None) or {}  # of a ViewSet, from HTTP methods to names
+    names = (method, "get") if method == "head" else (method,)
+    handlers = (getattr(kind, actions.get(name, name), None) for name in names)
+    yield from getattr(next(filter(None, handlers), None), MARK, ())
+    given = getattr(view, "initkwargs", {}).get("throttle_classes")
+    for throttle in getattr(kind, "throttle_classes", ()) if given is None else given:
+        yield from getattr(throttle, MARK, ())
+
+
+def class_of(view: Any) -> Any:
+    """Return the class of a class-based view, as Flask, Django or REST framework names it; `None` without one."""
+    return getattr(view, "view_class", None) or getattr(view, "cls", None)

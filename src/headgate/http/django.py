@@ -28,7 +28,7 @@ from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import ConfigError, CostTooHigh, RateLimited
-from headgate.http.declared import DeclaredLimit, in_force, limits_around
+from headgate.http.declared import DeclaredLimit, class_of, in_force, limits_around
 from headgate.http.declared import exempt as exempt
 from headgate.http.exchange import EXCHANGE as SCOPE_EXCHANGE
 from headgate.http.exchange import SERVER_ERROR, ASGIExchange, nowhere
@@ -95,7 +95,7 @@ def by_session(request: Any) -> Key | None:
 
 def decision(request: Any) -> Decision | None:
     """Return what the limit that was asked last has decided about a request; `None` if none was asked."""
-    exchange: AnyExchange | None = _outer(request)
+    exchange: AnyExchange | None = outer_exchange(request)
     return None if exchange is None else exchange.decision
 
 
@@ -138,7 +138,7 @@ def handled(
 
     Where no view was found, those of `unrouted` are asked: looking for what is not there is limited, too.
     """
-    outer = _outer(request)
+    outer = outer_exchange(request)
     is_inner = isinstance(outer, kind)
     exchange: Any = outer if is_inner else kind(nowhere)  # Django hands responses back
     if not is_inner:
@@ -228,18 +228,18 @@ class SiteLimits:
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
         """Ask the limits of the site, now that the view is known."""
         plan = self.plan(view, request.method) if self._site else ()
-        return run(asked(_outer(request), plan, request)) if plan else None
+        return run(asked(outer_exchange(request), plan, request)) if plan else None
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answer a refusal that was raised."""
-        exchange = _outer(request)
+        exchange = outer_exchange(request)
         if exchange is None or not isinstance(error, RateLimited | CostTooHigh):
             return None
         return _response(exchange.raised(error, accepted_by(request.META)))
 
     def plan(self, view: Any, method: str | None) -> list[DjangoLimit]:
         """Return the limits of the site that are in force on a view."""
-        route = view, method if hasattr(view, "view_class") else None
+        route = view, None if class_of(view) is None else method
         plan = self._plans.get(route)
         if plan is None:
             plan = self._plans[route] = limits_around(self._site, view, method)
@@ -262,7 +262,7 @@ class AsyncSiteLimits(SiteLimits):
         return await run_async(self._handled(request))
 
     async def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        return await run_async(asked(_outer(request), self.plan(view, request.method), request))
+        return await run_async(asked(outer_exchange(request), self.plan(view, request.method), request))
 
 
 def scope_of(request: Any) -> WSGIScope:
@@ -280,7 +280,7 @@ def _request_of(args: tuple[Any, ...]) -> Any:
     raise ConfigError("a limit is for views, whose first argument is the request")
 
 
-def _outer(request: Any) -> Any:
+def outer_exchange(request: Any) -> Any:
     """Return the exchange that a request is in: a middleware's, or that of a limit around."""
     exchange = request.META.get(EXCHANGE)
     if exchange is None and (scope := vars(request).get("scope")) is not None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Generic, NoReturn
 
-from headgate import AsyncLimiter
+from headgate import AsyncLimiter, Hold
 from headgate.decision import Decision
 from headgate.errors import CostTooHigh, RateLimited, StoreError
 from headgate.hooks import logger
@@ -129,13 +129,15 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     async def ask(
         self, limit: RequestLimit[AsyncLimiter], scope: Scope, request: Any = None
     ) -> Answer | None:
-        """Ask a limit about the request, and return the answer to send if it is not admitted.
+        """Ask a limit about the request, and return the answer to send if it is not admitted. A preflight is not counted.
 
         Args:
             limit: The limit.
             scope: The request.
             request: What the functions of the limit take, if that is not the scope.
         """
+        if is_preflight(scope):
+            return None
         request = scope if request is None else request
         try:
             question = await limit.awaited_question(request) if limit.awaits else limit.question(request)
@@ -174,7 +176,13 @@ class ASGIExchange(Exchange[AsyncLimiter]):
     async def end(self) -> None:
         """Free the places of the request, which is over; also if it was cancelled, and is so again meanwhile."""
         if self.places:
-            task = asyncio.ensure_future(_settle_all(self.over()))
+            try:
+                loop = asyncio.get_running_loop()
+            except (
+                RuntimeError
+            ):  # the event loop was closed during the request, whose task is being destroyed
+                return
+            task = loop.create_task(_settle_all(self.over()))
             _ending.add(task)  # an event loop alone does not keep its tasks
             task.add_done_callback(_ending.discard)
             await asyncio.shield(task)
@@ -199,7 +207,10 @@ _ending: set[asyncio.Future[None]] = set()
 async def _settle_all(finals: Iterable[tuple[Any, Any]]) -> None:
     for hold, cost in finals:
         try:
-            await hold.settle(cost)
+            if isinstance(hold, Hold):  # of a REST framework throttle, which runs in a thread
+                await asyncio.to_thread(hold.settle, cost)
+            else:
+                await hold.settle(cost)
         except StoreError:
             logger.warning(NOT_GIVEN_BACK, hold.cost, exc_info=True)
 
@@ -224,6 +235,13 @@ async def respond(scope: Scope, receive: Receive, send: Send, answer: Answer) ->
 def can_deny(scope: Scope) -> bool:
     """Return whether the server can answer a WebSocket handshake with a response."""
     return "websocket.http.response" in scope.get("extensions", {})
+
+
+def is_preflight(scope: Scope) -> bool:
+    """Return whether this is a CORS preflight. A browser sends it before a request that a page makes to another origin."""
+    if scope.get("method") != "OPTIONS":
+        return False
+    return {name for name, _ in scope["headers"]} >= {b"origin", b"access-control-request-method"}
 
 
 def accepted_by(scope: Scope) -> bytes | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from headgate import AsyncLimiter, Limiter
-from headgate._checks import check_kind, check_list
+from headgate._checks import check_kind, check_list, check_statuses
 from headgate._limiting import HeaderStyle
 from headgate.clock import Clock, WallClock, dating
 from headgate.costs import Cost as Units
@@ -27,7 +27,7 @@ from headgate.http.keys import KeyFunction, by_address, check_function, is_async
 from headgate.http.steps import Steps
 from headgate.keys import Key
 from headgate.quota import Quotas
-from headgate.quotas import QuotaCache, QuotaValue, caller_of, quotas_of
+from headgate.quotas import QuotaCache, QuotaValue, caller_of, check_kept_for, quotas_of
 from headgate.rules import Rule, scopes_of
 from headgate.stores.request import Request, new_request
 
@@ -153,6 +153,7 @@ class RequestLimit(Generic[AnyLimiter]):
         headers: Headers | HeaderStyle | None = None,
     ) -> None:
         _check_cost(cost, tier, limiter)
+        check_kept_for("quota_for=", quota_for)
         if limiter.current.rules and not callable(quota):
             quotas_of(limiter.current.rules, quota)  # says what is wrong with it
         scopes = scopes_of(limiter.current.rules)
@@ -341,8 +342,8 @@ def _check_cost(cost: object, tier: object, limiter: Limiter | AsyncLimiter) -> 
 def _predicate(count: Outcomes | None) -> Callable[[int], bool] | None:
     if count is None or (callable(count) and not is_async(count)):
         return count
-    given: Any = count  # a coroutine function is refused: what it returns is true for every status
-    return frozenset(check_list("count=", given, int, "[401, 403], or a function of the status")).__contains__
+    # A coroutine function is refused: what it returns is true for every status.
+    return frozenset(check_statuses("count=", count, "[401, 403], or a function of the status")).__contains__
 
 
 async def _value(part: Any, request: Any) -> Any:

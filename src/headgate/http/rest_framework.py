@@ -7,6 +7,9 @@
 
 The body of a refusal is the framework's own; all responses of the view have the fields. Refusals that are raised, as by
 `guard`, are answered by the middleware `headgate.http.django.rate_limits`, which `count=` and `concurrent` rules need, too.
+
+A view with several throttles asks them in order. After a refusal, the throttles that follow are not charged. Throttles in
+`throttle_classes` replace limits of the site with `default=True`, like any limit of a view.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from headgate import Limiter, Rule
 from headgate._extras import needing
 from headgate.clock import Clock
 from headgate.errors import ConfigError, CostTooHigh
-from headgate.http.declared import DeclaredLimit
-from headgate.http.django import scope_of
+from headgate.http.declared import MARK, DeclaredLimit
+from headgate.http.django import outer_exchange, scope_of
 from headgate.http.headers import put_fields
 from headgate.http.limit import RequestOptions, on_scope
 from headgate.http.problems import TOO_LARGE, UNAVAILABLE
-from headgate.http.wsgi import EXCHANGE, WSGIExchange, decide
+from headgate.http.wsgi import decide, is_preflight
 from headgate.stores import Store
 
 with needing("headgate.http.rest_framework", "rest-framework"):
@@ -48,8 +51,8 @@ def throttle(
             "a throttle on a given store needs a name=, to tell its counts from those of others"
         )
     seen = on_scope(options, scope_of, lambda request: request._request.META.get("REMOTE_ADDR"))
-    own = DeclaredLimit(rules, False, name, store, clock, seen).limit_for(Limiter)
-    return type("Throttle", (HeadgateThrottle,), {"limit": own})
+    declared = DeclaredLimit(rules, False, name, store, clock, seen)
+    return type("Throttle", (HeadgateThrottle,), {"limit": declared.limit_for(Limiter), MARK: (declared,)})
 
 
 class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
@@ -61,10 +64,14 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return whether a request is admitted."""
         limit = self.limit
-        if limit.exempt is not None and limit.exempt(request):
+        if is_preflight(request._request.META) or (limit.exempt is not None and limit.exempt(request)):
             return True
-        outer = request._request.META.get(EXCHANGE)  # its own META is found by a detour
-        exchange = outer if isinstance(outer, WSGIExchange) else None
+        exchange = outer_exchange(
+            request._request
+        )  # the META of the framework's request is found by a detour
+        before = getattr(view, "headgate_asked", ()) if exchange is None else exchange.asked
+        if before and not before[-1][1].allowed:
+            return True  # REST framework asks every throttle, also after a refusal
         try:
             asked = decide(limit, request, exchange)
         except CostTooHigh as error:
@@ -72,8 +79,7 @@ class HeadgateThrottle(BaseThrottle):  # type: ignore[misc]  # it has no types
         if exchange is not None:
             exchange.asked.append(asked)
         else:
-            # With what other throttles have decided. The view is garbage for a while: it keeps no more than this.
-            every = view.headgate_asked = [*getattr(view, "headgate_asked", ()), asked]
+            every = view.headgate_asked = [*before, asked]
             put_fields(view.headers, every)  # the view puts them on its response
         decision = asked[1]
         if decision.allowed:

@@ -90,13 +90,15 @@ class WSGIExchange(Exchange[Limiter]):
     __slots__ = ()
 
     def ask(self, limit: RequestLimit[Limiter], environ: Environ, request: Any) -> Answer | None:
-        """Ask a limit about the request, and return the answer to send if it is not admitted.
+        """Ask a limit about the request, and return the answer to send if it is not admitted. A preflight is not counted.
 
         Args:
             limit: The limit.
             environ: The request.
             request: What the functions of the limit take.
         """
+        if is_preflight(environ):
+            return None
         try:
             asked = decide(limit, request, self)
         except CostTooHigh as error:
@@ -123,7 +125,7 @@ class WSGIExchange(Exchange[Limiter]):
         _settle_all(self.over())
 
 
-def decide(limit: RequestLimit[Limiter], request: Any, exchange: WSGIExchange | None) -> Asked:
+def decide(limit: RequestLimit[Limiter], request: Any, exchange: Exchange[Any] | None) -> Asked:
     """Ask a limit about a request; what is held until its response is kept in the exchange.
 
     Raises:
@@ -174,6 +176,18 @@ class EndingBody:
                 close()
         finally:
             self._exchange.end()
+
+
+def is_preflight(environ: Environ) -> bool:
+    """Return whether this is a CORS preflight; see `headgate.http.exchange.is_preflight`."""
+    return (
+        environ.get("REQUEST_METHOD") == "OPTIONS"
+        and {
+            "HTTP_ORIGIN",
+            "HTTP_ACCESS_CONTROL_REQUEST_METHOD",
+        }
+        <= environ.keys()
+    )
 
 
 def accepted_by(environ: Environ) -> bytes:

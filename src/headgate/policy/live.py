@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from headgate._checks import check_kind
+from headgate._checks import Unpicklable, check_kind
 from headgate._fork import watch
 from headgate.clock import Clock, check_clock
 from headgate.errors import ConfigError, HeadgateError, listed
@@ -67,7 +67,7 @@ class PolicyFile:
             return "", str(error)
 
 
-class LiveLimiters(Mapping[str, L]):
+class LiveLimiters(Unpicklable, Mapping[str, L]):
     """The limiters of a policy by name, and the file that they follow; a subclass names its own types of them."""
 
     _version_type: ClassVar[Callable[..., Any]]

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from headgate.errors import ConfigError
-from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guarantees, Store
+from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guarantees, Store, check_deadline
 from headgate.stores.failure import Local, OnOverload, OnStoreError, local
 from headgate.stores.handle import StoreHandle
 from headgate.stores.memory import MemoryStore
@@ -123,6 +123,8 @@ def check_url(url: str) -> None:
 
 def _open(url: str, deadline: float | None) -> Any:
     scheme = _scheme(url)
+    if deadline is not None:
+        check_deadline(deadline)
     if scheme in _REMOTE:
         return _remote_class(scheme)(url, **({} if deadline is None else {"deadline": deadline}))
     if scheme == "memory":

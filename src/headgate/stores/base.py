@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from headgate._checks import is_number
+from headgate._checks import Unpicklable, is_number
 from headgate._fork import watch
 from headgate.algorithms import MAX_ENTRIES, Algorithm, Receipt, algorithm_for
 from headgate.clock import Clock, to_microseconds
@@ -74,7 +74,7 @@ class Guarantees:
     may_lose: str = ""
 
 
-class Closing(ABC):
+class Closing(Unpicklable, ABC):
     """What a `with` or `async with` block closes at its end."""
 
     @abstractmethod

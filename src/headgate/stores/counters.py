@@ -18,8 +18,9 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from headgate._checks import refuse_pickling
 from headgate.algorithms import Algorithm, Receipt, State
 from headgate.clock import Clock, SteadyClock, reading
 from headgate.costs import Costs
@@ -290,6 +291,9 @@ class MemoryGate:
         self.by_tier: dict[str, tuple[Slot, ...]] = self.tiers.by_tier
         self.always_fits: int = self.tiers.always_fits
         """A cost up to this one needs no closer look."""
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
 
     def make_slots(self, algorithms: tuple[Algorithm, ...]) -> tuple[Slot, ...]:
         """Return the slots of all rules with the quotas of one tier."""

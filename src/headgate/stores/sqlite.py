@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from headgate._checks import check_text
-from headgate.algorithms import Algorithm, Receipt, State, decide_all
+from headgate.algorithms import Algorithm, Receipt, State, decide_all, is_state
 from headgate.clock import Clock
 from headgate.costs import Costs
 from headgate.decision import Decision
@@ -202,7 +202,7 @@ class _SQLiteGate:
         at = self._store.clock.now_us() if request.now is None else request.now
         birth, costs = self._new_birth(), request.costs(len(rows))
         replaces = [receipt or None for _, receipt in request.replaces or ()] or [None] * len(rows)
-        states = [_load(connection, row) for row in rows]
+        states = [_load(connection, *each) for each in zip(rows, algorithms, strict=True)]
         after, verdicts = decide_all(algorithms, states, at, costs, birth, replaces)
         decision = Decision.make(self._names, verdicts)
         if request.operation == "peek" or not decision.allowed:
@@ -227,7 +227,7 @@ class _SQLiteGate:
         birth = self._new_birth()
         for algorithm, row, cost in zip(algorithms, rows, request.costs(len(rows)), strict=True):
             if cost:
-                before = _load(connection, row)
+                before = _load(connection, row, algorithm)
                 after = algorithm.record(before, at, cost, birth)
                 if after is not before:
                     self._store.save(connection, row, algorithm, after, request.now)
@@ -238,7 +238,7 @@ class _SQLiteGate:
             at = self._store.clock.now_us() if now is None else now
             for algorithm, (row, receipt), units in given_back(self._tiers.own, receipts, cost):
                 assert isinstance(row, bytes)
-                before = _load(connection, row)
+                before = _load(connection, row, algorithm)
                 after = algorithm.refund(before, receipt, units, at)
                 if after is not before:
                     self._store.save(connection, row, algorithm, after, now)
@@ -281,12 +281,15 @@ class _WorkerGate:
             self._store.start_in_worker(refund).add_done_callback(partial(look_after, None))
 
 
-def _load(connection: sqlite3.Connection, row: bytes) -> State | None:
+def _load(connection: sqlite3.Connection, row: bytes, algorithm: Algorithm) -> State | None:
     """Return the state in a row, or `None` if there is none."""
     found = connection.execute(_SELECT, (row,)).fetchone()
     if found is None:
         return None
     try:
-        return struct.unpack(f"<{len(found[0]) // 8}q", found[0])
-    except (struct.error, TypeError) as error:
-        raise StoreConflict(f"SQLite: the row {row!r} of headgate_states does not hold a state") from error
+        state = struct.unpack(f"<{len(found[0]) // 8}q", found[0])
+    except (struct.error, TypeError):
+        state = ()
+    if not is_state(algorithm, state):
+        raise StoreConflict(f"SQLite: the row {row!r} of headgate_states does not hold a state")
+    return state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from math import inf
 
-from headgate._checks import check_kind, is_number
+from headgate._checks import is_number
 from headgate.clock import to_microseconds
 from headgate.errors import ConfigError
 
@@ -34,7 +34,7 @@ class FakeClock:
 
     def advance_us(self, microseconds: int) -> None:
         """Let whole microseconds pass."""
-        self.set_us(self._now_us + check_kind("a time", microseconds, int, "whole microseconds"))
+        self.set_us(self._now_us + _whole(microseconds))
 
     def set(self, now: float) -> None:
         """Go to a time in seconds since the epoch."""
@@ -42,7 +42,7 @@ class FakeClock:
 
     def set_us(self, now_us: int) -> None:
         """Go to a time in microseconds since the epoch."""
-        self._now_us = check_kind("a time", now_us, int, "whole microseconds")
+        self._now_us = _whole(now_us)
 
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
@@ -50,6 +50,12 @@ class FakeClock:
     async def asleep(self, seconds: float) -> None:
         self.advance(seconds)
         await asyncio.sleep(0)
+
+
+def _whole(microseconds: int) -> int:
+    if type(microseconds) is not int:
+        raise ConfigError(f"a time is whole microseconds, not {microseconds!r}")
+    return microseconds
 
 
 def _microseconds(seconds: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +19,11 @@ from django.test import override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.decorators import action, api_view, throttle_classes
 from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
 
 from headgate import AsyncLimiter, ConfigError, Limiter, MemoryStore, concurrent, sliding_window
 from headgate.http import Headers, by_address, by_all, by_header, by_route
@@ -383,6 +387,7 @@ async def test_class_based_views() -> None:
         assert [(await client.post("/")).status_code for _ in range(2)] == [200, 429]
         assert (await client.get("/")).status_code == 429
         assert policies(await client.get("/async")) == {"sliding_window/1m": 1}
+        assert policies(await client.head("/async")) == {"sliding_window/1m": 1}
         assert policies(await client.post("/async")) == {"sliding_window/1d": 9}
 
 
@@ -499,6 +504,116 @@ class TestThrottles:
             assert [client.get("/").status_code for _ in range(2)] == [200, 200]
         with site(self.view(count={500}), middleware=()) as client:
             assert client.get("/").status_code == 500
+
+    @pytest.mark.parametrize("stored", [False, True])
+    async def test_outcomes_and_places_under_asgi(self, stored: bool, tmp_path: Path) -> None:
+        failures = Limiter(
+            "1/minute", name="failures", store=f"sqlite:///{tmp_path}/failures" if stored else None
+        )
+        places = Limiter(concurrent(1, lease="60s"))
+
+        class Reports(APIView):
+            throttle_classes = (throttle(failures, count={418}), throttle(places))
+
+            def get(self, request: Any) -> Any:
+                assert not places.check("192.0.2.1")
+                return Response({}, 418 if "fail" in request.query_params else 200)
+
+        with failures:
+            async with asgi(path("", Reports.as_view())) as client:
+                responses = [await client.get(query) for query in ("/", "/", "/?fail", "/")]
+        assert [response.status_code for response in responses] == [200, 200, 418, 429]
+        assert all(is_complete(response) for response in responses)
+        assert places.check("192.0.2.1")
+
+    async def test_a_stream_under_asgi_holds_its_place_to_its_end(self) -> None:
+        places = Limiter(concurrent(1, lease="60s"))
+        seen = []
+
+        class Reports(APIView):
+            throttle_classes = (throttle(places),)
+
+            def get(self, request: Any) -> Any:
+                async def parts() -> AsyncIterator[bytes]:
+                    seen.append(bool(places.check("192.0.2.1")))
+                    yield b"part"
+
+                return StreamingHttpResponse(parts())
+
+        async with asgi(path("", Reports.as_view())) as client:
+            assert (await client.get("/")).text == "part"
+        assert seen == [False]
+        assert places.check("192.0.2.1")
+
+    async def test_a_middleware_around_the_site_sees_its_throttles(self) -> None:
+        with site(self.view(count={418}), middleware=()):
+            async with client_of(RateLimitMiddleware(ASGIHandler(), "9/hour")) as client:
+                response = await client.get("/")
+        assert left(response) == {"sliding_window/1h": 8, "sliding_window/1m": 1}
+
+    @pytest.mark.parametrize("middleware", [(RATE_LIMITS,), ()])
+    async def test_throttles_after_a_refusal_are_not_charged(self, middleware: Any) -> None:
+        later = Limiter("9/day")
+
+        class Reports(APIView):
+            throttle_classes = (throttle("1/minute"), throttle(later), throttle("5/minute", count={200}))[
+                : 3 if middleware else 2
+            ]
+
+            def get(self, request: Any) -> Any:
+                return Response({})
+
+        with site(path("", Reports.as_view()), middleware=middleware) as client:
+            assert [client.get("/").status_code for _ in range(5)] == [200, 429, 429, 429, 429]
+        assert later.check("192.0.2.1", 0).remaining == 8
+        async with asgi(path("", Reports.as_view()), middleware=middleware) as awaited_client:
+            assert (await awaited_client.get("/")).status_code == 429
+        assert later.check("192.0.2.1", 0).remaining == 8
+
+    def test_a_throttle_on_a_view_replaces_a_default_of_the_site(self) -> None:
+        own = throttle("9/minute")
+
+        class Plain(APIView):
+            def get(self, request: Any) -> Any:
+                return Response({})
+
+        class Own(Plain):
+            throttle_classes = (own,)
+
+        class Items(ViewSet):
+            def list(self, request: Any) -> Any:
+                return Response({})
+
+            @method_decorator(limit("9/minute"))
+            def create(self, request: Any) -> Any:
+                return Response({})
+
+            @action(detail=False, throttle_classes=[own])
+            def best(self, request: Any) -> Any:
+                return Response({})
+
+        @api_view(["GET"])
+        @throttle_classes([own])
+        def function(request: Any) -> Any:
+            return Response({})
+
+        router = SimpleRouter()
+        router.register("items", Items, "items")
+        urls = [
+            path("plain", Plain.as_view()),
+            path("own", Own.as_view()),
+            path("given", Plain.as_view(throttle_classes=[own])),
+            path("function", function),
+            *router.urls,
+        ]
+        with site(*urls, limits=[limit("9/hour", default=True)]) as client:
+            for place in ("plain", "items/"):
+                assert policies(client.get(f"/{place}")) == {"sliding_window/1h": 9}, place
+            for place in ("own", "given", "function", "items/best/"):
+                assert policies(client.get(f"/{place}")) == {"sliding_window/1m": 9}, place
+            assert policies(client.post("/items/")) == {"sliding_window/1m": 9}
+        with site(*urls, limits=[limit("9/hour")]) as client:
+            assert policies(client.get("/own")) == {"sliding_window/1h": 9, "sliding_window/1m": 9}
 
     def test_a_raised_refusal_is_answered(self) -> None:
         own = Limiter("1/hour")

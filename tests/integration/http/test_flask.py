@@ -263,6 +263,7 @@ def test_views_of_classes() -> None:
         assert [client.post("/").status_code for _ in range(2)] == [200, 429]
         assert client.get("/").status_code == 429
         assert policies(client.get("/plain")) == {"sliding_window/1m": 1}
+        assert policies(client.head("/plain")) == {"sliding_window/1m": 1}
         assert policies(client.post("/plain")) == {"sliding_window/1d": 9}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import struct
@@ -248,6 +249,20 @@ def test_something_else_under_our_key_is_a_conflict(
     assert limiter.hit("bob")
     limiter.reset("alice")
     assert limiter.hit("alice")
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_numbers_of_another_program_are_no_outage(
+    store: RedisStore, client: redis.Redis, name: str, kind: str
+) -> None:
+    limiter = Limiter(RULES[kind], name=name, store=store, on_store_error="raise")
+    hold = limiter.hold("alice")
+    [key] = keys_of(client, name)
+    for call in (limiter.check, limiter.hit, limiter.hold, lambda _: hold.release()):
+        client.set(key, struct.pack("<4d", -(2**63), 2**53 - 1, 2**53 - 1, -(2**63)))
+        with contextlib.suppress(StoreConflict):
+            call("alice")
+    assert limiter.hit("bob")
 
 
 def test_a_rule_in_conflict_charges_none_of_the_others(

@@ -67,13 +67,29 @@ def test_what_the_client_sends_does_not_change_who_it_is(lines: list[str], clien
     assert client_address(PROXY, [f"{','.join(lines)}, {client}"], named) == expected
 
 
+@pytest.mark.parametrize("written", ["for={}", 'for="{}"', 'proto=https;for={};by="[2001:db8::1]"'])
 @given(header_lines, addresses)
-def test_forwarded_either_names_the_client_or_is_garbage(lines: list[str], client: str) -> None:
+def test_what_the_client_sends_as_forwarded_does_not_change_who_it_is(
+    written: str, lines: list[str], client: str
+) -> None:
     if ip_address(client) in ip_network("10.0.0.0/8"):
         return
-    element = f'for="[{client}]:4711"' if ":" in client else f"for={client}"
-    found = client_address(PROXY, [*lines, element], NAMED_FORWARDED)
-    assert found in (client_address(client, [], None), MALFORMED)
+    element = written.format(f"[{client}]:4711" if ":" in client else client)
+    expected = client_address(client, [], None)
+    assert client_address(PROXY, [*lines, element], NAMED_FORWARDED) == expected
+    assert client_address(PROXY, [f"{','.join(lines)}, {element}"], NAMED_FORWARDED) == expected
+
+
+@pytest.mark.parametrize(
+    "garbage", ["1.2.3.4, ", "x", ",", '"', '=";', "\\", " ", ";", 'a=",', ';a="', "a=;"]
+)
+def test_a_long_field_brings_no_second_quota(garbage: str) -> None:
+    filler = garbage * 20_000
+    hops = Proxies(hops=1)
+    assert client_address(PROXY, [f"{filler},{CLIENT}"], NAMED) == CLIENT
+    assert client_address(PROXY, [f"{filler},{CLIENT}"], hops) == CLIENT
+    assert client_address(PROXY, [filler, f"for={CLIENT}"], NAMED_FORWARDED) == CLIENT
+    assert client_address(PROXY, [filler], NAMED_FORWARDED) == MALFORMED
 
 
 @given(
@@ -136,8 +152,10 @@ def test_x_forwarded_for_from_the_right(forwarded: list[str], key: str) -> None:
         (["for=_secret"], MALFORMED),
         (["proto=https"], MALFORMED),
         ([f"for={CLIENT}, proto=https"], MALFORMED),
-        (['for="1.2.3.4, for=6.6.6.6'], MALFORMED),
-        (['for=6.6.6.6;x=", for="[2001:db8::1]:4711"'], MALFORMED),
+        (['for="1.2.3.4, for=6.6.6.6'], "6.6.6.6"),
+        (['for=6.6.6.6;x=", for="[2001:db8::1]:4711"'], "2001:db8::/64"),
+        (['for=6.6.6.6, for="1.2.3.4'], MALFORMED),
+        ([f"for={CLIENT};"], CLIENT),
         (["for = 1.2.3.4"], MALFORMED),
         (["nonsense"], MALFORMED),
         ([""], MALFORMED),
@@ -156,6 +174,7 @@ def test_forwarded_from_the_right(forwarded: list[str], key: str) -> None:
         (2, CLIENT, PROXY),
         (1, "garbage", MALFORMED),
         (1, "", PROXY),
+        (2, "garbage", PROXY),
     ],
 )
 def test_proxies_by_number(hops: int, forwarded: str, key: str) -> None:

@@ -223,6 +223,20 @@ class TestEntries:
         await limiter.hit("42", cost=12)
         assert kv.values == {f"s:42:{clock.now_us() // 3_600_000_000}": "12"}
 
+    @pytest.mark.parametrize("numbers", ["1", "1 2", "1 2 3 4", "1 -2 3", "1 2 3 4 5 6 0", "1 2 3 4 0 6 7"])
+    @pytest.mark.parametrize("rule", ALL_KINDS[1:], ids=lambda rule: rule.kind)
+    async def test_numbers_that_are_no_state_count_as_nothing(
+        self, rule: Rule, numbers: str, clock: FakeClock
+    ) -> None:
+        kv = PlainKV()
+        limiter = AsyncLimiter(rule, name="x", store=KVStore(kv, clock=clock))
+        hold = await limiter.hold("ada")
+        [(entry, written)] = kv.values.items()
+        for call in (hold.release, lambda: limiter.check("ada"), lambda: limiter.hit("ada")):
+            kv.values[entry] = f"{written.split()[0]} {numbers}"
+            outcome: Any = await call()
+        assert outcome.remaining == 19
+
     @pytest.mark.parametrize("found", ["", "x", "-5", "1.5", "5 ", "٣", "9" * 5000, "0"])
     async def test_what_cannot_be_read_counts_as_nothing(self, found: str, clock: FakeClock) -> None:
         kv = PlainKV()

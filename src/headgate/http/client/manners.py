@@ -10,7 +10,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypedDict
 
-from headgate._checks import check_count, check_list, is_number
+from headgate._checks import check_count, check_list, check_statuses, is_number
 from headgate._fork import watch
 from headgate.clock import MICROSECONDS, Clock, SteadyClock, check_clock, dating
 from headgate.decision import Decision
@@ -91,7 +91,7 @@ class Manners(Generic[AnyLimiter]):
         self.clock = check_clock(clock) or (SteadyClock() if self.limiter is None else self.limiter.clock)
         self._dates = dating(self.clock)
         self._retries = retries
-        self._statuses = frozenset(check_list("statuses", statuses, int, "[429, 503]"))
+        self._statuses = frozenset(check_statuses("statuses", statuses, "[429, 503]"))
         self._methods = frozenset(map(str.upper, check_list("methods", methods, str, "['GET', 'HEAD']")))
         self._max_wait, self._jitter = max_wait, jitter
         self._pauses: dict[PlainKey, int] = {}

@@ -30,9 +30,9 @@ from hashlib import blake2b
 from typing import TypeVar
 from urllib.parse import quote, quote_from_bytes
 
-from headgate._checks import check_kind
+from headgate._checks import Unpicklable, check_kind
 from headgate._concurrency import complete
-from headgate.algorithms import Algorithm, State
+from headgate.algorithms import Algorithm, State, algorithm_for, is_state
 from headgate.clock import MICROSECONDS, Clock, WallClock, check_clock
 from headgate.costs import Costs
 from headgate.decision import Decision, Verdict
@@ -67,7 +67,7 @@ def default_stem(limiter: str, rule: Rule, key: PlainKey) -> str:
     )
 
 
-class KVStore:
+class KVStore(Unpicklable):
     """A store for `AsyncLimiter`s of one rule each, over any key-value store.
 
     Args:
@@ -297,6 +297,7 @@ class _Numbers:
     def __init__(self, rule: Rule) -> None:
         self.new_birth = Births()
         self._rule = f"v1:{quote(rule.identity)}"
+        self._algorithm = algorithm_for(rule)
 
     def entry(self, stem: str, now: int) -> str:
         return stem
@@ -305,7 +306,8 @@ class _Numbers:
         rule, _, numbers = (text or "").partition(" ")
         if rule != self._rule or not self._NUMBERS.fullmatch(numbers):
             return None
-        return tuple(map(int, numbers.split()))
+        state = tuple(map(int, numbers.split()))
+        return state if is_state(self._algorithm, state) else None
 
     def write(self, state: State | None) -> str:
         return " ".join((self._rule, *map(str, state or ())))  # without numbers it reads as a fresh state

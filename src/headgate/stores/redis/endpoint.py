@@ -74,6 +74,9 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 
+_NOT_OURS = re.compile(r"WRONGTYPE|: not a |user_script:\d+: (bad argument|attempt to)")
+"""Error replies that mean that a key holds data of another program. The last two are errors of Lua itself."""
+
 _PLACE = re.compile(r"(?<=connecting to )\S+?(?=(:\d+)?\. )|(?<=reading from )\S+")
 """Where a text has the name of the server, which says nothing about why it fails."""
 
@@ -220,7 +223,7 @@ class RedisEndpoint:
             return StoreMisconfigured(
                 f"{self.name} belongs to a cluster: write redis+cluster://, or make the store with cluster=True"
             )
-        if isinstance(cause, ResponseError) and ("WRONGTYPE" in text or ": not a " in text):
+        if isinstance(cause, ResponseError) and _NOT_OURS.search(text):
             return StoreConflict(f"{self.name} holds something else under a key of ours: {text}")
         if isinstance(cause, InvalidResponse) or "Protocol error, got" in text:
             return StoreMisconfigured(f"{self.name} {INVALID_REPLY} ({text})")

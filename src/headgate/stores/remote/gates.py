@@ -9,6 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
+from headgate._checks import Unpicklable
 from headgate.costs import Costs
 from headgate.errors import HeadgateError, StoreConflict
 from headgate.keys import Key
@@ -57,7 +58,7 @@ class EngineForTasks(Protocol):
     async def call_async(self, request: Any, due: float, source: str, abandoned: Abandoned) -> Any: ...
 
 
-class RemoteGate:
+class RemoteGate(Unpicklable):
     """A limiter's rules, for threads.
 
     A thread may be interrupted at any time, by a signal handler that raises. What it had asked for then counts as charged if
@@ -104,7 +105,7 @@ class RemoteGate:
             self._engine.tell(refund, monotonic() + self._deadline, self._limiter)
 
 
-class AsyncRemoteGate:
+class AsyncRemoteGate(Unpicklable):
     """A limiter's rules, for tasks; see `RemoteGate`.
 
     A caller may be cancelled at any time. What it had asked for then counts as charged if it has been sent; a hold is

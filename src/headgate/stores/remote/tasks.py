@@ -120,19 +120,24 @@ class AsyncEngine:
     def close(self, but: LoopEngine | None = None) -> None:
         """As `aclose`, without waiting for any of them."""
         self._is_closed = True
+        self._abandon_closed_loops()
         for loop, engine in list(self._by_loop.items()):
             if engine is not but:
                 with contextlib.suppress(RuntimeError):  # that event loop is closed
                     loop.call_soon_threadsafe(engine.close_soon)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> LoopEngine:
-        for other in list(self._by_loop):
-            if other.is_closed():
-                self._by_loop.pop(other, None)
+        self._abandon_closed_loops()
         engine = self._by_loop[loop] = LoopEngine(
             self._peer, self._deadline, lambda: self._by_loop.pop(loop, None)
         )
         return engine
+
+    def _abandon_closed_loops(self) -> None:
+        for loop in [loop for loop in list(self._by_loop) if loop.is_closed()]:
+            engine = self._by_loop.pop(loop, None)
+            if engine is not None:
+                engine.abandon()
 
     def after_fork_in_child(self) -> None:
         """Leave the parent's connections alone; they are kept, because forgetting them could close them."""
@@ -173,6 +178,14 @@ class LoopEngine:
     def close_soon(self) -> None:
         """As `aclose`, without waiting for it."""
         self._closing = self._loop.create_task(self.aclose())
+
+    def abandon(self) -> None:
+        """End the drivers of an event loop that was closed during calls: nothing will run them again."""
+        for driver in list(self._drivers):
+            coroutine: Any = driver.get_coro()
+            with contextlib.suppress(RuntimeError):  # it would have to wait
+                coroutine.close()
+            driver._log_destroy_pending = False  # type: ignore[attr-defined]  # there is no public way to say so
 
     def _drive_free_lanes(self, now: float, own: TaskLane | None = None) -> bool:
         """Have all lanes driven on which calls can leave; return whether this task is to go on with its own."""

@@ -215,6 +215,48 @@ class TimeTests(DecisionTests):
         self._is_honest(limiter, "a", 4)
 
     @each_kind
+    def test_time_going_back_after_a_release_grants_nothing(self, kind: str) -> None:
+        limiter = self.limiter(self.rule(kind, 4, 60_000_000))
+        for ahead in (0, 1_000_000, 30_000_000):
+            limiter.reset("a")
+            limiter.hit("a", 3)
+            self.clock.advance_us(ahead)
+            limiter.hold("a", 1).release()
+            now = limiter.check("a", 0)
+            assert now.remaining is not None
+            for back in (1, 10_000_000, 3_600_000_000):
+                self.clock.advance_us(-back)
+                earlier = limiter.check("a", 0)
+                assert earlier.remaining is not None
+                assert earlier.remaining <= now.remaining
+                assert not limiter.hit("a", now.remaining + 1)
+                self.clock.advance_us(back)
+
+    def test_an_earlier_time_never_has_more_to_give_in_random_traces(self) -> None:
+        every = traces(self.kinds, most_rules=1, most_steps=12, features=self.features - {"units"})
+        self.for_all(every, self._has_no_more_earlier)
+
+    def _has_no_more_earlier(self, trace: Trace) -> None:
+        self.clock.set_us(START_US)
+        name = self.limiter(*trace.versions[0]).name
+        limiters = [self.limiter(*rules, name=name) for rules in trace.versions]
+        actor = Actor(trace, limiters)
+        last: Decision | None = None
+        for step in trace.steps:
+            self.clock.set_us(step.move.target(self.clock.now_us(), trace.period_us, last))
+            answer = actor.play(step)[0]
+            last = answer if isinstance(answer, Decision) else last
+            limiter, key, time = limiters[step.version], trace.key(step.who), self.clock.now_us()
+            now = limiter.check(key, 0, tier=step.tier).remaining
+            for back in (1, trace.period_us // 3, 2 * trace.period_us):
+                self.clock.set_us(max(0, time - back))
+                earlier = limiter.check(key, 0, tier=step.tier).remaining
+                assert now is not None
+                assert earlier is not None
+                assert earlier <= now
+            self.clock.set_us(time)
+
+    @each_kind
     def test_units_counted_while_the_clock_is_back_count_as_of_the_latest_time(self, kind: str) -> None:
         ahead, behind = (self.limiter(self.rule(kind, 10)) for _ in range(2))
         for limiter in (ahead, behind):

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from headgate.stores import breaker
-from headgate.stores.remote import gates, tasks
+from headgate.stores.remote import batching
+from headgate.stores.remote._async import gate as async_gate
+from headgate.stores.remote._sync import gate
 from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import RedisServer
 
@@ -28,8 +30,9 @@ class Deadlines:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = False
-        monkeypatch.setattr(gates, "monotonic", self._monotonic)
-        monkeypatch.setattr(tasks, "GRACE", PATIENCE)
+        for module in (gate, async_gate):
+            monkeypatch.setattr(module, "monotonic", self._monotonic)
+        monkeypatch.setattr(batching, "GRACE", PATIENCE)
         monkeypatch.setattr(breaker, "GRACE", PATIENCE)
         for server in (PostgresServer, RedisServer):
             monkeypatch.setattr(server, "pause", self._counting(server.pause, True))

@@ -18,11 +18,9 @@ from headgate.client.endpoint import ServerEndpoint, is_lost, unpacked
 from headgate.client.wire import HttpRequest, Response, batch_answers, batch_request, failure, read_events
 from headgate.errors import StoreConflict, StoreError
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.baton import Baton
-from headgate.stores.remote.peer import PENDING, Talk
+from headgate.stores.remote.peer import PENDING, Conversation
+from headgate.stores.remote.wakeup import WakeUp
 
-LANES = 4
-MOST_PER_BATCH = 128
 MOST_BYTES = 32_768
 """The largest batch: so that no call waits long for others, and the server accepts it."""
 
@@ -32,8 +30,6 @@ TOO_LARGE = 413
 class ServerPeer:
     """A Headgate server; see `Peer`."""
 
-    lanes = LANES
-    most = MOST_PER_BATCH
     most_bytes = MOST_BYTES
     follows = False
     failures = (httpx.HTTPError,)
@@ -60,7 +56,7 @@ class ServerPeer:
     def may_repeat(self, request: HttpRequest, cause: BaseException) -> bool:
         return request.may_repeat and is_lost(cause)
 
-    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
+    def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
         if len(calls) == 1:
             calls[0].answer((yield calls[0].request))
             return ()
@@ -87,7 +83,7 @@ class HttpWire:
         self._transport = endpoint.transport()
         self._requests: SimpleQueue[HttpRequest | None] = SimpleQueue()
         self._outcome: Any = PENDING
-        self._news = Baton()
+        self._news = WakeUp()
         threading.Thread(target=self._serve, daemon=True, name="headgate asks a server").start()
 
     def is_over(self) -> bool:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from headgate import AsyncLimiter, Limiter
-from headgate.client.asks import LimiterAsks
+from headgate.client.encoder import LimiterEncoder
 from headgate.client.endpoint import ServerEndpoint, Transport
 from headgate.client.peer import ServerPeer, stream_events
 from headgate.client.values import KeyState, ServerLimiter, WaitHint
@@ -30,7 +30,9 @@ from headgate.keys import Key, key_to_data
 from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline
 from headgate.stores.failure import OnStoreError
-from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote._async.gate import AsyncRemoteGate
+from headgate.stores.remote._sync.gate import RemoteGate
+from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
@@ -97,7 +99,7 @@ class ServerStore(RemoteStore):
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         if self.endpoint.is_transport_given:
             self.endpoint.transport()  # fails here rather than at the first call
-        return RemoteGate(self.endpoint.name, self._asks(limiter, rules), self._threads, limiter, seconds)
+        return RemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._threads, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
@@ -106,7 +108,7 @@ class ServerStore(RemoteStore):
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         if self.endpoint.is_transport_given:
             self.endpoint.async_transport()  # fails here rather than at the first call
-        return AsyncRemoteGate(self.endpoint.name, self._asks(limiter, rules), self._tasks, limiter, seconds)
+        return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._tasks, seconds)
 
     def limiter(
         self,
@@ -183,35 +185,37 @@ class ServerStore(RemoteStore):
         """
         return stream_events(self.endpoint, self.deadline)
 
-    def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> LimiterAsks:
-        return LimiterAsks(self.endpoint.name, limiter, rules)
+    def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> LimiterEncoder:
+        return LimiterEncoder(self.endpoint.name, limiter, rules)
 
-    def _ask_for_limiters(self) -> Ask[tuple[ServerLimiter, ...]]:
+    def _ask_for_limiters(self) -> EncodedRequest[tuple[ServerLimiter, ...]]:
         return (
             HttpRequest("GET", "/v1/limiters", may_repeat=True),
             reading(self.endpoint.name, read_limiters),
         )
 
-    def _ask_for_limiter(self, name: str) -> Ask[ServerLimiter]:
+    def _ask_for_limiter(self, name: str) -> EncodedRequest[ServerLimiter]:
         """Ask for all of them, so as to know what there is if there is no such one."""
         read = partial(find_limiter, self.endpoint.name, name)
         return HttpRequest("GET", "/v1/limiters", may_repeat=True), reading(self.endpoint.name, read)
 
-    def _ask_for_hint(self, limiter: str, key: Key | None, cost: Cost, tier: str | None) -> Ask[WaitHint]:
+    def _ask_for_hint(
+        self, limiter: str, key: Key | None, cost: Cost, tier: str | None
+    ) -> EncodedRequest[WaitHint]:
         for units in cost.values() if isinstance(cost, Mapping) else (cost,):
             check_whole(units)
         members = {"key": key_to_data(key), "cost": cost, "tier": tier}
         request = limiter_request(limiter, "wait-hint", members)
         return alone(request), reading(self.endpoint.name, read_wait_hint)
 
-    def _ask_for_states(self, key: Key | None, tier: str | None) -> Ask[tuple[KeyState, ...]]:
+    def _ask_for_states(self, key: Key | None, tier: str | None) -> EncodedRequest[tuple[KeyState, ...]]:
         request = HttpRequest("POST", "/v1/inspect", packed({"key": key_to_data(key), "tier": tier}))
         return request, reading(self.endpoint.name, read_key_states)
 
-    def _call(self, ask: Ask[T]) -> T:
-        request, reader = ask
+    def _call(self, encoded: EncodedRequest[T]) -> T:
+        request, reader = encoded
         return reader(self._threads.call(request, monotonic() + self.deadline))
 
-    async def _acall(self, ask: Ask[T]) -> T:
-        request, reader = ask
-        return reader(await self._tasks.start(request, monotonic() + self.deadline))
+    async def _acall(self, encoded: EncodedRequest[T]) -> T:
+        request, reader = encoded
+        return reader(await self._tasks.call(request, monotonic() + self.deadline))

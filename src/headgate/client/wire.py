@@ -1,6 +1,6 @@
 """What is said to a server and what its answers mean; nothing here sends anything.
 
-A request comes together with the way to read its answer (`Ask`).
+A request comes together with the way to read its answer (`EncodedRequest`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from headgate.errors import StoreError, StoreOverloaded, StoreTimeout
 from headgate.stores.failure import OnStoreError, local
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.peer import AsyncPostgresWire, PostgresWire
-from headgate.stores.remote.batching import MANY
+from headgate.stores.remote.batching import ENOUGH_TO_FOLLOW
 from headgate.stores.request import Request
 from headgate.testing.postgres_server import PostgresServer
 from tests.integration.deadlines import PATIENCE, Deadlines
@@ -42,7 +42,7 @@ DEADLINE = 0.5
 """Seconds for which a server hangs until it is given up."""
 
 
-HALF = MANY // 2
+HALF = ENOUGH_TO_FOLLOW
 """So many leave together, and so many follow."""
 
 LIMIT = 50
@@ -300,7 +300,7 @@ def test_news_on_an_idle_connection_need_not_be_a_goodbye(
 ) -> None:
     limiter = Limiter("10/day", name="news", store=store)
     limiter.hit("a")
-    (wire,) = store._threads.wires
+    wire = store._threads._dispatcher._wire
     execute(wire, b"LISTEN news")
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("NOTIFY news")
@@ -309,7 +309,7 @@ def test_news_on_an_idle_connection_need_not_be_a_goodbye(
         assert time.monotonic() < end
         time.sleep(0.01)
     assert limiter.hit("a").remaining == 8
-    assert store._threads.wires == [wire]
+    assert store._threads._dispatcher._wire is wire
 
 
 # --- A reply that is lost -----------------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_a_database_that_may_be_written_again_is_found_again(
     limiter.hit("a")
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
-        store._threads.wires[0].close()  # the setting is for new connections
+        store._threads._dispatcher._wire.close()  # the setting is for new connections
         assert limiter.hit("a").degraded
         connection.execute("SET default_transaction_read_only = off")
         connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = off")

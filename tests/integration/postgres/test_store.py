@@ -34,7 +34,8 @@ from headgate.keys import storage_key, storage_prefix
 from headgate.rules import Rule
 from headgate.stores.postgres import PostgresStore, migrate
 from headgate.stores.postgres.janitor import NEW_STATES_PER_CLEANING
-from headgate.stores.postgres.peer import MOST_PER_CALL, Message, PostgresPeer, PostgresWire
+from headgate.stores.postgres.peer import Message, PostgresPeer, PostgresWire
+from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.integration.postgres.conftest import execute
@@ -107,7 +108,7 @@ async def test_calls_that_wait_leave_together(url: str, name: str, sent: list[st
         decisions = await asyncio.gather(*(limiter.hit("a") for _ in range(300)))
         assert sum(decision.allowed for decision in decisions) == 100
         # Connecting took a while, so all were there when the first left.
-        assert sent == ["many"] * -(300 // -MOST_PER_CALL)
+        assert sent == ["many"] * -(300 // -MOST_PER_BATCH)
 
 
 async def test_a_batch_answers_each_of_its_different_requests(url: str, name: str) -> None:
@@ -407,7 +408,7 @@ def test_requests_that_name_the_same_keys_in_any_order_never_deadlock(empty_url:
 
 def test_threads_have_no_more_connections_than_they_may(url: str, name: str) -> None:
     address = make_conninfo(url, application_name=name)
-    with PostgresStore(address, max_connections=2, deadline=PATIENT) as store:
+    with PostgresStore(address, deadline=PATIENT) as store:
         limiter = Limiter("1000/day", name=name, store=store, on_store_error="raise")
         most = 0
         with ThreadPoolExecutor(8) as pool, psycopg.connect(url, autocommit=True) as connection:
@@ -594,7 +595,7 @@ def test_nothing_depends_on_the_session_if_nothing_is_prepared(url: str, name: s
         limiter = Limiter("5/day", "50/week", name=name, store=store, on_store_error="raise")
         for expected in (4, 3, 2):
             assert limiter.hit("a").remaining == expected
-            (wire,) = store._threads.wires
+            wire = store._threads._dispatcher._wire
             execute(wire, b"DISCARD ALL")
 
 
@@ -602,7 +603,7 @@ def test_a_session_that_has_forgotten_the_statements_tells_what_to_do(url: str, 
     with PostgresStore(url, deadline=PATIENT) as store:
         limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
         limiter.hit("a")
-        (wire,) = store._threads.wires
+        wire = store._threads._dispatcher._wire
         execute(wire, b"DEALLOCATE ALL")
         with pytest.raises(StoreMisconfigured, match="prepare=False"):
             limiter.hit("a")
@@ -656,8 +657,6 @@ async def test_a_call_that_the_network_takes_in_pieces_arrives_whole(url: str, n
         (partial(PostgresStore, None), "cannot be read"),
         (partial(PostgresStore, "postgresql://localhost/x", deadline=0), "deadline"),
         (partial(PostgresStore, "postgresql://localhost/x", deadline=float("nan")), "deadline"),
-        (partial(PostgresStore, "postgresql://localhost/x", max_connections=0), "max_connections"),
-        (partial(PostgresStore, "postgresql://localhost/x", max_connections=10**400), "max_connections"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(bad: Callable[[], PostgresStore], problem: str) -> None:
@@ -672,7 +671,7 @@ def test_a_store_that_was_interrupted_goes_on_with_another_connection(
     """A reply that nobody has read must not be taken for that to the next call."""
     limiter = Limiter("5/day", name=name, store=store, on_store_error="raise")
     limiter.hit("a")
-    (wire,) = store._threads.wires
+    wire = store._threads._dispatcher._wire
     interrupted = threading.Event()
 
     def interrupt(self: PostgresWire) -> bool:
@@ -684,5 +683,5 @@ def test_a_store_that_was_interrupted_goes_on_with_another_connection(
         with pytest.raises(KeyboardInterrupt):
             limiter.hit("a")
     assert interrupted.is_set()
-    assert wire not in store._threads.wires
+    assert store._threads._dispatcher._wire is not wire
     assert limiter.hit("b").remaining == 4

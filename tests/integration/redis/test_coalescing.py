@@ -12,8 +12,7 @@ import redis
 
 from headgate import AsyncLimiter, StoreConflict, StoreTimeout, sliding_window, token_bucket
 from headgate.stores.redis import RedisStore
-from headgate.stores.redis.peer import MOST_PER_CALL
-from headgate.stores.remote.batching import MANY
+from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.request import Request
 from headgate.testing.servers import RedisServer
 
@@ -82,23 +81,11 @@ async def test_all_limiters_of_a_store_share_them(store: RedisStore, server_clie
     assert round_trips(server_client) - before == 1
 
 
-async def test_of_many_who_have_gathered_half_leave_first(
-    store: RedisStore, server_client: redis.Redis
-) -> None:
-    """So that from then on both sides have something to do."""
-    limiter = AsyncLimiter("100000/hour", name="x", store=store)
-    await limiter.hit("alice")
-    for callers, trips in ((MANY - 1, 1), (MANY, 2), (MOST_PER_CALL, 2)):
-        before = round_trips(server_client)
-        assert all(await asyncio.gather(*(limiter.hit("alice") for _ in range(callers))))
-        assert round_trips(server_client) - before == trips
-
-
 async def test_a_batch_is_bounded(store: RedisStore, server_client: redis.Redis) -> None:
     limiter = AsyncLimiter("100000/hour", name="x", store=store)
     await limiter.hit("alice")
     before = round_trips(server_client)
-    assert all(await asyncio.gather(*(limiter.hit("alice") for _ in range(2 * MOST_PER_CALL + 1))))
+    assert all(await asyncio.gather(*(limiter.hit("alice") for _ in range(2 * MOST_PER_BATCH + 1))))
     assert round_trips(server_client) - before == 3
 
 
@@ -250,7 +237,7 @@ async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(serv
         await gate.ask(Request("hit", "warm"))
         server.pause()
         calls = [
-            asyncio.ensure_future(gate.ask(Request("hit", f"user {i}"))) for i in range(3 * MOST_PER_CALL)
+            asyncio.ensure_future(gate.ask(Request("hit", f"user {i}"))) for i in range(3 * MOST_PER_BATCH)
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(answer) for answer in answers} == {StoreTimeout}
@@ -259,7 +246,8 @@ async def test_a_server_that_hangs_fails_the_batch_and_all_who_wait_at_once(serv
         assert (await gate.ask(Request("hit", "user 0")))[0]
         # What had left was counted; what had not was not.
         counted = [
-            (await gate.ask(Request("peek", f"user {i}", 0)))[0].remaining for i in (1, 3 * MOST_PER_CALL - 1)
+            (await gate.ask(Request("peek", f"user {i}", 0)))[0].remaining
+            for i in (1, 3 * MOST_PER_BATCH - 1)
         ]
         assert counted == [4, 5]
 

@@ -13,7 +13,7 @@ import pytest
 
 from headgate import AsyncLimiter, ConfigError, Limiter, StoreError, StoreMisconfigured, fixed_window
 from headgate.stores.redis import RedisStore
-from headgate.stores.remote.batching import MANY
+from headgate.stores.remote.batching import ENOUGH_TO_FOLLOW
 from headgate.stores.request import Request
 from headgate.testing.servers import RedisServer, answers_ping, find_binary, find_free_port
 from tests.integration.redis.cluster import find_low_port
@@ -132,7 +132,8 @@ async def test_a_batch_that_follows_another_to_a_replica_is_no_outage_either(ser
             for _ in range(2):
                 found.append(
                     asyncio.gather(
-                        *(gate.ask(Request("hit", "alice")) for _ in range(MANY // 2)), return_exceptions=True
+                        *(gate.ask(Request("hit", "alice")) for _ in range(ENOUGH_TO_FOLLOW)),
+                        return_exceptions=True,
                     )
                 )
                 for _ in range(10):

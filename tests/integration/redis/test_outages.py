@@ -28,7 +28,7 @@ from headgate import (
 )
 from headgate.stores.failure import local
 from headgate.stores.redis import RedisStore
-from headgate.stores.remote.batching import MANY
+from headgate.stores.remote.batching import MOST_PER_BATCH
 from headgate.stores.request import Request
 from headgate.testing.servers import RedisServer, find_free_port
 from tests.integration.redis.proxy import Proxy
@@ -420,10 +420,10 @@ async def test_a_batch_whose_reply_is_lost_is_charged_once(server: RedisServer, 
     async with AsyncLimiter("5/hour", name="x", store=proxy.url) as limiter:
         await limiter.hit("warm")
         proxy.lose_replies()
-        decisions = await asyncio.gather(*(limiter.hit(f"user {i}") for i in range(MANY - 1)))
+        decisions = await asyncio.gather(*(limiter.hit(f"user {i}") for i in range(MOST_PER_BATCH)))
         assert all(decision.degraded for decision in decisions)
-        left = [await asyncio.to_thread(remaining, server, f"user {i}") for i in range(MANY - 1)]
-        assert left == [4] * (MANY - 1)
+        left = [await asyncio.to_thread(remaining, server, f"user {i}") for i in range(MOST_PER_BATCH)]
+        assert left == [4] * MOST_PER_BATCH
 
 
 def test_a_renewal_whose_reply_is_lost_leaves_the_place_to_its_hold(proxy: Proxy) -> None:

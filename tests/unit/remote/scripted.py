@@ -10,8 +10,8 @@ from typing import Any
 
 from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.baton import Baton
-from headgate.stores.remote.peer import PENDING, Talk
+from headgate.stores.remote.peer import PENDING, Conversation
+from headgate.stores.remote.wakeup import WakeUp
 
 PATIENCE = 60.0
 """Seconds after which a test fails that waits for something that never happens."""
@@ -25,17 +25,12 @@ class ScriptedTime:
 
     def __init__(self) -> None:
         self._now = 1000.0
-        self._busy = 0.0
 
     def monotonic(self) -> float:
         return self._now
 
-    def process_time(self) -> float:
-        return self._busy
-
-    def advance(self, seconds: float, *, busy: float = 0.0) -> None:
-        """Let time pass, and this process run for some of it."""
-        self._busy += busy
+    def advance(self, seconds: float) -> None:
+        """Move the time forward."""
         self._now += seconds
 
 
@@ -54,9 +49,7 @@ class ScriptedPeer:
     failures = ()
     most_bytes: int | None = None
 
-    def __init__(self, lanes: int = 1, most: int = 128, *, follows: bool = False) -> None:
-        self.lanes = lanes
-        self.most = most
+    def __init__(self, *, follows: bool = False) -> None:
         self.follows = follows
         self.batches: list[list[Any]] = []
         self.wires: list[ScriptedWire] = []
@@ -89,7 +82,7 @@ class ScriptedPeer:
     def may_repeat(self, request: Any, cause: BaseException) -> bool:
         return str(request).startswith("repeat")
 
-    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
+    def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
         replies = yield [call.request for call in calls]
         if replies == "too large":
             return calls
@@ -132,8 +125,8 @@ class ScriptedWire:
         self.has_ended = False
         self.is_held = False
         self.under_way: deque[list[Any]] = deque()
-        self._baton = Baton()
-        self.news: Callable[[], None] = self._baton.set
+        self._wakeup = WakeUp()
+        self.news: Callable[[], None] = self._wakeup.set
 
     def is_over(self) -> bool:
         return self.has_ended
@@ -147,7 +140,7 @@ class ScriptedWire:
             self.news()
 
     def wait(self, seconds: float) -> bool:
-        self._baton.wait(seconds)
+        self._wakeup.wait(seconds)
         return self.peer.is_open
 
     def receive(self) -> Any:

@@ -12,7 +12,9 @@ from headgate.decision import UNLIMITED
 from headgate.errors import CostTooHigh, StoreConflict
 from headgate.keys import Key
 from headgate.stores.base import Answer, Receipts
-from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote._async.gate import AsyncRemoteGate
+from headgate.stores.remote._sync.gate import RemoteGate
+from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -21,21 +23,21 @@ from tests.unit.remote.scripted import PATIENCE, ScriptedPeer
 RECEIPTS: Receipts = (("place", (1, 2)),)
 
 
-class PlainAsks:
+class PlainEncoder:
     """Asks for a text that names the operation; a hold that is answered with itself has taken units."""
 
     def __init__(self) -> None:
         self.trouble: Exception | None = None
 
-    def ask(self, request: Request) -> Ask[Answer]:
+    def ask(self, request: Request) -> EncodedRequest[Answer]:
         if request.cost == 0:
             return None, lambda _: (UNLIMITED, None)
         return f"{request.operation} {request.key!s}", self._read
 
-    def refund(self, receipts: Receipts, cost: int, now: int | None) -> Ask[None]:
+    def refund(self, receipts: Receipts, cost: int, now: int | None) -> EncodedRequest[None]:
         return f"refund {cost}", lambda _: None
 
-    def reset(self, key: Key | None) -> Ask[None]:
+    def reset(self, key: Key | None) -> EncodedRequest[None]:
         return f"reset {key!s}", lambda _: None
 
     def _read(self, reply: str) -> Answer:
@@ -50,18 +52,18 @@ def peer() -> ScriptedPeer:
 
 
 @pytest.fixture
-def asks() -> PlainAsks:
-    return PlainAsks()
+def encoder() -> PlainEncoder:
+    return PlainEncoder()
 
 
 @pytest.fixture
-def gate(peer: ScriptedPeer, asks: PlainAsks) -> RemoteGate:
-    return RemoteGate("scripted", asks, ThreadEngine(peer, PATIENCE), "x", PATIENCE)
+def gate(peer: ScriptedPeer, encoder: PlainEncoder) -> RemoteGate:
+    return RemoteGate("scripted", encoder, ThreadEngine(peer, PATIENCE), PATIENCE)
 
 
 @pytest.fixture
-def async_gate(peer: ScriptedPeer, asks: PlainAsks) -> AsyncRemoteGate:
-    return AsyncRemoteGate("scripted", asks, AsyncEngine(peer, PATIENCE), "x", PATIENCE)
+def async_gate(peer: ScriptedPeer, encoder: PlainEncoder) -> AsyncRemoteGate:
+    return AsyncRemoteGate("scripted", encoder, AsyncEngine(peer, PATIENCE), PATIENCE)
 
 
 def sent(peer: ScriptedPeer) -> list[Any]:
@@ -99,11 +101,11 @@ async def test_every_operation_is_sent_once(
 async def test_a_reply_that_cannot_be_read_is_an_error_of_ours(
     gate: RemoteGate,
     async_gate: AsyncRemoteGate,
-    asks: PlainAsks,
+    encoder: PlainEncoder,
     trouble: Exception,
     expected: type[Exception],
 ) -> None:
-    asks.trouble = trouble
+    encoder.trouble = trouble
     with pytest.raises(expected):
         gate.ask(Request("hit", "a"))
     with pytest.raises(expected):
@@ -124,14 +126,14 @@ async def test_a_hold_whose_task_is_cancelled_is_given_back(
 
 
 async def test_a_cancelled_hold_that_took_nothing_gives_nothing_back(
-    async_gate: AsyncRemoteGate, peer: ScriptedPeer, asks: PlainAsks
+    async_gate: AsyncRemoteGate, peer: ScriptedPeer, encoder: PlainEncoder
 ) -> None:
     peer.is_open = False
     hold = asyncio.ensure_future(async_gate.ask(Request("hold", "a", 3)))
     await peer.until_sent_async(1)
     hold.cancel()
     await asyncio.wait([hold])
-    asks.trouble = CostTooHigh(3, 1, "x")
+    encoder.trouble = CostTooHigh(3, 1, "x")
     peer.open()
     await async_gate.refund(RECEIPTS, 1, None)
     assert sent(peer) == ["hold a", "refund 1"]

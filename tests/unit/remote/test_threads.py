@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from headgate.errors import StoreError, StoreOverloaded, StoreTimeout, StoreUnavailable
+from headgate.errors import StoreError, StoreTimeout, StoreUnavailable
 from headgate.stores.base import REENTERED
 from headgate.stores.remote import connecting, threads
-from headgate.stores.remote.batching import MANY, OVER, RemoteCall
-from headgate.stores.remote.baton import Baton
-from headgate.stores.remote.peer import Talk
+from headgate.stores.remote.batching import GRACE, MOST_PER_BATCH, RemoteCall
+from headgate.stores.remote.peer import Conversation
 from headgate.stores.remote.threads import ThreadEngine
+from headgate.stores.remote.wakeup import WakeUp
 from tests.unit.processes import Interrupted, interrupts
 from tests.unit.remote.scripted import PATIENCE, ScriptedPeer, ScriptedTime, ScriptedWire
 
@@ -49,7 +49,7 @@ def call(engine: ThreadEngine, request: str, deadline: float = PATIENCE, **rest:
 
 def waiting(engine: ThreadEngine) -> int:
     """Return how many calls wait to be sent."""
-    return len(engine._crew._batcher._quick.waiting) + len(engine._crew._new)
+    return len(engine._dispatcher._batcher.waiting)
 
 
 def is_free(lock: Any) -> bool:
@@ -105,29 +105,6 @@ def test_many_threads_get_each_its_own_reply(
     assert len(peer.wires) == 1
 
 
-class OvertakenLock:
-    """A lock that another thread releases as soon as this one has looked at it."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-        self.release = lock.release
-
-    def locked(self) -> bool:
-        is_locked = self._lock.locked()
-        if is_locked:
-            self._lock.release()
-        return is_locked
-
-
-def test_two_threads_may_wake_a_third_one_at_the_same_time() -> None:
-    baton = Baton()
-    lock = baton._blocker
-    baton._blocker = OvertakenLock(lock)  # type: ignore[assignment]
-    baton.set()
-    baton.set()
-    assert lock.acquire(blocking=False)
-
-
 # --- Deadlines -------------------------------------------------------------------------------------------------------
 
 
@@ -160,91 +137,6 @@ def test_a_leader_whose_deadline_passes_leaves_the_lead_to_another(
     assert len(peer.wires) == 1  # the late reply was read, by the follower
 
 
-def test_a_leader_whose_deadline_another_notices_leaves_the_lead_at_once(
-    engine: ThreadEngine,
-    peer: ScriptedPeer,
-    pool: ThreadPoolExecutor,
-    clock: ScriptedTime,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks = threading.Event()
-    monkeypatch.setattr(ScriptedWire, "wait", lambda *_: looks.wait(PATIENCE))
-    peer.is_open = False
-    leader = pool.submit(call_at, clock, engine, "leader", 0.01)
-    peer.until_sent(1)
-    until(lambda: any(lane.leader for lane in engine._crew.lanes) and is_free(engine._crew._lock))
-    follower = pool.submit(call_at, clock, engine, "follower")
-    until(lambda: waiting(engine) == 1)
-    clock.advance(0.01)
-    until(lambda: engine._crew.lanes[0].leader.state == OVER)  # the follower has looked
-    looks.set()
-    with pytest.raises(StoreTimeout):
-        leader.result(PATIENCE)
-    peer.open()
-    assert follower.result(PATIENCE) == "follower"
-
-
-def test_a_reply_that_the_leader_has_not_come_to_read_is_read_before_it_is_late(
-    engine: ThreadEngine,
-    peer: ScriptedPeer,
-    pool: ThreadPoolExecutor,
-    clock: ScriptedTime,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks = threading.Event()
-    monkeypatch.setattr(ScriptedWire, "wait", lambda *_: looks.wait(PATIENCE))
-    peer.is_open = False
-    leader = pool.submit(call_at, clock, engine, "leader", 0.01)
-    peer.until_sent(1)
-    until(lambda: any(lane.leader for lane in engine._crew.lanes) and is_free(engine._crew._lock))
-    follower = pool.submit(call_at, clock, engine, "follower")
-    until(lambda: waiting(engine) == 1)
-    peer.open()
-    clock.advance(0.01)
-    peer.until_sent(2)  # by the follower
-    looks.set()
-    assert (leader.result(PATIENCE), follower.result(PATIENCE)) == ("leader", "follower")
-
-
-def test_a_process_too_busy_to_connect_does_not_blame_the_server(
-    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
-) -> None:
-    connects = threading.Event()
-    peer.before_connect = lambda: connects.wait(PATIENCE)
-    caller = pool.submit(call_at, clock, engine, "caller", 0.02)
-    until(lambda: any(lane.leader for lane in engine._crew.lanes))
-    clock.advance(0.02, busy=0.015)
-    with pytest.raises(StoreOverloaded):
-        caller.result(PATIENCE)
-    connects.set()
-    assert call_at(clock, engine, "next") == "next"
-
-
-def test_a_process_too_busy_to_send_does_not_blame_the_server(
-    engine: ThreadEngine,
-    peer: ScriptedPeer,
-    pool: ThreadPoolExecutor,
-    clock: ScriptedTime,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As with hundreds of threads: between a look at the clock and the message others may run for long."""
-    usual = peer.talk
-
-    def talk(calls: Sequence[RemoteCall]) -> Talk:
-        clock.advance(0.015)
-        return usual(calls)
-
-    monkeypatch.setattr(peer, "talk", talk)
-    peer.is_open = False
-    caller = pool.submit(call_at, clock, engine, "caller", 0.02)
-    peer.until_sent(1)
-    until(lambda: any(lane.leader for lane in engine._crew.lanes))
-    clock.advance(0.005)
-    with pytest.raises(StoreOverloaded):
-        caller.result(PATIENCE)
-    peer.open()
-
-
 def test_a_follower_whose_deadline_passes_fails_alone(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
 ) -> None:
@@ -259,28 +151,6 @@ def test_a_follower_whose_deadline_passes_fails_alone(
     peer.open()
     assert leader.result(PATIENCE) == "leader"
     assert peer.batches == [["leader"]]
-
-
-def test_a_follower_whose_deadline_is_short_does_not_wait_for_the_leader_to_look(
-    engine: ThreadEngine,
-    peer: ScriptedPeer,
-    pool: ThreadPoolExecutor,
-    clock: ScriptedTime,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The leader does not know of it before it looks for new calls."""
-    monkeypatch.setattr(threads, "LEASE", PATIENCE)
-    peer.is_open = False
-    leader = pool.submit(call_at, clock, engine, "leader")
-    peer.until_sent(1)
-    until(lambda: any(lane.leader for lane in engine._crew.lanes) and is_free(engine._crew._lock))
-    follower = pool.submit(call_at, clock, engine, "follower", 0.01)
-    until(lambda: waiting(engine) == 1)
-    clock.advance(0.01)
-    with pytest.raises(StoreTimeout):
-        follower.result(PATIENCE)
-    peer.open()
-    assert leader.result(PATIENCE) == "leader"
 
 
 def test_a_reply_that_nobody_waited_for_is_not_taken_for_that_to_the_next_call(
@@ -311,13 +181,24 @@ def test_a_connection_that_stays_silent_beyond_the_stores_deadline_is_given_up(
     waits = pool.submit(call_at, clock, engine, "b")
     until(lambda: waiting(engine) == 1)
     clock.advance(0.03)
-    with pytest.raises(StoreTimeout):
-        waits.result(PATIENCE)
+    peer.until_sent(2)
     assert peer.wires[0].is_closed
     peer.open()
-    clock.advance(1)
-    assert call_at(clock, engine, "c") == "c"
-    assert peer.batches == [["a"], ["c"]]
+    assert waits.result(PATIENCE) == "b"
+    assert peer.batches == [["a"], ["b"]]
+
+
+def test_a_blocked_process_is_no_outage_while_connecting(
+    engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor, clock: ScriptedTime
+) -> None:
+    connecting, go_on = hold_connections(peer)
+    jobs = [pool.submit(call_at, clock, engine, f"{number}", 0.01) for number in range(40)]
+    assert connecting.wait(PATIENCE)
+    until(lambda: waiting(engine) == 40)
+    clock.advance(0.02 + GRACE)
+    until(lambda: engine._dispatcher._batcher.alarm > clock.monotonic())  # a thread has looked
+    go_on.set()
+    assert [job.result(PATIENCE) for job in jobs] == [f"{number}" for number in range(40)]
 
 
 def hold_connections(peer: ScriptedPeer) -> tuple[threading.Event, threading.Event]:
@@ -417,7 +298,7 @@ def test_a_connection_that_the_server_has_closed_is_noticed_before_it_is_used(
 ) -> None:
     call(engine, "a")
     peer.wires[0].has_ended = True
-    engine._crew.lanes[0].heard = 0.0  # as after a pause
+    engine._dispatcher._heard = 0.0  # as after a pause
     assert call(engine, "b") == "b"
     assert [wire.is_closed for wire in peer.wires] == [True, False]
 
@@ -520,15 +401,15 @@ def test_others_hear_at_once_that_their_connection_was_in_doubt(
     assert [job.result(PATIENCE) for job in others] == ["0", "1", "2"]  # these had not been sent
 
 
-def test_a_request_that_must_leave_does_though_its_caller_was_interrupted(
+def test_a_request_that_must_send_does_though_its_caller_was_interrupted(
     engine: ThreadEngine, peer: ScriptedPeer, pool: ThreadPoolExecutor
 ) -> None:
     call(engine, "warm")
     peer.is_open = False
     first = pool.submit(call, engine, "first")
     peer.until_sent(2)
-    for request, must_leave in (("hit", False), ("record", True)):
-        job = pool.submit(interrupted_follower, engine, request, must_leave)
+    for request, must_send in (("hit", False), ("record", True)):
+        job = pool.submit(interrupted_follower, engine, request, must_send)
         with pytest.raises(Interrupted):
             job.result(PATIENCE)
     peer.open()
@@ -537,16 +418,16 @@ def test_a_request_that_must_leave_does_though_its_caller_was_interrupted(
     assert peer.batches[2:] in ([["record"], ["last"]], [["record", "last"]])
 
 
-def interrupted_follower(engine: ThreadEngine, request: str, must_leave: bool) -> None:
+def interrupted_follower(engine: ThreadEngine, request: str, must_send: bool) -> None:
     """Make a call that is interrupted while it waits for another thread."""
-    usual = Baton.wait
+    usual = WakeUp.wait
 
-    def interrupt(baton: Baton, seconds: float) -> None:
-        Baton.wait = usual  # type: ignore[method-assign]
+    def interrupt(wakeup: WakeUp, seconds: float) -> None:
+        WakeUp.wait = usual  # type: ignore[method-assign]
         raise Interrupted
 
-    Baton.wait = interrupt  # type: ignore[method-assign]
-    call(engine, request, must_leave=must_leave)
+    WakeUp.wait = interrupt  # type: ignore[method-assign]
+    call(engine, request, must_send=must_send)
 
 
 @pytest.mark.parametrize("moment", ["while it waits", "when the reply is there"])
@@ -559,14 +440,14 @@ def test_the_reply_to_a_hold_whose_caller_was_interrupted_is_given_back(
     if moment == "while it waits":
         interrupted_in(wire, "wait")
     else:
-        usual = peer.talk
+        usual = peer.converse
 
-        def interrupt(calls: Sequence[RemoteCall]) -> Talk:
-            peer.talk = usual  # type: ignore[method-assign]
+        def interrupt(calls: Sequence[RemoteCall]) -> Conversation:
+            peer.converse = usual  # type: ignore[method-assign]
             yield from usual(calls)
             raise KeyboardInterrupt
 
-        peer.talk = interrupt  # type: ignore[method-assign]
+        peer.converse = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         call(engine, "hold", abandoned=released.append)
     call(engine, "next")
@@ -626,9 +507,9 @@ def test_signal_handlers_that_raise_anywhere_harm_nobody_else(
         stop.set()
     assert all(job.result(PATIENCE) for job in jobs)
     assert call(engine, "afterwards") == "afterwards"
-    assert is_free(engine._crew._lock)
+    assert is_free(engine._dispatcher._lock)
     # One that was dropped in the middle of closing it is closed with its object.
-    assert len(engine.wires) == 1
+    assert engine._dispatcher._wire is not None
 
 
 # --- The end ---------------------------------------------------------------------------------------------------------
@@ -654,18 +535,18 @@ def test_what_no_thread_waits_for_all_leaves_before_the_end(
 ) -> None:
     def tell(count: int) -> None:
         for _ in range(count):
-            engine.tell("a", clock.monotonic() + PATIENCE, "")
+            engine.tell("a", clock.monotonic() + PATIENCE)
 
     call_at(clock, engine, "first")
     peer.is_open = False
-    tell(MANY + 1)
+    tell(MOST_PER_BATCH + 1)
     peer.is_open = True
     tell(1)  # which has the reply read, and all others leave
     peer.is_open = False
-    tell(2 * MANY)
+    tell(2 * MOST_PER_BATCH)
     peer.is_open = True
     engine.close()
-    assert sum(map(len, peer.batches)) == 1 + 3 * MANY + 2
+    assert sum(map(len, peer.batches)) == 1 + 3 * MOST_PER_BATCH + 2
 
 
 def test_a_connection_that_owes_a_reply_is_closed_if_no_thread_waits_for_it(

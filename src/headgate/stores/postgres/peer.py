@@ -23,13 +23,10 @@ from headgate.stores.postgres.janitor import Janitor
 from headgate.stores.postgres.sql import query
 from headgate.stores.remote.batching import RemoteCall
 from headgate.stores.remote.connecting import in_thread
-from headgate.stores.remote.peer import PENDING, Talk
+from headgate.stores.remote.peer import PENDING, Conversation
 from headgate.stores.remote.polling import Poller
 
 logger = logging.getLogger("headgate")
-
-MOST_PER_CALL = 128
-"""How many requests leave together at most. Their keys stay locked until all of them are done."""
 
 LEAST_WAIT = 0.02
 """Seconds that the server has for each step of connecting, even if this process was so busy that it comes late to it."""
@@ -78,22 +75,19 @@ class PostgresPeer:
 
     Args:
         endpoint: Where it is.
-        lanes: How many connections there may be.
         durable: Whether a call waits until the database has what it counted on disk.
         prepare: Whether to have the database parse the statements just once per connection.
     """
 
-    most = MOST_PER_CALL
     most_bytes = 0
     failures = (Error, QueryRefused)
 
-    def __init__(self, endpoint: PostgresEndpoint, lanes: int, durable: bool, prepare: bool) -> None:
+    def __init__(self, endpoint: PostgresEndpoint, durable: bool, prepare: bool) -> None:
         try:
             capabilities.has_pipeline(check=True)
         except NotSupportedError as error:
             raise ConfigError(f"PostgresStore needs libpq 14 or later: {error}") from None
         self.name = endpoint.name
-        self.lanes = lanes
         self._endpoint = endpoint
         self._durable = b"t" if durable else b"f"
         self._prepare = self.follows = prepare  # not every pooler bears what follows
@@ -106,7 +100,7 @@ class PostgresPeer:
         due = time.monotonic() + seconds
         pgconn = pq.PGconn.connect_start(self._endpoint.conninfo.encode())
         try:
-            while True:  # as in `ThreadEngine.call`
+            while True:
                 step = pgconn.connect_poll()
                 if step == PollingStatus.OK:
                     break
@@ -133,7 +127,7 @@ class PostgresPeer:
     def may_repeat(self, request: StateCall | NoteCall, cause: BaseException) -> bool:
         return isinstance(cause, Terminated)
 
-    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
+    def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
         value = yield self._message(calls)
         if isinstance(value, QueryRefused):
             if len(calls) > 1 and blames_one(value):

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
-from headgate._checks import check_count, check_text
+from headgate._checks import check_text
 from headgate.clock import Clock, check_clock
 from headgate.costs import Costs
 from headgate.keys import Key, note_key
@@ -32,7 +32,9 @@ from headgate.stores.postgres.codec import Codec, NoteCall, Reply
 from headgate.stores.postgres.endpoint import PostgresEndpoint
 from headgate.stores.postgres.migrations import migrate
 from headgate.stores.postgres.peer import PostgresPeer
-from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote._async.gate import AsyncRemoteGate
+from headgate.stores.remote._sync.gate import RemoteGate
+from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
@@ -40,7 +42,6 @@ from headgate.stores.request import Request
 
 DEFAULT_DEADLINE = 1.0
 """Seconds."""
-MOST_CONNECTIONS = 1000
 
 _MAY_LOSE = "nothing when a client dies; the last moments when the server does (synchronous_commit = off)"
 _MAY_LOSE_DURABLE = "nothing"
@@ -56,8 +57,6 @@ class PostgresStore(RemoteStore):
         durable: Whether a call waits until the database has what it counted on disk. Without, a call is several times
             quicker, and a crash of the server (not of a client) may forget what was counted in its last moments, about
             half a second.
-        max_connections: How many connections each event loop may have, and all threads together. One is used by all,
-            and the others only while a call takes so long that it would hold up the rest.
         prepare: Whether to have the database parse the statements just once per connection. A pooler in transaction mode
             must know how to follow (PgBouncer from 1.21 on does); `False` works through any.
         clock: Where time comes from, instead of the database's clock.
@@ -72,17 +71,15 @@ class PostgresStore(RemoteStore):
         namespace: str = "headgate",
         deadline: float = DEFAULT_DEADLINE,
         durable: bool = False,
-        max_connections: int = 4,
         prepare: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        check_count("max_connections", max_connections, 1, MOST_CONNECTIONS)
         self.endpoint = PostgresEndpoint(url)
         self.namespace = check_text("namespace=", namespace, 0)
         self.deadline = check_deadline(deadline)
         self.durable = durable
         self.clock = check_clock(clock)
-        peer = PostgresPeer(self.endpoint, max_connections, durable, prepare)
+        peer = PostgresPeer(self.endpoint, durable, prepare)
         self._threads = ThreadEngine(peer, self.deadline)
         self._tasks = AsyncEngine(peer, self.deadline)
 
@@ -101,14 +98,14 @@ class PostgresStore(RemoteStore):
     def bind(self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None) -> Gate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
-        return RemoteGate(self.endpoint.name, self._asks(limiter, rules), self._threads, limiter, seconds)
+        return RemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._threads, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
     ) -> AsyncGate:
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
-        return AsyncRemoteGate(self.endpoint.name, self._asks(limiter, rules), self._tasks, limiter, seconds)
+        return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), self._tasks, seconds)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """See `AsyncNotes.note`. The time is the database's, whatever `clock` the store has."""
@@ -125,27 +122,27 @@ class PostgresStore(RemoteStore):
         """Make or update Headgate's tables and functions; see `headgate.stores.postgres.migrate`."""
         return migrate(self.endpoint.conninfo)
 
-    def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> PostgresAsks:
-        return PostgresAsks(Codec(limiter, rules, self.namespace, self.clock))
+    def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> PostgresEncoder:
+        return PostgresEncoder(Codec(limiter, rules, self.namespace, self.clock))
 
     async def _note(self, request: NoteCall) -> Any:
-        return await self._tasks.start(request, time.monotonic() + self.deadline)
+        return await self._tasks.call(request, time.monotonic() + self.deadline)
 
 
-class PostgresAsks:
-    """What the operations of a limiter's gate ask of a database; see `Asks`."""
+class PostgresEncoder:
+    """Encodes the operations of a limiter's gate; see `RequestEncoder`."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
 
-    def ask(self, request: Request) -> Ask[Answer]:
+    def ask(self, request: Request) -> EncodedRequest[Answer]:
         call = self._codec.ask(request)
         return call, partial(call.plan.answer, request, call)
 
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
         return self._codec.refund(receipts, cost, now), _nothing
 
-    def reset(self, key: Key | None) -> Ask[None]:
+    def reset(self, key: Key | None) -> EncodedRequest[None]:
         return self._codec.reset(key), _nothing
 
 

@@ -26,7 +26,7 @@ from headgate.stores.redis.endpoint import RedisEndpoint
 from headgate.stores.redis.flows import Flow, Flows, slot_of
 from headgate.stores.redis.peer import AskingCall, Command, Redirected
 from headgate.stores.remote.batching import Abandoned
-from headgate.stores.remote.gates import Ask
+from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
 from headgate.stores.request import Request
@@ -148,119 +148,17 @@ class Nodes(Generic[E]):
             await engine.aclose()
 
 
-class Cluster:
-    """Where the requests of an operation go. It carries flows to all nodes as an engine carries requests to one.
+class ClusterRouter:
+    """Finds the node of each request of a flow, and follows slots that move.
 
     Args:
-        first: A node of it.
-        threads: What carries the requests of threads to each node.
-        tasks: The same of tasks.
+        first: A node of the cluster.
     """
 
-    def __init__(self, first: RedisEndpoint, threads: Nodes[ThreadEngine], tasks: Nodes[AsyncEngine]) -> None:
+    def __init__(self, first: RedisEndpoint) -> None:
         self._slots = SlotMap(first)
-        self._threads = threads
-        self._tasks = tasks
-        self._running: set[asyncio.Task[Any]] = set()
 
-    def call(
-        self,
-        flow: Flow[T],
-        due: float,
-        source: str = "",
-        must_leave: bool = False,
-        abandoned: Abandoned | None = None,
-    ) -> T:
-        """Make the calls that a flow asks for, from a thread, and return what it returns.
-
-        If the thread is interrupted, what must leave or has an `abandoned` is carried to its end once the reply to what is
-        under way has been read, which the next call to that node does; then `abandoned` gets what the flow returns.
-        """
-        return self._carry(self._route(flow, due), None, source, must_leave, abandoned)
-
-    def tell(self, flow: Flow[T], due: float, source: str) -> None:
-        """As `call`; what it returns is of no interest."""
-        self.call(flow, due, source, True)
-
-    def _carry(
-        self, route: Route[T], outcome: Any, source: str, must_leave: bool, abandoned: Abandoned | None
-    ) -> T:
-        """Go on with a route, given the outcome of its last step, and return what it returns."""
-        is_ended = must_leave or abandoned is not None
-        given_up = partial(self._end_in_thread, route, source, abandoned) if is_ended else None
-        try:
-            while True:
-                step = _next(route, outcome)
-                engine = self._threads.at(step.endpoint)
-                try:
-                    outcome = engine.call(step.request, step.due, source, must_leave, given_up)
-                except StoreError as error:
-                    outcome = error
-                must_leave = is_ended  # what has begun is ended
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-    def _end_in_thread(self, *args: Any) -> None:
-        """Carry on with a route whose thread was interrupted; the thread that has read the reply must not wait for that."""
-        with suppress(RuntimeError):  # there can be no more threads: the units count until they expire
-            threading.Thread(target=self._end, args=args, daemon=True, name="headgate ends").start()
-
-    def _end(self, route: Route[T], source: str, abandoned: Abandoned | None, reply: Reply) -> None:
-        try:
-            result = self._carry(route, reply, source, True, abandoned)
-            if abandoned is not None:
-                abandoned(result)
-        except HeadgateError as error:
-            logger.warning("an operation whose thread was interrupted could not be ended: %s", error)
-
-    def start(
-        self, flow: Flow[T], due: float, source: str = "", must_leave: bool = False
-    ) -> asyncio.Future[T]:
-        """Make the calls that a flow asks for, even if no caller waits for the result.
-
-        So also those of a hit that was cancelled: in several slots, they are all or nothing only if they are ended.
-        """
-        return asyncio.shield(self._run(flow, due, source))
-
-    async def call_async(self, flow: Flow[T], due: float, source: str, abandoned: Abandoned) -> T:
-        """Return what a flow returns; if the caller is cancelled, `abandoned` gets it."""
-        task = self._run(flow, due, source)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(partial(self._hand_over, abandoned))
-            raise
-
-    def _hand_over(self, abandoned: Abandoned, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            abandoned(task.result())
-
-    def _run(self, flow: Flow[T], due: float, source: str) -> asyncio.Task[T]:
-        task = asyncio.create_task(self._follow_async(flow, due, source))
-        self._running.add(task)  # an event loop alone does not keep its tasks
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller has seen it, unless it was cancelled
-
-    async def _follow_async(self, flow: Flow[T], due: float, source: str) -> T:
-        route, outcome = self._route(flow, due), None
-        try:
-            while True:
-                step = _next(route, outcome)
-                try:
-                    outcome = await self._tasks.at(step.endpoint).start(step.request, step.due, source)
-                except StoreError as error:
-                    outcome = error
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-    def _route(self, flow: Flow[T], due: float) -> Route[T]:
+    def route(self, flow: Flow[T], due: float) -> Route[T]:
         """Return the steps of a flow, all of them by the same deadline."""
         outcome: Any = None
         try:
@@ -307,19 +205,127 @@ class Cluster:
         raise failure
 
 
-class ClusterAsks:
-    """What the operations of a limiter's gate ask of a cluster; see `Asks`. The reply to a flow is what it returns."""
+class ThreadCluster:
+    """Sends the requests of flows to the nodes of a cluster, for threads. It is an engine whose requests are flows."""
+
+    def __init__(self, router: ClusterRouter, nodes: Nodes[ThreadEngine]) -> None:
+        self._router = router
+        self._nodes = nodes
+
+    def call(
+        self, flow: Flow[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
+    ) -> T:
+        """Send the requests of a flow, and return its result.
+
+        If the thread is interrupted, a flow that must be sent or has an `abandoned` is completed after the reply to its
+        current request, which the next call to that node reads; then `abandoned` is called with its result.
+        """
+        return self._carry(self._router.route(flow, due), None, must_send, abandoned)
+
+    def tell(self, flow: Flow[T], due: float) -> None:
+        """Like `call`, without a result."""
+        self.call(flow, due, must_send=True)
+
+    def _carry(self, route: Route[T], outcome: Any, must_send: bool, abandoned: Abandoned | None) -> T:
+        """Continue a route, given the outcome of its last step, and return its result."""
+        is_completed = must_send or abandoned is not None
+        given_up = partial(self._complete_in_thread, route, abandoned) if is_completed else None
+        try:
+            while True:
+                step = _next(route, outcome)
+                try:
+                    outcome = self._nodes.at(step.endpoint).call(step.request, step.due, must_send, given_up)
+                except StoreError as error:
+                    outcome = error
+                must_send = is_completed
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _complete_in_thread(self, *args: Any) -> None:
+        """Complete a route whose thread was interrupted; the thread that read the reply must not wait for it."""
+        with suppress(RuntimeError):  # no thread can be started: the units count until they expire
+            threading.Thread(target=self._complete, args=args, daemon=True, name="headgate cluster").start()
+
+    def _complete(self, route: Route[T], abandoned: Abandoned | None, reply: Reply) -> None:
+        try:
+            result = self._carry(route, reply, True, abandoned)
+            if abandoned is not None:
+                abandoned(result)
+        except HeadgateError as error:
+            logger.warning("an interrupted operation could not be completed: %s", error)
+
+
+class TaskCluster:
+    """Sends the requests of flows to the nodes of a cluster, for tasks. It is an engine whose requests are flows.
+
+    Every flow is completed, also if its caller is cancelled: over several slots it is all or nothing only then.
+    """
+
+    def __init__(self, router: ClusterRouter, nodes: Nodes[AsyncEngine]) -> None:
+        self._router = router
+        self._nodes = nodes
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def call(
+        self, flow: Flow[T], due: float, must_send: bool = False, abandoned: Abandoned | None = None
+    ) -> T:
+        """Send the requests of a flow, and return its result; if the caller is cancelled, `abandoned` is called with it."""
+        task = self._start(flow, due)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if abandoned is not None:
+                task.add_done_callback(partial(_pass_on, abandoned))
+            raise
+
+    def tell(self, flow: Flow[T], due: float) -> None:
+        """Send the requests of a flow whose result no caller waits for."""
+        self._start(flow, due)
+
+    def _start(self, flow: Flow[T], due: float) -> asyncio.Task[T]:
+        task = asyncio.create_task(self._carry(flow, due))
+        self._running.add(task)  # an event loop keeps only weak references to tasks
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller has seen it, unless it was cancelled
+
+    async def _carry(self, flow: Flow[T], due: float) -> T:
+        route, outcome = self._router.route(flow, due), None
+        try:
+            while True:
+                step = _next(route, outcome)
+                try:
+                    outcome = await self._nodes.at(step.endpoint).call(step.request, step.due)
+                except StoreError as error:
+                    outcome = error
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+
+def _pass_on(abandoned: Abandoned, task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        abandoned(task.result())
+
+
+class ClusterEncoder:
+    """Encodes the operations of a limiter's gate as flows; see `RequestEncoder`. The reply to a flow is its result."""
 
     def __init__(self, flows: Flows) -> None:
         self._flows = flows
 
-    def ask(self, request: Request) -> Ask[Answer]:
+    def ask(self, request: Request) -> EncodedRequest[Answer]:
         return self._flows.ask(request), _same
 
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
         return self._flows.refund(receipts, cost, now), _same
 
-    def reset(self, key: Key | None) -> Ask[None]:
+    def reset(self, key: Key | None) -> EncodedRequest[None]:
         return self._flows.reset(key), _same
 
 

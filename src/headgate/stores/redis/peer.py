@@ -26,11 +26,8 @@ from headgate.stores.redis.endpoint import (
 )
 from headgate.stores.redis.flows import slot_of
 from headgate.stores.remote.batching import RemoteCall
-from headgate.stores.remote.peer import PENDING, Talk
+from headgate.stores.remote.peer import PENDING, Conversation
 from headgate.stores.remote.polling import Poller
-
-MOST_PER_CALL = 128
-"""How many requests leave together at most: the server does nothing else while it works on them."""
 
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -67,10 +64,8 @@ class Redirected(StoreUnavailable):
 
 
 class RedisPeer:
-    """A server; see `Peer`. It works on one call after another, so that further connections would bring nothing."""
+    """A server; see `Peer`."""
 
-    lanes = 1
-    most = MOST_PER_CALL
     most_bytes = None
     follows = True
     failures = (RedisError,)
@@ -104,7 +99,7 @@ class RedisPeer:
     def may_repeat(self, request: ScriptCall | Command, cause: BaseException) -> bool:
         return False
 
-    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
+    def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
         requests = [call.request for call in calls]
         [reply] = yield RedisMessage(call_by_name(requests), 1)
         if isinstance(reply, NoScriptError):
@@ -144,7 +139,7 @@ class NodePeer(RedisPeer):
         # `MovedError` is one too.
         return Redirected(cause) if isinstance(cause, AskError) else super().failure(cause)
 
-    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
+    def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
         groups: dict[object, list[RemoteCall]] = {}
         for call in calls:
             request = call.request

@@ -34,13 +34,15 @@ from headgate.stores.base import (
     note_text,
 )
 from headgate.stores.redis import codec, eviction
-from headgate.stores.redis.cluster import Cluster, ClusterAsks, Nodes
+from headgate.stores.redis.cluster import ClusterEncoder, ClusterRouter, Nodes, TaskCluster, ThreadCluster
 from headgate.stores.redis.codec import Reply, ScriptCall, Tag
 from headgate.stores.redis.endpoint import RedisEndpoint, Target
 from headgate.stores.redis.flows import Flow, Flows, single
 from headgate.stores.redis.peer import NodePeer, RedisPeer
 from headgate.stores.redis.urls import place_of
-from headgate.stores.remote.gates import Ask, Asks, AsyncRemoteGate, RemoteGate
+from headgate.stores.remote._async.gate import AsyncRemoteGate
+from headgate.stores.remote._sync.gate import RemoteGate
+from headgate.stores.remote.encoding import EncodedRequest, RequestEncoder
 from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine
 from headgate.stores.remote.threads import ThreadEngine
@@ -106,7 +108,9 @@ class RedisStore(RemoteStore):
         self._inspected_at = -math.inf
         self._threads = Nodes(lambda endpoint: ThreadEngine(self._peer(endpoint), self.deadline))
         self._tasks = Nodes(lambda endpoint: AsyncEngine(self._peer(endpoint), self.deadline))
-        self._cluster = Cluster(self.endpoint, self._threads, self._tasks)
+        router = ClusterRouter(self.endpoint)
+        self._thread_cluster = ThreadCluster(router, self._threads)
+        self._task_cluster = TaskCluster(router, self._tasks)
 
     @property
     def guarantees(self) -> Guarantees:
@@ -158,8 +162,8 @@ class RedisStore(RemoteStore):
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         self.endpoint.connection(seconds)  # fails here rather than at the first call
-        engine = self._cluster if self._is_cluster else self._threads.at(self.endpoint)
-        return RemoteGate(self.endpoint.name, self._asks(limiter, rules), engine, limiter, seconds)
+        engine = self._thread_cluster if self._is_cluster else self._threads.at(self.endpoint)
+        return RemoteGate(self.endpoint.name, self._encoder(limiter, rules), engine, seconds)
 
     def bind_async(
         self, limiter: str, rules: tuple[Rule, ...], *, deadline: float | None = None
@@ -167,8 +171,8 @@ class RedisStore(RemoteStore):
         """Return the operations on the states of these rules; calls are given up after `deadline` seconds."""
         seconds = self.deadline if deadline is None else check_deadline(deadline)
         self.endpoint.async_connection(seconds)  # fails here rather than at the first call
-        engine = self._cluster if self._is_cluster else self._tasks.at(self.endpoint)
-        return AsyncRemoteGate(self.endpoint.name, self._asks(limiter, rules), engine, limiter, seconds)
+        engine = self._task_cluster if self._is_cluster else self._tasks.at(self.endpoint)
+        return AsyncRemoteGate(self.endpoint.name, self._encoder(limiter, rules), engine, seconds)
 
     async def note(self, name: str, text: str, seconds: float) -> str:
         """See `AsyncNotes.note`. The time is the server's, whatever `clock` the store has."""
@@ -185,36 +189,36 @@ class RedisStore(RemoteStore):
     async def _ask(self, request: ScriptCall) -> Reply:
         due = time.monotonic() + self.deadline
         if self._is_cluster:
-            return await self._cluster.start(single(request), due)
-        return await self._tasks.at(self.endpoint).start(request, due)
+            return await self._task_cluster.call(single(request), due)
+        return await self._tasks.at(self.endpoint).call(request, due)
 
     def _peer(self, endpoint: RedisEndpoint) -> RedisPeer:
         return NodePeer(endpoint) if self._is_cluster else RedisPeer(endpoint)
 
-    def _asks(self, limiter: str, rules: tuple[Rule, ...]) -> Asks:
+    def _encoder(self, limiter: str, rules: tuple[Rule, ...]) -> RequestEncoder:
         flows = Flows(limiter, rules, self.namespace, self._tag, self.clock)
-        return ClusterAsks(flows) if self._is_cluster else RedisAsks(flows)
+        return ClusterEncoder(flows) if self._is_cluster else RedisEncoder(flows)
 
 
-class RedisAsks:
-    """What the operations of a limiter's gate ask of a single server; see `Asks`."""
+class RedisEncoder:
+    """Encodes the operations of a limiter's gate for a single server; see `RequestEncoder`."""
 
     def __init__(self, flows: Flows) -> None:
         self._flows = flows
 
-    def ask(self, request: Request) -> Ask[Answer]:
+    def ask(self, request: Request) -> EncodedRequest[Answer]:
         if request.operation == "record":
             return _only(self._flows.ask(request))
         return self._flows.question(request)
 
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
         return _only(self._flows.refund(receipts, cost, now))
 
-    def reset(self, key: Key | None) -> Ask[None]:
+    def reset(self, key: Key | None) -> EncodedRequest[None]:
         return _only(self._flows.reset(key))
 
 
-def _only(flow: Flow[T]) -> Ask[T]:
+def _only(flow: Flow[T]) -> EncodedRequest[T]:
     """Return the one request of a flow that has no more."""
 
     def read(reply: Reply) -> T:

@@ -1,4 +1,4 @@
-"""What a store brings to the engine: how to connect, what to send for some calls, and how to read what comes back."""
+"""The interface between a store and the engine: connections, messages and replies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headgate.errors import StoreError
 if TYPE_CHECKING:
     from headgate.stores.remote.batching import RemoteCall
 
-Talk = Generator[Any, Any, Sequence["RemoteCall"]]
-"""One batch on one connection. It yields a message, is sent the reply, and so on; it answers the calls itself, as soon as
-their replies are there; and it returns those that are to leave once more, each alone, because nothing of them was done.
+Conversation = Generator[Any, Any, Sequence["RemoteCall"]]
+"""The messages about one batch on one connection. A generator without I/O: it yields a message and is sent the reply, until
+it returns. It answers the calls itself, as soon as their replies are there, and returns those to send again, each alone,
+because the server did nothing for them.
 
-A reply with which the server refuses is sent in as an exception. What the talk raises makes the connection be given up.
+A reply with which the server refuses is sent in as an exception object. An exception that it raises closes the connection.
 """
-
 
 FAILURES = (
     OSError,
@@ -32,8 +32,8 @@ FAILURES = (
     ValueError,
     struct.error,
 )
-"""What using a connection may raise for whatever reason, besides the exceptions of the peer's own library. Anything else
-that is raised in a thread comes from a signal handler, and is for the code that it has interrupted."""
+"""Exceptions that using a connection may raise, besides those of the peer's library. Any other exception in a thread comes
+from a signal handler, and belongs to the code that it interrupted."""
 
 WRONG_TLS = (
     "certificate|private.key|pem.lib|unknown.ca|wrong.version.number|protocol.version|unsupported.protocol|"
@@ -50,61 +50,52 @@ PENDING: Any = object()
 
 
 class Wire(Protocol):
-    """A connection for threads. Nothing waits here but `wait`."""
+    """A connection for threads. Only `wait` blocks."""
 
     def is_over(self) -> bool:
-        """Tell whether the server has closed the connection, on which nothing is under way.
-
-        To notice that before something is sent is not to send twice.
-        """
+        """Return whether the server has closed the idle connection; asked before sending, so that nothing is sent twice."""
 
     def send(self, message: Any) -> None:
-        """Send a message; what the network does not take at once is sent by `receive`."""
+        """Send a message; `receive` sends the part that the network does not accept at once."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is something to do for `receive`; false if nothing has come by then."""
+        """Wait until `receive` has something to do; return false if nothing arrived within `seconds`."""
 
     def receive(self) -> Any:
-        """Return the reply, or `PENDING` if it has not come yet."""
+        """Return the reply, or `PENDING` if it has not arrived completely."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
 
 
 class AsyncWire(Protocol):
     """A connection for tasks."""
 
     async def is_over(self) -> bool:
-        """As `Wire.is_over`."""
+        """Like `Wire.is_over`."""
 
     def send(self, message: Any) -> None:
-        """Send a message; if the peer says so, also before the last one is answered."""
+        """Send a message; if the peer `follows`, also before the previous one is answered."""
 
     async def receive(self) -> Any:
         """Return the next reply, in the order of the messages, however long it takes."""
 
     async def close(self) -> None:
-        """Hang up, at once."""
+        """Close the connection, without waiting for the server."""
 
 
 class Peer(Protocol):
     """A server, as the engine sees it.
 
     Attributes:
-        name: What it is called in messages; without credentials.
-        lanes: How many connections there may be, per event loop and for all threads together.
-        most: How many calls may leave together.
-        failures: The exceptions of the library that it is reached by.
-        most_bytes: How large they may be together, by `size`; `None` if that does not matter.
-        follows: Whether tasks may send on a connection before the last batch is answered.
+        name: Its name in messages, without credentials.
+        failures: The exceptions of its client library.
+        most_bytes: The largest sum of `size` in a batch, or `None`.
+        follows: Whether tasks may send a batch before the previous one is answered.
     """
 
     @property
     def name(self) -> str: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def most(self) -> int: ...
     @property
     def most_bytes(self) -> int | None: ...
     @property
@@ -113,22 +104,19 @@ class Peer(Protocol):
     def failures(self) -> tuple[type[Exception], ...]: ...
 
     def size(self, request: Any) -> int:
-        """Return how many bytes a request is worth."""
+        """Return the size of a request, as `most_bytes` counts it."""
 
-    def talk(self, calls: Sequence[RemoteCall]) -> Talk:
-        """Return what to send for some calls."""
+    def converse(self, calls: Sequence[RemoteCall]) -> Conversation:
+        """Return the conversation about a batch of calls."""
 
     def connect(self, seconds: float) -> Wire:
-        """Return a new connection for threads. It is called in a thread of its own.
-
-        After so many seconds no caller waits for it any more, and it should end soon.
-        """
+        """Return a new connection for threads; called in a dedicated thread. No caller waits for it after `seconds`."""
 
     async def connect_async(self, seconds: float) -> AsyncWire:
-        """Return a new connection for tasks. After so many seconds it is cancelled."""
+        """Return a new connection for tasks; cancelled after `seconds`, or a little later."""
 
     def failure(self, cause: BaseException) -> StoreError:
-        """Return what it means to a caller that there is no reply; one for each caller. `TimeoutError` is silence."""
+        """Return a new error for a call without a reply. `TimeoutError` means silence."""
 
     def may_repeat(self, request: Any, cause: BaseException) -> bool:
-        """Tell whether a request may be sent again after a connection was lost."""
+        """Return whether a request may be sent again after a connection was lost."""

@@ -1,13 +1,12 @@
-"""The driver for threads: one caller leads, the others wait for what it brings.
+"""The driver for threads: all threads share one connection, and one of them, the leader, waits on it for all.
 
-A caller that finds no round trip under way leads: it sends its own call and all that have gathered, waits for the reply, and
-hands the others theirs. Before it leaves with its own, it sends those that have come meanwhile, and one of their callers
-leads from there. So all threads together use the same few connections as tasks do.
+A thread that finds no leader leads: it sends its call and all others that wait, waits for the reply, and passes the others
+theirs. When its own call is over, it makes another waiting thread the leader.
 
-To lead is only to wait on a connection on behalf of others. Everything else (sending, receiving, handing over) never waits,
-and happens under one lock, by whichever thread comes along. So a leader that is gone, because a signal handler raised or its
-own deadline passed, is replaced by the next thread that looks, and two leaders do no harm. A step that was interrupted
-leaves its connection in doubt: that is closed, and what was under way on it fails.
+Only waiting takes place outside the lock. Connecting is done by a short-lived thread; sending, receiving and passing on
+replies never block, and are done under one lock by whichever thread comes along. So a leader whose deadline passes, or that
+is interrupted by a signal handler, can be replaced at any time. If a signal handler raises while a thread holds the lock,
+the connection may be in an undefined state. It is closed, and the calls that were sent on it fail.
 """
 
 from __future__ import annotations
@@ -20,49 +19,44 @@ from typing import Any
 from headgate._fork import watch
 from headgate.errors import StoreError, StoreUnavailable
 from headgate.stores.base import REENTERED, new_rlock, while_locked
-from headgate.stores.remote.batching import EXPIRY_PAUSE, OVER, Abandoned, Batcher, Lane, RemoteCall
-from headgate.stores.remote.baton import Baton
+from headgate.stores.remote.batching import GRACE, OVER, Abandoned, Batcher, RemoteCall
 from headgate.stores.remote.connecting import Connecting
-from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Talk, Wire
+from headgate.stores.remote.peer import FAILURES, PENDING, Peer, Wire
+from headgate.stores.remote.wakeup import WakeUp
 
 PAUSE = 0.001
-"""Seconds after which the server may have closed a connection, so that it is looked at before it is used."""
+"""Seconds without a reply after which the connection is checked before it is used: the server may have closed it."""
 
-LEASE = 0.05
-"""Seconds for which a leader leads without saying so again, and after which those that wait look for themselves."""
-
-
-CROWD = 32
-"""How many threads look for themselves in each such time; if more wait, each looks more rarely."""
+LOOK_AGAIN = 0.05
+"""Seconds after which a leader that waits for the connection checks whether another thread has read its reply."""
 
 
 class ThreadCall(RemoteCall):
     """A call that a thread waits for.
 
     Attributes:
-        baton: What its thread waits for while another one leads; `None` before it does.
-        reply: What the server has answered.
-        error: Why it has not.
-        has_given_up: Whether its thread does not wait any more.
-        is_awake: Whether its thread has seen that the call is over.
-        answered: Where it goes when it is over, for its thread to be woken.
+        wakeup: Wakes the thread.
+        reply: The reply, once the call is over.
+        error: The error instead of a reply.
+        has_given_up: Whether the thread was interrupted, or never waited.
+        is_awake: Whether the thread has seen that the call is over.
+        to_wake: The calls whose threads are to be woken.
     """
 
-    __slots__ = ("answered", "baton", "error", "has_given_up", "is_awake", "reply")
+    __slots__ = ("error", "has_given_up", "is_awake", "reply", "to_wake", "wakeup")
 
     def __init__(
         self,
         request: Any,
         due: float,
-        source: str,
-        must_leave: bool,
+        must_send: bool,
         abandoned: Abandoned | None,
-        answered: deque[ThreadCall],
+        to_wake: deque[ThreadCall],
     ) -> None:
-        super().__init__(request, time.monotonic(), due, source, must_leave, abandoned)
-        self.answered = answered
+        super().__init__(request, time.monotonic(), due, must_send, abandoned)
+        self.to_wake = to_wake
+        self.wakeup = WakeUp()
         self.is_awake = False
-        self.baton: Baton | None = None
         self.reply: Any = None
         self.error: BaseException | None = None
         self.has_given_up = False
@@ -73,48 +67,7 @@ class ThreadCall(RemoteCall):
     def deliver(self, reply: Any, error: BaseException | None) -> None:
         self.reply, self.error = reply, error
         self.state = OVER
-        if self.baton is not None:
-            self.answered.append(self)
-
-
-class ThreadLane(Lane):
-    """A lane, and who sees to it.
-
-    Attributes:
-        connecting: The connection that is being made.
-        connected: Set when that is over.
-        connect_by: When it is given up.
-        busy: For how long this process had run when that was last looked at.
-        talk: What is said about the batch that is under way.
-        leader: The call whose thread waits here on behalf of all.
-        led_until: Until when it does so without saying so again.
-        heard: When the server has last answered.
-        is_in_doubt: Whether a step has begun here and not ended.
-    """
-
-    __slots__ = (
-        "busy",
-        "connect_by",
-        "connected",
-        "connecting",
-        "heard",
-        "is_in_doubt",
-        "leader",
-        "led_until",
-        "talk",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.connecting: Connecting[Wire] | None = None
-        self.connected = Baton()
-        self.connect_by = 0.0
-        self.busy = 0.0
-        self.talk: Talk | None = None
-        self.leader: RemoteCall | None = None
-        self.led_until = 0.0
-        self.heard = 0.0
-        self.is_in_doubt = False
+        self.to_wake.append(self)
 
 
 class ThreadEngine:
@@ -122,318 +75,274 @@ class ThreadEngine:
 
     Args:
         peer: The server.
-        deadline: Seconds after which a connection that is silent is given up.
+        deadline: Seconds of silence after which a connection is closed.
     """
 
     def __init__(self, peer: Peer, deadline: float) -> None:
         self._peer = peer
         self._deadline = deadline
-        self._crew = Crew(peer, deadline)
+        self._dispatcher = ThreadDispatcher(peer, deadline)
         watch(self)
 
     def call(
-        self,
-        request: Any,
-        due: float,
-        source: str = "",
-        must_leave: bool = False,
-        abandoned: Abandoned | None = None,
+        self, request: Any, due: float, must_send: bool = False, abandoned: Abandoned | None = None
     ) -> Any:
         """Send a request, once, and return its reply.
 
-        If the caller is interrupted, a request that has not left does not leave, unless it must; the reply to one that has
-        left goes to `abandoned` when some thread reads it.
+        If the caller is interrupted, a request that was not sent is dropped, unless it must be sent. `abandoned` is called
+        with the reply to one that was sent, when another thread reads it.
 
         Raises:
             StoreError: There is no reply.
         """
-        crew = self._crew
-        if crew.is_closed:
+        dispatcher = self._dispatcher
+        if dispatcher.is_closed:
             raise StoreUnavailable(f"{self._peer.name}: the store was closed")
         if abandoned is not None:
-            abandoned = partial(crew.keep_for_later, abandoned)
-        call = ThreadCall(request, due, source, must_leave, abandoned, crew.answered)
-        try:
-            lane = crew.join(call)
-            while True:  # in this form the jump back is inside of the `try`, also on Python 3.12 and 3.13
-                if call.state == OVER:
-                    break
-                crew.wait(call, lane)
-                if call.state == OVER and lane is None:  # else it has led, and hands that on
-                    break
-                lane = crew.step(call)
-        except BaseException:
-            crew.leave(call)
-            raise
-        call.is_awake = True
-        crew.wake_next()
+            abandoned = partial(dispatcher.keep_for_later, abandoned)
+        call = ThreadCall(request, due, must_send, abandoned, dispatcher.to_wake)
+        dispatcher.run(call)
         if call.error is not None:
             raise call.error
         return call.reply
 
-    def tell(self, request: Any, due: float, source: str) -> None:
-        """Send a request that no caller waits for; its reply is read by the next call that comes."""
-        call = ThreadCall(request, due, source, True, None, self._crew.answered)
+    def tell(self, request: Any, due: float) -> None:
+        """Send a request whose reply no caller waits for; the next call reads it."""
+        call = ThreadCall(request, due, True, None, self._dispatcher.to_wake)
         call.has_given_up = True
-        self._crew.join(call)
+        self._dispatcher.add(call)
 
     def close(self) -> None:
-        """Close all connections; calls that are under way end first."""
-        self._crew.close()
-
-    @property
-    def wires(self) -> list[Any]:
-        """The connections that there are."""
-        return [lane.wire for lane in self._crew.lanes if lane.wire is not None]
+        """Close the connection when calls in progress have ended."""
+        self._dispatcher.close()
 
     def after_fork_in_child(self) -> None:
-        """Leave the parent's connections alone; they are kept, because forgetting them could close them."""
-        inherited = self._crew
+        """Leave the parent's connection alone; it is kept, because deleting it could close it."""
+        inherited = self._dispatcher
         inherited.is_inherited = True
         _inherited.append(inherited)
-        self._crew = Crew(self._peer, self._deadline)
-        self._crew.is_closed = inherited.is_closed
+        self._dispatcher = ThreadDispatcher(self._peer, self._deadline)
+        self._dispatcher.is_closed = inherited.is_closed
 
 
-class Crew:
-    """The threads of one process that call one server, and what is under way for them.
+class ThreadDispatcher:
+    """The calls of all threads, their connection, and the leader.
 
     Attributes:
-        is_closed: Whether connections are closed as soon as they are idle.
-        is_inherited: Whether this process has it from its parent, and must not touch it.
-        lanes: The connections.
+        is_closed: Whether to close the connection once no thread waits.
+        is_inherited: Whether this process got it by a fork, and must not use it.
+        to_wake: The calls whose threads are to be woken: their calls are over, or they are to lead.
     """
 
     def __init__(self, peer: Peer, deadline: float) -> None:
         self.is_closed = self.is_inherited = False
+        self.to_wake: deque[ThreadCall] = deque()
         self._peer = peer
+        self._deadline = deadline
         self._failures: tuple[type[Exception], ...] = (*peer.failures, *FAILURES)
-        self._batcher = Batcher(peer, deadline, ThreadLane)
-        self.lanes = self._batcher.lanes
+        self._batcher = Batcher(peer, deadline)
         self._lock: Any = new_rlock()
-        self._is_led = False
+        self._wire: Wire | None = None
+        self._connecting: Connecting[Wire] | None = None
+        self._connected = WakeUp()
+        self._heard = 0.0
+        self._leader: RemoteCall | None = None
+        self._is_interrupted = False
         self._new: deque[ThreadCall] = deque()
-        self.answered: deque[ThreadCall] = deque()
-        self._unclaimed: list[tuple[Abandoned, Any]] = []
+        self._unclaimed: deque[tuple[Abandoned, Any]] = deque()
 
-    def join(self, call: ThreadCall) -> ThreadLane | None:
-        """Take a new call; else as `step`."""
-        if self._is_led:
-            call.baton = Baton()
-            self._new.append(call)
-            if self._is_led:  # so the leader looks for new calls once more before it leaves
-                return None
-        else:
-            self._new.append(call)
-        return self.step(call)
-
-    def step(self, call: ThreadCall) -> ThreadLane | None:
-        """Do all that can be done without waiting; return the lane on which the caller has to wait for all, if it leads."""
-        if self.is_inherited:
-            raise StoreError(f"{self._peer.name}: the process was forked in the middle of a call")
-        if self._lock._is_owned():
-            raise StoreError(REENTERED)
+    def run(self, call: ThreadCall) -> None:
+        """Return when a call is over."""
         try:
-            return while_locked(self._lock, self._step, call)
-        finally:
-            if call.state != OVER:
-                self.wake_next()
-            while self._unclaimed:
-                abandoned, reply = self._unclaimed.pop()
-                abandoned(reply)
+            leads = self.add(call)
+            while call.state != OVER:
+                self._wait(call, leads)
+                if call.state == OVER and not leads:
+                    break
+                leads = self._step(call)
+        except BaseException:
+            self._leave(call)
+            raise
+        call.is_awake = True
+        self._wake_next()
 
-    def wait(self, call: ThreadCall, lane: ThreadLane | None) -> None:
-        """Wait until there is something to do: on a lane, or for the thread that does so. It is never for long."""
-        batcher, now = self._batcher, time.monotonic()
-        if lane is None:
-            if call.baton is not None:
-                # The more wait, the more rarely each looks: to wake a thread holds up all others.
-                lease = LEASE * (1 + (len(self._new) + batcher.crowd()) // CROWD)
-                # And calls that are due almost together fail together; but the leader may not know of this one yet.
-                due = min(max(call.due, batcher.alarm), call.due + EXPIRY_PAUSE)
-                call.baton.wait(min(lease, due - now))
-            return
-        seconds = min(LEASE, min(call.due, batcher.alarm) - now)
-        if lane.connecting is not None:
-            lane.connected.wait(seconds)
-        elif (wire := lane.wire) is not None:
-            wire.wait(seconds)
-
-    def wake_next(self) -> None:
-        """Wake a thread whose reply has come; it wakes the next one, before anything else.
-
-        Were all woken together, they would only fight for the interpreter, which takes twice the time.
-        """
-        answered = self.answered
-        while answered:
-            try:
-                call = answered.popleft()
-            except IndexError:
-                return  # another thread was quicker
-            if not call.is_awake and call.baton is not None:
-                call.baton.set()
-                return
-
-    def leave(self, call: ThreadCall) -> None:
-        """Let others go on without the thread of a call that was interrupted."""
-        call.has_given_up = True
-        if not self.is_inherited and not self._lock._is_owned():
-            self.step(call)
-        self.wake_next()
+    def add(self, call: ThreadCall) -> bool:
+        """Queue a call, and send it if that is possible; return whether its thread leads."""
+        self._new.append(call)
+        return self._step(call)
 
     def keep_for_later(self, abandoned: Abandoned, reply: Any) -> None:
-        """Take a reply whose caller was interrupted; what is to be done with it may need another call."""
+        """Keep the reply to a call whose caller is gone until the lock is free: `abandoned` may make another call."""
         self._unclaimed.append((abandoned, reply))
 
     def close(self) -> None:
-        """Close the connections for which no thread waits, and the others when none does."""
-        self.is_closed = self._batcher.is_ending = True
-        no_call = ThreadCall(None, 0.0, "", False, None, self.answered)
-        no_call.state = OVER
-        self.step(no_call)
+        """Close the connection: now if no thread waits, after sending all refunds, else when the last one has its reply."""
+        self.is_closed = True
+        due = time.monotonic() + self._deadline
+        closing = ThreadCall(None, due, False, None, self.to_wake)  # never sent: it only leads
+        leads = self._step(closing)
+        while leads and self._batcher.waiting and time.monotonic() < due:
+            self._wait(closing, leads)
+            leads = self._step(closing)
+        closing.state = OVER
+        self._step(closing)
 
-    def _step(self, call: ThreadCall) -> ThreadLane | None:
-        batcher = self._batcher
-        while True:
-            now = time.monotonic()
-            while self._new:
-                batcher.add(self._new[0])
-                self._new.popleft()
-            for lane in self.lanes:
-                if lane.queue is not None:
-                    self._look_at(lane, call, now)
-            if now >= batcher.alarm:
-                for lane in batcher.expire(now):
-                    self._hang_up(lane)
-                    batcher.give_up(lane)
-            while (idle := batcher.next_lane(now)) is not None:
-                self._begin(idle, now)
-            own = None
-            if call.state == OVER or call.has_given_up:
-                self._hand_on(call, now)
-            else:
-                own = self._own_lane(call, now)
-            main = batcher.main_lane()
-            self._is_led = main is not None and main.led_until > now
-            if self._is_led or not self._new:
-                return own
-
-    def _own_lane(self, call: ThreadCall, now: float) -> ThreadLane | None:
-        """Return the lane that a call waits for if its thread is to lead there."""
-        lane: ThreadLane | None = self._batcher.lane_of(call)
-        if lane is None or (lane.leader is not call and lane.led_until > now):
-            call.baton = call.baton or Baton()
-            return None
-        lane.leader, lane.led_until = call, now + 2 * LEASE
-        return lane
-
-    def _look_at(self, lane: ThreadLane, call: ThreadCall, now: float) -> None:
-        """Go on with what is under way on a lane, if that is for this thread to do."""
-        if lane.connecting is not None:
-            # While this process runs, a connection may be there and unnoticed: that is not the server's time. The thread
-            # that connects has a limit of its own.
-            busy = time.process_time() - lane.busy
-            lane.busy += busy
-            lane.sent = min(lane.sent + busy, now)
-            lane.connect_by += busy
-        if lane.is_in_doubt or (lane.talk is None and lane.connecting is None):
-            self._lose(lane, InterruptedError("a signal handler raised in the middle of a call"))
-        elif lane.leader is call or lane.led_until <= now or now >= self._batcher.alarm:
-            if lane.connecting is not None:
-                self._finish_connecting(lane, lane.connecting, now)
-            else:
-                self._receive(lane, now)
-
-    def _begin(self, lane: ThreadLane, now: float) -> None:
-        """Have calls leave on a lane that was idle."""
-        if lane.wire is not None and now - lane.heard > PAUSE and lane.wire.is_over():
-            self._hang_up(lane)
-        if lane.wire is not None:
-            self._depart(lane, now)
-            return
-        lane.leader, lane.led_until = None, 0.0  # who led here last has left
-        seconds = self._batcher.time_to_connect(lane, now)
-        lane.connect_by = now + seconds
-        lane.busy = time.process_time()
-        lane.connected = Baton()
+    def _step(self, call: ThreadCall) -> bool:
+        """Do everything that can be done without waiting; return whether the thread of the call leads."""
+        if self.is_inherited:
+            raise StoreError(f"{self._peer.name}: the process was forked during a call")
+        if self._lock._is_owned():
+            raise StoreError(REENTERED)
         try:
-            lane.connecting = Connecting(partial(self._peer.connect, seconds), lane.connected.set)
-        except RuntimeError as cause:  # there can be no more threads
-            self._batcher.cannot_connect(lane, cause, now)
+            return while_locked(self._lock, self._advance, call)
+        except BaseException:
+            self._is_interrupted = True
+            raise
+        finally:
+            if call.state != OVER:
+                self._wake_next()
+            while self._unclaimed:
+                abandoned, reply = self._unclaimed.popleft()
+                abandoned(reply)
 
-    def _finish_connecting(self, lane: ThreadLane, connecting: Connecting[Wire], now: float) -> None:
-        if not connecting.is_over and now < lane.connect_by:
+    def _wait(self, call: ThreadCall, leads: bool) -> None:
+        """Wait for the connection if this thread leads, else to be woken."""
+        now, wire = time.monotonic(), self._wire
+        if not leads:
+            # Calls that expire together fail together, when the first of their threads looks.
+            call.wakeup.wait(min(max(call.due, self._batcher.alarm), call.due + GRACE) - now)
             return
-        lane.connecting = None
-        if connecting.wire is not None:
-            lane.wire = connecting.wire
-            self._depart(lane, now)
-        else:
-            connecting.give_up()
-            cause = connecting.error or TimeoutError("no connection in time")
-            self._batcher.cannot_connect(lane, cause, now)
+        seconds = min(self._batcher.alarm - now, LOOK_AGAIN)
+        if self._connecting is not None:
+            self._connected.wait(seconds)
+        elif wire is not None:
+            wire.wait(seconds)
 
-    def _depart(self, lane: ThreadLane, now: float) -> None:
-        calls = self._batcher.take(lane, now, after_pause=lane.heard != now)
-        if calls:
-            lane.is_in_doubt = True
-            lane.leader, lane.led_until = None, 0.0
-            lane.talk = self._peer.talk(calls)
-            self._go_on(lane, None)
+    def _wake_next(self) -> None:
+        """Wake the next thread; it wakes the one after it.
 
-    def _receive(self, lane: ThreadLane, now: float) -> None:
-        lane.is_in_doubt = True
-        while lane.talk is not None:
+        Woken all at once, they would compete for the interpreter, which takes twice the CPU time.
+        """
+        while self.to_wake:
             try:
-                reply = lane.wire.receive()
-            except self._failures as cause:
-                self._lose(lane, cause)
+                call = self.to_wake.popleft()
+            except IndexError:
+                return  # another thread was faster
+            if not call.is_awake:
+                call.wakeup.set()
                 return
-            if reply is PENDING:
-                break
-            lane.heard = now
-            self._batcher.hear(lane, time.monotonic())
-            self._go_on(lane, reply)
-        lane.is_in_doubt = False
 
-    def _go_on(self, lane: ThreadLane, reply: Any) -> None:
-        """Give a talk its reply, and send what it says next."""
-        assert lane.talk is not None
-        try:
-            lane.wire.send(lane.talk.send(reply))
-            lane.is_in_doubt = False
-            self._batcher.leave(lane, time.monotonic())
-        except StopIteration as stop:
-            lane.talk = None
-            self._batcher.finish(lane, stop.value)
-            lane.is_in_doubt = False
-        except self._failures as cause:
-            self._lose(lane, cause)
+    def _leave(self, call: ThreadCall) -> None:
+        """Continue without the thread of a call, which was interrupted."""
+        call.has_given_up = call.is_awake = True
+        if not self.is_inherited and not self._lock._is_owned():
+            self._step(call)
+        self._wake_next()
 
-    def _hand_on(self, call: ThreadCall, now: float) -> None:
-        """Have another thread lead where this one did, or where no thread does."""
-        if call.has_given_up and call.reply is not None and call.abandoned is not None:
-            call.abandoned(call.reply)  # it has come, and the caller has not seen it
+    def _advance(self, call: ThreadCall) -> bool:
+        now, batcher = time.monotonic(), self._batcher
+        if self._is_interrupted:
+            self._is_interrupted = False
+            self._lose(InterruptedError("a signal handler raised during a call"))
+        while self._new:
+            batcher.add(self._new[0])
+            self._new.popleft()
+        is_due = now >= batcher.alarm
+        if self._leader is call or is_due:
+            self._receive(now)
+        if is_due and batcher.expire(now):
+            self._give_up()
+        if not batcher.batches and batcher.waiting and self._connecting is None:
+            self._send(now)
+        return self._choose_leader(call)
+
+    def _choose_leader(self, call: ThreadCall) -> bool:
+        """Return whether the thread of the call leads; if its call is over, make another thread the leader."""
+        has_left = call.state == OVER or call.has_given_up
+        if has_left and call.has_given_up and call.reply is not None and call.abandoned is not None:
+            call.abandoned(call.reply)  # it arrived, but the caller did not see it
             call.abandoned = None
-        for lane in self.lanes:
-            if self.is_closed and self._batcher.someone_on(lane) is None:
-                # Also if the server still owes a reply: no thread would come to read it.
-                self._lose(lane, ConnectionAbortedError("the store was closed"))
-            elif lane.queue is not None and (lane.leader is call or lane.led_until <= now):
-                lane.leader, lane.led_until = self._batcher.someone_on(lane), 0.0
-                if isinstance(lane.leader, ThreadCall) and lane.leader.baton is not None:
-                    lane.led_until = now + LEASE
-                    self.answered.append(lane.leader)  # last: the server has just begun
+        leader = self._leader
+        if leader is None or leader.state == OVER or leader.is_abandoned():
+            self._leader = self._batcher.find_caller() if has_left else call
+            if has_left and isinstance(self._leader, ThreadCall):
+                self.to_wake.append(self._leader)  # last: the server has just begun
+        if self._leader is None and self.is_closed:
+            self._lose(ConnectionAbortedError("the store was closed"))
+        return self._leader is call
 
-    def _lose(self, lane: ThreadLane, cause: BaseException) -> None:
-        self._hang_up(lane)
-        self._batcher.lose(lane, cause)
+    def _send(self, now: float) -> None:
+        """Send the next batch, or connect first."""
+        if self._wire is not None and now - self._heard > PAUSE and self._wire.is_over():
+            self._hang_up()
+        if self._wire is None:
+            self._connect(now)
+            return
+        batch = self._batcher.next_batch(now)
+        if batch is not None and batch.conversation is not None:
+            try:
+                self._wire.send(next(batch.conversation))
+            except self._failures as cause:
+                self._lose(cause)
 
-    def _hang_up(self, lane: ThreadLane) -> None:
-        wire, lane.wire, lane.talk, lane.is_in_doubt = lane.wire, None, None, False
+    def _connect(self, now: float) -> None:
+        connect = partial(self._peer.connect, self._batcher.time_to_connect(now))
+        self._connected = WakeUp()
+        try:
+            self._connecting = Connecting(connect, self._connected.set)
+        except RuntimeError as cause:  # no thread can be started
+            self._batcher.cannot_connect(cause)
+
+    def _receive(self, now: float) -> None:
+        """Read everything that has arrived, and send what the conversation says next."""
+        if self._connecting is not None:
+            self._finish_connecting(self._connecting, now)
+            return
+        try:
+            while self._wire is not None and self._batcher.batches:
+                reply = self._wire.receive()
+                if reply is PENDING:
+                    return
+                self._heard = now
+                self._batcher.hear(now)
+                self._reply_to_conversation(self._wire, reply)
+        except self._failures as cause:
+            self._lose(cause)
+
+    def _reply_to_conversation(self, wire: Wire, reply: Any) -> None:
+        conversation = self._batcher.batches[0].conversation
+        assert conversation is not None
+        try:
+            wire.send(conversation.send(reply))
+        except StopIteration as stop:
+            self._batcher.finish(stop.value)
+
+    def _finish_connecting(self, connecting: Connecting[Wire], now: float) -> None:
+        if not connecting.is_over:
+            return
+        self._connecting = None
+        if connecting.wire is not None:
+            self._wire, self._heard = connecting.wire, now
+            self._batcher.connected()
+        else:
+            self._batcher.cannot_connect(connecting.error or ConnectionAbortedError("there is no connection"))
+
+    def _give_up(self) -> None:
+        """Close a connection on which the server is silent, or stop connecting."""
+        if self._connecting is not None:
+            self._batcher.cannot_connect(TimeoutError("no connection in time"))
+        self._lose(TimeoutError("no reply in time"))
+
+    def _lose(self, cause: BaseException) -> None:
+        """Close the connection, and fail the calls that were sent."""
+        self._batcher.lose(cause)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
-        connecting, lane.connecting = lane.connecting, None
+        connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.give_up()
 

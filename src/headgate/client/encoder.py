@@ -25,7 +25,7 @@ from headgate.errors import ConfigError
 from headgate.keys import Key, key_picker, key_to_data
 from headgate.rules import Rule
 from headgate.stores.base import RECORDED, Answer, Receipts
-from headgate.stores.remote.gates import Ask
+from headgate.stores.remote.encoding import EncodedRequest
 from headgate.stores.request import Request
 
 logger = logging.getLogger("headgate")
@@ -51,7 +51,7 @@ class Held:
         self.costs = costs
 
 
-class LimiterAsks:
+class LimiterEncoder:
     """The operations of a limiter's gate, as what is to be asked of the server.
 
     The server decides by the rules of its own policy file. That they are those of this limiter is checked by their names,
@@ -78,7 +78,7 @@ class LimiterAsks:
         self._read_degraded = reading(server, lambda body: body["degraded"])
         self._read_nothing = reading(server, lambda body: None)
 
-    def ask(self, request: Request) -> Ask[Answer]:
+    def ask(self, request: Request) -> EncodedRequest[Answer]:
         """Return what answers a request.
 
         Raises:
@@ -114,7 +114,7 @@ class LimiterAsks:
         confirmation = hold_request(held.hold, "confirm", {"cost": self._final(costs), "anew": anew})
         return confirmation, self._without_receipts
 
-    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> Ask[None]:
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> EncodedRequest[None]:
         """Return what gives units back; nothing is asked if they do not belong to this hold."""
         _check_time(now)
         held = receipts[0][0]
@@ -135,7 +135,7 @@ class LimiterAsks:
         for units in cost if isinstance(cost, tuple) else (cost,):
             check_whole(units)
 
-    def reset(self, key: Key | None) -> Ask[None]:
+    def reset(self, key: Key | None) -> EncodedRequest[None]:
         self._pick(key)
         request = limiter_request(self._limiter, "reset", {"key": key_to_data(key)})
         return alone(request), self._read_nothing  # it takes a permission that a batch need not have

@@ -1,14 +1,15 @@
-"""Waiting for another thread."""
+"""Waking another thread."""
 
 from __future__ import annotations
 
 import threading
 
 
-class Baton:
-    """Something that one thread waits for and another brings about; the two are single calls of a lock.
+class WakeUp:
+    """A signal from one thread to another. Setting it ends one wait, or the next one.
 
-    So a signal handler that raises in either thread leaves nothing locked, as it could inside of a `threading.Event`.
+    Each method is a single call of a lock, so a signal handler that raises leaves nothing locked, as it could inside
+    `threading.Event`.
     """
 
     __slots__ = ("_blocker",)
@@ -18,7 +19,7 @@ class Baton:
         self._blocker.acquire()
 
     def wait(self, seconds: float) -> None:
-        """Return after `set`, or when the time is up."""
+        """Return after `set`, or after `seconds`."""
         self._blocker.acquire(timeout=max(0.0, seconds))
 
     def set(self) -> None:
@@ -26,4 +27,4 @@ class Baton:
         try:
             self._blocker.release()
         except RuntimeError:
-            return  # it has been set, maybe by another thread just now
+            return  # it is set already

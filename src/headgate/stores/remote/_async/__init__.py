@@ -1,0 +1,1 @@
+"""Gates of network stores, for coroutines. `headgate.stores.remote._sync` is generated from here by `tools/unasync.py`."""

@@ -1,0 +1,63 @@
+# Generated from src/headgate/stores/remote/_async/gate.py by tools/unasync.py. Do not edit.
+"""A limiter's rules on a network store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+from headgate._checks import Unpicklable
+from headgate.costs import Costs
+from headgate.keys import Key
+from headgate.stores.base import Answer, Receipts
+from headgate.stores.remote.batching import Abandoned
+from headgate.stores.remote.encoding import EncodedRequest, RequestEncoder, decode, release_request
+from headgate.stores.request import Request
+
+T = TypeVar("T")
+
+
+class RemoteGate(Unpicklable):
+    """A limiter's rules on a network store.
+
+    A caller may be cancelled or interrupted at any time. Its request then counts as charged if it was sent; a hold is
+    released when its reply arrives; settlements and refunds are sent in any case.
+
+    Args:
+        name: The server's name in messages.
+        encoder: Encodes requests and decodes replies.
+        engine: Sends them.
+        deadline: Seconds after which a call fails.
+    """
+
+    def __init__(self, name: str, encoder: RequestEncoder, engine: Any, deadline: float) -> None:
+        self._name = name
+        self._encoder = encoder
+        self._engine = engine
+        self._deadline = deadline
+
+    def ask(self, request: Request) -> Answer:
+        encoded = self._encoder.ask(request)
+        release = partial(self._release, encoded[1], request) if request.is_given_up else None
+        return self._call(encoded, request.is_completed, release)
+
+    def refund(self, receipts: Receipts, cost: Costs, now: int | None) -> None:
+        self._call(self._encoder.refund(receipts, cost, now), True)
+
+    def reset(self, key: Key | None) -> None:
+        self._call(self._encoder.reset(key), True)
+
+    def _call(self, encoded: EncodedRequest[T], must_send: bool, abandoned: Abandoned | None = None) -> T:
+        request, decoder = encoded
+        if request is None:
+            return decoder(None)
+        reply = self._engine.call(request, monotonic() + self._deadline, must_send, abandoned)
+        return decode(self._name, decoder, reply)
+
+    def _release(self, decoder: Callable[[Any], Answer], request: Request, reply: Any) -> None:
+        """Release a hold whose caller is gone."""
+        refund = release_request(self._encoder, decoder, request, reply)
+        if refund is not None:
+            self._engine.tell(refund, monotonic() + self._deadline)

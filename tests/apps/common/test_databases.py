@@ -109,17 +109,28 @@ async def test_a_failure_of_one_request_alone_is_no_outage(tmp_path: Path) -> No
 
 
 async def test_closing_waits_for_the_end_of_a_running_probe(
-    database: SqlDatabase, server: PostgresServer
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe that outlives the database may lose its connection when the event loop ends."""
-    server.pause()
-    await until_down(database)
-    async with asyncio.timeout(PATIENCE):
-        while len(asyncio.all_tasks()) == 1:  # noqa: ASYNC110
-            await asyncio.sleep(0)  # the next probe starts after a pause
+    started, has_ended = asyncio.Event(), False
+
+    async def probe(database: SqlDatabase) -> None:
+        nonlocal has_ended
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # closing a connection takes a moment
+            has_ended = True
+
+    monkeypatch.setattr(SqlDatabase, "_probe", probe)
+    database = SqlDatabase(database_url(f"sqlite:///{tmp_path / 'x.db'}"))
+    with pytest.raises(OperationalError):
+        async with database.guard():
+            raise OperationalError("SELECT 1", {}, Exception("no answer"))
+    await asyncio.wait_for(started.wait(), PATIENCE)
     await database.aclose()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    server.resume()
+    assert has_ended
 
 
 async def test_a_scheduled_probe_does_not_start_after_closing() -> None:

@@ -25,7 +25,6 @@ __all__ = [
     "TokenBucket",
     "algorithm_for",
     "decide_all",
-    "is_state",
 ]
 
 _HOUR_US = 3_600_000_000

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("src/headgate", "src/headgate/policy")
+PACKAGES = ("src/headgate", "src/headgate/outage", "src/headgate/policy")
 """Where there is an `_async`, and a `_sync` made from it."""
 
 REPLACEMENTS = {
@@ -33,7 +33,7 @@ REPLACEMENTS = {
     r"AsyncObserved": "Observed",
     r"AsyncObservedHold, AwaitingHold": "ObservedHold",
     r"AsyncObservedHold": "ObservedHold",
-    r"AsyncResilient": "Resilient",
+    r"AsyncResilientGate": "ResilientGate",
     r"AsyncCircuit": "Circuit",
     r"call_later_async": "call_later",
     r"ainspect_server": "inspect_server",
@@ -59,7 +59,7 @@ REPLACEMENTS = {
     r"awaiting\((self\._wait\(.*\))\)": r"\1",
     r"AwaitingHold\((self\._take\(.*\))\)": r"\1",
     r"AwaitingHold": "Hold",
-    r"for coroutines\. `headgate\.(policy\.)?_sync` is generated from here by `tools/unasync\.py`\.": "for threads.",
+    r"for coroutines\. `headgate\.(\w+\.)?_sync` is generated from here by `tools/unasync\.py`\.": "for threads.",
 }
 HEADER = "# Generated from {source} by tools/unasync.py. Do not edit.\n"
 

@@ -7,20 +7,20 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from headgate._checks import check_text
-from headgate._resilience import bind
 from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
 from headgate.errors import ConfigError
 from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
+from headgate.outage.binding import bind
+from headgate.outage.fallback import Health
+from headgate.outage.policies import OnOverload, OnStoreError
 from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
 from headgate.stores.base import AnyStore, Receipts
-from headgate.stores.failure import OnOverload, OnStoreError
 from headgate.stores.handle import StoreHandle
-from headgate.stores.outage import Health
 from headgate.stores.request import Operation, Request
 
 S = TypeVar("S", bound=AnyStore)

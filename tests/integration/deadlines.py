@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.stores import breaker
+from headgate.outage import breaker
 from headgate.stores.remote import gates, tasks
 from headgate.testing.postgres_server import PostgresServer
 from headgate.testing.servers import RedisServer

@@ -9,7 +9,6 @@ from typing import Any, ParamSpec, TypeVar
 from headgate._asking import AsyncAsking, awaiting
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
-from headgate._async.resilience import AsyncResilient
 from headgate._async.turns import AsyncTurns
 from headgate._concurrency import AsyncEvent, check_coroutine_function
 from headgate._limiting import Limiting
@@ -18,6 +17,7 @@ from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import RateLimited
 from headgate.keys import Key
+from headgate.outage._async.gate import AsyncResilientGate
 from headgate.quotas import QuotaValue
 from headgate.stores.base import AsyncGate, AsyncStore
 from headgate.stores.request import Operation
@@ -63,7 +63,7 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
     _bind = "bind_async"
     _turns_type = AsyncTurns
     _unlimited_type = AsyncUnlimited
-    _resilient_type = AsyncResilient
+    _resilient_type = AsyncResilientGate
     _timed_type = AsyncTimed
     _quoted_type = AsyncQuoted
     _observed_type = AsyncObserved

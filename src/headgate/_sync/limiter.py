@@ -12,13 +12,13 @@ from headgate._concurrency import Event, check_plain_function
 from headgate._limiting import Limiting
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
-from headgate._sync.resilience import Resilient
 from headgate._sync.turns import Turns
 from headgate.clock import Clock, time_limit, to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import RateLimited
 from headgate.keys import Key
+from headgate.outage._sync.gate import ResilientGate
 from headgate.quotas import QuotaValue
 from headgate.stores.base import Gate, Store
 from headgate.stores.request import Operation
@@ -64,7 +64,7 @@ class Limiter(Asking, Limiting[Store, Gate]):
     _bind = "bind"
     _turns_type = Turns
     _unlimited_type = Unlimited
-    _resilient_type = Resilient
+    _resilient_type = ResilientGate
     _timed_type = Timed
     _quoted_type = Quoted
     _observed_type = Observed

@@ -27,9 +27,9 @@ from headgate.client.wire import (
 from headgate.costs import Cost, check_whole
 from headgate.hooks import Hook
 from headgate.keys import Key, key_to_data
+from headgate.outage.policies import OnStoreError
 from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, Gate, Guarantees, check_deadline
-from headgate.stores.failure import OnStoreError
 from headgate.stores.remote.gates import Ask, AsyncRemoteGate, RemoteGate
 from headgate.stores.remote.store import RemoteStore
 from headgate.stores.remote.tasks import AsyncEngine

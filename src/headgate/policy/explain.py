@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from headgate.observe.redaction import redact
+from headgate.outage.policies import Local, OnStoreError
 from headgate.policy.model import OVERRIDE, LimiterPolicy, Policy, ServerPolicy
 from headgate.quota import Quota, format_period
 from headgate.rules import REQUESTS, SHARED, Rule
-from headgate.stores.failure import Local, OnStoreError
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _NOTES = {

@@ -57,6 +57,7 @@ from headgate._checks import check_kind
 from headgate._limiting import HeaderStyle
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
+from headgate.outage.policies import OnOverload, OnStoreError, policy_from_data
 from headgate.policy.model import (
     OVERRIDE,
     PERMISSIONS,
@@ -76,7 +77,6 @@ from headgate.quota import MAX_UNITS, SPANS_US, Quota, Span, parse_calendar, per
 from headgate.rules import DEFAULT_BUCKETS, REQUESTS, SHARED, Kind, Rule, make_rule, rules_from
 from headgate.stores import check_url
 from headgate.stores.base import check_deadline
-from headgate.stores.failure import OnOverload, OnStoreError, policy_from_data
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from typing import Literal
 from headgate._limiting import HeaderStyle
 from headgate.errors import ConfigError
 from headgate.keys import Key, PlainKey
+from headgate.outage.policies import OnOverload, OnStoreError
 from headgate.rules import Rule
-from headgate.stores.failure import OnOverload, OnStoreError
 
 RecordKeys = Literal["plain", "hashed"]
 Permission = Literal["decide", "administer"]

@@ -17,10 +17,8 @@ from typing import Any
 
 from headgate.errors import ConfigError
 from headgate.stores.base import AsyncGate, AsyncNotes, AsyncStore, Gate, Guarantees, Store
-from headgate.stores.failure import Local, OnOverload, OnStoreError, local
 from headgate.stores.handle import StoreHandle
 from headgate.stores.memory import MemoryStore
-from headgate.stores.outage import Health
 from headgate.stores.sqlite import SQLiteStore
 from headgate.urls import check_credentials
 
@@ -30,15 +28,10 @@ __all__ = [
     "AsyncStore",
     "Gate",
     "Guarantees",
-    "Health",
-    "Local",
     "MemoryStore",
-    "OnOverload",
-    "OnStoreError",
     "SQLiteStore",
     "Store",
     "check_url",
-    "local",
     "open_async_store",
     "open_store",
 ]

@@ -25,7 +25,7 @@ from headgate import (
     sliding_window,
     token_bucket,
 )
-from headgate.stores.failure import local
+from headgate.outage.policies import local
 from headgate.stores.redis import RedisStore
 from headgate.stores.remote.batching import MANY
 from headgate.testing.servers import RedisServer, find_free_port

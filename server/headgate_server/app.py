@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from headgate.errors import StoreMisconfigured
+from headgate import StoreMisconfigured
 from headgate.observe import redact
 from headgate.policy import AsyncLivePolicy
 from headgate_server.access import HeaderFields, check_access, header_fields

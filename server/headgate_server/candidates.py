@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from headgate import Rule
 from headgate.policy import AsyncLivePolicy
 from headgate.quota import Quota
-from headgate.rules import Rule, make_rule
+from headgate.rules import make_rule
 from headgate_server.files import replace_file
 from headgate_server.problems import ApiProblem
 

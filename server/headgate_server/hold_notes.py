@@ -24,14 +24,12 @@ from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
-from headgate import HeadgateError
+from headgate import HeadgateError, StoreConflict, StoreUnavailable
 from headgate.costs import Cost
-from headgate.errors import StoreConflict, StoreUnavailable
 from headgate.keys import Key
 from headgate.outage import AsyncCircuit, breaker_of
 from headgate.quotas import QuotaValue
-from headgate.stores.base import AsyncNotes, Receipts
-from headgate.stores.counters import OVERFLOW
+from headgate.stores import OVERFLOW, AsyncNotes, Receipts
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from headgate import Decision
 from headgate.clock import MICROSECONDS
-from headgate.decision import Decision
 from headgate.keys import BASE64, Key, PlainKey
 from headgate.outage import FailureData
 from headgate.quota import MAX_UNITS

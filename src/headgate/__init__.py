@@ -9,7 +9,7 @@ if not (decision := limiter.hit("alice")):
 ```
 """
 
-import headgate._build  # noqa: F401  # first: it chooses how the rest is loaded
+import headgate.build  # noqa: F401  # first: it chooses how the rest is loaded
 from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
 from headgate._sync.hold import Hold

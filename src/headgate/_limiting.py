@@ -19,9 +19,9 @@ from headgate.outage.policies import OnOverload, OnStoreError
 from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
-from headgate.stores.base import AnyStore, Receipts
+from headgate.stores.base import AnyStore, Operation, Receipts
 from headgate.stores.handle import StoreHandle
-from headgate.stores.request import Operation, Request
+from headgate.stores.request import Request
 
 S = TypeVar("S", bound=AnyStore)
 G = TypeVar("G")

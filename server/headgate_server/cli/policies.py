@@ -110,9 +110,7 @@ def add(commands: Commands) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     """Say what a policy means, or everything that is wrong with it."""
-    from headgate.policy import explain, parse_policy
-    from headgate.policy.load import read_policy
-    from headgate.policy.mistakes import find_mistakes, find_warnings
+    from headgate.policy import explain, find_mistakes, find_warnings, parse_policy, read_policy
 
     if options.file == "-":
         source, text = "standard input", sys.stdin.read()

@@ -19,8 +19,7 @@ from headgate.errors import RateLimited
 from headgate.keys import Key
 from headgate.outage._async.gate import AsyncResilientGate
 from headgate.quotas import QuotaValue
-from headgate.stores.base import AsyncGate, AsyncStore
-from headgate.stores.request import Operation
+from headgate.stores.base import AsyncGate, AsyncStore, Operation
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -20,8 +20,7 @@ from headgate.errors import RateLimited
 from headgate.keys import Key
 from headgate.outage._sync.gate import ResilientGate
 from headgate.quotas import QuotaValue
-from headgate.stores.base import Gate, Store
-from headgate.stores.request import Operation
+from headgate.stores.base import Gate, Operation, Store
 
 P = ParamSpec("P")
 R = TypeVar("R")

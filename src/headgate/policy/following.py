@@ -17,6 +17,8 @@ from headgate.stores import MemoryStore
 from headgate.stores.base import Receipts
 from headgate.stores.handle import StoreHandle
 
+_NO_HOOKS = Hooks(())
+
 _PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "new_hold", "gate")
 """What a version has prepared. A call reads the gate once, so it sees one version."""
 
@@ -31,10 +33,10 @@ class PolicyVersion(Limiting[S, G]):
         self,
         policy: LimiterPolicy,
         store: S,
-        clock: Clock | None,
-        hooks: Hooks | None,
-        shadow_hooks: Hooks,
-        before: Self | None,
+        clock: Clock | None = None,
+        hooks: Hooks | None = None,
+        shadow_hooks: Hooks = _NO_HOOKS,
+        before: Self | None = None,
     ) -> None:
         self.policy = policy
         self.headers = policy.headers
@@ -76,7 +78,7 @@ class PolicyVersion(Limiting[S, G]):
     def in_memory(self, clock: Clock | None) -> Self:
         """See `Limiter.in_memory`."""
         memory: Any = MemoryStore(clock=clock)  # a store of either flavour
-        return type(self)(self.policy, memory, None, None, Hooks(()), None)
+        return type(self)(self.policy, memory)
 
     def settling(self, receipts: Receipts | None) -> G:
         return self.gate if self._policed is None else self._policed.settling(receipts)

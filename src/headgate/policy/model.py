@@ -16,10 +16,12 @@ from headgate.rules import Rule
 
 RecordKeys = Literal["plain", "hashed"]
 Permission = Literal["decide", "administer"]
+"""What the bearer of a token may do."""
 PERMISSIONS: tuple[Permission, ...] = ("decide", "administer")
+"""All permissions."""
 
 OVERRIDE = "override:"
-"""What the names of tiers begin with that stand for overrides; no tier of a file may."""
+"""Prefix of the tiers that stand for overrides; the tiers of a file cannot have it."""
 
 
 class PolicyError(ConfigError):

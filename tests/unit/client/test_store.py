@@ -26,8 +26,8 @@ from headgate.errors import StoreMisconfigured
 from headgate.hooks import Hook
 from headgate.outage import local
 from headgate.stores import open_async_store, open_store
-from headgate.stores.base import Gate
-from headgate.stores.request import Operation, Request
+from headgate.stores.base import Gate, Operation
+from headgate.stores.request import Request
 from headgate.testing import FakeClock
 from tests.unit.client.scripted import (
     ADMITTED,

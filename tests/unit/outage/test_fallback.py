@@ -25,8 +25,8 @@ from headgate.decision import UNLIMITED
 from headgate.outage.breaker import Breaker
 from headgate.outage.fallback import FallbackLimiter, Health
 from headgate.outage.policies import OnOverload, OnStoreError, local
-from headgate.stores.base import Answer
-from headgate.stores.request import Operation, Request
+from headgate.stores.base import Answer, Operation
+from headgate.stores.request import Request
 
 ERROR = StoreUnavailable("it is gone")
 

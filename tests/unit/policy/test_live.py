@@ -310,7 +310,7 @@ async def test_closing_closes_every_store_and_a_limiter_closes_none(
             assert await done(limiter.hit("ada"))
         assert await done(live["login"].hit("ada"))
         store = live["login"].store
-    assert store._closed
+    assert store.is_closed
 
 
 async def test_reloading_while_closing_does_not_keep_other_stores_open(
@@ -336,9 +336,9 @@ async def test_reloading_while_closing_does_not_keep_other_stores_open(
 
     monkeypatch.setattr(first, "close", close_and_reload)
     await done(live.aclose() if isinstance(live, AsyncLivePolicy) else live.close())
-    assert first._closed
-    assert second._closed
-    assert not live["c"].store._closed
+    assert first.is_closed
+    assert second.is_closed
+    assert not live["c"].store.is_closed
     live["c"].store.close()
 
 

@@ -4,7 +4,6 @@ from headgate.policy._async.live import AsyncLivePolicy, AsyncPolicyLimiter, Asy
 from headgate.policy._sync.live import LivePolicy, PolicyLimiter, Version
 from headgate.policy.explain import explain, in_words
 from headgate.policy.load import load_policy, parse_policy, read_policy
-from headgate.policy.mistakes import find_mistakes, find_warnings
 from headgate.policy.model import (
     OVERRIDE,
     PERMISSIONS,
@@ -17,6 +16,7 @@ from headgate.policy.model import (
     known_tiers,
 )
 from headgate.policy.shadows import SHADOW, ShadowCount
+from headgate.policy.warnings import find_warnings
 
 __all__ = [
     "OVERRIDE",
@@ -36,7 +36,6 @@ __all__ = [
     "TokenPolicy",
     "Version",
     "explain",
-    "find_mistakes",
     "find_warnings",
     "in_words",
     "known_tiers",

@@ -45,7 +45,6 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from copy import deepcopy
 from dataclasses import fields, replace
 from datetime import UTC, date, datetime, time
 from os import PathLike
@@ -159,16 +158,9 @@ def parse_policy(text: str, source: str = "policy", environment: Mapping[str, st
     if not isinstance(text, str):  # not shown: it may have passwords in it
         raise ConfigError(f"parse_policy takes text, not {type(text).__name__}; load_policy reads a file")
     check_kind("environment", environment, Mapping | None, "a mapping like os.environ")
-    return read_document(text, source, environment or {})
-
-
-def read_document(
-    text: str, source: str, environment: Mapping[str, str], document: dict[str, Any] | None = None
-) -> Policy:
-    """Return the policy of a text, or of a document that was made of it."""
     try:
-        document = tomllib.loads(text) if document is None else deepcopy(document)
-        return _PolicyReader(document, source, positions(text), environment).policy()
+        document = tomllib.loads(text)
+        return _PolicyReader(document, source, positions(text), environment or {}).policy()
     except PolicyError:
         raise
     except tomllib.TOMLDecodeError as error:
@@ -418,13 +410,10 @@ class _PolicyReader:
     def error(self, path: Path, message: str) -> PolicyError:
         variable, place = self._origin(path)
         if variable is not None:
-            error = PolicyError(f"environment variable {variable}: {message}")
-        elif place is not None:
-            error = PolicyError(f"{self.source}:{place[0]}:{place[1]}: {message}", *place)
-        else:
-            error = PolicyError(f"{self.source}: {message}")
-        error.path, error.variable = path, variable
-        return error
+            return PolicyError(f"environment variable {variable}: {message}")
+        if place is None:
+            return PolicyError(f"{self.source}: {message}")
+        return PolicyError(f"{self.source}:{place[0]}:{place[1]}: {message}", *place)
 
     def _replace_from(self, environment: Mapping[str, str]) -> None:
         paths: dict[str, list[Path]] = {}

@@ -30,16 +30,12 @@ class PolicyError(ConfigError):
     Attributes:
         line: Line of the file, from 1; `None` if the error is not in the file (an environment variable).
         column: Column of that line, from 1.
-        path: What is wrong: the keys and places that lead to it; `None` if the text is no TOML.
-        variable: The environment variable that it is in, if it is in one.
     """
 
     def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(message)
         self.line = line
         self.column = column
-        self.path: tuple[str | int, ...] | None = None
-        self.variable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

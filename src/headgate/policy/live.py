@@ -177,15 +177,13 @@ class LiveLimiters(Mapping[str, L]):
         Limits apply at once to what has been counted already.
 
         Raises:
-            PolicyError: The file cannot be read or used, or a signal handler asks for it in the middle of a reload;
+            PolicyError: The file cannot be read or used, or this thread is reloading it already (from a signal handler);
                 everything stays as it was.
         """
         file = self._followed()
         with self._reloading:
             if self._reloader is threading.current_thread():
-                raise PolicyError(
-                    f"{file.path} is being reloaded by this very thread; use watch() to heed signals"
-                )
+                raise PolicyError(f"{file.path} is being reloaded by this thread already")
             self._reloader = threading.current_thread()
             try:
                 changed = self._renew(file)
@@ -200,20 +198,18 @@ class LiveLimiters(Mapping[str, L]):
             self._tell()
         return bool(changed)
 
-    def _look(self, asked: bool) -> None:
-        """Reload if the file has changed, or on request (SIGHUP). It never raises."""
+    def _look(self) -> None:
+        """Reload if the file has changed; log errors instead of raising them."""
         file, known = self._followed(), self.last_error
         try:
-            if not asked and not file.has_changed():
-                return
-            if not self.reload() and (asked or known is not None):
+            if file.has_changed() and not self.reload() and known is not None:
                 logger.info("%s was read again: nothing has changed", file.path)
         except PolicyError as error:
-            if asked or str(error) != known:
+            if str(error) != known:
                 logger.error("the policy stays as it was: %s", error)
-        except Exception as error:  # noqa: BLE001  # the next file may be right, so somebody must go on looking
+        except Exception as error:  # noqa: BLE001  # watching must go on, because the next file may be right
             self.last_error = redact(repr(error))
-            if asked or self.last_error != known:
+            if self.last_error != known:
                 logger.exception("the policy stays as it was: unexpected error")
 
     def _followed(self) -> PolicyFile:

@@ -191,10 +191,10 @@ async def test_a_store_that_could_not_be_opened_is_tried_again(
 ) -> None:
     live = follow(LOGIN)
     author.limit("5/minute", f"sqlite:///{tmp_path}/later/limits.db")
-    live._look(False)
+    live._look()
     assert "limits.db" in live.last_error
     (tmp_path / "later").mkdir()
-    live._look(False)
+    live._look()
     assert live.last_error is None
     assert live["login"].policy.store.endswith("limits.db")
 
@@ -215,7 +215,7 @@ async def test_a_reload_in_the_middle_of_a_reload_is_an_error(follow: Follow, au
     live._file._environment = Environment(UNRELATED="x")
     author.limit("7/minute")
     assert live.reload() is True
-    assert errors == [f"{author.path} is being reloaded by this very thread; use watch() to heed signals"]
+    assert errors == [f"{author.path} is being reloaded by this thread already"]
     assert live.last_error is None
     live._file._environment = None
     assert live.reload() is False

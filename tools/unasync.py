@@ -40,7 +40,7 @@ REPLACEMENTS = {
     r"AsyncStore": "Store",
     r"AsyncVersion": "Version",
     r"AsyncShadow": "Shadow",
-    r"AsyncPoliced": "Policed",
+    r"AsyncShadowedGate": "ShadowedGate",
     r"AsyncPolicyLimiter": "PolicyLimiter",
     r"AsyncLivePolicy": "LivePolicy",
     r"bind_async": "bind",

@@ -126,7 +126,11 @@ def _check(options: argparse.Namespace) -> int:
     failures = sum(store["reason"] is not None for store in stores or ())
     if options.json:
         place = mistake and {"line": mistake.line, "column": mistake.column, "message": redacted(mistake)}
-        found = {"ok": mistake is None and not failures, "mistake": place, "warnings": warnings}
+        found: dict[str, object] = {
+            "ok": mistake is None and not failures,
+            "mistake": place,
+            "warnings": warnings,
+        }
         found |= {"words": None if policy is None else explain(policy), "stores": stores}
         print(json.dumps(found, indent=2))
     else:

@@ -2,7 +2,7 @@
 
 from headgate.policy._async.live import AsyncLivePolicy, AsyncPolicyLimiter, AsyncVersion
 from headgate.policy._sync.live import LivePolicy, PolicyLimiter, Version
-from headgate.policy.explain import explain, in_words
+from headgate.policy.explain import explain, find_warnings, in_words
 from headgate.policy.load import load_policy, parse_policy, read_policy
 from headgate.policy.model import (
     OVERRIDE,
@@ -16,7 +16,6 @@ from headgate.policy.model import (
     known_tiers,
 )
 from headgate.policy.shadows import SHADOW, ShadowCount
-from headgate.policy.warnings import find_warnings
 
 __all__ = [
     "OVERRIDE",

@@ -44,8 +44,8 @@ import contextlib
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from os import PathLike
 from pathlib import Path as FilePath
@@ -57,6 +57,7 @@ from headgate._limiting import HeaderStyle
 from headgate.calendars import check_timezone
 from headgate.errors import ConfigError
 from headgate.outage.policies import OnOverload, OnStoreError, policy_from_data
+from headgate.policy.environment import LIMITER_KEYS, SERVER_KEYS, TOKEN_KEYS, replace_values
 from headgate.policy.model import (
     OVERRIDE,
     PERMISSIONS,
@@ -79,20 +80,6 @@ from headgate.stores.base import check_deadline
 
 T = TypeVar("T")
 
-ENVIRONMENT_PREFIX = "HEADGATE_"
-
-_LIMITER_KEYS = {
-    "rules",
-    "store",
-    "on_store_error",
-    "on_overload",
-    "deadline",
-    "headers",
-    "default_tier",
-    "overrides",
-}
-_SERVER_KEYS = frozenset(field.name for field in fields(ServerPolicy))
-_TOKEN_KEYS = frozenset(field.name for field in fields(TokenPolicy))
 _RULE_KEYS = {
     "quota",
     "kind",
@@ -194,8 +181,7 @@ class _PolicyReader:
         self.document = document
         self.source = source
         self.places = places
-        self.variables: dict[Path, str] = {}
-        self._replace_from(environment)
+        self.variables = replace_values(document, environment)
 
     def policy(self) -> Policy:
         document = _Section(self, self.document, (), {"allow_removal", "store", "limiters", "server"})
@@ -205,12 +191,12 @@ class _PolicyReader:
             raise document.error('no limiters; write for example [limiters.login] with rules = ["5/minute"]')
         return Policy(
             MappingProxyType({name: self._limiter(limiters, name, url) for name in limiters.values}),
-            self._server(document.section("server", _SERVER_KEYS)),
+            self._server(document.section("server", SERVER_KEYS)),
             document.flag("allow_removal", False),
         )
 
     def _limiter(self, limiters: _Section, name: str, default_store: str) -> LimiterPolicy:
-        table = limiters.section(name, _LIMITER_KEYS)
+        table = limiters.section(name, LIMITER_KEYS)
         if "rules" not in table.values:
             raise table.error(f'limiter {name!r} has no rules; write for example rules = ["5/minute"]')
         specs = table.values["rules"]
@@ -363,14 +349,14 @@ class _PolicyReader:
         tokens: dict[str, TokenPolicy] = {}
         names: dict[str, str] = {}
         for name in table.values:
-            token = tokens[name] = self._token(table.section(name, _TOKEN_KEYS))
+            token = tokens[name] = self._token(table.section(name, TOKEN_KEYS))
             other = names.setdefault(token.sha256, name)
             if other != name:
                 raise table.error(f"{other!r} has the same token; make another one", name, "sha256")
         return tokens
 
     def _token(self, table: _Section) -> TokenPolicy:
-        if not table.values.keys() >= _TOKEN_KEYS - {"expires"}:
+        if not table.values.keys() >= TOKEN_KEYS - {"expires"}:
             raise table.error(
                 'a token needs sha256 and may = ["decide"]; `headgate token` makes one and prints both'
             )
@@ -414,20 +400,6 @@ class _PolicyReader:
         if place is None:
             return PolicyError(f"{self.source}: {message}")
         return PolicyError(f"{self.source}:{place[0]}:{place[1]}: {message}", *place)
-
-    def _replace_from(self, environment: Mapping[str, str]) -> None:
-        paths: dict[str, list[Path]] = {}
-        for path in _replaceable(self.document):
-            paths.setdefault(_variable(path), []).append(path)
-        for variable in sorted(paths.keys() & environment.keys()):  # a table before what is in it
-            path, *others = paths[variable]
-            if others:
-                named = ", ".join(".".join(map(str, each)) for each in (path, *others))
-                raise PolicyError(
-                    f"environment variable {variable}: it may mean any of {named}; rename all but one"
-                )
-            if _put(self.document, path, _toml_or_text(environment[variable])):
-                self.variables[path] = variable
 
 
 class _Section:
@@ -537,38 +509,6 @@ class _Section:
         return value
 
 
-def _replaceable(document: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the paths of the values that an environment variable may set, whether the file sets them or not."""
-    yield ("allow_removal",)
-    yield ("store", "url")
-    limiters = document.get("limiters")
-    for name in limiters if isinstance(limiters, dict) else ():
-        for key in sorted(_LIMITER_KEYS):
-            yield ("limiters", name, key)
-    for key in sorted(_SERVER_KEYS):
-        yield ("server", key)
-    server = document.get("server")
-    tokens = server.get("tokens") if isinstance(server, dict) else None
-    for name in tokens if isinstance(tokens, dict) else ():
-        for key in sorted(_TOKEN_KEYS):
-            yield ("server", "tokens", name, key)
-
-
-def variables_of(text: str) -> set[str]:
-    """Return the names of the environment variables that may set something in the policy of a text."""
-    return {_variable(path) for path in _replaceable(tomllib.loads(text))}
-
-
-def _put(table: object, path: Path, value: object) -> bool:
-    """Put a value into nested tables; false if there is something else in its place, which reading it will report."""
-    *towards, name = path
-    for part in towards:
-        table = table.setdefault(part, {}) if isinstance(table, dict) else None
-    if isinstance(table, dict):
-        table[name] = value
-    return isinstance(table, dict)
-
-
 def _with_tiers(rule: Rule, added: Mapping[str, Quota]) -> Rule:
     return replace(rule, tiers=MappingProxyType({**rule.tiers, **added}))
 
@@ -588,14 +528,3 @@ def _override_tiers(
         else {name: rule.tiers[tier] for name, tier in names.items() if tier in rule.tiers}
         for rule in rules
     ]
-
-
-def _variable(path: Path) -> str:
-    return ENVIRONMENT_PREFIX + "__".join(re.sub(r"[^A-Z0-9]", "_", str(part).upper()) for part in path)
-
-
-def _toml_or_text(value: str) -> object:
-    try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except (RecursionError, ValueError):
-        return value

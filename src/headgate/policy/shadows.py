@@ -179,7 +179,7 @@ class ShadowRule:
 S = TypeVar("S", bound=ShadowRule)
 
 
-class PolicedRules(Generic[S]):
+class ShadowedRules(Generic[S]):
     """The operations of a limiter with a policy.
 
     Args:

@@ -7,9 +7,9 @@ from headgate._async.limiter import AsyncLimiter
 from headgate.costs import Cost
 from headgate.errors import StoreError
 from headgate.keys import Key
-from headgate.policy._async.shadows import AsyncPoliced, AsyncShadow
-from headgate.policy.following import FollowingLimiter, PolicyVersion
-from headgate.policy.watch import AsyncWatched
+from headgate.policy._async.shadows import AsyncShadow, AsyncShadowedGate
+from headgate.policy.limiters import PolicyVersion, ReloadingLimiter
+from headgate.policy.live import AsyncWatched
 from headgate.quotas import QuotaValue
 from headgate.stores.base import AsyncGate, AsyncStore
 
@@ -27,11 +27,11 @@ class AsyncVersion(PolicyVersion[AsyncStore, AsyncGate], AsyncLimiter):
     """
 
     _shadow_type = AsyncShadow
-    _policed_type = AsyncPoliced
+    _shadowed_gate_type = AsyncShadowedGate
     shadows: tuple[AsyncShadow, ...]
 
 
-class AsyncPolicyLimiter(FollowingLimiter[AsyncVersion], AsyncLimiter):
+class AsyncPolicyLimiter(ReloadingLimiter[AsyncVersion], AsyncLimiter):
     """A limiter of a policy: everything that an `AsyncLimiter` does, always by the newest policy.
 
     It is made by `AsyncLivePolicy`, and stays the same object whatever the file says later. Every call is decided by one

@@ -8,9 +8,9 @@ from headgate._sync.limiter import Limiter
 from headgate.costs import Cost
 from headgate.errors import StoreError
 from headgate.keys import Key
-from headgate.policy._sync.shadows import Policed, Shadow
-from headgate.policy.following import FollowingLimiter, PolicyVersion
-from headgate.policy.watch import Watched
+from headgate.policy._sync.shadows import Shadow, ShadowedGate
+from headgate.policy.limiters import PolicyVersion, ReloadingLimiter
+from headgate.policy.live import Watched
 from headgate.quotas import QuotaValue
 from headgate.stores.base import Gate, Store
 
@@ -28,11 +28,11 @@ class Version(PolicyVersion[Store, Gate], Limiter):
     """
 
     _shadow_type = Shadow
-    _policed_type = Policed
+    _shadowed_gate_type = ShadowedGate
     shadows: tuple[Shadow, ...]
 
 
-class PolicyLimiter(FollowingLimiter[Version], Limiter):
+class PolicyLimiter(ReloadingLimiter[Version], Limiter):
     """A limiter of a policy: everything that an `Limiter` does, always by the newest policy.
 
     It is made by `LivePolicy`, and stays the same object whatever the file says later. Every call is decided by one

@@ -9,7 +9,7 @@ from typing import TypeVar
 from headgate._sync.limiter import Limiter
 from headgate.costs import Costs
 from headgate.keys import Key
-from headgate.policy.shadows import SHADOW, PolicedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
+from headgate.policy.shadows import SHADOW, ShadowedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
 from headgate.stores.base import Answer, Gate, Receipts
 from headgate.stores.request import Request
 
@@ -52,7 +52,7 @@ class Shadow(ShadowRule):
             self._gate.reset(self._own(key))
 
 
-class Policed(PolicedRules[Shadow]):
+class ShadowedGate(ShadowedRules[Shadow]):
     """The operations of a limiter with a policy."""
 
     _live: Gate

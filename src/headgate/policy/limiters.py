@@ -27,7 +27,7 @@ class PolicyVersion(Limiting[S, G]):
     """A limiter as one version of the policy describes it."""
 
     _shadow_type: ClassVar[Callable[..., Any]]
-    _policed_type: ClassVar[Callable[..., Any]]
+    _shadowed_gate_type: ClassVar[Callable[..., Any]]
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PolicyVersion(Limiting[S, G]):
         self.headers = policy.headers
         self.tier_for = None if policy.decides_alike else policy.tier_for
         self._heard = hooks
-        self._policed: Any = None
+        self._shadowed: Any = None
         tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
         self.shadows: tuple[Any, ...] = tuple(
             self._shadow_type(
@@ -64,16 +64,16 @@ class PolicyVersion(Limiting[S, G]):
             deadline=policy.deadline,
             on_overload=policy.on_overload,
         )
-        if self._policed is not None:
-            pick, own = self._turn_of, self._policed.without_foreign
+        if self._shadowed is not None:
+            pick, own = self._turn_of, self._shadowed.without_foreign
             self._turn_of = lambda key: pick(own(key))
 
     def _around(self, gate: G, hooks: Hooks | None) -> tuple[G, Callable[..., Any]]:
         gate, new_hold = super()._around(gate, self._heard)
         if self.policy.decides_alike and not self.shadows:
             return gate, new_hold
-        self._policed = self._policed_type(gate, self.policy, self.shadows, together=self.store.remote)
-        return self._policed, new_hold
+        self._shadowed = self._shadowed_gate_type(gate, self.policy, self.shadows, together=self.store.remote)
+        return self._shadowed, new_hold
 
     def in_memory(self, clock: Clock | None) -> Self:
         """See `Limiter.in_memory`."""
@@ -81,13 +81,13 @@ class PolicyVersion(Limiting[S, G]):
         return type(self)(self.policy, memory)
 
     def settling(self, receipts: Receipts | None) -> G:
-        return self.gate if self._policed is None else self._policed.settling(receipts)
+        return self.gate if self._shadowed is None else self._shadowed.settling(receipts)
 
 
 V = TypeVar("V", bound=PolicyVersion[Any, Any])
 
 
-class FollowingLimiter(Generic[V]):
+class ReloadingLimiter(Generic[V]):
     """A limiter that decides by the newest version of its policy."""
 
     def __init__(self, version: Any) -> None:

@@ -24,7 +24,6 @@ REPLACEMENTS = {
     r"AsyncHold": "Hold",
     r"AsyncAsking, awaiting": "Asking",
     r"AsyncAsking": "Asking",
-    r"AsyncTurns": "Turns",
     r"AsyncEvent": "Event",
     r"AsyncGate": "Gate",
     r"AsyncUnlimited": "Unlimited",

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from headgate._checks import check_text
+from headgate._fair_queue import FairQueue
 from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
@@ -35,7 +36,6 @@ class Limiting(Generic[S, G]):
 
     _bind: ClassVar[str]
     """What a store calls the method that binds rules."""
-    _turns_type: ClassVar[Callable[..., Any]]
     _unlimited_type: ClassVar[Callable[..., Any]]
     _resilient_type: ClassVar[Callable[..., Any]]
     _timed_type: ClassVar[Callable[..., Any]]
@@ -87,7 +87,7 @@ class Limiting(Generic[S, G]):
             if store is not None and clock is not None:
                 gate = self._timed_type(gate, clock)  # a private memory store has the clock already
             self._clock: Clock = check_clock(clock) or _pace_of(self.store)
-            self._turns = self._turns_type()
+            self._queue = FairQueue()
             self._turn_of = key_picker(self.rules)
             if quotas is not None:
                 self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
+from math import inf
 from typing import Any, ParamSpec, TypeVar
 
 from headgate._asking import AsyncAsking, awaiting
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
-from headgate._async.turns import AsyncTurns
 from headgate._concurrency import AsyncEvent, check_coroutine_function
 from headgate._limiting import Limiting
 from headgate.clock import Clock, time_limit, to_microseconds
@@ -60,7 +60,6 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
     """
 
     _bind = "bind_async"
-    _turns_type = AsyncTurns
     _unlimited_type = AsyncUnlimited
     _resilient_type = AsyncResilientGate
     _timed_type = AsyncTimed
@@ -152,14 +151,14 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        if deadline is not None and self._turns.taken(turn):
+        if deadline is not None and self._queue.is_taken(turn):
             # Behind others no call is admitted sooner than alone: if that is too late, queueing is in vain.
             alone = await self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
         ticket = AsyncEvent()
         try:
-            if not await self._turns.take(turn, ticket, timeout):
+            if not (self._queue.join(turn, ticket) or await self._comes_to_front(turn, ticket, timeout)):
                 raise RateLimited((await self.check(key, cost, tier=tier, quota=quota)).as_refused())
             # With the condition in its head, the loop would jump back outside of the `try` on Python 3.12 and 3.13.
             while True:
@@ -171,8 +170,19 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
                 await self._clock.asleep(decision.retry_after or 0)
         finally:
             ticket.is_over = True  # ahead of the call, at which a signal handler could raise
-            self._turns.leave(turn, ticket)
+            self._queue.leave(turn, ticket)
         return decision
+
+    async def _comes_to_front(self, turn: object, ticket: AsyncEvent, timeout: float | None) -> bool:
+        """Wait until a ticket is at the front of its queue; return false after `timeout` seconds."""
+        ends = inf if timeout is None else ticket.time() + timeout
+        while True:
+            pause, left = self._queue.pause(turn), ends - ticket.time()
+            if await ticket.wait(min(pause, left)):
+                return True
+            if left <= pause:
+                return False
+            self._queue.call_first(turn)
 
     async def reset(self, key: Key | None = None) -> None:
         """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""

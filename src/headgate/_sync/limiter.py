@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from math import inf
 from typing import ParamSpec, TypeVar
 
 from headgate._asking import Asking
@@ -12,7 +13,6 @@ from headgate._concurrency import Event, check_plain_function
 from headgate._limiting import Limiting
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
-from headgate._sync.turns import Turns
 from headgate.clock import Clock, time_limit, to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision
@@ -61,7 +61,6 @@ class Limiter(Asking, Limiting[Store, Gate]):
     """
 
     _bind = "bind"
-    _turns_type = Turns
     _unlimited_type = Unlimited
     _resilient_type = ResilientGate
     _timed_type = Timed
@@ -153,14 +152,14 @@ class Limiter(Asking, Limiting[Store, Gate]):
         turn = self._turn_of(key)
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
-        if deadline is not None and self._turns.taken(turn):
+        if deadline is not None and self._queue.is_taken(turn):
             # Behind others no call is admitted sooner than alone: if that is too late, queueing is in vain.
             alone = self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
         ticket = Event()
         try:
-            if not self._turns.take(turn, ticket, timeout):
+            if not (self._queue.join(turn, ticket) or self._comes_to_front(turn, ticket, timeout)):
                 raise RateLimited((self.check(key, cost, tier=tier, quota=quota)).as_refused())
             # With the condition in its head, the loop would jump back outside of the `try` on Python 3.12 and 3.13.
             while True:
@@ -172,8 +171,19 @@ class Limiter(Asking, Limiting[Store, Gate]):
                 self._clock.sleep(decision.retry_after or 0)
         finally:
             ticket.is_over = True  # ahead of the call, at which a signal handler could raise
-            self._turns.leave(turn, ticket)
+            self._queue.leave(turn, ticket)
         return decision
+
+    def _comes_to_front(self, turn: object, ticket: Event, timeout: float | None) -> bool:
+        """Wait until a ticket is at the front of its queue; return false after `timeout` seconds."""
+        ends = inf if timeout is None else ticket.time() + timeout
+        while True:
+            pause, left = self._queue.pause(turn), ends - ticket.time()
+            if ticket.wait(min(pause, left)):
+                return True
+            if left <= pause:
+                return False
+            self._queue.call_first(turn)
 
     def reset(self, key: Key | None = None) -> None:
         """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from headgate._fair_queue import FairQueue
 from headgate._fork import watch
 from headgate._limiting import G, Limiting, S
 from headgate.clock import Clock
@@ -94,7 +95,7 @@ class ReloadingLimiter(Generic[V]):
         # Not that of a limiter with rules of its own: all there is to prepare is in the version.
         self.name: str = version.name
         self._handle: StoreHandle | None = None  # its store belongs to the policy
-        self._turns = type(version._turns)()  # waiters stay where they are when the version changes
+        self._queue = FairQueue()  # waiters stay where they are when the version changes
         self._clock = version._clock
         self._lock = watch(threading.Lock())
         self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []

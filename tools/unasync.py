@@ -49,7 +49,7 @@ REPLACEMENTS = {
     r"__aexit__": "__exit__",
     r"_async": "_sync",
     r"Coroutine\[Any, Any, (\w+)\]": r"\1",
-    r"Callable, Coroutine": "Callable",
+    r"Callable, Coroutine, Iterable": "Callable, Iterable",
     r"coroutine function is called": "function is called",
     r"Awaitable\[(\w+)\]": r"\1",
     r"AsyncWatched": "Watched",

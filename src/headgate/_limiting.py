@@ -1,10 +1,10 @@
-"""What limiters of threads and of coroutines have in common: all that waits for no store."""
+"""The part of limiters that does not call the store, for threads and coroutines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from headgate._checks import check_text
 from headgate._fair_queue import FairQueue
@@ -12,12 +12,9 @@ from headgate.clock import Clock, SteadyClock, WallClock, check_clock, instant
 from headgate.costs import Cost, Units
 from headgate.decision import Decision
 from headgate.errors import ConfigError
-from headgate.hooks import Hook, Hooks
 from headgate.keys import Key, key_picker
-from headgate.outage.binding import bind
 from headgate.outage.fallback import Health
-from headgate.outage.policies import OnOverload, OnStoreError
-from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue, quotas_of
+from headgate.quotas import QuotaCache, QuotaValue, quotas_of
 from headgate.rules import Rule, rules_from
 from headgate.stores import MemoryStore, open_handle
 from headgate.stores.base import AnyStore, Operation, Receipts
@@ -31,35 +28,26 @@ HeaderStyle = Literal["both", "ietf", "x-ratelimit", "none"]
 """Which header fields HTTP edges write, in a word."""
 
 
-class Limiting(Generic[S, G]):
-    """A named set of rules over a store; how it is asked is in `Limiter` and `AsyncLimiter`, which name their own types."""
-
-    _bind: ClassVar[str]
-    """What a store calls the method that binds rules."""
-    _unlimited_type: ClassVar[Callable[..., Any]]
-    _resilient_type: ClassVar[Callable[..., Any]]
-    _timed_type: ClassVar[Callable[..., Any]]
-    _quoted_type: ClassVar[Callable[..., Any]]
-    _observed_type: ClassVar[Callable[..., Any]]
-    _hold_type: ClassVar[Callable[..., Any]]
-    _observed_hold_type: ClassVar[Callable[..., Any]]
+class LimiterBase(Generic[S, G]):
+    """A named set of rules over a store: everything that does not call the store."""
 
     gate: G
     new_hold: Callable[..., Any]
 
-    def __init__(
+    def _prepare(
         self,
-        *rules: str | Rule,
-        name: str | None = None,
-        store: S | str | None = None,
-        clock: Clock | None = None,
-        on_store_error: OnStoreError | None = None,
-        deadline: float | None = None,
-        on_overload: OnOverload = "refuse",
-        hooks: Iterable[Hook] = (),
-        quotas: QuotaFunction | None = None,
-        quotas_for: float = 60.0,
+        rules: tuple[str | Rule, ...],
+        name: str | None,
+        store: S | str | None,
+        clock: Clock | None,
+        method: str,
     ) -> None:
+        """Check the arguments that need no store, and open the store.
+
+        Args:
+            rules: As for the class; so are name, store and clock.
+            method: The method of the store that binds rules for this kind of limiter.
+        """
         self.rules = rules_from(rules)
         if store is not None and not name:
             raise ConfigError(
@@ -67,54 +55,22 @@ class Limiting(Generic[S, G]):
             )
         self.name = check_text("a limiter's name", name or "", 0)
         self.units = Units(self.name, self.rules)
+        self.health = Health()
+        self._queue = FairQueue()
+        self._turn_of = key_picker(self.rules)
+        self._ping: Any = None
+        given = check_clock(clock)
         self._handle = _handle_on(store, clock)
-        try:
-            self.store: S = self._checked(store) if self._handle is None else self._handle.store
-            gate = self._unlimited_type()
-            self.health = Health()
-            self._ping: Any = None
-            if self.rules or self.store.has_rules:
-                gate, self.health, self._ping = bind(
-                    self.store,
-                    getattr(self.store, self._bind),
-                    self._resilient_type,
-                    self.name,
-                    self.rules,
-                    on_store_error,
-                    deadline,
-                    on_overload,
-                )
-            if store is not None and clock is not None:
-                gate = self._timed_type(gate, clock)  # a private memory store has the clock already
-            self._clock: Clock = check_clock(clock) or _pace_of(self.store)
-            self._queue = FairQueue()
-            self._turn_of = key_picker(self.rules)
-            if quotas is not None:
-                self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
-                gate = self._quoted_type(gate, self.quotas, self._turn_of)
-            heard = Hooks(hooks) if hooks else None
-            self.gate, self.new_hold = self._around(gate, heard)
-            if heard is not None:
-                heard.attached(self)
-        except BaseException:
-            if self._handle is not None:
-                self._handle.close()
-            raise
+        self.store: S = self._checked(store, method) if self._handle is None else self._handle.store
+        self._clock: Clock = given or _pace_of(self.store)
 
-    def _checked(self, store: Any) -> Any:
+    def _checked(self, store: Any, method: str) -> Any:
         """Return a given store if it can bind rules for this kind of limiter."""
-        if hasattr(store, self._bind) and not isinstance(store, type):
+        if hasattr(store, method) and not isinstance(store, type):
             return store
         raise ConfigError(
             f"{type(self).__name__} takes a URL or a store for it, like RedisStore(…), not {store!r:.60}"
         )
-
-    def _around(self, gate: G, hooks: Hooks | None) -> tuple[G, Callable[..., Any]]:
-        """Wrap a gate in hooks; return it with the function that makes its holds."""
-        if hooks is None:
-            return gate, self._hold_type
-        observed: G = self._observed_type(gate, self.name, self.units, hooks)
-        return observed, partial(self._observed_hold_type, hooks, self.name)
 
     def request(
         self,

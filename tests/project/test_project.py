@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "_extras": set(),
     "_fork": set(),
     "_holding": VALUES | {"hooks", "stores"},
-    "_limiting": VALUES | {"_fair_queue", "hooks", "outage", "quotas", "stores"},
+    "_limiting": VALUES | {"_fair_queue", "outage", "quotas", "stores"},
     "_fair_queue": {"_concurrency", "_fork"},
     "outage": VALUES | {"_concurrency", "_fork", "algorithms", "stores"},
     "hooks": VALUES | {"_fork"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from math import inf
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,21 +11,25 @@ from headgate._asking import AsyncAsking, awaiting
 from headgate._async.gates import AsyncObserved, AsyncQuoted, AsyncTimed, AsyncUnlimited
 from headgate._async.hold import AsyncHold, AsyncObservedHold, AwaitingHold
 from headgate._concurrency import AsyncEvent, check_coroutine_function
-from headgate._limiting import Limiting
+from headgate._limiting import LimiterBase
 from headgate.clock import Clock, time_limit, to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import RateLimited
+from headgate.hooks import Hook, Hooks
 from headgate.keys import Key
 from headgate.outage._async.gate import AsyncResilientGate
-from headgate.quotas import QuotaValue
+from headgate.outage.binding import bind
+from headgate.outage.policies import OnOverload, OnStoreError
+from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue
+from headgate.rules import Rule
 from headgate.stores.base import AsyncGate, AsyncStore, Operation
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
+class AsyncLimiter(AsyncAsking, LimiterBase[AsyncStore, AsyncGate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -59,16 +63,55 @@ class AsyncLimiter(AsyncAsking, Limiting[AsyncStore, AsyncGate]):
         health: How the store has been doing.
     """
 
-    _bind = "bind_async"
-    _unlimited_type = AsyncUnlimited
-    _resilient_type = AsyncResilientGate
-    _timed_type = AsyncTimed
-    _quoted_type = AsyncQuoted
-    _observed_type = AsyncObserved
-    _hold_type = AsyncHold
-    _observed_hold_type = AsyncObservedHold
-
     new_hold: Callable[..., AsyncHold]
+
+    def __init__(
+        self,
+        *rules: str | Rule,
+        name: str | None = None,
+        store: AsyncStore | str | None = None,
+        clock: Clock | None = None,
+        on_store_error: OnStoreError | None = None,
+        deadline: float | None = None,
+        on_overload: OnOverload = "refuse",
+        hooks: Iterable[Hook] = (),
+        quotas: QuotaFunction | None = None,
+        quotas_for: float = 60.0,
+    ) -> None:
+        self._prepare(rules, name, store, clock, "bind_async")
+        try:
+            gate: AsyncGate = AsyncUnlimited()
+            if self.rules or self.store.has_rules:
+                gate, self.health, self._ping = bind(
+                    self.store,
+                    self.store.bind_async,
+                    AsyncResilientGate,
+                    self.name,
+                    self.rules,
+                    on_store_error,
+                    deadline,
+                    on_overload,
+                )
+            if store is not None and clock is not None:
+                gate = AsyncTimed(gate, clock)  # a private memory store has the clock already
+            if quotas is not None:
+                self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+                gate = AsyncQuoted(gate, self.quotas, self._turn_of)
+            called = Hooks(hooks) if hooks else None
+            self.gate, self.new_hold = self._wrap(gate, called)
+            if called is not None:
+                called.attached(self)
+        except BaseException:
+            if self._handle is not None:
+                self._handle.close()
+            raise
+
+    def _wrap(self, gate: AsyncGate, hooks: Hooks | None) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
+        """Return the gate with hooks, and the hold factory."""
+        if hooks is None:
+            return gate, AsyncHold
+        observed = AsyncObserved(gate, self.name, self.units, hooks)
+        return observed, functools.partial(AsyncObservedHold, hooks, self.name)
 
     async def record(
         self,

@@ -4,29 +4,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import ParamSpec, TypeVar
 
 from headgate._asking import Asking
 from headgate._concurrency import Event, check_plain_function
-from headgate._limiting import Limiting
+from headgate._limiting import LimiterBase
 from headgate._sync.gates import Observed, Quoted, Timed, Unlimited
 from headgate._sync.hold import Hold, ObservedHold
 from headgate.clock import Clock, time_limit, to_microseconds
 from headgate.costs import Cost
 from headgate.decision import Decision
 from headgate.errors import RateLimited
+from headgate.hooks import Hook, Hooks
 from headgate.keys import Key
 from headgate.outage._sync.gate import ResilientGate
-from headgate.quotas import QuotaValue
+from headgate.outage.binding import bind
+from headgate.outage.policies import OnOverload, OnStoreError
+from headgate.quotas import QuotaCache, QuotaFunction, QuotaValue
+from headgate.rules import Rule
 from headgate.stores.base import Gate, Operation, Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Limiter(Asking, Limiting[Store, Gate]):
+class Limiter(Asking, LimiterBase[Store, Gate]):
     """A named set of rules over a store. Every call is decided by all rules together: all are charged, or none.
 
     Args:
@@ -60,16 +64,55 @@ class Limiter(Asking, Limiting[Store, Gate]):
         health: How the store has been doing.
     """
 
-    _bind = "bind"
-    _unlimited_type = Unlimited
-    _resilient_type = ResilientGate
-    _timed_type = Timed
-    _quoted_type = Quoted
-    _observed_type = Observed
-    _hold_type = Hold
-    _observed_hold_type = ObservedHold
-
     new_hold: Callable[..., Hold]
+
+    def __init__(
+        self,
+        *rules: str | Rule,
+        name: str | None = None,
+        store: Store | str | None = None,
+        clock: Clock | None = None,
+        on_store_error: OnStoreError | None = None,
+        deadline: float | None = None,
+        on_overload: OnOverload = "refuse",
+        hooks: Iterable[Hook] = (),
+        quotas: QuotaFunction | None = None,
+        quotas_for: float = 60.0,
+    ) -> None:
+        self._prepare(rules, name, store, clock, "bind")
+        try:
+            gate: Gate = Unlimited()
+            if self.rules or self.store.has_rules:
+                gate, self.health, self._ping = bind(
+                    self.store,
+                    self.store.bind,
+                    ResilientGate,
+                    self.name,
+                    self.rules,
+                    on_store_error,
+                    deadline,
+                    on_overload,
+                )
+            if store is not None and clock is not None:
+                gate = Timed(gate, clock)  # a private memory store has the clock already
+            if quotas is not None:
+                self.quotas = QuotaCache(self.rules, quotas, quotas_for, self._clock)
+                gate = Quoted(gate, self.quotas, self._turn_of)
+            called = Hooks(hooks) if hooks else None
+            self.gate, self.new_hold = self._wrap(gate, called)
+            if called is not None:
+                called.attached(self)
+        except BaseException:
+            if self._handle is not None:
+                self._handle.close()
+            raise
+
+    def _wrap(self, gate: Gate, hooks: Hooks | None) -> tuple[Gate, Callable[..., Hold]]:
+        """Return the gate with hooks, and the hold factory."""
+        if hooks is None:
+            return gate, Hold
+        observed = Observed(gate, self.name, self.units, hooks)
+        return observed, functools.partial(ObservedHold, hooks, self.name)
 
     def record(
         self,

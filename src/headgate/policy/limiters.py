@@ -1,98 +1,43 @@
-"""What limiters of a policy have in common for threads and coroutines: all that waits for no store."""
+"""A limiter that follows its policy: the part that does not call the store."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from headgate._fair_queue import FairQueue
 from headgate._fork import watch
-from headgate._limiting import G, Limiting, S
 from headgate.clock import Clock
-from headgate.hooks import Hooks, logger
+from headgate.hooks import logger
 from headgate.policy.model import LimiterPolicy
-from headgate.policy.shadows import ShadowCount, ShadowTally
-from headgate.stores import MemoryStore
-from headgate.stores.base import Receipts
+from headgate.policy.shadows import ShadowCount, ShadowRule
 from headgate.stores.handle import StoreHandle
 
-_NO_HOOKS = Hooks(())
-
 _PREPARED = ("rules", "units", "store", "health", "_ping", "_turn_of", "new_hold", "gate")
-"""What a version has prepared. A call reads the gate once, so it sees one version."""
+"""Attributes taken from the current version. A call reads the gate once, so it sees one version."""
 
 
-class PolicyVersion(Limiting[S, G]):
-    """A limiter as one version of the policy describes it."""
+class PolicyVersion(Protocol):
+    """A limiter as one version of a policy describes it."""
 
-    _shadow_type: ClassVar[Callable[..., Any]]
-    _shadowed_gate_type: ClassVar[Callable[..., Any]]
+    policy: LimiterPolicy
 
-    def __init__(
-        self,
-        policy: LimiterPolicy,
-        store: S,
-        clock: Clock | None = None,
-        hooks: Hooks | None = None,
-        shadow_hooks: Hooks = _NO_HOOKS,
-        before: Self | None = None,
-    ) -> None:
-        self.policy = policy
-        self.headers = policy.headers
-        self.tier_for = None if policy.decides_alike else policy.tier_for
-        self._heard = hooks
-        self._shadowed: Any = None
-        tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
-        self.shadows: tuple[Any, ...] = tuple(
-            self._shadow_type(
-                rule,
-                policy,
-                store,
-                clock,
-                shadow_hooks,
-                tallies.get(rule) or ShadowTally(policy.name, rule.name),
-            )
-            for rule in policy.shadow
-        )
-        super().__init__(
-            *policy.rules,
-            name=policy.name,
-            store=store,
-            clock=clock,
-            on_store_error=policy.on_store_error,
-            deadline=policy.deadline,
-            on_overload=policy.on_overload,
-        )
-        if self._shadowed is not None:
-            pick, own = self._turn_of, self._shadowed.without_foreign
-            self._turn_of = lambda key: pick(own(key))
+    @property
+    def shadows(self) -> Sequence[ShadowRule]: ...
 
-    def _around(self, gate: G, hooks: Hooks | None) -> tuple[G, Callable[..., Any]]:
-        gate, new_hold = super()._around(gate, self._heard)
-        if self.policy.decides_alike and not self.shadows:
-            return gate, new_hold
-        self._shadowed = self._shadowed_gate_type(gate, self.policy, self.shadows, together=self.store.remote)
-        return self._shadowed, new_hold
-
-    def in_memory(self, clock: Clock | None) -> Self:
-        """See `Limiter.in_memory`."""
-        memory: Any = MemoryStore(clock=clock)  # a store of either flavour
-        return type(self)(self.policy, memory)
-
-    def settling(self, receipts: Receipts | None) -> G:
-        return self.gate if self._shadowed is None else self._shadowed.settling(receipts)
+    def in_memory(self, clock: Clock | None) -> Any: ...
 
 
-V = TypeVar("V", bound=PolicyVersion[Any, Any])
+V = TypeVar("V", bound=PolicyVersion)
 
 
 class ReloadingLimiter(Generic[V]):
     """A limiter that decides by the newest version of its policy."""
 
     def __init__(self, version: Any) -> None:
-        # Not that of a limiter with rules of its own: all there is to prepare is in the version.
+        # The constructor of a limiter is not called: the version has prepared everything.
         self.name: str = version.name
         self._handle: StoreHandle | None = None  # its store belongs to the policy
         self._queue = FairQueue()  # waiters stay where they are when the version changes
@@ -102,7 +47,7 @@ class ReloadingLimiter(Generic[V]):
         self._adopt(version)
 
     def _adopt(self, version: V) -> None:
-        """Take over everything that a version has prepared."""
+        """Copy the prepared attributes of a version."""
         self._version = version
         for name in _PREPARED:
             setattr(self, name, getattr(version, name))
@@ -116,7 +61,7 @@ class ReloadingLimiter(Generic[V]):
     def current(self) -> V:
         return self._version
 
-    def in_memory(self, clock: Clock | None) -> V:
+    def in_memory(self, clock: Clock | None) -> Any:
         """See `Limiter.in_memory`."""
         return self._version.in_memory(clock)
 

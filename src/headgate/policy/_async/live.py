@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate._async.hold import AsyncHold
 from headgate._async.limiter import AsyncLimiter
+from headgate.clock import Clock
 from headgate.costs import Cost
 from headgate.errors import StoreError
+from headgate.hooks import Hooks
 from headgate.keys import Key
 from headgate.policy._async.shadows import AsyncShadow, AsyncShadowedGate
-from headgate.policy.limiters import PolicyVersion, ReloadingLimiter
+from headgate.policy.limiters import ReloadingLimiter
 from headgate.policy.live import AsyncWatched
+from headgate.policy.model import LimiterPolicy
+from headgate.policy.shadows import ShadowTally
 from headgate.quotas import QuotaValue
-from headgate.stores.base import AsyncGate, AsyncStore
+from headgate.stores import MemoryStore
+from headgate.stores.base import AsyncGate, AsyncStore, Receipts
+
+_NO_HOOKS = Hooks(())
 
 
-class AsyncVersion(PolicyVersion[AsyncStore, AsyncGate], AsyncLimiter):
+class AsyncVersion(AsyncLimiter):
     """A limiter as one version of a policy describes it. It never changes.
 
     Args:
@@ -26,9 +35,60 @@ class AsyncVersion(PolicyVersion[AsyncStore, AsyncGate], AsyncLimiter):
         before: The previous version; shadow rules that did not change keep their counts.
     """
 
-    _shadow_type = AsyncShadow
-    _shadowed_gate_type = AsyncShadowedGate
     shadows: tuple[AsyncShadow, ...]
+
+    def __init__(
+        self,
+        policy: LimiterPolicy,
+        store: AsyncStore,
+        clock: Clock | None = None,
+        hooks: Hooks | None = None,
+        shadow_hooks: Hooks = _NO_HOOKS,
+        before: AsyncVersion | None = None,
+    ) -> None:
+        self.policy = policy
+        self.headers = policy.headers
+        self.tier_for = None if policy.decides_alike else policy.tier_for
+        self._policy_hooks = hooks
+        self._shadowed: AsyncShadowedGate | None = None
+        tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
+        self.shadows = tuple(
+            AsyncShadow(
+                rule,
+                policy,
+                store,
+                clock,
+                shadow_hooks,
+                tallies.get(rule) or ShadowTally(policy.name, rule.name),
+            )
+            for rule in policy.shadow
+        )
+        super().__init__(
+            *policy.rules,
+            name=policy.name,
+            store=store,
+            clock=clock,
+            on_store_error=policy.on_store_error,
+            deadline=policy.deadline,
+            on_overload=policy.on_overload,
+        )
+        if self._shadowed is not None:
+            pick, own = self._turn_of, self._shadowed.without_foreign
+            self._turn_of = lambda key: pick(own(key))
+
+    def _wrap(self, gate: AsyncGate, hooks: Hooks | None) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
+        gate, new_hold = super()._wrap(gate, self._policy_hooks)
+        if self.policy.decides_alike and not self.shadows:
+            return gate, new_hold
+        self._shadowed = AsyncShadowedGate(gate, self.policy, self.shadows, together=self.store.remote)
+        return self._shadowed, new_hold
+
+    def in_memory(self, clock: Clock | None) -> AsyncVersion:
+        """See `Limiter.in_memory`."""
+        return AsyncVersion(self.policy, MemoryStore(clock=clock))
+
+    def settling(self, receipts: Receipts | None) -> AsyncGate:
+        return self.gate if self._shadowed is None else self._shadowed.settling(receipts)
 
 
 class AsyncPolicyLimiter(ReloadingLimiter[AsyncVersion], AsyncLimiter):

@@ -3,19 +3,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate._sync.hold import Hold
 from headgate._sync.limiter import Limiter
+from headgate.clock import Clock
 from headgate.costs import Cost
 from headgate.errors import StoreError
+from headgate.hooks import Hooks
 from headgate.keys import Key
 from headgate.policy._sync.shadows import Shadow, ShadowedGate
-from headgate.policy.limiters import PolicyVersion, ReloadingLimiter
+from headgate.policy.limiters import ReloadingLimiter
 from headgate.policy.live import Watched
+from headgate.policy.model import LimiterPolicy
+from headgate.policy.shadows import ShadowTally
 from headgate.quotas import QuotaValue
-from headgate.stores.base import Gate, Store
+from headgate.stores import MemoryStore
+from headgate.stores.base import Gate, Receipts, Store
+
+_NO_HOOKS = Hooks(())
 
 
-class Version(PolicyVersion[Store, Gate], Limiter):
+class Version(Limiter):
     """A limiter as one version of a policy describes it. It never changes.
 
     Args:
@@ -27,9 +36,60 @@ class Version(PolicyVersion[Store, Gate], Limiter):
         before: The previous version; shadow rules that did not change keep their counts.
     """
 
-    _shadow_type = Shadow
-    _shadowed_gate_type = ShadowedGate
     shadows: tuple[Shadow, ...]
+
+    def __init__(
+        self,
+        policy: LimiterPolicy,
+        store: Store,
+        clock: Clock | None = None,
+        hooks: Hooks | None = None,
+        shadow_hooks: Hooks = _NO_HOOKS,
+        before: Version | None = None,
+    ) -> None:
+        self.policy = policy
+        self.headers = policy.headers
+        self.tier_for = None if policy.decides_alike else policy.tier_for
+        self._policy_hooks = hooks
+        self._shadowed: ShadowedGate | None = None
+        tallies = {} if before is None else {shadow.rule: shadow.tally for shadow in before.shadows}
+        self.shadows = tuple(
+            Shadow(
+                rule,
+                policy,
+                store,
+                clock,
+                shadow_hooks,
+                tallies.get(rule) or ShadowTally(policy.name, rule.name),
+            )
+            for rule in policy.shadow
+        )
+        super().__init__(
+            *policy.rules,
+            name=policy.name,
+            store=store,
+            clock=clock,
+            on_store_error=policy.on_store_error,
+            deadline=policy.deadline,
+            on_overload=policy.on_overload,
+        )
+        if self._shadowed is not None:
+            pick, own = self._turn_of, self._shadowed.without_foreign
+            self._turn_of = lambda key: pick(own(key))
+
+    def _wrap(self, gate: Gate, hooks: Hooks | None) -> tuple[Gate, Callable[..., Hold]]:
+        gate, new_hold = super()._wrap(gate, self._policy_hooks)
+        if self.policy.decides_alike and not self.shadows:
+            return gate, new_hold
+        self._shadowed = ShadowedGate(gate, self.policy, self.shadows, together=self.store.remote)
+        return self._shadowed, new_hold
+
+    def in_memory(self, clock: Clock | None) -> Version:
+        """See `Limiter.in_memory`."""
+        return Version(self.policy, MemoryStore(clock=clock))
+
+    def settling(self, receipts: Receipts | None) -> Gate:
+        return self.gate if self._shadowed is None else self._shadowed.settling(receipts)
 
 
 class PolicyLimiter(ReloadingLimiter[Version], Limiter):

@@ -17,6 +17,7 @@ from headgate.policy.live import AsyncWatched
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.shadows import ShadowTally
 from headgate.quotas import QuotaValue
+from headgate.rules import Rule
 from headgate.stores import MemoryStore
 from headgate.stores.base import AsyncGate, AsyncStore, Receipts
 
@@ -56,8 +57,7 @@ class AsyncVersion(AsyncLimiter):
             AsyncShadow(
                 rule,
                 policy,
-                store,
-                clock,
+                self._shadow_gate(rule, store, clock),
                 shadow_hooks,
                 tallies.get(rule) or ShadowTally(policy.name, rule.name),
             )
@@ -75,6 +75,13 @@ class AsyncVersion(AsyncLimiter):
         if self._shadowed is not None:
             pick, own = self._turn_of, self._shadowed.without_foreign
             self._turn_of = lambda key: pick(own(key))
+
+    def _shadow_gate(self, rule: Rule, store: AsyncStore, clock: Clock | None) -> AsyncGate:
+        """Return the gate of a limiter with one shadow rule."""
+        name, deadline = self.policy.name, self.policy.deadline
+        return AsyncLimiter(
+            rule, name=name, store=store, clock=clock, on_store_error="open", deadline=deadline
+        ).gate
 
     def _wrap(self, gate: AsyncGate, hooks: Hooks | None) -> tuple[AsyncGate, Callable[..., AsyncHold]]:
         gate, new_hold = super()._wrap(gate, self._policy_hooks)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headgate._async.limiter import AsyncLimiter
 from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.policy.shadows import SHADOW, ShadowedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
@@ -19,7 +18,6 @@ T = TypeVar("T")
 class AsyncShadow(ShadowRule):
     """One shadow rule."""
 
-    _limiter_type = AsyncLimiter
     _gate: AsyncGate
 
     async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:

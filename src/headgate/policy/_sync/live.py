@@ -18,6 +18,7 @@ from headgate.policy.live import Watched
 from headgate.policy.model import LimiterPolicy
 from headgate.policy.shadows import ShadowTally
 from headgate.quotas import QuotaValue
+from headgate.rules import Rule
 from headgate.stores import MemoryStore
 from headgate.stores.base import Gate, Receipts, Store
 
@@ -57,8 +58,7 @@ class Version(Limiter):
             Shadow(
                 rule,
                 policy,
-                store,
-                clock,
+                self._shadow_gate(rule, store, clock),
                 shadow_hooks,
                 tallies.get(rule) or ShadowTally(policy.name, rule.name),
             )
@@ -76,6 +76,13 @@ class Version(Limiter):
         if self._shadowed is not None:
             pick, own = self._turn_of, self._shadowed.without_foreign
             self._turn_of = lambda key: pick(own(key))
+
+    def _shadow_gate(self, rule: Rule, store: Store, clock: Clock | None) -> Gate:
+        """Return the gate of a limiter with one shadow rule."""
+        name, deadline = self.policy.name, self.policy.deadline
+        return Limiter(
+            rule, name=name, store=store, clock=clock, on_store_error="open", deadline=deadline
+        ).gate
 
     def _wrap(self, gate: Gate, hooks: Hooks | None) -> tuple[Gate, Callable[..., Hold]]:
         gate, new_hold = super()._wrap(gate, self._policy_hooks)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from headgate._sync.limiter import Limiter
 from headgate.costs import Costs
 from headgate.keys import Key
 from headgate.policy.shadows import SHADOW, ShadowedRules, ShadowRule, as_hit, is_shadow, live_part, own_part
@@ -19,7 +18,6 @@ T = TypeVar("T")
 class Shadow(ShadowRule):
     """One shadow rule."""
 
-    _limiter_type = Limiter
     _gate: Gate
 
     def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:

@@ -63,8 +63,11 @@ class AsyncCircuit:
             breaker.succeeded(ticket)
         return result
 
-    async def ping(self) -> None:
+    async def ping(self, *, is_probe: bool = False) -> None:
         """Probe the store now, even if the breaker is open, and record the outcome.
+
+        Args:
+            is_probe: Whether this is a probe in the background, which is not counted as a call.
 
         Raises:
             HeadgateError: The probe raised it.
@@ -73,7 +76,7 @@ class AsyncCircuit:
         try:
             await self._ask_whether_back()
         except HeadgateError as error:
-            self._schedule(self.breaker.failed(ticket, error, is_probe=True))
+            self._schedule(self.breaker.failed(ticket, error, is_probe=is_probe))
             raise
         self.breaker.succeeded(ticket)
 
@@ -84,7 +87,7 @@ class AsyncCircuit:
     async def _probe(self, ticket: int) -> None:
         if ticket == self.breaker.ticket:
             with suppress(HeadgateError):
-                await self.ping()
+                await self.ping(is_probe=True)
 
 
 class AsyncResilientGate:

@@ -62,8 +62,11 @@ class Circuit:
             breaker.succeeded(ticket)
         return result
 
-    def ping(self) -> None:
+    def ping(self, *, is_probe: bool = False) -> None:
         """Probe the store now, even if the breaker is open, and record the outcome.
+
+        Args:
+            is_probe: Whether this is a probe in the background, which is not counted as a call.
 
         Raises:
             HeadgateError: The probe raised it.
@@ -72,7 +75,7 @@ class Circuit:
         try:
             self._ask_whether_back()
         except HeadgateError as error:
-            self._schedule(self.breaker.failed(ticket, error, is_probe=True))
+            self._schedule(self.breaker.failed(ticket, error, is_probe=is_probe))
             raise
         self.breaker.succeeded(ticket)
 
@@ -83,7 +86,7 @@ class Circuit:
     def _probe(self, ticket: int) -> None:
         if ticket == self.breaker.ticket:
             with suppress(HeadgateError):
-                self.ping()
+                self.ping(is_probe=True)
 
 
 class ResilientGate:

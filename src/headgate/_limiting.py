@@ -84,7 +84,7 @@ class LimiterBase(Generic[S, G]):
         """Return the request that a call sends to the gate, for code that calls the gate itself.
 
         Raises:
-            ConfigError: The cost does not fit what the rules count, or the quota does not fit the rules.
+            ConfigError: The cost does not fit the units of the rules, or the quota does not fit the rules.
         """
         request = Request(operation, key, self.units.costs(cost), tier, instant(now))
         return request if quota is None else request.with_quotas(quotas_of(self.rules, quota))
@@ -94,17 +94,17 @@ class LimiterBase(Generic[S, G]):
         pause = refusal.retry_after_us
         return pause is None or (deadline is not None and self._clock.now_us() + pause > deadline)
 
-    # A limiter of a policy file changes with the file. What depends on its rules, as the HTTP edges' headers do, is prepared
-    # for `current`, and anew when that is another limiter. Any other limiter stays what it is.
+    # A limiter of a policy file changes with the file. HTTP edges prepare their headers for `current`, and again when
+    # `current` is replaced. Other limiters never change.
 
     headers: HeaderStyle | None = None
-    """Which header fields a policy asks for."""
+    """The header fields that the policy configures."""
 
     tier_for: Callable[[Key | None, str | None], str | None] | None = None
-    """Under which tier a call is decided, from its key and tier; `None` if under the one that it names."""
+    """Returns the tier that decides a call, from its key and tier; `None` if calls keep their tier."""
 
     quotas: QuotaCache | None = None
-    """What the function for callers' quotas has said; `None` without one."""
+    """Cached results of the function for callers' quotas; `None` without one."""
 
     def settling(self, receipts: Receipts | None) -> G:
         """Return the gate on which a hold with these receipts is settled."""

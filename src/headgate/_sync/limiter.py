@@ -35,33 +35,33 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
 
     Args:
         rules: Rules, or text like `"5/minute"` or `"5/minute; 50/hour"`. Without any, everything is admitted.
-        name: Part of the identity of what is counted; needed when the store is not the limiter's own.
-        store: A store or its URL (`sqlite:///path`, …); by default memory of this limiter's own.
-        clock: Where time comes from, instead of the store's own clock.
-        on_store_error: What to answer when the store cannot be asked: `"open"` admits, `"closed"` refuses,
-            `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. By default a store over a network is
-            `"open"`, and the errors of any other are raised.
-        deadline: Seconds after which a call to a store over a network is given up; by default what the store says.
-            If it is shorter than the store's own, what it gives up says nothing about the store.
-        on_overload: What to answer when this process is too busy to send a call in time: `"refuse"`, or by `"policy"`
-            as if the store were down.
-        hooks: What hears of the limiter's decisions; see `headgate.hooks`.
-        quotas: A function of a call's key and tier that says by which quota it is decided, if not by that of the tier: for
-            quotas that live in a database. It returns what `quota=` takes, or `None`.
-        quotas_for: Seconds for which that is kept; 0 asks the function at every call.
+        name: Part of the identity of its counts; required with `store=`.
+        store: A store or its URL (`sqlite:///path`, …); by default private memory.
+        clock: A clock to use instead of the store's.
+        on_store_error: The answer when the store is down: `"open"` admits, `"closed"` refuses,
+            `local(share=0.25)` limits in memory, `"raise"` raises `StoreError`. The default is `"open"` for network
+            stores and `"raise"` for all others.
+        deadline: Seconds before a call to a network store is abandoned; by default the store's deadline. A timeout of a
+            shorter deadline is not evidence that the store is down.
+        on_overload: The answer when this process is too busy to send a call in time: `"refuse"`, or `"policy"` for the
+            answer of `on_store_error`.
+        hooks: Hooks called on every decision; see `headgate.observe`.
+        quotas: A function from a call's key and tier to its quota, for quotas that live in a database. It returns a value
+            for `quota=`, or `None` for the quota of the tier.
+        quotas_for: Seconds for which its results are cached; 0 calls the function every time.
 
-    Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by what the
-    rules count, as in `{"tokens": 800}`; without `requests`, one of them. Calls that count take `now=`, a time in seconds
-    since the epoch to decide at; do not mix it with the store's own time on one key. `quota=` is a quota for this call
-    alone, text or a `Quota`; of a limiter with several rules, a mapping by their names. What was counted stays.
+    Keys are text or bytes, or a mapping with an entry per scope. A cost is a number for every rule, or a mapping by unit, as
+    in `{"tokens": 800}`; if it does not name `requests`, that is 1. Counting calls accept `now=`, the time of the decision
+    in seconds since the epoch; do not mix it with the store's time on one key. `quota=` is a quota for this call alone:
+    text, a `Quota`, or a mapping by rule name. The counts stay.
 
     Attributes:
         rules: The rules, in order.
-        units: What they count.
+        units: The units of the rules.
         name: The limiter's name; empty if it has none.
-        store: Where it counts.
-        new_hold: What makes a hold of its parts.
-        health: How the store has been doing.
+        store: The store.
+        new_hold: Hold factory.
+        health: The health of the store.
     """
 
     new_hold: Callable[..., Hold]
@@ -196,7 +196,7 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
         timeout = time_limit(timeout)
         deadline = None if timeout is None else self._clock.now_us() + to_microseconds(timeout)
         if deadline is not None and self._queue.is_taken(turn):
-            # Behind others no call is admitted sooner than alone: if that is too late, queueing is in vain.
+            # No call is admitted sooner behind others than alone; if alone is too late, do not queue.
             alone = self.check(key, cost, tier=tier, quota=quota)
             if not alone and self._is_in_vain(alone, deadline):
                 raise RateLimited(alone)
@@ -229,7 +229,7 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
             self._queue.call_first(turn)
 
     def reset(self, key: Key | None = None) -> None:
-        """Forget what was counted for a key, in every rule; of a rule with the scope `"*"`, for everybody."""
+        """Delete the counts of a key in every rule; a rule with the scope `"*"` is reset for everybody."""
         self.gate.reset(key)
 
     def ping(self) -> None:
@@ -275,7 +275,7 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
                 hold.decision.raise_if_denied()
                 try:
                     return function(*args, **kwargs)
-                finally:  # whatever it raises, it was called: only its places are free again
+                finally:  # also after an exception: the function was called, so only its places are freed
                     hold.settle(hold.cost)
 
             return guarded
@@ -283,7 +283,7 @@ class Limiter(Asking, LimiterBase[Store, Gate]):
         return decorate
 
     def in_memory(self, clock: Clock | None) -> Limiter:
-        """Return a limiter that decides as this one does but has counted nothing, in memory of its own, for tests."""
+        """Return a limiter with the same rules and no counts, in private memory, for tests."""
         if self.quotas is None:
             return Limiter(*self.rules, clock=clock)
         return Limiter(*self.rules, clock=clock, quotas=self.quotas.function, quotas_for=self.quotas.seconds)

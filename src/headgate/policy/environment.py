@@ -41,7 +41,7 @@ def replace_values(document: dict[str, Any], environment: Mapping[str, str]) -> 
     paths: dict[str, list[Path]] = {}
     for path in _replaceable(document):
         paths.setdefault(_variable(path), []).append(path)
-    for variable in sorted(paths.keys() & environment.keys()):  # a table before what is in it
+    for variable in sorted(paths.keys() & environment.keys()):  # a table before its values
         path, *others = paths[variable]
         if others:
             named = ", ".join(".".join(map(str, each)) for each in (path, *others))

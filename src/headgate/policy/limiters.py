@@ -54,7 +54,7 @@ class ReloadingLimiter(Generic[V]):
 
     @property
     def policy(self) -> LimiterPolicy:
-        """What the newest policy says of it."""
+        """Its part of the newest policy."""
         return self._version.policy
 
     @property

@@ -21,9 +21,9 @@ class AsyncShadow(ShadowRule):
     _gate: AsyncGate
 
     async def ask(self, request: Request, *, was_refused: bool = False) -> Receipts | None:
-        """Ask the rule, count its answer, and return the receipts of the units that it took, if any.
+        """Ask the rule, count its answer, and return the receipts of its units, if any.
 
-        It never raises, whatever the store does.
+        It never raises.
         """
         if request.operation == "record":
             with self.tally.reporting():
@@ -45,7 +45,7 @@ class AsyncShadow(ShadowRule):
             await self._gate.refund(receipts, cost, now)
 
     async def reset(self, key: Key | None) -> None:
-        """Forget what was counted for a key."""
+        """Delete the counts of a key."""
         with self.tally.reporting():
             await self._gate.reset(self._own(key))
 

@@ -100,9 +100,9 @@ class Version(Limiter):
 
 
 class PolicyLimiter(ReloadingLimiter[Version], Limiter):
-    """A limiter of a policy: everything that an `Limiter` does, always by the newest policy.
+    """An `Limiter` that always decides by the newest policy.
 
-    It is made by `LivePolicy`, and stays the same object whatever the file says later. Every call is decided by one
+    `LivePolicy` creates it, and it stays the same object when the file changes. Every call is decided by one
     version of the policy as a whole. A hold is settled by the version that it was taken by; a caller that waits is decided
     by the newest one at every try. Its store belongs to the policy, so closing the limiter does nothing.
     """
@@ -114,25 +114,25 @@ class PolicyLimiter(ReloadingLimiter[Version], Limiter):
 
 
 class LivePolicy(Watched[PolicyLimiter]):
-    """The limiters of a policy by name, always as the newest policy says.
+    """The limiters of a policy by name, always as in the newest policy.
 
         live = LivePolicy.from_file("headgate.toml")
         live["login"].hit("alice")
 
-    A limiter is the same object for life. One that a newer policy no longer has is no longer in the mapping, but goes on
-    working unchanged for code that still has it; if a later policy names it again, it is the same object. There is one store
-    per URL, which all its limiters share, also over reloads; `close` closes them, except network stores that others use.
+    A limiter stays the same object. If a newer policy removes it, it leaves the mapping but works unchanged for code that
+    still has it; if a later policy names it again, it is the same object. All limiters with the same URL share one store,
+    also across reloads; `close` closes the stores, except network stores that are shared with other code.
 
     Args:
-        policy: What to begin with.
-        hooks: What hears of the limiters' decisions.
-        shadow_hooks: What hears what shadow rules would have decided, as `decided` and `failed`, with the limiter's name
-            and the rule's.
-        clock: Where time comes from, instead of the stores' own clocks.
+        policy: The first policy.
+        hooks: Hooks called on every decision.
+        shadow_hooks: Hooks called with the decisions of shadow rules (`decided` and `failed`), with the names of the
+            limiter and the rule.
+        clock: A clock to use instead of the stores' clocks.
 
     Attributes:
-        policy: The newest policy that could be used.
-        clock: Where time comes from, instead of the stores' own clocks.
+        policy: The newest valid policy.
+        clock: The clock used instead of the stores' clocks.
         last_error: Why the newest file is not in force; `None` if it is.
     """
 
@@ -140,9 +140,9 @@ class LivePolicy(Watched[PolicyLimiter]):
     _limiter_type = PolicyLimiter
 
     def ping(self) -> dict[str, StoreError | None]:
-        """Ask every store whether it can count; return by its URL what is wrong, `None` if nothing is.
+        """Ask every store whether it can count; return its error or `None` by URL.
 
-        `StoreUnavailable` if it is down: limiters then answer by their policies. `StoreMisconfigured` if it refuses.
+        The error is `StoreUnavailable` if the store is down, and `StoreMisconfigured` if it refuses.
         """
         found: dict[str, StoreError | None] = {}
         # Without rules none is asked.
@@ -157,7 +157,7 @@ class LivePolicy(Watched[PolicyLimiter]):
         return found
 
     def close(self) -> None:
-        """Close all stores, except those that others in this process share."""
+        """Close all stores, except network stores that are shared with other code in this process."""
         for handle in list(self._handles.values()):  # a reload may open another store at the same time
             handle.close()
 
